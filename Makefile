@@ -1,0 +1,62 @@
+# `make help` lists the targets. Each works from a fresh clone: what needs the environment makes it first.
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+BIN := .venv/bin
+PYTHON_DIRS := broker_state checkpoints connectors expectations pipelines popstream tests
+# Code must not lean on the order of a set or on hash(): another seed every time, printed so that a failure can be repeated.
+PYTHONHASHSEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+PYTEST = echo "PYTHONHASHSEED=$(PYTHONHASHSEED)" && PYTHONHASHSEED=$(PYTHONHASHSEED) $(BIN)/pytest
+SOAK_SECONDS ?= 1800
+UV ?= uv
+COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--fork-strategy fewest --custom-compile-command "make lock" --quiet
+
+.PHONY: help setup demo test check format integration bench crash soak lock lock-jars clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## make .venv and fetch the jars; does nothing when both are up to date
+	@scripts/setup.sh
+
+demo: setup ## run the whole pipeline once, on this machine
+	@$(BIN)/popstream demo
+
+test: setup ## unit, property and doc tests: all but integration, crash and soak
+	@$(PYTEST) -m "not integration and not crash and not soak"
+
+check: setup ## format, lint, types and layers
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## rewrite the code the way `check` wants it
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+integration: setup ## tests with Spark and a real Kafka broker
+	@$(PYTEST) -m "integration and not crash and not soak"
+
+bench: setup ## measure; the report names machine, data and command
+	@$(BIN)/popstream bench
+
+crash: setup ## kill the job at its fail-points and compare what it left
+	@$(PYTEST) -m crash
+
+soak: setup ## run for SOAK_SECONDS (default 1800)
+	@export SOAK_SECONDS=$(SOAK_SECONDS); $(PYTEST) -m soak --timeout $$(($(SOAK_SECONDS) * 2 + 600))
+
+lock: ## resolve requirements/*.txt anew (needs uv)
+	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt
+	$(COMPILE) --extra pipeline --group dev --constraints requirements/pipeline.txt --output-file requirements/dev.txt
+
+lock-jars: ## rewrite connectors/jars/sha256.txt after a change of ivy.xml
+	$(BIN)/python -m connectors.jars.resolve --lock
+
+clean: ## remove caches and run-time data; keeps .venv and the jars
+	find $(PYTHON_DIRS) -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist
+	[[ ! -d var ]] || find var -mindepth 1 -maxdepth 1 ! -name jars ! -name ivy ! -name setup.lock -exec rm -rf {} +

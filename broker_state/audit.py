@@ -1,0 +1,118 @@
+"""Rows of the audit tables, as the kernel writes them.
+
+Every row starts with what caused it: the coordinates of the op record and `ordinal`, the row's number within that
+record's decision in its table. Offsets are inclusive ranges. The Delta tables have these columns and four more that
+the flusher adds (`apply_seq`, `state_epoch`, `ops_topic_id`, `op_date`); see connectors/delta/tables.py.
+"""
+
+import enum
+from typing import NamedTuple
+
+__all__ = ["CommitPositionRow", "DeliveryRow", "DeliveryStep", "OperationRow", "RejectedRow"]
+
+
+class DeliveryStep(enum.StrEnum):
+    """The transitions of a lease."""
+
+    LEASED = "leased"
+    ACKED = "acked"
+    CHANGED = "changed"
+    EXPIRED = "expired"
+    RELEASED = "released"
+    DEAD_LETTERED = "dead_lettered"
+    EXPIRED_FROM_LOG = "expired_from_log"
+
+
+class OperationRow(NamedTuple):
+    """One run of one entry of one operation (an operation without entries is one row, `entry` null)."""
+
+    partition: int
+    kafka_offset: int
+    ordinal: int
+    now_ms: int
+    kind: str
+    topic: str
+    queue_id: int
+    group: str | None
+    op_id: str | None
+    client_id: str | None
+    entry: int | None
+    first_offset: int | None
+    last_offset: int | None
+    handle_before: str | None
+    handle_after: str | None
+    code: int
+    reason: str
+    applied: bool
+    repeated: bool
+    deadline_before_ms: int | None
+    deadline_after_ms: int | None
+    attempt: int | None
+    detail: str | None
+
+
+class DeliveryRow(NamedTuple):
+    """One step of the lease of a range; `at_ms` is when it took effect (an expiry: its deadline)."""
+
+    partition: int
+    kafka_offset: int
+    ordinal: int
+    now_ms: int
+    topic: str
+    queue_id: int
+    group: str
+    step: str
+    first_offset: int
+    last_offset: int
+    epoch: int
+    revision: int
+    attempt: int
+    at_ms: int
+    deadline_ms: int | None
+    cause: str
+    client_id: str | None
+
+
+class CommitPositionRow(NamedTuple):
+    """A position that moved, and the account of the lane (or queue: `group` null) after the record.
+
+    Conservation: next_offset - start_offset = holes + acked + leased + available, in every lane row.
+    `acked` includes `dead_lettered`, `expired_from_log`, `passed_over` and `skipped_by_reset`.
+    """
+
+    partition: int
+    kafka_offset: int
+    ordinal: int
+    now_ms: int
+    topic: str
+    queue_id: int
+    group: str | None
+    from_offset: int
+    to_offset: int
+    start_offset: int
+    next_offset: int
+    holes: int
+    acked: int
+    leased: int
+    available: int
+    parked: int
+    dead_lettered: int
+    expired_from_log: int
+    passed_over: int
+    skipped_by_reset: int
+
+
+class RejectedRow(NamedTuple):
+    """One record of the ops topic that could not be read; `value_head` is its first 4 KiB."""
+
+    partition: int
+    kafka_offset: int
+    ordinal: int
+    now_ms: int
+    reason: str
+    detail: str
+    value_bytes: int
+    value_sha256: str
+    value_head: bytes
+    op_id: str | None
+    reply_to: int | None

@@ -1,0 +1,239 @@
+"""The operations of the ops topic as typed values, and their JSON.
+
+One record is one JSON object with `v` (version 1) and `type`. Offsets travel as inclusive ranges `[first, last]`.
+A value that is well typed but out of range is still a command: it is decided, and refused with a code. Decoding
+refuses only what cannot be read (`decode_command`).
+"""
+
+from typing import Annotated, Literal, get_args
+
+import msgspec
+
+__all__ = [
+    "COMMAND_TYPES",
+    "WIRE_VERSION",
+    "Ack",
+    "AckEntry",
+    "Cancel",
+    "ChangeEntry",
+    "ChangeInvisible",
+    "Command",
+    "Declare",
+    "Dispatch",
+    "ForgetLane",
+    "HandleRef",
+    "Init",
+    "OffsetRange",
+    "Policy",
+    "Pop",
+    "QueueType",
+    "Reject",
+    "RejectEntry",
+    "ResetOffset",
+    "ReturnClient",
+    "Tick",
+    "WrittenRange",
+    "encode_command",
+]
+
+WIRE_VERSION = 1
+
+type_field = "type"
+
+OffsetRange = Annotated[tuple[int, int], msgspec.Meta(description="inclusive [first, last] of queue offsets")]
+QueueType = Literal["simple", "batch", "sparse"]
+Init = Literal["min", "max"]
+Cause = Literal["GONE", "UNREADABLE"]
+
+
+class CommandBase(
+    msgspec.Struct, frozen=True, kw_only=True, tag_field=type_field, forbid_unknown_fields=True, omit_defaults=True
+):
+    """What every operation names: the queue it acts on, and who wants the answer.
+
+    `op_id` makes the operation repeatable: the same bytes again get the first answer again. `reply_to` is the
+    partition of the results topic that the sender reads; without it nobody is answered, and the audit still tells.
+    """
+
+    topic: str
+    queue_id: int
+    v: Literal[1]
+    op_id: str | None = None
+    reply_to: int | None = None
+
+
+class WrittenRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Queue offsets `first..last` are written; `tag` is a hash (0: none), `count` the inner messages of each unit."""
+
+    first: int
+    last: int
+    tag: int = 0
+    count: int = 1
+
+
+class HandleRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A handle, listed once in a request, and the group it was popped by; entries name it by its index."""
+
+    group: str
+    handle: str
+
+
+class AckEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Messages of one handle that are done; `cause` tells why when it was not by being consumed."""
+
+    handle: int
+    offsets: list[OffsetRange]
+    cause: Cause | None = None
+
+
+class ChangeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Messages of one handle that become visible `invisible_time_ms` from now (0: at once).
+
+    With `suspend` the delivery that follows does not count as a further attempt.
+    """
+
+    handle: int
+    offsets: list[OffsetRange]
+    invisible_time_ms: int
+    suspend: bool = False
+    lite_topic: str | None = None
+
+
+class RejectEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Messages of one handle for the dead-letter topic, now."""
+
+    handle: int
+    offsets: list[OffsetRange]
+    cause: str | None = None
+
+
+class Declare(CommandBase, frozen=True, tag="declare"):
+    """The queue exists: `topic_id` is Kafka's id of the message topic, `min_offset` where its log starts."""
+
+    topic_id: str
+    queue_type: QueueType = "simple"
+    min_offset: int = 0
+
+
+class Policy(CommandBase, frozen=True, tag="policy"):
+    """Rules of a lane, or (without `group`) of the queue and of its lanes that have no policy of their own.
+
+    A policy replaces the one before it as a whole. `max_attempts` 0: no limit. `back_off_ms[i]` holds a message
+    back after its attempt i + 1 (the last value repeats). `in_flight_max` 0: no limit. `window_max`
+    (queue only) bounds the offsets between the first hole and the last one written.
+    """
+
+    group: str | None = None
+    orderly: bool | None = None
+    max_attempts: int = 0
+    back_off_ms: list[int] = []
+    parked_max: int = 1024
+    in_flight_max: int = 0
+    window_max: int = 4_194_304
+
+
+class Dispatch(CommandBase, frozen=True, tag="dispatch"):
+    """Offsets are written, or (`skip`) will never be; from any number of builders, in any order, again if need be."""
+
+    ranges: list[WrittenRange] = []
+    skip: list[OffsetRange] = []
+
+
+class Pop(CommandBase, frozen=True, tag="pop"):
+    """Lease up to `max_messages` for `invisible_time_ms`; wait up to `poll_time_ms` for the first of them."""
+
+    group: str
+    max_messages: int
+    invisible_time_ms: int
+    order: bool = False
+    attempt_id: str | None = None
+    poll_time_ms: int = 0
+    init: Init = "min"
+    client_id: str | None = None
+    tags: list[int] | None = None
+
+
+class Ack(CommandBase, frozen=True, tag="ack"):
+    """Messages are done, entry by entry."""
+
+    handles: list[HandleRef]
+    entries: list[AckEntry]
+    client_id: str | None = None
+
+
+class ChangeInvisible(CommandBase, frozen=True, tag="change_invisible"):
+    """Messages become visible at another time, entry by entry."""
+
+    handles: list[HandleRef]
+    entries: list[ChangeEntry]
+    client_id: str | None = None
+
+
+class Reject(CommandBase, frozen=True, tag="reject"):
+    """Messages go to the dead-letter topic now, entry by entry."""
+
+    handles: list[HandleRef]
+    entries: list[RejectEntry]
+    client_id: str | None = None
+
+
+class Cancel(CommandBase, frozen=True, tag="cancel"):
+    """Take back the pop that was sent with `target_op_id`, answered or not."""
+
+    target_op_id: str
+
+
+class ReturnClient(CommandBase, frozen=True, tag="return_client"):
+    """Release every lease of the queue that `client_id` holds in `group`, and cancel its parked pops."""
+
+    group: str
+    client_id: str
+
+
+class ResetOffset(CommandBase, frozen=True, tag="reset_offset"):
+    """Continue the lane at `queue_offset`, forwards or backwards."""
+
+    group: str
+    queue_offset: int
+
+
+class ForgetLane(CommandBase, frozen=True, tag="forget_lane"):
+    """Delete the lane of `group`, its leases and positions."""
+
+    group: str
+
+
+class Tick(CommandBase, frozen=True, tag="tick"):
+    """Let due deadlines of the queue take effect; carries no time, the record's own timestamp is the time."""
+
+
+Command = (
+    Declare
+    | Policy
+    | Dispatch
+    | Pop
+    | Ack
+    | ChangeInvisible
+    | Reject
+    | Cancel
+    | ReturnClient
+    | ResetOffset
+    | ForgetLane
+    | Tick
+)
+
+COMMAND_TYPES: dict[str, type[CommandBase]] = {
+    str(command.__struct_config__.tag): command for command in get_args(Command)
+}
+"""Command class of each `type`."""
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_command(command: Command) -> bytes:
+    """JSON of one command, as it goes on the ops topic.
+
+    >>> encode_command(Tick(topic="orders", queue_id=0, v=1))
+    b'{"type":"tick","topic":"orders","queue_id":0,"v":1}'
+    """
+    return _encoder.encode(command)

@@ -1,0 +1,134 @@
+"""Receipt handles: what a pop gives out and an ack or a change brings back.
+
+Text, opaque to users: `1.<payload>` or `1.<payload>.<key id>.<signature>`, payload and signature in unpadded
+base64url. The payload, big-endian:
+
+    0        8        16       20   22       26       34       38       42
+    | start  | pop    | invis- | re-| queue  | epoch  | revi-  | lane   | broker name
+    | offset | time   | ible   | vi-| id     |        | sion   | check  | (UTF-8, to the end)
+    | u64    | ms u64 | ms u32 | ve | u32    | u64    | u32    | u32    |
+
+The first fields and the broker name are RocketMQ's (ExtraInfoUtil.buildExtraInfo); epoch and revision fence it
+(docs/differences.md, rule 2); the lane check is the CRC-32 of group, topic and queue, so that a handle of another
+lane is recognised as such. The signature is added outside the kernel and never stored.
+"""
+
+import base64
+import binascii
+import hmac
+import struct
+import zlib
+from collections.abc import Mapping
+
+import msgspec
+
+__all__ = ["BROKER_NAME", "REVIVE_QUEUE_ID_ORDERLY", "Handle", "Signer", "decode_handle", "encode_handle", "lane_check"]
+
+BROKER_NAME = "popstream"
+"""Constant: it is part of answers, and nothing outside the log may be."""
+
+REVIVE_QUEUE_ID_ORDERLY = 999
+"""RocketMQ's KeyBuilder.POP_ORDER_REVIVE_QUEUE: marks the handle of an orderly pop."""
+
+_LAYOUT = struct.Struct(">QQIHIQII")
+_VERSION = "1"
+_SIGNATURE_BYTES = 16
+
+
+class Handle(msgspec.Struct, frozen=True, gc=False):
+    """One delivery of one pop: every message of the pop shares it, a message's is this and its offset."""
+
+    start_offset: int
+    pop_time_ms: int
+    invisible_time_ms: int
+    revive_queue_id: int
+    queue_id: int
+    epoch: int
+    revision: int
+    lane_check: int
+    broker_name: str = BROKER_NAME
+
+    @property
+    def next_visible_time_ms(self) -> int:
+        """When the lease of this handle ends, if nothing changes it."""
+        return self.pop_time_ms + self.invisible_time_ms
+
+
+def lane_check(topic: str, queue_id: int, group: str) -> int:
+    """CRC-32 that ties a handle to its lane."""
+    return zlib.crc32(f"{topic}\0{queue_id}\0{group}".encode())
+
+
+def encode_handle(handle: Handle) -> str:
+    """Unsigned text of `handle`.
+
+    >>> h = Handle(7, 1000, 500, 0, 3, 9, 1, lane_check("orders", 3, "billing"))
+    >>> decode_handle(encode_handle(h)) == h
+    True
+    """
+    payload = _LAYOUT.pack(
+        handle.start_offset,
+        handle.pop_time_ms,
+        handle.invisible_time_ms,
+        handle.revive_queue_id,
+        handle.queue_id,
+        handle.epoch,
+        handle.revision,
+        handle.lane_check,
+    )
+    return f"{_VERSION}.{_to_text(payload + handle.broker_name.encode())}"
+
+
+def decode_handle(text: str) -> Handle | None:
+    """The handle in `text`, its signature left aside; None when no handle can be read.
+
+    >>> decode_handle("1.AAAA") is None, decode_handle("") is None
+    (True, True)
+    """
+    parts = text.split(".", 2)
+    if len(parts) < 2 or parts[0] != _VERSION:
+        return None
+    try:
+        payload = _from_text(parts[1])
+        return Handle(*_LAYOUT.unpack_from(payload), payload[_LAYOUT.size :].decode())
+    except (binascii.Error, struct.error, ValueError):
+        return None
+
+
+class Signer:
+    """Adds and checks the HMAC-SHA256 of handles; several keys are good at once, so that they can be rotated.
+
+    >>> signer = Signer({"a": b"secret"}, active="a")
+    >>> signer.verify(signer.sign("1.AAAA")), signer.verify("1.AAAA.a.forged"), signer.verify("1.AAAA")
+    ('1.AAAA', None, None)
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], active: str) -> None:
+        if active not in keys:
+            msg = f"the active handle key {active!r} is not among the keys {sorted(keys)}"
+            raise ValueError(msg)
+        self._keys = dict(keys)
+        self._active = active
+
+    def sign(self, unsigned: str) -> str:
+        """`unsigned` with key id and signature appended; the lane is bound by the handle's own lane check."""
+        return f"{unsigned}.{self._active}.{self._signature(self._active, unsigned)}"
+
+    def verify(self, signed: str) -> str | None:
+        """The unsigned text, or None when the signature is missing or not ours."""
+        parts = signed.split(".")
+        if len(parts) != 4 or parts[2] not in self._keys:
+            return None
+        unsigned = f"{parts[0]}.{parts[1]}"
+        return unsigned if hmac.compare_digest(self._signature(parts[2], unsigned), parts[3]) else None
+
+    def _signature(self, key_id: str, unsigned: str) -> str:
+        return _to_text(hmac.digest(self._keys[key_id], unsigned.encode(), "sha256")[:_SIGNATURE_BYTES])
+
+
+def _to_text(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _from_text(text: str) -> bytes:
+    return base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)

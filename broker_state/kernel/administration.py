@@ -1,0 +1,234 @@
+"""declare, policy, dispatch, reset_offset, forget_lane: what a queue and a lane are, and where they stand."""
+
+from broker_state.answer import Run
+from broker_state.audit import DeliveryStep
+from broker_state.command import Declare, Dispatch, ForgetLane, Policy, ResetOffset, WrittenRange
+from broker_state.kernel.delivery import absorb_holes, catch_up
+from broker_state.kernel.limits import RANGE_OFFSETS_MAX, is_range
+from broker_state.kernel.parking import answer_all_parked
+from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, new_queue
+from broker_state.kernel.turn import Turn
+from broker_state.overlay import Overlay
+from broker_state.pages import Delivery, TagPage, UnitFacts, windows
+from broker_state.reason import Reason, code_of
+from broker_state.records import LanePolicy, QueueRecord
+
+__all__ = ["decide_declare", "decide_dispatch", "decide_forget_lane", "decide_policy", "decide_reset_offset", "declare"]
+
+_U64_MAX = (1 << 64) - 1
+_COUNT_MAX = (1 << 31) - 1
+
+
+def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
+    """The queue of a first `declare`."""
+    return new_queue(
+        overlay,
+        command.topic,
+        command.queue_id,
+        QueueRecord(
+            topic_id=command.topic_id,
+            queue_type=command.queue_type,
+            now_ms=now_ms,
+            min_offset=command.min_offset,
+            commit_position=command.min_offset,
+            written_above=0,
+        ),
+    )
+
+
+def decide_declare(turn: Turn, command: Declare, *, is_new: bool) -> None:
+    """A queue exists, or is declared again, perhaps as another one."""
+    record = turn.queue.record
+    if record.topic_id != command.topic_id:
+        _replace_queue(turn, command)
+        is_new = True
+    elif record.queue_type != command.queue_type:
+        turn.refuse(Reason.INVALID_PARAMETER, f"the queue is {record.queue_type}")
+        return
+    turn.row(Reason.OK, applied=is_new, detail=command.topic_id)
+    turn.respond(Reason.OK, applied=is_new, commit_position=turn.queue.written.floor)
+
+
+def _replace_queue(turn: Turn, command: Declare) -> None:
+    """The topic was recreated: the old queue is closed, and a new one begins under its name."""
+    old = turn.queue
+    for lane in old.all_lanes():
+        answer_all_parked(turn, lane, Reason.TOPIC_NOT_EXIST)
+        _end_all_leases(turn, lane, "declare")
+        turn.forget(lane)
+        old.record.epoch_base = max(old.record.epoch_base, lane.record.epoch)
+    erase_queue(old)
+    queue = declare(old.overlay, command, turn.now_ms)
+    record = queue.record
+    record.epoch_base = old.record.epoch_base
+    record.op_log_first, record.op_log_last = old.record.op_log_first, old.record.op_log_last
+    turn.bind(queue)
+
+
+def decide_policy(turn: Turn, command: Policy) -> None:
+    """A policy for a lane, or for the queue and the lanes that have none of their own."""
+    queue = turn.queue
+    policy = LanePolicy(
+        command.max_attempts, tuple(command.back_off_ms), command.parked_max, command.in_flight_max
+    )
+    if command.orderly:
+        turn.refuse(Reason.NOT_SUPPORTED, "orderly lanes come with the next version", command.group)
+        return
+    if command.group is None:
+        queue.record.policy = policy
+        queue.record.window_max = command.window_max
+        turn.serve_watching = True
+    else:
+        lane = queue.lane(command.group) or queue.make_lane(command.group, queue.record.min_offset)
+        turn.touch(lane)
+        catch_up(turn, lane)
+        lane.record.policy = policy
+    turn.row(Reason.OK, applied=True, group=command.group)
+    turn.respond(Reason.OK, applied=True)
+
+
+def decide_dispatch(turn: Turn, command: Dispatch) -> None:
+    """Offsets are written, or never will be: range by range."""
+    queue = turn.queue
+    runs: list[Run] = []
+    for index, written in enumerate(command.ranges):
+        reason = _judge_range(queue, written.first, written.last)
+        if reason is Reason.OK and not (0 <= written.tag <= _U64_MAX and 1 <= written.count <= _COUNT_MAX):
+            reason = Reason.INVALID_PARAMETER
+        applied = reason is Reason.OK and _write(queue, written)
+        _append_run(turn, runs, index, written.first, written.last, reason, applied=applied)
+    for index, (first, last) in enumerate(command.skip, len(command.ranges)):
+        reason = _judge_range(queue, first, last, is_skip=True)
+        applied = reason is Reason.OK and _skip(queue, first, last + 1)
+        _append_run(turn, runs, index, first, last, reason, applied=applied)
+    turn.serve_watching = True
+    turn.respond(
+        next((run.reason for run in runs if run.code), Reason.OK),
+        applied=any(run.applied for run in runs),
+        runs=runs,
+        commit_position=queue.written.floor,
+    )
+
+
+def _judge_range(queue: QueueState, first: int, last: int, *, is_skip: bool = False) -> Reason:
+    if not is_range(first, last) or last - first >= RANGE_OFFSETS_MAX:
+        return Reason.INVALID_PARAMETER
+    if first < queue.record.min_offset and not is_skip:
+        return Reason.BELOW_MIN
+    if last >= queue.written.floor + queue.record.window_max:
+        return Reason.AHEAD_OF_WINDOW
+    return Reason.OK
+
+
+def _append_run(
+    turn: Turn, runs: list[Run], index: int, first: int, last: int, reason: Reason, *, applied: bool
+) -> None:
+    runs.append(Run(entry=index, first=first, last=last, code=code_of(reason), reason=reason, applied=applied))
+    turn.row(reason, applied=applied, entry=index, first=first, end=last + 1)
+
+
+def _write(queue: QueueState, written: WrittenRange) -> bool:
+    first, end = written.first, written.last + 1
+    if written.tag or written.count != 1:
+        facts = UnitFacts(written.tag, written.count)
+        queue.record.has_unit_facts = True
+        for low, high in queue.written.unmarked(first, end):
+            for page_no, page_first, page_end in windows(low, high):
+                page = queue.unit_facts(page_no) or TagPage(page_no, [])
+                page.replace(page_first, page_end, facts)
+                queue.set_unit_facts(page)
+    return queue.written.mark(first, end) > 0
+
+
+def _skip(queue: QueueState, first: int, end: int) -> bool:
+    """Declare [first, end) holes; what had been written of it is gone from the log."""
+    record = queue.record
+    if first <= record.min_offset:
+        return _raise_min(queue, end)
+    changed = False
+    fresh = queue.written.unmarked(first, end)
+    at = first
+    for low, high in [*fresh, (end, end)]:
+        if at < low:
+            changed |= _skip_written(queue, at, low)
+        if low < high:
+            record.holes += queue.holes.add(low, high)
+            changed = True
+        at = high
+    queue.written.mark(first, end)
+    return changed
+
+
+def _raise_min(queue: QueueState, end: int) -> bool:
+    record = queue.record
+    if end <= record.min_offset:
+        return False
+    for low, high in queue.written.unmarked(record.min_offset, end):
+        record.holes += queue.holes.add(low, high)
+    queue.written.mark(record.min_offset, end)
+    record.min_offset = end
+    return True
+
+
+def _skip_written(queue: QueueState, first: int, end: int) -> bool:
+    added = queue.holes.add(first, end)
+    if not added:
+        return False
+    queue.record.holes += added
+    queue.add_late_skip(first, end)
+    return True
+
+
+def decide_reset_offset(turn: Turn, command: ResetOffset) -> None:
+    """The lane goes on at another offset; its leases end and its attempts are forgotten."""
+    queue = turn.queue
+    target = command.queue_offset
+    if target < queue.record.min_offset:
+        turn.refuse(Reason.BELOW_MIN, f"the queue starts at {queue.record.min_offset}", command.group)
+        return
+    if target > queue.written.floor:
+        turn.refuse(Reason.ABOVE_MAX, f"the commit position is {queue.written.floor}", command.group)
+        return
+    lane = queue.lane(command.group) or queue.make_lane(command.group, queue.record.min_offset)
+    turn.touch(lane)
+    catch_up(turn, lane)
+    record = lane.record
+    if target > lane.acked.floor:
+        handed_out = min(target, record.next_offset)
+        skipped = handed_out - lane.acked.floor - lane.acked.count(lane.acked.floor, handed_out)
+        if target > record.next_offset:
+            skipped += target - record.next_offset - queue.count_holes(record.next_offset, target)
+        record.skipped_by_reset += skipped
+    parked = lane.take_parked()
+    _end_all_leases(turn, lane, "reset_offset")
+    record.next_offset = target
+    lane.clear()
+    lane.restore_parked(parked)
+    record.start_offset = min(record.start_offset, target)
+    record.holes = queue.count_holes(record.start_offset, target)
+    record.acked = target - record.start_offset - record.holes
+    record.reset_epoch = record.epoch
+    absorb_holes(lane)
+    turn.row(Reason.OK, applied=True, group=command.group, first=target, end=target + 1)
+    turn.respond(Reason.OK, applied=True, commit_offset=lane.acked.floor)
+
+
+def decide_forget_lane(turn: Turn, command: ForgetLane) -> None:
+    """The lane is gone, with all that it held."""
+    lane = turn.queue.lane(command.group)
+    if lane is not None:
+        turn.touch(lane)
+        answer_all_parked(turn, lane, Reason.CANCELLED)
+        _end_all_leases(turn, lane, "forget_lane")
+        turn.forget(lane)
+        turn.queue.forget_lane(lane)
+    turn.row(Reason.OK, applied=lane is not None, group=command.group)
+    turn.respond(Reason.OK, applied=lane is not None)
+
+
+def _end_all_leases(turn: Turn, lane: LaneState, cause: str) -> None:
+    """One row says that every lease of the lane has ended, however many there were."""
+    record = lane.record
+    if record.leased or record.available:
+        every = Delivery(record.epoch, 0, turn.now_ms, 0, 0, 0, 0, 0, False)
+        turn.step(lane, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=cause)

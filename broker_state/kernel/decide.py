@@ -1,0 +1,242 @@
+"""One record, decided: the only place that branches on the kind of command."""
+
+from typing import assert_never
+
+from broker_state.audit import DeliveryStep
+from broker_state.command import (
+    Ack,
+    Cancel,
+    ChangeInvisible,
+    Declare,
+    Dispatch,
+    ForgetLane,
+    Policy,
+    Pop,
+    Reject,
+    ResetOffset,
+    ReturnClient,
+    Tick,
+)
+from broker_state.kernel import memory
+from broker_state.kernel.administration import (
+    decide_declare,
+    decide_dispatch,
+    decide_forget_lane,
+    decide_policy,
+    decide_reset_offset,
+    declare,
+)
+from broker_state.kernel.delivery import catch_up, end_lease
+from broker_state.kernel.entries import decide_entries
+from broker_state.kernel.limits import is_op_id, is_queue_name, what_is_invalid
+from broker_state.kernel.parking import (
+    decide_cancel,
+    decide_pop,
+    decide_return_client,
+    serve,
+    serve_new,
+    time_out,
+)
+from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
+from broker_state.kernel.turn import Decision, OpRecord, Turn
+from broker_state.keys import DEADLINE_PAGE
+from broker_state.overlay import Overlay
+from broker_state.pages import Delivery, DeliveryPage, DeliveryState
+from broker_state.reason import Reason
+from broker_state.records import ParkedPop
+
+__all__ = ["decide"]
+
+_LEASED, _AVAILABLE = DeliveryState.LEASED, DeliveryState.AVAILABLE
+
+
+def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState | None:
+    """Decide one record: change the state of its queue in `overlay`, add what came of it to `decision`.
+
+    Returns the queue, whose deadlines may have moved; None when the record touched no queue.
+    """
+    command = record.command
+    kind = str(command.__struct_config__.tag)
+    if record.misrouted:
+        _refuse_without_queue(record, kind, decision, Reason.MISROUTED)
+        return None
+    is_name = is_queue_name(command.topic, command.queue_id)
+    queue = load_queue(overlay, command.topic, command.queue_id) if is_name else None
+    is_new = False
+    if queue is None:
+        if not isinstance(command, Declare):
+            _refuse_without_queue(record, kind, decision, Reason.TOPIC_NOT_EXIST)
+            return None
+        invalid = what_is_invalid(command) if is_name else "no queue can have this name"
+        if invalid is not None:
+            _refuse_without_queue(record, kind, decision, Reason.INVALID_PARAMETER, invalid)
+            return None
+        queue = declare(overlay, command, record.timestamp_ms)
+        is_new = True
+    now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)
+    turn = Turn(record, kind, decision, queue, now_ms)
+    if queue.deadlines.earliest_ms() <= now_ms:
+        _take_due(turn, queue)
+    waiting = _decide_command(turn, is_new=is_new)
+    _grant(turn, waiting)
+    turn.close()
+    return turn.queue
+
+
+def _refuse_without_queue(
+    record: OpRecord, kind: str, decision: Decision, reason: Reason, detail: str | None = None
+) -> None:
+    Turn(record, kind, decision, None, record.timestamp_ms).refuse(reason, detail)
+
+
+def _take_due(turn: Turn, queue: QueueState) -> None:
+    """Step 1: what is due takes effect, in the order (deadline, group, leases before parked pops, place)."""
+    events: list[tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop, Delivery | None]] = []
+    pages: list[tuple[LaneState, DeliveryPage]] = []
+    now_ms = turn.now_ms
+    for ref in queue.deadlines.take(now_ms):
+        lane = queue.lane_by_no(ref.lane_no)
+        if lane is not None and ref.kind == DEADLINE_PAGE:
+            page = lane.page(ref.number)
+            if page is not None and page.due_ms == ref.deadline_ms:
+                pages.append((lane, page))
+                group = lane.record.group.encode()
+                for first, end, delivery in page.runs:
+                    if 0 < delivery.deadline_ms <= now_ms:
+                        events.append((delivery.deadline_ms, group, 0, first, end, lane, page, delivery))
+                continue
+        elif lane is not None:
+            pop = lane.parked(ref.number)
+            if pop is not None and pop.deadline_ms == ref.deadline_ms:
+                events.append((pop.deadline_ms, lane.record.group.encode(), 1, pop.number, 0, lane, pop, None))
+                continue
+        queue.overlay.drop_spent_deadline(queue.prefix, ref)
+    events.sort(key=lambda event: event[:4])
+    for deadline_ms, _, _, first, end, lane, subject, delivery in events:
+        turn.touch(lane)
+        if isinstance(subject, ParkedPop):
+            time_out(turn, lane, subject)
+        elif delivery is not None and delivery.state == _LEASED:
+            end_lease(
+                turn,
+                lane,
+                subject,
+                first,
+                end,
+                delivery,
+                step=DeliveryStep.EXPIRED,
+                cause="deadline",
+                at_ms=deadline_ms,
+            )
+        elif delivery is not None:
+            subject.replace(first, end, _offered_again(delivery))
+    for lane, page in pages:
+        lane.settle(page)
+
+
+def _offered_again(delivery: Delivery) -> Delivery:
+    return Delivery(
+        delivery.epoch,
+        delivery.revision,
+        delivery.pop_time_ms,
+        0,
+        delivery.invisible_time_ms,
+        delivery.client,
+        delivery.attempt,
+        _AVAILABLE,
+        delivery.suspended,
+    )
+
+
+def _decide_command(turn: Turn, *, is_new: bool) -> LaneState | None:
+    """Step 2; the lane in which the record's own pop waits for step 3."""
+    queue, command, op_id = turn.queue, turn.command, turn.op_id
+    memory.forget_some(queue, turn.now_ms)
+    if op_id is not None and not is_op_id(op_id):
+        turn.refuse(Reason.INVALID_PARAMETER, "op_id takes 1..128 bytes", getattr(command, "group", None))
+        return None
+    if op_id is not None:
+        known = memory.recall(queue, op_id, turn.now_ms)
+        if known is not None:
+            _repeat(turn, op_id, known)
+            return None
+    if isinstance(command, Pop):
+        waiting = decide_pop(turn, command)
+    else:
+        waiting = None
+        _decide_at_once(turn, is_new=is_new)
+    if op_id is not None and waiting is None:
+        _remember(turn, op_id, parked=0)
+    return waiting
+
+
+def _decide_at_once(turn: Turn, *, is_new: bool) -> None:
+    command = turn.command
+    invalid = what_is_invalid(command)
+    if invalid is not None:
+        turn.refuse(Reason.INVALID_PARAMETER, invalid, getattr(command, "group", None))
+        return
+    match command:
+        case Ack() | ChangeInvisible() | Reject():
+            decide_entries(turn, command)
+        case Dispatch():
+            decide_dispatch(turn, command)
+        case Declare():
+            decide_declare(turn, command, is_new=is_new)
+        case Policy():
+            decide_policy(turn, command)
+        case Cancel():
+            decide_cancel(turn, command)
+        case ReturnClient():
+            decide_return_client(turn, command)
+        case ResetOffset():
+            decide_reset_offset(turn, command)
+        case ForgetLane():
+            decide_forget_lane(turn, command)
+        case Tick():
+            turn.row(Reason.OK)
+            turn.respond(Reason.OK)
+        case Pop():
+            assert_never("a pop waits for step 3")  # type: ignore[arg-type]
+        case _:
+            assert_never(command)
+
+
+def _repeat(turn: Turn, op_id: str, known: memory.OpMemory) -> None:
+    """The op_id was used before: the same bytes get the first answer, if there is one yet; others are refused."""
+    if known.digest != turn.record.digest:
+        turn.refuse(Reason.OP_ID_REUSED, group=getattr(turn.command, "group", None))
+        return
+    turn.row(Reason.OK, group=known.group, repeated=True)
+    if not known.parked and turn.command.reply_to is not None:
+        answer = memory.first_answer(turn.queue, op_id, known)
+        turn.decision.answers.append((turn.command.reply_to, answer))
+
+
+def _remember(turn: Turn, op_id: str, *, parked: int) -> None:
+    memory.remember(
+        turn.queue,
+        op_id,
+        digest=turn.record.digest,
+        kind=turn.kind,
+        group=getattr(turn.command, "group", None),
+        answer=turn.answer,
+        parked=parked,
+        now_ms=turn.now_ms,
+    )
+
+
+def _grant(turn: Turn, waiting: LaneState | None) -> None:
+    """Step 3: lanes in the order of their groups, parked pops in the order they came, the record's own pop last."""
+    queue = turn.queue
+    if turn.serve_watching or queue.written.floor != turn.commit_position_before:
+        for lane in queue.watched_lanes():
+            turn.touch(lane)
+    for lane in turn.touched():
+        catch_up(turn, lane)
+        if lane.record.parked:
+            serve(turn, lane)
+        if lane is waiting and isinstance(turn.command, Pop):
+            parked = serve_new(turn, lane, turn.command)
+            if turn.op_id is not None:
+                _remember(turn, turn.op_id, parked=parked.number if parked else 0)

@@ -1,0 +1,324 @@
+"""Handing messages out, and ending leases: the life of a message in a concurrent lane (docs/semantics.md)."""
+
+from collections.abc import Iterator
+
+from broker_state.answer import LeasedRange
+from broker_state.audit import DeliveryStep
+from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.turn import Turn, client_hash
+from broker_state.pages import Delivery, DeliveryPage, DeliveryState, UnitFacts, windows
+from broker_state.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
+
+__all__ = ["absorb_holes", "ack_range", "catch_up", "end_lease", "grant"]
+
+_NO_FACTS = UnitFacts(0, 1)
+_LEASED, _BACKING_OFF, _AVAILABLE = DeliveryState.LEASED, DeliveryState.BACKING_OFF, DeliveryState.AVAILABLE
+
+
+class _Grant:
+    """One pop being served: what is left to give, and what was given."""
+
+    __slots__ = ("budget", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "tags", "turn", "units")
+
+    def __init__(
+        self,
+        turn: Turn,
+        lane: LaneState,
+        budget: int,
+        units: int,
+        invisible_time_ms: int,
+        client: int,
+        tags: tuple[int, ...] | None,
+    ) -> None:
+        self.turn = turn
+        self.lane = lane
+        self.budget = budget
+        self.units = units
+        self.invisible_time_ms = invisible_time_ms
+        self.client = client
+        self.tags = None if tags is None else frozenset(tags)
+        self.now_ms = turn.now_ms
+        self.epoch = lane.record.epoch + 1
+        self.leased: list[tuple[int, int, Delivery]] = []
+
+    @property
+    def is_open(self) -> bool:
+        return self.budget > 0 and self.units > 0
+
+    def delivery(self, attempt: int) -> Delivery:
+        if self.leased and self.leased[-1][2].attempt == attempt:
+            return self.leased[-1][2]
+        now, hidden = self.now_ms, self.invisible_time_ms
+        return Delivery(self.epoch, 0, now, now + hidden, hidden, self.client, attempt, _LEASED, False)
+
+    def record(self, first: int, end: int, delivery: Delivery) -> None:
+        leased = self.leased
+        if leased and leased[-1][1] == first and leased[-1][2] is delivery:
+            leased[-1] = (leased[-1][0], end, delivery)
+        else:
+            leased.append((first, end, delivery))
+
+    def choose(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Cut [first, end) into (first, end, give or pass over) until the pop is full."""
+        queue = self.lane.queue
+        if not queue.record.has_unit_facts and self.tags is None:
+            count = min(self.budget, self.units, end - first)
+            self.budget -= count
+            self.units -= count
+            yield first, first + count, True
+            return
+        for page_no, low, high in windows(first, end):
+            page = queue.unit_facts(page_no)
+            cuts = page.within(low, high) if page else [(low, high, None)]
+            for at, stop, known in cuts:
+                if not self.is_open:
+                    return
+                facts = known or _NO_FACTS
+                if self.tags is not None and facts.tag not in self.tags:
+                    yield at, stop, False
+                    continue
+                untouched = not self.leased
+                count = min(stop - at, self.units, max(self.budget // facts.count, 1 if untouched else 0))
+                if not count:
+                    self.budget = 0
+                    return
+                self.budget -= count * facts.count
+                self.units -= count
+                yield at, at + count, True
+
+
+def grant(
+    turn: Turn,
+    lane: LaneState,
+    *,
+    max_messages: int,
+    invisible_time_ms: int,
+    client_id: str | None,
+    tags: tuple[int, ...] | None,
+) -> tuple[Delivery, int, list[LeasedRange]] | None:
+    """Lease to one pop what the lane has: what was handed out before first, lowest offset first, then fresh ones.
+
+    Returns a delivery of the new epoch, the first offset and the ranges; None when there was nothing.
+    """
+    record = lane.record
+    limit = lane.policy.in_flight_max
+    units = limit - record.leased if limit else max_messages
+    work = _Grant(
+        turn, lane, max_messages, units, invisible_time_ms, client_hash(client_id) if client_id else 0, tags
+    )
+    if lane.available.count:
+        _grant_available(work)
+    if work.is_open and record.next_offset < lane.queue.written.floor:
+        _grant_fresh(work)
+    if not work.leased:
+        return None
+    record.epoch = work.epoch
+    ranges = []
+    for first, end, delivery in work.leased:
+        record.leased += end - first
+        turn.step(lane, DeliveryStep.LEASED, first, end, delivery, cause="pop", client_id=client_id)
+        ranges.append(LeasedRange(first, end - 1, delivery.attempt))
+    return work.leased[0][2], work.leased[0][0], ranges
+
+
+def _grant_available(work: _Grant) -> None:
+    lane = work.lane
+    record = lane.record
+    page_no = lane.available.first()
+    while page_no is not None and work.is_open:
+        page = lane.page(page_no)
+        assert page is not None, "a page in the tree of available pages exists"
+        for run_first, run_end, before in list(page.runs):
+            if before.state != _AVAILABLE:
+                continue
+            if not work.is_open:
+                break
+            for first, end, given in work.choose(run_first, run_end):
+                record.available -= end - first
+                if given:
+                    delivery = work.delivery(before.attempt + (0 if before.suspended else 1))
+                    page.replace(first, end, delivery)
+                    work.record(first, end, delivery)
+                    if work.client:
+                        lane.add_client_page(work.client, page)
+                else:
+                    page.replace(first, end, None)
+                    _pass_over(lane, first, end)
+        lane.settle(page)
+        page_no = lane.available.first(page_no + 1)
+
+
+def _grant_fresh(work: _Grant) -> None:
+    lane = work.lane
+    record = lane.record
+    for first, end in _fresh_runs(lane):
+        for low, high, given in work.choose(first, end):
+            record.next_offset = high
+            if not given:
+                _pass_over(lane, low, high)
+                continue
+            delivery = work.delivery(1)
+            for page_no, page_first, page_end in windows(low, high):
+                page = lane.page_to_fill(page_no)
+                page.replace(page_first, page_end, delivery)
+                if work.client:
+                    lane.add_client_page(work.client, page)
+                lane.settle(page)
+            work.record(low, high, delivery)
+        if not work.is_open:
+            break
+    absorb_holes(lane)
+
+
+def _fresh_runs(lane: LaneState) -> Iterator[tuple[int, int]]:
+    """Runs of written offsets from the lane's next one on; holes before them are counted as they are passed."""
+    record = lane.record
+    queue = lane.queue
+    while record.next_offset < queue.written.floor:
+        absorb_holes(lane)
+        first, stop = record.next_offset, queue.written.floor
+        if first >= stop:
+            return
+        if queue.record.holes:
+            stop = min(stop, ((first >> SEGMENT_SHIFT) + 1) << SEGMENT_SHIFT)
+            bits = queue.holes.get(first >> SEGMENT_SHIFT) >> (first & (SEGMENT_BITS - 1))
+            if bits:
+                stop = min(stop, first + (bits & -bits).bit_length() - 1)
+        yield first, stop
+        if record.next_offset < stop:
+            return
+
+
+def absorb_holes(lane: LaneState) -> None:
+    """Holes right after what was handed out count as passed, so that they never hold the commit offset back."""
+    record = lane.record
+    queue = lane.queue
+    if not queue.record.holes:
+        return
+    while record.next_offset < queue.written.floor:
+        at = record.next_offset
+        holes = ones_from(queue.holes.get(at >> SEGMENT_SHIFT), at & (SEGMENT_BITS - 1))
+        holes = min(holes, queue.written.floor - at)
+        if not holes:
+            return
+        lane.acked.mark(at, at + holes)
+        record.holes += holes
+        record.next_offset = at + holes
+
+
+def _pass_over(lane: LaneState, first: int, end: int) -> None:
+    lane.acked.mark(first, end)
+    lane.record.acked += end - first
+    lane.record.passed_over += end - first
+
+
+def end_lease(
+    turn: Turn,
+    lane: LaneState,
+    page: DeliveryPage,
+    first: int,
+    end: int,
+    delivery: Delivery,
+    *,
+    step: DeliveryStep,
+    cause: str,
+    at_ms: int,
+    counted: bool = True,
+) -> None:
+    """The lease of [first, end) ends without an ack; the caller settles the page.
+
+    The message is offered again, after its back-off, or goes to the dead-letter topic at its attempt limit.
+    With `counted` False the delivery does not count as an attempt, as after `suspend`.
+    """
+    record = lane.record
+    policy = lane.policy
+    count = end - first
+    suspended = delivery.suspended or not counted
+    record.leased -= count
+    turn.step(lane, step, first, end, delivery, cause=cause, at_ms=at_ms)
+    if not suspended and policy.max_attempts and delivery.attempt >= policy.max_attempts:
+        page.replace(first, end, None)
+        ack_range(lane, first, end)
+        record.dead_lettered += count
+        turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
+        turn.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
+        return
+    record.available += count
+    again_ms = 0
+    if policy.back_off_ms and not suspended:
+        again_ms = at_ms + policy.back_off_ms[min(delivery.attempt, len(policy.back_off_ms)) - 1]
+        if again_ms <= turn.now_ms:
+            again_ms = 0
+    page.replace(
+        first,
+        end,
+        Delivery(
+            delivery.epoch,
+            delivery.revision,
+            delivery.pop_time_ms,
+            again_ms,
+            delivery.invisible_time_ms,
+            delivery.client,
+            delivery.attempt,
+            _BACKING_OFF if again_ms else _AVAILABLE,
+            suspended,
+        ),
+    )
+
+
+def ack_range(lane: LaneState, first: int, end: int) -> None:
+    """Offsets that were handed out are done."""
+    lane.acked.mark(first, end)
+    lane.record.acked += end - first
+
+
+def catch_up(turn: Turn, lane: LaneState) -> None:
+    """Account for what left the log since the lane's last operation."""
+    record = lane.record
+    queue = lane.queue.record
+    if record.min_seen < queue.min_offset:
+        turn.touch(lane)
+        record.expired_from_log += _expire_handed_out(turn, lane, lane.acked.floor, queue.min_offset)
+        if record.next_offset < queue.min_offset:
+            record.expired_from_log += _skip_fresh(lane, queue.min_offset)
+        record.min_seen = queue.min_offset
+    while record.late_skips_seen < queue.late_skips:
+        turn.touch(lane)
+        skip = lane.queue.late_skip(record.late_skips_seen)
+        record.expired_from_log += _expire_handed_out(turn, lane, skip.first, skip.end)
+        record.late_skips_seen += 1
+    absorb_holes(lane)
+
+
+def _expire_handed_out(turn: Turn, lane: LaneState, first: int, end: int) -> int:
+    """End what was handed out of [first, end) and is not acked; how many messages."""
+    record = lane.record
+    gone = 0
+    for low, high in lane.acked.unmarked(first, min(end, record.next_offset)):
+        for page_no, page_first, page_end in windows(low, high):
+            page = lane.page(page_no)
+            assert page is not None, "an offset below next_offset is acked or in a page"
+            for at, stop, delivery in page.within(page_first, page_end):
+                assert delivery is not None, "an offset below next_offset is acked or in a page"
+                if delivery.state == _LEASED:
+                    record.leased -= stop - at
+                else:
+                    record.available -= stop - at
+                turn.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
+            page.replace(page_first, page_end, None)
+            lane.settle(page)
+        gone += high - low
+        ack_range(lane, low, high)
+    return gone
+
+
+def _skip_fresh(lane: LaneState, end: int) -> int:
+    """Pass the fresh offsets below `end`; how many were messages. Holes among them count as holes."""
+    record = lane.record
+    first = record.next_offset
+    holes = lane.queue.holes.count(first, end) if lane.queue.record.holes else 0
+    lane.acked.mark(first, end)
+    record.holes += holes
+    record.acked += end - first - holes
+    record.next_offset = end
+    return end - first - holes

@@ -1,0 +1,316 @@
+"""pop, cancel, return_client, and the pops that wait: who is served, in which order, and what they are answered."""
+
+from broker_state.answer import Answer, LeasedRange
+from broker_state.audit import DeliveryStep
+from broker_state.command import Cancel, Pop, ReturnClient
+from broker_state.kernel.delivery import catch_up, end_lease, grant
+from broker_state.kernel.limits import what_is_invalid
+from broker_state.kernel.memory import answered_pop, recall, remember_parked_answer
+from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.turn import Turn, client_hash, handle_text, read_handle
+from broker_state.keys import DEADLINE_PARKED
+from broker_state.pages import Delivery, DeliveryState, windows
+from broker_state.reason import Reason, code_of
+from broker_state.records import ParkedPop
+
+__all__ = ["answer_all_parked", "decide_cancel", "decide_pop", "decide_return_client", "serve", "serve_new", "time_out"]
+
+_LEASED = DeliveryState.LEASED
+
+
+def decide_pop(turn: Turn, command: Pop) -> LaneState | None:
+    """Step 2 of a pop: the lane it waits in; None when it was refused."""
+    queue = turn.queue
+    invalid = what_is_invalid(command)
+    if invalid is not None:
+        turn.refuse(Reason.INVALID_PARAMETER, invalid, command.group)
+        return None
+    lane = queue.lane(command.group)
+    if command.order:
+        turn.refuse(Reason.NOT_SUPPORTED, "orderly pops come with the next version", command.group)
+        return None
+    if lane is None:
+        start = queue.record.min_offset if command.init == "min" else queue.written.floor
+        lane = queue.make_lane(command.group, start)
+    turn.touch(lane)
+    catch_up(turn, lane)
+    return lane
+
+
+def serve(turn: Turn, lane: LaneState) -> None:
+    """Step 3 for one lane: the parked pops in the order they came, while there is something to give."""
+    number = lane.record.parked_first
+    while number and lane.is_poppable:
+        pop = lane.parked(number)
+        assert pop is not None, "the list of parked pops is whole"
+        number = pop.after
+        granted = grant(
+            turn,
+            lane,
+            max_messages=pop.max_messages,
+            invisible_time_ms=pop.invisible_time_ms,
+            client_id=pop.client_id,
+            tags=pop.tags,
+        )
+        if granted is not None:
+            _unpark(lane, pop)
+            _answer_parked(turn, lane, pop, Reason.OK, granted)
+
+
+def serve_new(turn: Turn, lane: LaneState, command: Pop) -> ParkedPop | None:
+    """Step 3 for the record's own pop, last of its lane; what was parked when it has to wait."""
+    tags = None if command.tags is None else tuple(command.tags)
+    granted = None
+    if lane.is_poppable:
+        granted = grant(
+            turn,
+            lane,
+            max_messages=command.max_messages,
+            invisible_time_ms=command.invisible_time_ms,
+            client_id=command.client_id,
+            tags=tags,
+        )
+    record = lane.record
+    if granted is not None:
+        fields = _granted_fields(turn, lane, granted, (turn.kind, turn.op_id, turn.client_id))
+        turn.respond(Reason.OK, applied=True, **fields)
+        return None
+    if not command.poll_time_ms:
+        turn.refuse(Reason.NO_MESSAGE, group=command.group)
+        return None
+    if record.parked >= lane.policy.parked_max:
+        turn.refuse(Reason.POLLING_FULL, group=command.group)
+        return None
+    return _park(turn, lane, command, tags)
+
+
+def time_out(turn: Turn, lane: LaneState, pop: ParkedPop) -> None:
+    """A parked pop got nothing in its time."""
+    _unpark(lane, pop)
+    _answer_parked(turn, lane, pop, Reason.POLLING_TIMEOUT, None)
+
+
+def answer_all_parked(turn: Turn, lane: LaneState, reason: Reason, client_id: str | None = None) -> bool:
+    """Every parked pop (of one client) is answered with `reason`; whether there was any."""
+    number = lane.record.parked_first
+    found = False
+    while number:
+        pop = lane.parked(number)
+        assert pop is not None, "the list of parked pops is whole"
+        number = pop.after
+        if client_id is None or pop.client_id == client_id:
+            found = True
+            _unpark(lane, pop)
+            _answer_parked(turn, lane, pop, reason, None)
+    return found
+
+
+def decide_cancel(turn: Turn, command: Cancel) -> None:
+    """Take a pop back: unpark it, or release what it still holds, as if it had not been delivered."""
+    memory = recall(turn.queue, command.target_op_id, turn.now_ms)
+    if memory is None:
+        turn.refuse(Reason.UNKNOWN_HANDLE, "no such op_id within the window")
+        return
+    if memory.kind != "pop":
+        turn.refuse(Reason.INVALID_PARAMETER, f"the op_id is that of a {memory.kind}", memory.group)
+        return
+    lane = turn.queue.lane(memory.group) if memory.group is not None else None
+    released: list[tuple[int, int]] = []
+    applied = False
+    if lane is not None:
+        turn.touch(lane)
+        catch_up(turn, lane)
+        if memory.parked:
+            pop = lane.parked(memory.parked)
+            assert pop is not None, "a parked pop is remembered while it is parked"
+            _unpark(lane, pop)
+            _answer_parked(turn, lane, pop, Reason.CANCELLED, None)
+            applied = True
+        else:
+            released = _release_answered(turn, lane, answered_pop(turn.queue, command.target_op_id, memory))
+            applied = bool(released)
+    turn.row(Reason.OK, applied=applied, group=memory.group, detail=command.target_op_id)
+    turn.respond(Reason.OK, applied=applied, released=released)
+
+
+def _release_answered(turn: Turn, lane: LaneState, answer: Answer) -> list[tuple[int, int]]:
+    handle = read_handle(answer.handle) if answer.handle is not None else None
+    if handle is None:
+        return []
+    released: list[tuple[int, int]] = []
+    for granted in answer.messages:
+        for page_no, low, high in windows(granted.first, granted.last + 1):
+            page = lane.page(page_no)
+            if page is None:
+                continue
+            for first, end, delivery in page.within(low, high):
+                if delivery is not None and delivery.epoch == handle.epoch and delivery.state == _LEASED:
+                    _release(turn, lane, page_no, first, end, delivery, "cancel", counted=False)
+                    _append_range(released, first, end - 1)
+            lane.settle(page)
+    return released
+
+
+def decide_return_client(turn: Turn, command: ReturnClient) -> None:
+    """Release every lease of a client, and answer its parked pops."""
+    lane = turn.queue.lane(command.group)
+    released: list[tuple[int, int]] = []
+    applied = False
+    if lane is not None:
+        turn.touch(lane)
+        catch_up(turn, lane)
+        applied = answer_all_parked(turn, lane, Reason.CANCELLED, command.client_id)
+        client = client_hash(command.client_id)
+        page_no = lane.client_pages(client).first()
+        while page_no is not None:
+            page = lane.page(page_no)
+            assert page is not None, "a page that a client is noted in exists"
+            for first, end, delivery in list(page.runs):
+                if delivery.client == client and delivery.state == _LEASED:
+                    _release(turn, lane, page_no, first, end, delivery, "return_client", counted=True)
+                    _append_range(released, first, end - 1)
+            lane.settle(page)
+            page_no = lane.client_pages(client).first(page_no + 1)
+    applied = applied or bool(released)
+    turn.row(Reason.OK, applied=applied, group=command.group)
+    turn.respond(Reason.OK, applied=applied, released=released)
+
+
+def _release(
+    turn: Turn, lane: LaneState, page_no: int, first: int, end: int, delivery: Delivery, cause: str, *, counted: bool
+) -> None:
+    page = lane.page(page_no)
+    assert page is not None, "the page is at hand"
+    end_lease(
+        turn,
+        lane,
+        page,
+        first,
+        end,
+        delivery,
+        step=DeliveryStep.RELEASED,
+        cause=cause,
+        at_ms=turn.now_ms,
+        counted=counted,
+    )
+
+
+def _append_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:
+    if ranges and ranges[-1][1] == first - 1:
+        ranges[-1] = (ranges[-1][0], last)
+    else:
+        ranges.append((first, last))
+
+
+def _granted_fields(
+    turn: Turn,
+    lane: LaneState,
+    granted: tuple[Delivery, int, list[LeasedRange]],
+    op: tuple[str, str | None, str | None],
+) -> dict[str, object]:
+    """The fields of the answer to a served pop; writes a row of `operations` for each range."""
+    delivery, start_offset, ranges = granted
+    text = handle_text(lane, delivery, start_offset)
+    for leased in ranges:
+        turn.row(
+            Reason.OK,
+            applied=True,
+            group=lane.record.group,
+            first=leased.first,
+            end=leased.last + 1,
+            handle_after=text,
+            deadline_after_ms=delivery.deadline_ms,
+            attempt=leased.attempt,
+            op=op,
+        )
+    return {
+        "handle": text,
+        "messages": ranges,
+        "pop_time_ms": delivery.pop_time_ms,
+        "invisible_time_ms": delivery.invisible_time_ms,
+        "revive_queue_id": 0,
+    }
+
+
+def _park(turn: Turn, lane: LaneState, command: Pop, tags: tuple[int, ...] | None) -> ParkedPop:
+    record = lane.record
+    number = record.parked_next
+    pop = ParkedPop(
+        number,
+        record.parked_last,
+        0,
+        turn.op_id,
+        command.reply_to,
+        command.max_messages,
+        command.invisible_time_ms,
+        turn.now_ms + command.poll_time_ms,
+        command.client_id,
+        command.attempt_id,
+        tags,
+    )
+    if record.parked_last:
+        last = lane.parked(record.parked_last)
+        assert last is not None, "the list of parked pops is whole"
+        last.after = number
+        lane.set_parked(last.number, last)
+    else:
+        record.parked_first = number
+    record.parked_last = number
+    record.parked_next += 1
+    record.parked += 1
+    lane.set_parked(number, pop)
+    lane.queue.set_deadline(record.lane_no, DEADLINE_PARKED, number, 0, pop.deadline_ms)
+    return pop
+
+
+def _unpark(lane: LaneState, pop: ParkedPop) -> None:
+    record = lane.record
+    if pop.before:
+        before = lane.parked(pop.before)
+        assert before is not None, "the list of parked pops is whole"
+        before.after = pop.after
+        lane.set_parked(before.number, before)
+    else:
+        record.parked_first = pop.after
+    if pop.after:
+        after = lane.parked(pop.after)
+        assert after is not None, "the list of parked pops is whole"
+        after.before = pop.before
+        lane.set_parked(after.number, after)
+    else:
+        record.parked_last = pop.before
+    record.parked -= 1
+    lane.set_parked(pop.number, None)
+    lane.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, 0)
+
+
+def _answer_parked(
+    turn: Turn,
+    lane: LaneState,
+    pop: ParkedPop,
+    reason: Reason,
+    granted: tuple[Delivery, int, list[LeasedRange]] | None,
+) -> None:
+    op = ("pop", pop.op_id, pop.client_id)
+    fields: dict[str, object] = {}
+    if granted is not None:
+        fields = _granted_fields(turn, lane, granted, op)
+    else:
+        turn.row(reason, group=lane.record.group, op=op)
+    if pop.op_id is None:
+        return
+    encoded = turn.reply(
+        Answer(
+            op_id=pop.op_id,
+            type="pop",
+            code=code_of(reason),
+            reason=reason,
+            applied=granted is not None,
+            topic=lane.queue.topic,
+            queue_id=lane.queue.queue_id,
+            now_ms=turn.now_ms,
+            **fields,  # type: ignore[arg-type]
+        ),
+        pop.reply_to,
+    )
+    remember_parked_answer(turn.queue, pop.op_id, encoded, turn.now_ms)

@@ -1,0 +1,363 @@
+"""One queue and its lanes while records are decided: the stored records with their positions, pages and deadlines."""
+
+import heapq
+
+from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
+from broker_state.marks import Marks, Position, Tree
+from broker_state.overlay import Overlay
+from broker_state.pages import PAGE_SHIFT, DeliveryPage, DeliveryState, TagPage
+from broker_state.records import LanePolicy, LaneRecord, LateSkip, ParkedPop, QueueRecord, Text
+
+__all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", "new_queue"]
+
+_FOREVER_MS = (1 << 63) - 1
+_SCAN_MAX = 10_000
+_AVAILABLE = DeliveryState.AVAILABLE
+
+
+class Deadlines:
+    """The deadlines of one queue during one micro-batch: those stored before it merged with those set in it."""
+
+    __slots__ = ("_heap", "_overlay", "_prefix", "_stored", "generation")
+
+    def __init__(self, overlay: Overlay, prefix: bytes) -> None:
+        self._overlay = overlay
+        self._prefix = prefix
+        self._heap: list[DeadlineRef] = []
+        self._stored = overlay.stored_deadlines(prefix, None, _FOREVER_MS, 1)
+        self.generation = overlay.generation
+
+    def push(self, ref: DeadlineRef) -> None:
+        """Something is due; that it moved again later is for the taker to find out."""
+        heapq.heappush(self._heap, ref)
+
+    def earliest_ms(self) -> int:
+        """No deadline is earlier; `_FOREVER_MS` when there is none."""
+        heap = self._heap[0].deadline_ms if self._heap else _FOREVER_MS
+        return min(heap, self._stored[0].deadline_ms) if self._stored else heap
+
+    def take(self, now_ms: int) -> set[DeadlineRef]:
+        """Everything that may be due at `now_ms`; the caller checks each against its subject."""
+        due: set[DeadlineRef] = set()
+        while self._heap and self._heap[0].deadline_ms <= now_ms:
+            due.add(heapq.heappop(self._heap))
+        while self._stored and self._stored[0].deadline_ms <= now_ms:
+            taken = self._stored[-1]
+            due.update(ref for ref in self._stored if ref.deadline_ms <= now_ms)
+            if taken.deadline_ms > now_ms:
+                self._stored = [ref for ref in self._stored if ref.deadline_ms > now_ms]
+            else:
+                self._stored = self._overlay.stored_deadlines(self._prefix, taken, _FOREVER_MS, _SCAN_MAX)
+        return due
+
+
+class LaneState:
+    """One lane: its record, the position of acked offsets, its pages."""
+
+    __slots__ = ("_overlay", "acked", "available", "key", "prefix", "queue", "record")
+
+    def __init__(self, queue: "QueueState", record: LaneRecord) -> None:
+        overlay = queue.overlay
+        self._overlay = overlay
+        self.queue = queue
+        self.record = record
+        self.key = queue.lane_key(record.group)
+        self.prefix = lane_prefix(queue.prefix, record.lane_no)
+        self._bind()
+
+    def _bind(self) -> None:
+        record = self.record
+        marks = Marks(self._overlay, self.prefix + b"a")
+        self.acked = Position(marks, record.commit_offset, record.acked_above)
+        self.available = Tree(self._overlay, self.prefix + b"v", record.available_depth, record.available_pages)
+
+    def encode(self) -> bytes:
+        """Stored form of the record, with the position and the tree as they are now."""
+        record = self.record
+        record.commit_offset = self.acked.floor
+        record.acked_above = self.acked.above
+        record.available_depth = self.available.depth
+        record.available_pages = self.available.count
+        return record.encode()
+
+    def touch(self) -> None:
+        """The lane changed."""
+        self._overlay.put(self.key, self)
+
+    @property
+    def policy(self) -> LanePolicy:
+        """The lane's own policy, or the queue's."""
+        return self.record.policy or self.queue.record.policy
+
+    @property
+    def is_poppable(self) -> bool:
+        """Whether a pop without a tag set would get something now."""
+        record = self.record
+        limit = self.policy.in_flight_max
+        if limit and record.leased >= limit:
+            return False
+        return self.available.count > 0 or record.next_offset < self.queue.written.floor
+
+    def page(self, page_no: int) -> DeliveryPage | None:
+        """Deliveries of 64 offsets, if there are any."""
+        return self._overlay.get(self.prefix + b"d" + page_no.to_bytes(8, "big"), DeliveryPage.decode)
+
+    def page_to_fill(self, page_no: int) -> DeliveryPage:
+        """The page, made if need be."""
+        return self.page(page_no) or DeliveryPage(page_no, 0, [], [])
+
+    def settle(self, page: DeliveryPage) -> None:
+        """A page was changed: bring its deadline, the tree of available pages and its key in line."""
+        due = 0
+        available = False
+        for _, _, delivery in page.runs:
+            deadline = delivery.deadline_ms
+            if deadline and (not due or deadline < due):
+                due = deadline
+            if delivery.state == _AVAILABLE:
+                available = True
+        if due != page.due_ms:
+            self.queue.set_deadline(self.record.lane_no, DEADLINE_PAGE, page.page_no, page.due_ms, due)
+            page.due_ms = due
+        if available:
+            self.available.add(page.page_no)
+        elif self.available.count:
+            self.available.discard(page.page_no)
+        key = self.prefix + b"d" + page.page_no.to_bytes(8, "big")
+        if page.runs:
+            self._overlay.put(key, page)
+        else:
+            for client in page.clients:
+                self.discard_client_page(client, page.page_no)
+            self._overlay.delete(key)
+
+    def add_client_page(self, client: int, page: DeliveryPage) -> None:
+        """Leases of the client may be in the page: `return_client` will look there."""
+        if client in page.clients:
+            return
+        if len(page.clients) >= 1 << PAGE_SHIFT:
+            holding = {delivery.client for _, _, delivery in page.runs}
+            for gone in [known for known in page.clients if known not in holding]:
+                page.clients.remove(gone)
+                self.discard_client_page(gone, page.page_no)
+        page.clients.append(client)
+        tree = self.client_pages(client)
+        tree.add(page.page_no)
+        self._save_client_pages(client, tree)
+
+    def discard_client_page(self, client: int, page_no: int) -> None:
+        """The client holds nothing in the page any more."""
+        tree = self.client_pages(client)
+        tree.discard(page_no)
+        self._save_client_pages(client, tree)
+
+    def client_pages(self, client: int) -> Tree:
+        """The pages in which the client may hold leases."""
+        prefix = self.prefix + b"c" + client.to_bytes(8, "big")
+        size = self._overlay.bits(prefix)
+        return Tree(self._overlay, prefix, (size & 0xFF) or 1, size >> 8)
+
+    def _save_client_pages(self, client: int, tree: Tree) -> None:
+        size = tree.count << 8 | tree.depth if tree.count else 0
+        self._overlay.set_bits(self.prefix + b"c" + client.to_bytes(8, "big"), size)
+
+    def parked(self, number: int) -> ParkedPop | None:
+        """A parked pop by its place."""
+        return self._overlay.get(self.prefix + b"w" + number.to_bytes(8, "big"), ParkedPop.decode)
+
+    def set_parked(self, number: int, pop: ParkedPop | None) -> None:
+        """Store or (None) remove a parked pop."""
+        key = self.prefix + b"w" + number.to_bytes(8, "big")
+        if pop is None:
+            self._overlay.delete(key)
+        else:
+            self._overlay.put(key, pop)
+
+    def take_parked(self) -> list[ParkedPop]:
+        """The parked pops in their order."""
+        pops = []
+        number = self.record.parked_first
+        while number:
+            pop = self.parked(number)
+            assert pop is not None, "the list of parked pops is whole"
+            pops.append(pop)
+            number = pop.after
+        return pops
+
+    def restore_parked(self, pops: list[ParkedPop]) -> None:
+        """Parked pops stay where they were, with their deadlines, when the lane was cleared."""
+        for pop in pops:
+            self.set_parked(pop.number, pop)
+            self.queue.set_deadline(self.record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, pop.deadline_ms)
+
+    def clear(self) -> None:
+        """Forget positions, deliveries and parked pops; the record stays and is set by the caller."""
+        self._overlay.erase(self.prefix)
+        self._overlay.erase_deadlines(self.queue.prefix, self.record.lane_no)
+        record = self.record
+        record.acked_above = record.available_pages = record.leased = record.available = 0
+        record.available_depth = 1
+        record.commit_offset = record.next_offset
+        self._bind()
+
+
+class QueueState:
+    """One declared queue."""
+
+    __slots__ = ("_deadlines", "holes", "overlay", "prefix", "queue_id", "record", "topic", "watching", "written")
+
+    def __init__(self, overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) -> None:
+        self.overlay = overlay
+        self.topic = topic
+        self.queue_id = queue_id
+        self.prefix = queue_prefix(topic, queue_id)
+        self.record = record
+        self.written = Position(Marks(overlay, self.prefix + b"W"), record.commit_position, record.written_above)
+        self.holes = Marks(overlay, self.prefix + b"H")
+        self.watching = Tree(overlay, self.prefix + b"S", record.watching_depth, record.watching_count)
+        self._deadlines = Deadlines(overlay, self.prefix)
+
+    def encode(self) -> bytes:
+        """Stored form of the record, with its position and tree as they are now."""
+        record = self.record
+        record.commit_position = self.written.floor
+        record.written_above = self.written.above
+        record.watching_depth = self.watching.depth
+        record.watching_count = self.watching.count
+        return record.encode()
+
+    def touch(self) -> None:
+        """The queue changed."""
+        self.overlay.put(self.prefix + b"Q", self)
+
+    @property
+    def deadlines(self) -> Deadlines:
+        """The deadlines as this micro-batch knows them."""
+        if self._deadlines.generation != self.overlay.generation:
+            self._deadlines = Deadlines(self.overlay, self.prefix)
+        return self._deadlines
+
+    def set_deadline(self, lane_no: int, kind: int, number: int, before_ms: int, after_ms: int) -> None:
+        """A page or a parked pop is due at another time (0: never)."""
+        self.overlay.set_deadline(self.prefix, lane_no, kind, number, before_ms, after_ms)
+        if after_ms:
+            self.deadlines.push(DeadlineRef(after_ms, lane_no, kind, number))
+
+    def lane_key(self, group: str) -> bytes:
+        """State key of a lane's record."""
+        return self.prefix + b"N" + group.encode()
+
+    def lane(self, group: str) -> LaneState | None:
+        """The lane of a group, if it was made."""
+        return self.overlay.get(
+            self.prefix + b"N" + group.encode(), lambda value: LaneState(self, LaneRecord.decode(value))
+        )
+
+    def lane_by_no(self, lane_no: int) -> LaneState | None:
+        """The lane with a number, unless it was forgotten."""
+        name = self.overlay.get(self._number_key(lane_no), Text.decode)
+        return None if name is None else self.lane(name.text)
+
+    def make_lane(self, group: str, start_offset: int) -> LaneState:
+        """A new lane that starts at `start_offset`."""
+        record = self.record
+        lane = LaneState(
+            self,
+            LaneRecord(
+                lane_no=record.next_lane_no,
+                group=group,
+                start_offset=start_offset,
+                next_offset=start_offset,
+                commit_offset=start_offset,
+                acked_above=0,
+                epoch=record.epoch_base,
+                reset_epoch=record.epoch_base,
+                min_seen=record.min_offset,
+                late_skips_seen=record.late_skips,
+            ),
+        )
+        record.next_lane_no += 1
+        self.overlay.put(self._number_key(lane.record.lane_no), Text(group))
+        lane.touch()
+        self.touch()
+        return lane
+
+    def forget_lane(self, lane: LaneState) -> None:
+        """Delete a lane and all that is stored under it."""
+        lane.clear()
+        self.watching.discard(lane.record.lane_no)
+        self.record.epoch_base = max(self.record.epoch_base, lane.record.epoch)
+        self.overlay.delete(self._number_key(lane.record.lane_no))
+        self.overlay.delete(lane.key)
+        self.touch()
+
+    def all_lanes(self) -> list[LaneState]:
+        """Every lane, in the order of their groups; for the rare operation that ends them all."""
+        numbers = range(1, self.record.next_lane_no)
+        lanes = [lane for number in numbers if (lane := self.lane_by_no(number)) is not None]
+        return sorted(lanes, key=lambda lane: lane.record.group.encode())
+
+    def count_holes(self, first: int, end: int) -> int:
+        """How many offsets of [first, end) are holes."""
+        return self.holes.count(first, end) if self.record.holes and first < end else 0
+
+    def watched_lanes(self) -> list[LaneState]:
+        """The lanes that wait for something to pop, in the order of their groups."""
+        lanes = []
+        number = self.watching.first()
+        while number is not None:
+            lane = self.lane_by_no(number)
+            assert lane is not None, "a watched lane exists"
+            lanes.append(lane)
+            number = self.watching.first(number + 1)
+        return sorted(lanes, key=lambda lane: lane.record.group.encode())
+
+    def unit_facts(self, page_no: int) -> TagPage | None:
+        """Tags and inner counts of 64 offsets, if any was told."""
+        return self.overlay.get(self._unit_facts_key(page_no), TagPage.decode)
+
+    def set_unit_facts(self, page: TagPage) -> None:
+        """Store tags and inner counts."""
+        self.overlay.put(self._unit_facts_key(page.page_no), page)
+
+    def late_skip(self, number: int) -> LateSkip:
+        """A skip of offsets that had been written, by its number."""
+        skip = self.overlay.get(self._late_skip_key(number), LateSkip.decode)
+        assert skip is not None, "late skips are kept"
+        return skip
+
+    def add_late_skip(self, first: int, end: int) -> None:
+        """Offsets that had been written are holes; each lane finds out at its next operation."""
+        self.overlay.put(self._late_skip_key(self.record.late_skips), LateSkip(first, end))
+        self.record.late_skips += 1
+
+    def _late_skip_key(self, number: int) -> bytes:
+        return self.prefix + b"K" + number.to_bytes(8, "big")
+
+    def _unit_facts_key(self, page_no: int) -> bytes:
+        return self.prefix + b"T" + page_no.to_bytes(8, "big")
+
+    def _number_key(self, lane_no: int) -> bytes:
+        return self.prefix + b"L" + lane_no.to_bytes(4, "big")
+
+
+def load_queue(overlay: Overlay, topic: str, queue_id: int) -> QueueState | None:
+    """The state of a queue, None before its `declare`."""
+    return overlay.get(
+        queue_prefix(topic, queue_id) + b"Q",
+        lambda value: QueueState(overlay, topic, queue_id, QueueRecord.decode(value)),
+    )
+
+
+def new_queue(overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) -> QueueState:
+    """A queue that nothing is known of yet."""
+    queue = QueueState(overlay, topic, queue_id, record)
+    queue.touch()
+    return queue
+
+
+def erase_queue(queue: QueueState) -> None:
+    """Forget all that is stored of a queue, but for its record and the log of its op_ids."""
+    for kind in (b"N", b"L", b"W", b"H", b"K", b"T", b"S", b"P"):
+        queue.overlay.erase(queue.prefix + kind)
+    queue.overlay.erase_deadlines(queue.prefix, None)

@@ -1,0 +1,224 @@
+"""Pages: what is known of each of 64 neighbouring offsets, kept as runs.
+
+A page's value is one format byte and MessagePack: a flat array, so many numbers per run. 64 runs of the widest numbers
+stay below 4 KiB, whatever the history; that is why a page has 64 offsets and a segment 4096.
+"""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+from broker_state.errors import CorruptValueError
+
+__all__ = ["PAGE_OFFSETS", "PAGE_SHIFT", "Delivery", "DeliveryPage", "DeliveryState", "TagPage", "UnitFacts", "windows"]
+
+PAGE_SHIFT = 6
+PAGE_OFFSETS = 1 << PAGE_SHIFT
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_ints = msgspec.msgpack.Decoder(list[int]).decode
+
+Fact = TypeVar("Fact")
+
+
+class DeliveryState:
+    """Where a message is that was handed out and is not acked."""
+
+    LEASED = 0
+    """hidden until the deadline"""
+    BACKING_OFF = 1
+    """its lease ended; offered again at the deadline"""
+    AVAILABLE = 2
+    """offered again"""
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """The last delivery of a message: shared by the messages for which all of it is the same.
+
+    `client` is a 64-bit hash of the client id (0: none); `deadline_ms` is 0 when available.
+    """
+
+    epoch: int
+    revision: int
+    pop_time_ms: int
+    deadline_ms: int
+    invisible_time_ms: int
+    client: int
+    attempt: int
+    state: int
+    suspended: bool
+
+
+class UnitFacts(msgspec.Struct, frozen=True, gc=False):
+    """What a dispatch told of a unit: its tag hash (0: none) and its inner messages."""
+
+    tag: int
+    count: int
+
+
+class Runs(Generic[Fact]):
+    """Runs (first, end, fact) of one page, in order; offsets without a run have no fact."""
+
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: list[tuple[int, int, Fact]]) -> None:
+        self.runs = runs
+
+    def within(self, first: int, end: int) -> list[tuple[int, int, Fact | None]]:
+        """[first, end) cut where the fact changes, with None where there is none."""
+        out: list[tuple[int, int, Fact | None]] = []
+        at = first
+        for run_first, run_end, fact in self.runs:
+            if run_end <= at:
+                continue
+            if run_first >= end:
+                break
+            if run_first > at:
+                out.append((at, run_first, None))
+                at = run_first
+            stop = run_end if run_end < end else end
+            out.append((at, stop, fact))
+            at = stop
+        if at < end:
+            out.append((at, end, None))
+        return out
+
+    def replace(self, first: int, end: int, fact: Fact | None) -> None:
+        """From now on [first, end) has `fact`, or none."""
+        runs = self.runs
+        low = 0
+        count = len(runs)
+        while low < count and runs[low][1] <= first:
+            low += 1
+        high = low
+        pieces: list[tuple[int, int, Fact]] = []
+        if low < count and runs[low][0] < first:
+            pieces.append((runs[low][0], first, runs[low][2]))
+        if fact is not None:
+            pieces.append((first, end, fact))
+        while high < count and runs[high][0] < end:
+            high += 1
+        if high > low:
+            last = runs[high - 1]
+            if last[1] > end:
+                pieces.append((end, last[1], last[2]))
+        runs[low:high] = pieces
+
+
+class DeliveryPage(Runs[Delivery]):
+    """Deliveries of 64 offsets, the moment the earliest falls due (0: none), and the clients that may hold some.
+
+    Value: 0x01, MessagePack [page no, due, client count, clients..., then 10 numbers a run].
+    """
+
+    __slots__ = ("clients", "due_ms", "page_no")
+
+    _FORMAT = b"\x01"
+    _WIDTH = 11
+
+    def __init__(self, page_no: int, due_ms: int, clients: list[int], runs: list[tuple[int, int, Delivery]]) -> None:
+        super().__init__(runs)
+        self.page_no = page_no
+        self.due_ms = due_ms
+        self.clients = clients
+
+    def earliest_ms(self) -> int:
+        """The earliest deadline in the page, 0 for none."""
+        due = 0
+        for _, _, delivery in self.runs:
+            deadline = delivery.deadline_ms
+            if deadline and (not due or deadline < due):
+                due = deadline
+        return due
+
+    def encode(self) -> bytes:
+        """See the class."""
+        base = self.page_no << PAGE_SHIFT
+        flat = [self.page_no, self.due_ms, len(self.clients), *self.clients]
+        for first, end, d in self.runs:
+            flat += (
+                first - base,
+                end - first,
+                d.epoch,
+                d.revision,
+                d.pop_time_ms,
+                d.deadline_ms,
+                d.invisible_time_ms,
+                d.client,
+                d.attempt,
+                d.state,
+                int(d.suspended),
+            )
+        return self._FORMAT + _encode(flat)
+
+    @classmethod
+    def decode(cls, value: bytes) -> "DeliveryPage":
+        """Raises CorruptValueError for another format byte."""
+        flat = _ints("delivery page", cls._FORMAT, value)
+        page_no, due_ms, client_count = flat[:3]
+        base = page_no << PAGE_SHIFT
+        start = 3 + client_count
+        runs = []
+        before: Delivery | None = None
+        for at in range(start, len(flat), cls._WIDTH):
+            first, length, *numbers, suspended = flat[at : at + cls._WIDTH]
+            delivery = Delivery(*numbers, bool(suspended))
+            if before is not None and delivery == before:
+                delivery = before
+            before = delivery
+            runs.append((base + first, base + first + length, delivery))
+        return cls(page_no, due_ms, flat[3:start], runs)
+
+
+class TagPage(Runs[UnitFacts]):
+    """Tags and inner counts of 64 offsets, where they are not (0, 1).
+
+    Value: 0x01, MessagePack [page no, then first, length, tag, count of each run].
+    """
+
+    __slots__ = ("page_no",)
+
+    _FORMAT = b"\x01"
+
+    def __init__(self, page_no: int, runs: list[tuple[int, int, UnitFacts]]) -> None:
+        super().__init__(runs)
+        self.page_no = page_no
+
+    def encode(self) -> bytes:
+        """See the class."""
+        base = self.page_no << PAGE_SHIFT
+        flat = [self.page_no]
+        for first, end, facts in self.runs:
+            flat += (first - base, end - first, facts.tag, facts.count)
+        return self._FORMAT + _encode(flat)
+
+    @classmethod
+    def decode(cls, value: bytes) -> "TagPage":
+        """Raises CorruptValueError for another format byte."""
+        flat = _ints("tag page", cls._FORMAT, value)
+        base = flat[0] << PAGE_SHIFT
+        return cls(
+            flat[0],
+            [
+                (base + first, base + first + length, UnitFacts(tag, count))
+                for first, length, tag, count in zip(flat[1::4], flat[2::4], flat[3::4], flat[4::4], strict=True)
+            ],
+        )
+
+
+def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(page no, first, end) of each page that [first, end) touches.
+
+    >>> list(windows(60, 130))
+    [(0, 60, 64), (1, 64, 128), (2, 128, 130)]
+    """
+    for page_no in range(first >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
+        base = page_no << PAGE_SHIFT
+        yield page_no, max(first, base), min(end, base + PAGE_OFFSETS)
+
+
+def _ints(what: str, form: bytes, value: bytes) -> list[int]:
+    if value[:1] != form:
+        raise CorruptValueError(what, value)
+    return _decode_ints(value[1:])

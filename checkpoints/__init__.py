@@ -1,0 +1,1 @@
+"""What "already done" means: query identity, receipts and snapshots."""

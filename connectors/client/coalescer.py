@@ -1,0 +1,151 @@
+"""Gathers what many callers say about one queue within a few milliseconds, so that it travels as ranges in one record.
+
+Acks and dispatches use the same two things: `ranges_by_label` turns single offsets into inclusive ranges, and a `Coalescer`
+holds items back for a moment and hands over all of a queue at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+__all__ = ["Coalescer", "ranges_by_label", "ranges_of"]
+
+LOG = logging.getLogger(__name__)
+
+Label = TypeVar("Label", bound="Hashable")
+Key = TypeVar("Key", bound="Hashable")
+Item = TypeVar("Item")
+
+
+def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
+    """Smallest list of inclusive ranges that covers exactly `offsets`, ascending; repeated offsets count once.
+
+    >>> ranges_of([7, 3, 4, 5, 4])
+    [(3, 5), (7, 7)]
+    >>> ranges_of([])
+    []
+    """
+    ranges: list[tuple[int, int]] = []
+    first = last = -2
+    for offset in sorted(offsets):
+        if offset - last in (0, 1):
+            last = offset
+            continue
+        if last >= 0:
+            ranges.append((first, last))
+        first = last = offset
+    if last >= 0:
+        ranges.append((first, last))
+    return ranges
+
+
+def ranges_by_label(items: Iterable[tuple[int, Label]]) -> dict[Label, list[tuple[int, int]]]:
+    """Inclusive ranges of the offsets of each label, labels in the order they first appear.
+
+    >>> ranges_by_label([(2, "a"), (0, "a"), (1, "b"), (3, "b"), (1, "a")])
+    {'a': [(0, 2)], 'b': [(1, 1), (3, 3)]}
+    """
+    offsets: defaultdict[Label, list[int]] = defaultdict(list)
+    for offset, label in items:
+        offsets[label].append(offset)
+    return {label: ranges_of(found) for label, found in offsets.items()}
+
+
+class Coalescer(Generic[Key, Item]):
+    """Holds items back for at most `delay_ms` after the first one came, then emits them, one call for each key.
+
+    Items of a key are emitted in the order they were added. `emit` runs on the coalescer's own thread, or on that of a caller
+    of `flush`; never twice at once. When it raises, the items go to `failed`, and the next ones are emitted as ever.
+    Safe for use by many threads.
+
+    Args:
+        name: Name of the thread.
+        delay_ms: Longer: fewer and fuller records; shorter: sooner. 0 emits as fast as the thread gets there.
+        items_max: Emit early when as many items wait.
+        emit: Takes a key and its items.
+        failed: Takes the items that `emit` raised for, and the error.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        delay_ms: float,
+        items_max: int,
+        emit: Callable[[Key, list[Item]], None],
+        failed: Callable[[list[Item], Exception], None],
+    ) -> None:
+        """Start the thread; it is a daemon, and `close` ends it."""
+        self._delay_s = delay_ms / 1000
+        self._items_max = items_max
+        self._emit = emit
+        self._failed = failed
+        self._changed = threading.Condition()
+        self._emitting = threading.Lock()
+        self._waiting: dict[Key, list[Item]] = {}
+        self._waiting_count = 0
+        self._due_s = 0.0
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, items: Iterable[tuple[Key, Item]]) -> None:
+        """Take items; they are emitted soon.
+
+        Raises:
+            RuntimeError: The coalescer is closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                message = "the coalescer is closed"
+                raise RuntimeError(message)
+            was_empty = not self._waiting_count
+            for key, item in items:
+                self._waiting.setdefault(key, []).append(item)
+                self._waiting_count += 1
+            if was_empty and self._waiting_count:
+                self._due_s = time.monotonic() + self._delay_s
+            if was_empty or self._waiting_count >= self._items_max:
+                self._changed.notify()
+
+    def flush(self) -> None:
+        """Emit now what waits; on return everything added before has been emitted."""
+        with self._emitting:
+            with self._changed:
+                waiting, self._waiting, self._waiting_count = self._waiting, {}, 0
+            for key, items in waiting.items():
+                try:
+                    self._emit(key, items)
+                except Exception as error:
+                    LOG.exception("%d items of %s could not be emitted", len(items), key)
+                    self._failed(items, error)
+
+    def close(self) -> None:
+        """Emit what waits and end the thread; more calls do nothing."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.flush()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._waiting_count and not self._is_closed:
+                    self._changed.wait()
+                while not self._is_closed and self._waiting_count < self._items_max:
+                    left_s = self._due_s - time.monotonic()
+                    if left_s <= 0 or not self._waiting_count:
+                        break
+                    self._changed.wait(left_s)
+                if self._is_closed:
+                    return
+            self.flush()

@@ -1,0 +1,118 @@
+"""The transport's link over Kafka: a producer for the ops topic, a consumer on one partition of the results topic."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
+
+from connectors.errors import Invalid, Unavailable
+from connectors.kafka.partitioner import partition_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from connectors.client.settings import ClientSettings
+
+__all__ = ["KafkaLink", "producer_options"]
+
+LOG = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_MS = 30_000
+RECORD_BYTES_MAX = 16 * 1024 * 1024
+FRAMES_MAX = 500
+# Two partitions of one broker share a request, so this bounds how long `close` waits for the thread, not how soon answers come.
+FETCH_WAIT_MS = 250
+
+
+def producer_options(settings: ClientSettings) -> dict[str, Any]:
+    """Options of every producer here: a record is confirmed by all replicas, and written once however often it is tried."""
+    return {
+        "bootstrap_servers": settings.bootstrap_servers.split(","),
+        "acks": "all",
+        "enable_idempotence": True,
+        "delivery_timeout_ms": settings.delivery_timeout_ms,
+        "request_timeout_ms": min(10_000, settings.delivery_timeout_ms // 2),
+        "max_block_ms": settings.delivery_timeout_ms,
+        "max_request_size": RECORD_BYTES_MAX,
+        "allow_auto_create_topics": False,
+        **settings.kafka,
+    }
+
+
+class KafkaLink:
+    """Carries operations and frames over Kafka.
+
+    Args:
+        settings: Names and time-outs.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Connect to nothing yet."""
+        self._settings = settings
+        self._producer: Any = None
+        self._consumer: Any = None
+
+    def open(self) -> int:
+        """Choose a partition by the client id, and stand at its end before anything is sent.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            Invalid: The job's topics do not exist.
+        """
+        settings = self._settings
+        try:
+            self._consumer = KafkaConsumer(
+                bootstrap_servers=settings.bootstrap_servers.split(","),
+                client_id=settings.client_id,
+                group_id=None,
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                # Falling behind the retention of answers loses the oldest of them; the others still help.
+                auto_offset_reset="earliest",
+                fetch_max_wait_ms=FETCH_WAIT_MS,
+                allow_auto_create_topics=False,
+                **settings.kafka,
+            )
+            counts = {topic: len(self._consumer.partitions_for_topic(topic)) for topic in (settings.operations, settings.results)}
+            missing = [f"{topic} does not exist" for topic, count in counts.items() if not count]
+            if missing:
+                message = "the topics of the job are not there: has it ever been started, and is the prefix right?"
+                raise Invalid(message, subject=settings.prefix, details=missing)
+            partition = zlib.crc32(settings.client_id.encode()) % counts[settings.results]
+            place = TopicPartition(settings.results, partition)
+            self._consumer.assign([place])
+            self._consumer.seek(place, self._consumer.end_offsets([place], timeout_ms=OPEN_TIMEOUT_MS)[place])
+            self._producer = KafkaProducer(client_id=settings.client_id, **producer_options(settings))
+        except KafkaError as error:
+            self.close()
+            message = f"Kafka does not answer: {error!r}"
+            raise Unavailable(message, subject=settings.bootstrap_servers) from error
+        except Invalid:
+            self.close()
+            raise
+        LOG.debug("%s reads %s", settings.client_id, place)
+        return partition
+
+    def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
+        """Write one operation to the partition of its key."""
+        topic = self._settings.operations
+        count = len(self._producer.partitions_for(topic))
+        future = self._producer.send(topic, key=key, value=value, partition=partition_of(key, count))
+        future.add_callback(lambda _: on_sent(None))
+        future.add_errback(on_sent)
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        """Values of the records that came."""
+        polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=FRAMES_MAX)
+        return [record.value for records in polled.values() for record in records if record.value is not None]
+
+    def close(self) -> None:
+        """Deliver what is on its way, within the delivery time-out, and disconnect."""
+        if self._producer is not None:
+            self._producer.close(timeout=self._settings.delivery_timeout_ms / 1000)
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False)

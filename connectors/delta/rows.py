@@ -1,0 +1,133 @@
+"""Audit rows as Arrow slices: what waits in the outbox between a decision and its Delta commit.
+
+A slice is a complete Arrow IPC stream (schema, dictionaries, one record batch; zstd), so it can be read without the
+code that wrote it. Rows become columns by `zip(*rows)`, one C call for thousands of rows; Python never looks at a value.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from connectors.delta.tables import AUDIT_TABLES, outbox_schema
+from connectors.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import NamedTuple
+
+__all__ = ["SLICE_BYTES_MAX", "decode_rows", "encode_rows"]
+
+SLICE_BYTES_MAX: Final = 256 * 1024
+"""Cap of one outbox entry (design, section 3)."""
+
+_ROWS_PER_SLICE_MAX: Final = 16_384
+_TEXT_CHARACTERS_MAX: Final = 1_024
+_OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
+_SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.items()}
+
+
+def encode_rows(table: str, rows: Sequence[NamedTuple], limit_bytes: int = SLICE_BYTES_MAX) -> list[bytes]:
+    """Pack the rows of one audit table, in order, into slices of at most `limit_bytes` each.
+
+    No row can make it fail, since rows quote what clients sent: a number beyond its column's type becomes the nearest one
+    the type has, text that is not Unicode gets replacement characters, and in a row that alone exceeds the limit each
+    text is cut to 1,024 characters and says so.
+    """
+    schema = _SCHEMAS[table]
+    slices: list[bytes] = []
+    for start in range(0, len(rows), _ROWS_PER_SLICE_MAX):
+        batch = _record_batch(rows[start : start + _ROWS_PER_SLICE_MAX], schema)
+        slices += _slices(batch, limit_bytes)
+    return slices
+
+
+def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
+    """Unpack slices into one table with the kernel's columns of `table`, dictionaries resolved.
+
+    A column that a slice does not have yet (it was written before an upgrade) is null.
+
+    Raises:
+        Corrupt: a slice is not what was encoded.
+    """
+    schema = pa.schema([
+        pa.field(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in _SCHEMAS[table]
+    ])
+    batches = [_plain(batch, schema) for data in slices for batch in _read(data, table)]
+    return pa.Table.from_batches(batches, schema)
+
+
+def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBatch:
+    columns = zip(*rows, strict=True)
+    return pa.RecordBatch.from_arrays([_array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema)
+
+
+def _array(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
+    try:
+        return pa.array(values, kind)
+    except (OverflowError, UnicodeEncodeError, pa.ArrowInvalid):
+        return pa.array([_fitted(value, kind) for value in values], kind)
+
+
+def _fitted(value: Any, kind: pa.DataType) -> Any:
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and pa.types.is_integer(kind):
+        return max(-(1 << (kind.bit_width - 1)), min(value, (1 << (kind.bit_width - 1)) - 1))
+    return value
+
+
+def _slices(batch: pa.RecordBatch, limit_bytes: int) -> list[bytes]:
+    data = _write(batch)
+    if len(data) <= limit_bytes:
+        return [data]
+    if batch.num_rows > 1:
+        half = batch.num_rows // 2
+        return _slices(_compacted(batch.slice(0, half)), limit_bytes) + _slices(_compacted(batch.slice(half)), limit_bytes)
+    return [_write(_cut(batch))]
+
+
+def _write(batch: pa.RecordBatch) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
+        writer.write_batch(batch)
+    return sink.getvalue().to_pybytes()
+
+
+def _compacted(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Dictionaries without the words of other slices: they would be written whole into each half."""
+    columns = [
+        column.dictionary_decode().dictionary_encode() if pa.types.is_dictionary(column.type) else column
+        for column in batch.columns
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _cut(batch: pa.RecordBatch) -> pa.RecordBatch:
+    row = batch.to_pylist()[0]
+    cut = {
+        name: f"{value[:_TEXT_CHARACTERS_MAX]}... (cut, had {len(value)} characters)"
+        if isinstance(value, str) and len(value) > _TEXT_CHARACTERS_MAX
+        else value
+        for name, value in row.items()
+    }
+    return pa.RecordBatch.from_pylist([cut], schema=batch.schema)
+
+
+def _read(data: bytes, table: str) -> Iterator[pa.RecordBatch]:
+    try:
+        with pa.ipc.open_stream(data) as reader:
+            yield from reader
+    except (pa.ArrowInvalid, OSError) as error:
+        message = f"an outbox slice of {table} cannot be read: {error}; restore a snapshot"
+        raise Corrupt(message, subject=table) from error
+
+
+def _plain(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    present = set(batch.schema.names)
+    columns = [
+        batch.column(field.name).cast(field.type) if field.name in present else pa.nulls(batch.num_rows, field.type)
+        for field in schema
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

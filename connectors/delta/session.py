@@ -1,0 +1,83 @@
+"""One Spark session for the job, the tests and the tools: Delta, UTC, and a JVM that stays below 1.5 GiB.
+
+The JVM is started by the first session of a process; heap and flags of a later call have no effect.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import SparkSession
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["build_session"]
+
+_JVM_FLAGS: Final = (
+    # One collector thread on two cores: G1's regions and remembered sets cost 100 MiB more resident here.
+    "-XX:+UseSerialGC",
+    "-XX:MaxMetaspaceSize=256m",
+    "-XX:ReservedCodeCacheSize=96m",
+    "-XX:MaxDirectMemorySize=128m",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Duser.timezone=UTC",
+    f'"-Dlog4j2.configurationFile={Path(__file__).with_name("log4j2.properties").as_uri()}"',
+)
+
+_CONF: Final = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.host": "127.0.0.1",
+    # Fair: a flush or a validation must not queue behind the other query's jobs (design, section 4).
+    "spark.scheduler.mode": "FAIR",
+    # A Delta snapshot is a Spark job of this many tasks (50 by default): most of the time of a small commit.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.
+    "spark.sql.maxConcurrentOutputFileWriters": "4",
+    # Finished jobs are remembered for the UI only, and there is none.
+    "spark.ui.retainedJobs": "20",
+    "spark.ui.retainedStages": "20",
+    "spark.ui.retainedTasks": "200",
+    "spark.sql.ui.retainedExecutions": "5",
+}
+
+
+def build_session(
+    app_name: str,
+    jars: Sequence[Path],
+    *,
+    master: str = "local[2]",
+    driver_memory: str = "1g",
+    conf: Mapping[str, str] | None = None,
+) -> SparkSession:
+    """Start Spark, or give the session that runs already.
+
+    Args:
+        app_name: Name in Spark's logs.
+        jars: Delta and the Kafka source (`connectors.jars`): PySpark brings neither.
+        master: `local[n]`: n tasks at a time.
+        driver_memory: Heap of the JVM. Resident memory goes up to about 400 MiB above it.
+        conf: Spark settings on top of ours, which they override.
+    """
+    # glibc gives each thread an arena that it seldom returns; with Spark's threads that is hundreds of MiB.
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    builder = (
+        SparkSession.Builder()
+        .appName(app_name)
+        .master(master)
+        .config("spark.driver.memory", driver_memory)
+        .config("spark.driver.extraJavaOptions", " ".join(_JVM_FLAGS))
+        .config("spark.jars", ",".join(str(jar) for jar in jars))
+    )
+    for key, value in {**_CONF, **(conf or {})}.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

@@ -1,0 +1,283 @@
+"""Fetches the jars of `ivy.xml` with the Ivy that is inside PySpark, and trusts only the bytes in `sha256.txt`.
+
+Spark's own way, `spark.jars.packages`, resolves at every start, checks no hash and cannot leave out what PySpark
+already has. Ivy run once, at set-up, needs no tool that is not installed anyway and names no repository: it asks the
+one it is configured for (`POPSTREAM_IVY_SETTINGS` points it at another settings file).
+
+```
+var/jars/spark/*.jar     added to a SparkSession
+var/jars/kafka/*.jar     the class path of an embedded broker
+var/jars/resolved        hash of ivy.xml and sha256.txt; there only while the jars are known to be right
+var/ivy/                 Ivy's cache: an interrupted download resumes from here
+```
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final
+
+_HERE: Final = Path(__file__).parent
+IVY_FILE: Final = _HERE / "ivy.xml"
+SUMS_FILE: Final = _HERE / "sha256.txt"
+
+_ATTEMPTS: Final = 4
+_SECONDS_BEFORE_RETRY: Final = 5
+_LINES_KEPT_OF_A_FAILURE: Final = 12
+
+_SUMS_HEADER: Final = """\
+# SHA-256 of every jar of ivy.xml, one value each: all versions there are exact, and a released jar never changes.
+# Rewritten by `make lock-jars`; in the jars' directory, `sha256sum --check` reads this file as it is.
+"""
+
+
+class JarError(Exception):
+    """The jars are not here, or not the ones that were locked; the message says what to do."""
+
+
+def jars_dir(var: Path) -> Path:
+    """Where the jars are: `var/jars`, or `POPSTREAM_JARS` in an image whose jars are not on its data volume."""
+    override = os.environ.get("POPSTREAM_JARS")
+    return Path(override) if override else var / "jars"
+
+
+def spark_jars(var: Path) -> list[Path]:
+    """Jars to add to PySpark's own, for `spark.jars`.
+
+    Raises:
+        JarError: One of them is missing.
+    """
+    return _resolved_jars(var, "spark")
+
+
+def kafka_jars(var: Path) -> list[Path]:
+    """The class path of a Kafka broker.
+
+    Raises:
+        JarError: One of them is missing.
+    """
+    return _resolved_jars(var, "kafka")
+
+
+def resolve(var: Path) -> None:
+    """Makes the jars be there and be right. The second call costs a few stats.
+
+    Raises:
+        JarError: A download failed repeatedly, or its bytes are not the locked ones. A wrong file has been removed,
+            here and from the cache, so that the next run fetches it again.
+    """
+    sums = read_sums(SUMS_FILE)
+    target = jars_dir(var)
+    stamp = target / "resolved"
+    wanted = lock_digest(IVY_FILE, SUMS_FILE)
+    is_stamped = stamp.is_file() and stamp.read_text(encoding="ascii") == wanted
+    if is_stamped and not missing_jars(target, sums):
+        return
+    stamp.unlink(missing_ok=True)
+    if is_wrong(target, sums):
+        _download_with_retries(var, target, expected_count=len(sums))
+    verify(target, sums, cache=var / "ivy")
+    stamp.write_text(wanted, encoding="ascii")
+
+
+def lock(var: Path) -> None:
+    """Rewrites `sha256.txt` from a download, for the person who changed `ivy.xml` and will review the difference."""
+    target = var / "jars-to-lock"
+    shutil.rmtree(target, ignore_errors=True)
+    _download_with_retries(var, target, expected_count=len(read_sums(SUMS_FILE)))
+    lines = [f"{sha256_of(jar)}  {_name(jar, target)}\n" for jar in _jars_in(target)]
+    SUMS_FILE.write_text(_SUMS_HEADER + "".join(lines), encoding="ascii")
+    shutil.rmtree(target)
+
+
+def read_sums(path: Path) -> dict[str, str]:
+    """Reads `sha256sum`'s own format, with comment lines: name relative to the jars' directory -> hex digest."""
+    rows = (line.split() for line in path.read_text(encoding="ascii").splitlines() if line and not line.startswith("#"))
+    return {name: digest for digest, name in rows}
+
+
+def lock_digest(*files: Path) -> str:
+    """One digest over the files that decide which jars are right; the stamp holds it."""
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
+
+
+def missing_jars(target: Path, sums: Mapping[str, str]) -> list[str]:
+    """Names in `sums` without a file in `target`."""
+    return [name for name in sorted(sums) if not (target / name).is_file()]
+
+
+def is_wrong(target: Path, sums: Mapping[str, str]) -> bool:
+    """Whether `target` is anything but exactly the files of `sums`, byte for byte."""
+    return {_name(jar, target): sha256_of(jar) for jar in _jars_in(target)} != dict(sums)
+
+
+def verify(target: Path, sums: Mapping[str, str], cache: Path) -> None:
+    """Compares every jar in `target` with `sums`, and removes what must not reach a class path.
+
+    Raises:
+        JarError: A jar is missing, is not in `sums`, or has other bytes than the locked ones.
+    """
+    wrong = []
+    for jar in _jars_in(target):
+        name = _name(jar, target)
+        if name not in sums:
+            wrong.append(f"{name}: not in {SUMS_FILE.name}")
+        elif (digest := sha256_of(jar)) != sums[name]:
+            wrong.append(f"{name}: SHA-256 is {digest}, locked is {sums[name]}")
+        else:
+            continue
+        jar.unlink()
+        # The next run would otherwise copy the same bytes out of the cache.
+        for cached in cache.rglob(jar.name):
+            cached.unlink()
+    if wrong:
+        message = f"removed {_counted(wrong, 'jar')} that cannot be trusted; run `make setup` again:"
+        raise JarError("\n  ".join([message, *wrong]))
+    if missing := missing_jars(target, sums):
+        message = f"{_counted(missing, 'jar')} missing after the download; run `make setup` again:"
+        raise JarError("\n  ".join([message, *missing]))
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def java() -> str:
+    """The `java` to run: `JAVA_HOME`'s, or the one on `PATH`.
+
+    Raises:
+        JarError: There is none.
+    """
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which(str(Path(home, "bin", "java"))) if home else shutil.which("java")
+    if found is None:
+        message = "no java: install a JDK or JRE from 17 to 21, or point JAVA_HOME at one"
+        raise JarError(message)
+    return found
+
+
+def _resolved_jars(var: Path, conf: str) -> list[Path]:
+    target = jars_dir(var)
+    sums = {name: digest for name, digest in read_sums(SUMS_FILE).items() if name.startswith(f"{conf}/")}
+    if missing := missing_jars(target, sums):
+        message = f"{target} lacks {_counted(missing, 'jar')}, the first is {missing[0]}; run `make setup`"
+        raise JarError(message)
+    return [target / name for name in sorted(sums)]
+
+
+def _download_with_retries(var: Path, target: Path, expected_count: int) -> None:
+    for attempt in range(1, _ATTEMPTS + 1):
+        failure = _download(var, target, expected_count)
+        if failure is None:
+            return
+        if attempt < _ATTEMPTS:
+            _say(f"download failed ({attempt} of {_ATTEMPTS} attempts), trying again in {_SECONDS_BEFORE_RETRY} s")
+            time.sleep(_SECONDS_BEFORE_RETRY)
+    message = f"the jars could not be downloaded; is this machine online? Ivy's last lines:\n{failure}"
+    raise JarError(message)
+
+
+def _download(var: Path, target: Path, expected_count: int) -> str | None:
+    """Runs Ivy once; on failure gives the end of what it said."""
+    command = [
+        java(),
+        # Not ~/.ivy2, where another project's artifacts would take part in the resolution.
+        f"-Divy.default.ivy.user.dir={var / 'ivy'}",
+        *("-cp", str(_pyspark_jars() / "*"), "org.apache.ivy.Main"),
+        *_settings_arguments(),
+        *("-ivy", str(IVY_FILE), "-cache", str(var / "ivy" / "cache")),
+        *("-retrieve", str(target / "[conf]" / "[artifact](-[classifier])-[revision].[ext]"), "-sync"),
+    ]
+    with subprocess.Popen(  # noqa: S603 - every argument is ours.
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+    ) as ivy:
+        try:
+            lines = _show_progress(ivy.stdout or (), expected_count)
+        finally:
+            # After the last line there is nothing left to end; after Ctrl-C there is.
+            if sys.exc_info()[0] is not None:
+                ivy.kill()
+    return None if ivy.returncode == 0 else "\n".join(lines[-_LINES_KEPT_OF_A_FAILURE:])
+
+
+def _settings_arguments() -> tuple[str, ...]:
+    settings = os.environ.get("POPSTREAM_IVY_SETTINGS")
+    return ("-settings", settings) if settings else ()
+
+
+def _pyspark_jars() -> Path:
+    # Not `import pyspark`: that takes a second and starts looking for Java by itself.
+    spec = importlib.util.find_spec("pyspark")
+    if spec is None or spec.origin is None:
+        message = "PySpark is not installed in this Python; run `make setup`"
+        raise JarError(message)
+    return Path(spec.origin).parent / "jars"
+
+
+def _show_progress(output: Iterable[str], expected_count: int) -> list[str]:
+    """Turns Ivy's lines into two counts, and returns those that are not mere progress of one file."""
+    kept = []
+    counts = {"found": 0, "fetched": 0}
+    for line in output:
+        if line.startswith("."):
+            continue
+        kept.append(line.rstrip())
+        step = "found" if line.startswith("\tfound ") else "fetched" if "[SUCCESSFUL ]" in line else None
+        if step is not None:
+            counts[step] += 1
+            _say_count(step, counts[step], expected_count)
+    return kept
+
+
+def _say_count(step: str, count: int, expected_count: int) -> None:
+    is_last = count == expected_count
+    text = f"jars {step}: {count} of {expected_count}"
+    if sys.stderr.isatty():
+        print(f"\r      {text} ", end="\n" if is_last else "", file=sys.stderr, flush=True)
+    elif is_last or count % 20 == 0:
+        _say(text)
+
+
+def _say(text: str) -> None:
+    print(f"      {text}", file=sys.stderr, flush=True)
+
+
+def _jars_in(target: Path) -> list[Path]:
+    return sorted(target.rglob("*.jar"))
+
+
+def _name(jar: Path, target: Path) -> str:
+    return jar.relative_to(target).as_posix()
+
+
+def _counted(items: list[str], noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry of `python -m connectors.jars.resolve`."""
+    parser = argparse.ArgumentParser(prog="python -m connectors.jars.resolve", description="Fetch and check the jars.")
+    parser.add_argument("--var", type=Path, default=Path("var"), help="directory of run-time data (default: var)")
+    parser.add_argument("--lock", action="store_true", help="rewrite sha256.txt after a change of ivy.xml")
+    options = parser.parse_args(arguments)
+    try:
+        (lock if options.lock else resolve)(options.var.resolve())
+    except JarError as error:
+        print(f"popstream: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

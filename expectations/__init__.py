@@ -1,0 +1,1 @@
+"""Data quality of the Delta tables: the suites as code, and their validation."""

@@ -1,0 +1,1 @@
+"""POP consumption and batch consume queues on Kafka, Spark, RocksDB and Delta Lake."""

@@ -1,0 +1,36 @@
+"""What the integration tests share: one real broker, and names that no other test uses."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from connectors.jars.resolve import kafka_jars
+from connectors.kafka.embedded import EmbeddedKafka
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="session")
+def kafka_jar_files() -> list[Path]:
+    """The class path of a broker, as `make setup` has fetched it."""
+    return kafka_jars(ROOT / "var")
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
+    """One broker for all tests that only need one; never stop it or change its settings."""
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), jars=kafka_jar_files) as broker:
+        yield broker
+
+
+@pytest.fixture
+def topic_prefix() -> str:
+    """A prefix for topics, different in every test."""
+    return f"t{secrets.token_hex(5)}"

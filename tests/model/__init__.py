@@ -1,0 +1,1 @@
+"""A second, plain implementation of docs/semantics.md, and a generator of records for comparing the two."""

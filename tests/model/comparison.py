@@ -1,0 +1,191 @@
+"""What is compared between the model and the kernel, and how a difference is reported as a short story."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+from broker_state.answer import Answer
+from broker_state.handle import decode_handle
+from tests.model.generator import PARTITIONS, World
+from tests.model.reference import ModelOutcome, Record, ReferenceModel
+
+__all__ = ["Decided", "Difference", "Subject", "compare_seed", "plain_answer", "shrink"]
+
+LANE_COUNTS = ("leased", "available", "acked", "holes")
+LANE_HISTORY = ("dead_lettered", "expired_from_log", "passed_over", "skipped_by_reset")
+
+
+class Decided(NamedTuple):
+    """What the implementation under test made of one record, and the state of the record's queue after it.
+
+    `state` has the shape of `ReferenceModel.view`, or is None where it is not asked for or the queue is not there;
+    a lane's dict may leave out keys, which are then not compared.
+    """
+
+    answers: list[Answer]
+    dead_letters: list[tuple[str, int, str]]
+    state: dict[str, Any] | None
+
+
+Subject = Callable[[Record], Decided]
+"""An implementation: one fresh one for each seed, fed record by record."""
+
+
+class Difference(AssertionError):
+    """Model and implementation disagree."""
+
+
+def plain_answer(answer: Answer) -> dict[str, Any]:
+    """`answer` as the model writes it."""
+    return {
+        "op_id": answer.op_id,
+        "type": answer.type,
+        "code": answer.code,
+        "reason": str(answer.reason),
+        "applied": answer.applied,
+        "now_ms": answer.now_ms,
+        "messages": [(o, m.attempt) for m in answer.messages for o in range(m.first, m.last + 1)],
+        "handle": answer.handle,
+        "pop_time_ms": answer.pop_time_ms,
+        "invisible_time_ms": answer.invisible_time_ms,
+        "revive_queue_id": answer.revive_queue_id,
+        "runs": [
+            (
+                run.entry,
+                run.first,
+                run.last,
+                run.code,
+                str(run.reason),
+                run.applied,
+                run.pop_time_ms,
+                run.invisible_time_ms,
+                run.revive_queue_id,
+                None if run.handle is None else answer.handles[run.handle],
+            )
+            for run in answer.runs
+        ],
+        "released": [offset for first, last in answer.released for offset in range(first, last + 1)],
+        "commit_offsets": dict(answer.commit_offsets),
+        "commit_offset": answer.commit_offset,
+        "commit_position": answer.commit_position,
+    }
+
+
+def differences(outcome: ModelOutcome, view: dict[str, Any] | None, decided: Decided) -> list[str]:
+    """What differs, one line each; empty when nothing does."""
+    found: list[str] = []
+    want = {answer["op_id"]: answer for answer in outcome.answers}
+    have = {answer.op_id: plain_answer(answer) for answer in decided.answers}
+    if len(want) != len(outcome.answers) or len(have) != len(decided.answers):
+        found.append(f"an op_id twice: {[a['op_id'] for a in outcome.answers]} {[a.op_id for a in decided.answers]}")
+    for op_id in sorted(want.keys() | have.keys()):
+        if op_id not in want or op_id not in have:
+            found.append(f"answer {op_id}: model {want.get(op_id)}, kernel {have.get(op_id)}")
+            continue
+        for field, value in want[op_id].items():
+            if have[op_id][field] != value:
+                pair = f"model {_show(value)}, kernel {_show(have[op_id][field])}"
+                found.append(f"answer {op_id}.{field}: {pair}")
+    if outcome.dead_letters != decided.dead_letters:
+        found.append(f"dead letters: model {outcome.dead_letters}, kernel {decided.dead_letters}")
+    if decided.state is not None:
+        found.extend(_state_differences(view, decided.state))
+    return found
+
+
+def _state_differences(view: dict[str, Any] | None, state: dict[str, Any]) -> Iterable[str]:
+    if view is None:
+        yield f"state: model has no queue, kernel {state}"
+        return
+    for field in ("now", "min_offset", "commit_position"):
+        if view[field] != state[field]:
+            yield f"queue {field}: model {view[field]}, kernel {state[field]}"
+    if view["lanes"].keys() != state["lanes"].keys():
+        yield f"lanes: model {sorted(view['lanes'])}, kernel {sorted(state['lanes'])}"
+        return
+    for group, lane in view["lanes"].items():
+        if lane["behind"]:
+            continue  # a dispatch moved it; the kernel notices at the lane's next operation
+        other = state["lanes"][group]
+        for field, value in lane.items():
+            if field in ("behind", "went_back") or field not in other:
+                continue
+            if field in LANE_HISTORY and lane["went_back"]:
+                continue
+            if other[field] != value:
+                yield f"lane {group}.{field}: model {value}, kernel {other[field]}"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, str) and value.startswith("1."):
+        return f"{value} = {decode_handle(value)}"
+    if isinstance(value, list) and value and isinstance(value[0], tuple) and len(value[0]) == 10:
+        return str([(*run[:9], None if run[9] is None else decode_handle(run[9])) for run in value])
+    return str(value)
+
+
+def compare_seed(seed: int, records: int, subject: Callable[[], Subject] | None, *, shorten: bool = True) -> Counter[Any]:
+    """Play one seed through the model and a fresh `subject()`; return how often the model met each outcome.
+
+    Without a subject the model is held against its own invariants alone.
+
+    Raises:
+        Difference: they disagree; the message has a shortened list of records that shows it.
+    """
+    world = World(seed)
+    implementation = subject() if subject is not None else None
+    story: list[Record] = []
+    for number, (record, outcome) in enumerate(world.play(records)):
+        story.append(record)
+        world.model.check(*outcome.queue)
+        if implementation is None:
+            continue
+        found = differences(outcome, world.model.view(*outcome.queue), implementation(record))
+        if found:
+            lines = [f"seed {seed}, record {number}", *found]
+            if shorten and subject is not None:
+                lines.extend(_story(story, subject))
+            raise Difference("\n".join(lines))
+    return world.model.counts
+
+
+def _story(story: list[Record], subject: Callable[[], Subject]) -> Iterable[str]:
+    short = shrink(story, lambda records: bool(_first_difference(records, subject)))
+    yield f"shortened to {len(short)} records:"
+    for record in short:
+        value = record.value.decode()
+        yield f"  {record.partition}@{record.kafka_offset} t={record.timestamp_ms} {record.key!r} {value[:600]}"
+    yield "which ends in:"
+    yield from _first_difference(short, subject)
+
+
+def _first_difference(records: Sequence[Record], subject: Callable[[], Subject]) -> list[str]:
+    """The differences at the last of `records`; those before it must agree, or it is another story."""
+    model, implementation = ReferenceModel(PARTITIONS), subject()
+    for number, record in enumerate(records):
+        outcome = model.apply(record)
+        found = differences(outcome, model.view(*outcome.queue), implementation(record))
+        if found:
+            return found if number == len(records) - 1 else []
+    return []
+
+
+def shrink(records: Sequence[Record], fails: Callable[[Sequence[Record]], bool]) -> list[Record]:
+    """A short part of `records`, in order and with the last one, for which `fails` still holds.
+
+    >>> shrink(list(range(100)), lambda part: 13 in part and 37 in part)
+    [13, 37, 99]
+    """
+    kept, last = list(records[:-1]), records[-1]
+    size = max(1, len(kept) // 2)
+    while True:
+        start, removed = 0, False
+        while start < len(kept):
+            part = kept[:start] + kept[start + size :]
+            if fails([*part, last]):
+                kept, removed = part, True
+            else:
+                start += size
+        if size == 1 and not removed:
+            return [*kept, last]
+        size = max(1, size // 2)

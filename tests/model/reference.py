@@ -1,0 +1,1018 @@
+"""The kernel's rules once more, as plainly as they can be written: one small dict for each message.
+
+Written from docs/semantics.md and the design alone, without a look at the kernel. Nothing here is fast, packed or
+ranged on purpose; where the document leaves a choice, the choice is a constant or carries a "CHOICE" comment.
+
+A queue is a dict (`new_queue`), a lane is a dict (`new_lane`), a message that was handed out and is not acked is
+a dict in `lane["messages"]` (`state`, `epoch`, `revision`, `pop_time`, `invisible`, `start`, `deadline`, `attempt`,
+`suspended`, `client`).
+"""
+
+import heapq
+from collections import Counter
+from typing import Any, NamedTuple
+
+import msgspec
+
+from broker_state.command import Command
+from broker_state.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, decode_handle, encode_handle, lane_check
+from broker_state.reason import Reason, code_of
+
+__all__ = ["DEFAULT_POLICY", "ModelOutcome", "Record", "ReferenceModel", "partition_of", "queue_key"]
+
+MAX_OFFSET = 2**63 - 1
+MAX_TIME_MS = 43_200_000
+MAX_RANGE = 1_000_000
+MAX_LIST = 10_000
+MINUTE_MS = 60_000
+WINDOW_MINUTES = 10
+
+LEASED = "leased"
+AVAILABLE = "available"
+BACKING_OFF = "backing_off"
+
+DEFAULT_POLICY = {
+    "max_attempts": 0,
+    "back_off_ms": [],
+    "parked_max": 1024,
+    "in_flight_max": 0,
+    "window_max": 4_194_304,
+}
+
+Message = dict[str, Any]
+Lane = dict[str, Any]
+Queue = dict[str, Any]
+
+_decoder = msgspec.json.Decoder(Command)
+
+
+class Record(NamedTuple):
+    """One record of the ops topic."""
+
+    partition: int
+    kafka_offset: int
+    timestamp_ms: int
+    key: bytes
+    value: bytes
+
+
+class ModelOutcome(NamedTuple):
+    """What one record led to.
+
+    `answers` are those somebody waits for (op_id and reply_to given); `decisions` are all of them. `dead_letters` are
+    (group, offset, "attempts" or "reject"); `steps` (group, offset, step, epoch, revision, attempt, at_ms).
+    """
+
+    answers: list[dict[str, Any]]
+    decisions: list[dict[str, Any]]
+    dead_letters: list[tuple[str, int, str]]
+    steps: list[tuple[str, int, str, int, int, int, int]]
+    queue: tuple[str, int]
+    repeated: bool
+
+
+def queue_key(topic: str, queue_id: int) -> bytes:
+    """Key bytes of the records of a queue."""
+    return f"{topic}\0{queue_id}".encode()
+
+
+def partition_of(key: bytes, partitions: int) -> int:
+    """Partition of `key`: Java's murmur2 of it, made positive, modulo the count.
+
+    >>> partition_of(b"21", 2**31) == -973932308 & 0x7FFFFFFF, partition_of(b"foobar", 2**31) == -790332482 & 0x7FFFFFFF
+    (True, True)
+    """
+    m, mask = 0x5BD1E995, 0xFFFFFFFF
+    h = 0x9747B28C ^ len(key)
+    whole = len(key) // 4 * 4
+    for i in range(0, whole, 4):
+        k = int.from_bytes(key[i : i + 4], "little") * m & mask
+        k = (k ^ k >> 24) * m & mask
+        h = (h * m & mask) ^ k
+    if key[whole:]:
+        h = (h ^ int.from_bytes(key[whole:], "little")) * m & mask
+    h = (h ^ h >> 13) * m & mask
+    return ((h ^ h >> 15) & 0x7FFFFFFF) % partitions
+
+
+def new_queue(topic: str, queue_id: int) -> Queue:
+    """A queue nobody has declared yet."""
+    return {
+        "topic": topic,
+        "queue_id": queue_id,
+        "declared": False,
+        "topic_id": None,
+        "queue_type": None,
+        "now": 0,
+        "min_offset": 0,
+        "commit_position": 0,
+        "written": {},  # offset -> (tag, count)
+        "holes": set(),
+        "policy": None,
+        "lanes": {},  # group -> lane
+        "epochs": {},  # group -> last epoch of the lanes that had this name
+        "ops": {},  # op_id -> what is remembered of it
+        "minute": 0,
+    }
+
+
+def new_lane(group: str, at: int, epoch: int) -> Lane:
+    """A lane that starts at offset `at`."""
+    return {
+        "group": group,
+        "start": at,
+        "commit": at,
+        "next": at,
+        "epoch": epoch,
+        "reset_epoch": 0,  # CHOICE: a lane made again under an old name was not "reset"
+        "messages": {},  # offset -> message, handed out (or reset) and not acked
+        "acked": set(),
+        "holes": 0,
+        "policy": None,
+        "parked": [],
+        "behind": False,  # a dispatch moved it; a lazy implementation may not have noticed yet
+        "dead_lettered": 0,
+        "expired_from_log": 0,
+        "passed_over": 0,
+        "skipped_by_reset": 0,
+        "went_back": False,
+    }
+
+
+class ReferenceModel:
+    """All queues of an ops topic with `partitions` partitions; `apply` decides one record.
+
+    `counts` tells how often each outcome and transition came up, so that a test can see that it tested something.
+    """
+
+    def __init__(self, partitions: int) -> None:
+        self.partitions = partitions
+        self.queues: dict[tuple[str, int], Queue] = {}
+        self.counts: Counter[tuple[str, ...]] = Counter()
+        self._keys: dict[bytes, int] = {}
+        # Of the record being decided:
+        self._decisions: list[dict[str, Any]] = []
+        self._answers: list[dict[str, Any]] = []
+        self._dead: list[tuple[str, int, str]] = []
+        self._steps: list[tuple[str, int, str, int, int, int, int]] = []
+
+    # ------------------------------------------------------------------------------------------- one record
+
+    def apply(self, record: Record) -> ModelOutcome:
+        """Decide `record`."""
+        partition, _, timestamp_ms, key, value = record
+        command = _decoder.decode(value)
+        kind = type(command).__struct_config__.tag
+        name = (command.topic, command.queue_id)
+        self._decisions, self._answers, self._dead, self._steps = [], [], [], []
+        repeated = False
+        queue = self.queues.get(name)
+        if key not in self._keys:
+            self._keys[key] = partition_of(key, self.partitions)
+        if self._keys[key] != partition or key != queue_key(*name):
+            self._refuse_early(command, kind, Reason.MISROUTED, timestamp_ms)
+        elif (queue is None or not queue["declared"]) and kind != "declare":
+            self._refuse_early(command, kind, Reason.TOPIC_NOT_EXIST, timestamp_ms)
+        else:
+            if queue is None:
+                queue = self.queues[name] = new_queue(*name)
+            queue["now"] = max(queue["now"], timestamp_ms)
+            self._forget_old_op_ids(queue)
+            self._due(queue)
+            repeated = self._command(queue, command, kind, value)
+            for group in sorted(queue["lanes"]):
+                self._grant(queue, queue["lanes"][group])
+        for decision in self._decisions:
+            self.counts["answer", decision["type"], decision["reason"]] += 1
+        return ModelOutcome(self._answers, self._decisions, self._dead, self._steps, name, repeated)
+
+    def _refuse_early(self, command: Any, kind: str, reason: Reason, timestamp_ms: int) -> None:
+        answer = self._new_answer(command.op_id, kind, reason, False, timestamp_ms)
+        self._say(command.op_id, command.reply_to, answer)
+
+    def _new_answer(self, op_id: str | None, kind: str, reason: Reason, applied: bool, now: int) -> dict[str, Any]:
+        return {
+            "op_id": op_id,
+            "type": kind,
+            "code": code_of(reason),
+            "reason": reason.value,
+            "applied": applied,
+            "now_ms": now,
+            "messages": [],
+            "handle": None,
+            "pop_time_ms": None,
+            "invisible_time_ms": None,
+            "revive_queue_id": None,
+            "runs": [],
+            "released": [],
+            "commit_offsets": {},
+            "commit_offset": None,
+            "commit_position": None,
+        }
+
+    def _say(self, op_id: str | None, reply_to: int | None, answer: dict[str, Any]) -> None:
+        self._decisions.append(answer)
+        if op_id is not None and reply_to is not None:
+            self._answers.append(answer)
+
+    def _forget_old_op_ids(self, queue: Queue) -> None:
+        # CHOICE: forgotten at minute m + 10 even while its pop is parked (m: the minute of the operation's own record).
+        minute = queue["now"] // MINUTE_MS
+        if minute != queue["minute"]:
+            queue["minute"] = minute
+            old = [op_id for op_id, op in queue["ops"].items() if op["minute"] + WINDOW_MINUTES <= minute]
+            for op_id in old:
+                self.counts["op_id", "forgotten"] += 1
+                del queue["ops"][op_id]
+
+    # ------------------------------------------------------------------------------------------- step 1: due
+
+    def _due(self, queue: Queue) -> None:
+        now = queue["now"]
+        due: list[tuple[int, str, int, int]] = []  # deadline, group, offset, place among the parked
+        parked: list[tuple[Lane, dict[str, Any]]] = []
+        for group, lane in queue["lanes"].items():
+            for offset, message in lane["messages"].items():
+                if message["deadline"] is not None and message["deadline"] <= now:
+                    due.append((message["deadline"], group, offset, -1))
+            for pop in lane["parked"]:
+                if pop["deadline"] <= now:
+                    due.append((pop["deadline"], group, MAX_OFFSET, len(parked)))
+                    parked.append((lane, pop))
+        heapq.heapify(due)
+        while due:
+            deadline, group, offset, place = heapq.heappop(due)
+            lane = queue["lanes"][group]
+            lane["behind"] = False
+            if place >= 0:
+                parked[place][0]["parked"].remove(parked[place][1])
+                self.counts["parked", "timeout"] += 1
+                self._answer_pop(queue, parked[place][1], Reason.POLLING_TIMEOUT)
+                continue
+            message = lane["messages"][offset]
+            if message["state"] == BACKING_OFF:
+                message["state"], message["deadline"] = AVAILABLE, None
+                self.counts["step", "back_off_ended"] += 1
+                continue
+            self._step(lane, offset, "expired", deadline)
+            self._end_lease(queue, lane, offset, deadline)
+            if message["deadline"] is not None and message["deadline"] <= now:
+                self.counts["step", "back_off_ended_at_once"] += 1
+                heapq.heappush(due, (message["deadline"], group, offset, -1))
+            self._settle(queue, lane)
+
+    # ------------------------------------------------------------------------------------------- step 2: command
+
+    def _command(self, queue: Queue, command: Any, kind: str, value: bytes) -> bool:
+        op_id, now = command.op_id, queue["now"]
+        if op_id is not None and not 1 <= len(op_id.encode()) <= 128:
+            self._say(op_id, command.reply_to, self._new_answer(op_id, kind, Reason.INVALID_PARAMETER, False, now))
+            self.counts["invalid", kind, "op_id"] += 1
+            return False
+        known = queue["ops"].get(op_id)
+        if known is not None:
+            if known["value"] != value:
+                self._say(op_id, command.reply_to, self._new_answer(op_id, kind, Reason.OP_ID_REUSED, False, now))
+                return False
+            if known["answer"] is None:
+                self.counts["repeated", "still parked"] += 1
+            else:
+                self.counts["repeated", kind] += 1
+                self._say(op_id, command.reply_to, known["answer"])
+            return True
+        op = {"value": value, "kind": kind, "minute": now // MINUTE_MS, "answer": None, "group": None, "epoch": None}
+        invalid = _what_is_invalid(command, kind)
+        if invalid is not None:
+            self.counts["invalid", kind, invalid] += 1
+            answer = self._new_answer(op_id, kind, Reason.INVALID_PARAMETER, False, now)
+        else:
+            answer = getattr(self, "_" + kind)(queue, command, op)
+        if op_id is not None:
+            queue["ops"][op_id] = op
+        if answer is not None:  # a pop is answered by the grant step
+            op["answer"] = answer
+            self._say(op_id, command.reply_to, answer)
+        return False
+
+    def _declare(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        reason, applied = Reason.OK, False
+        if not queue["declared"]:
+            self._start_queue(queue, command)
+            applied = True
+        elif command.topic_id == queue["topic_id"]:
+            if command.queue_type != queue["queue_type"]:
+                reason = Reason.INVALID_PARAMETER
+                self.counts["declare", "other type"] += 1
+            else:
+                self.counts["declare", "again"] += 1
+        else:  # CHOICE: of whatever type
+            for group in sorted(queue["lanes"]):
+                lane = queue["lanes"][group]
+                queue["epochs"][group] = lane["epoch"]
+                for pop in lane["parked"]:
+                    self.counts["parked", "topic recreated"] += 1
+                    self._answer_pop(queue, pop, Reason.TOPIC_NOT_EXIST)
+            self.counts["declare", "other topic id"] += 1
+            self._start_queue(queue, command)  # CHOICE: op_ids and the clock stay, policies go
+            applied = True
+        answer = self._new_answer(command.op_id, "declare", reason, applied, queue["now"])
+        if reason is Reason.OK:
+            answer["commit_position"] = queue["commit_position"]
+        return answer
+
+    def _start_queue(self, queue: Queue, command: Any) -> None:
+        queue["declared"] = True
+        queue["topic_id"] = command.topic_id
+        queue["queue_type"] = command.queue_type
+        queue["min_offset"] = queue["commit_position"] = command.min_offset
+        queue["written"] = {}
+        queue["holes"] = set()
+        queue["lanes"] = {}
+        queue["policy"] = None
+
+    def _policy(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        if command.orderly:  # a place for orderly lanes
+            return self._new_answer(command.op_id, "policy", Reason.NOT_SUPPORTED, False, queue["now"])
+        policy = {name: getattr(command, name) for name in DEFAULT_POLICY}
+        if command.group is None:
+            queue["policy"] = policy
+            self.counts["policy", "queue"] += 1
+        else:
+            self._lane_for(queue, command.group, queue["min_offset"])["policy"] = policy
+            self.counts["policy", "lane"] += 1
+        return self._new_answer(command.op_id, "policy", Reason.OK, True, queue["now"])
+
+    def _policy_of(self, queue: Queue, lane: Lane | None) -> dict[str, Any]:
+        if lane is not None and lane["policy"] is not None:
+            return lane["policy"]
+        if queue["policy"] is not None:
+            return queue["policy"]
+        return DEFAULT_POLICY
+
+    def _lane_for(self, queue: Queue, group: str, at: int) -> Lane:
+        lane = queue["lanes"].get(group)
+        if lane is None:
+            lane = queue["lanes"][group] = new_lane(group, at, queue["epochs"].get(group, 0))
+            self.counts["lane", "made again" if lane["epoch"] else "made"] += 1
+            self._settle(queue, lane)
+        lane["behind"] = False
+        return lane
+
+    def _dispatch(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        first_reason, applied = Reason.OK, False
+        parts = [(r.first, r.last, (r.tag, r.count)) for r in command.ranges] + [(f, n, None) for f, n in command.skip]
+        for first, last, unit in parts:
+            reason = self._judge_dispatch(queue, first, last, unit)
+            self.counts["dispatch range" if unit else "skip range", reason.value] += 1
+            if reason is not Reason.OK:
+                # CHOICE: the answer carries the reason of the first range that was refused.
+                first_reason = reason if first_reason is Reason.OK else first_reason
+            elif unit is not None:
+                applied |= self._write(queue, first, last, unit)
+            else:
+                applied |= self._skip(queue, first, last)
+        for lane in queue["lanes"].values():
+            before = lane["commit"], lane["next"]
+            self._settle(queue, lane)
+            if before != (lane["commit"], lane["next"]):
+                lane["behind"] = True
+        answer = self._new_answer(command.op_id, "dispatch", first_reason, applied, queue["now"])
+        answer["commit_position"] = queue["commit_position"]
+        return answer
+
+    def _judge_dispatch(self, queue: Queue, first: int, last: int, unit: tuple[int, int] | None) -> Reason:
+        if not 0 <= first <= last <= MAX_OFFSET or last - first + 1 > MAX_RANGE:
+            return Reason.INVALID_PARAMETER
+        if unit is not None and not (0 <= unit[0] < 2**64 and 1 <= unit[1] < 2**31):  # CHOICE: bounds of count
+            return Reason.INVALID_PARAMETER
+        # CHOICE: a written range must not begin below the min offset, a skip must not end below it.
+        if (first if unit is not None else last) < queue["min_offset"]:
+            return Reason.BELOW_MIN
+        if last >= queue["commit_position"] + self._policy_of(queue, None)["window_max"]:
+            return Reason.AHEAD_OF_WINDOW
+        return Reason.OK
+
+    def _write(self, queue: Queue, first: int, last: int, unit: tuple[int, int]) -> bool:
+        changed = False
+        for offset in range(first, last + 1):
+            if offset not in queue["written"] and offset not in queue["holes"]:  # CHOICE: what is known stays as it was
+                queue["written"][offset] = unit
+                changed = True
+        self.counts["dispatch", "new" if changed else "known"] += 1
+        if first > queue["commit_position"]:
+            self.counts["dispatch", "out of order"] += 1
+        self._move_commit_position(queue)
+        return changed
+
+    def _move_commit_position(self, queue: Queue) -> None:
+        written, holes = queue["written"], queue["holes"]
+        while queue["commit_position"] in written or queue["commit_position"] in holes:
+            queue["commit_position"] += 1
+
+    def _skip(self, queue: Queue, first: int, last: int) -> bool:
+        low = max(first, queue["min_offset"])
+        late = [offset for offset in range(low, last + 1) if offset in queue["written"]]
+        new = [o for o in range(low, last + 1) if o not in queue["written"] and o not in queue["holes"]]
+        queue["holes"].update(new)
+        if late and first <= queue["min_offset"]:
+            self.counts["skip", "retention"] += 1
+            end = last + 1
+            for lane in queue["lanes"].values():
+                for offset in range(lane["commit"], end):
+                    if offset in lane["acked"]:
+                        continue
+                    if offset not in queue["holes"]:
+                        self._expire_from_log(queue, lane, offset)
+                    elif offset >= lane["next"]:
+                        lane["holes"] += 1
+                if lane["next"] < end or lane["commit"] < end:
+                    lane["behind"] = True
+                lane["next"] = max(lane["next"], end)
+                lane["commit"] = max(lane["commit"], end)
+            for offset in late:
+                del queue["written"][offset]
+            queue["min_offset"] = end
+            queue["commit_position"] = max(queue["commit_position"], end)
+        elif late:
+            self.counts["skip", "late"] += 1
+            for offset in late:
+                for lane in queue["lanes"].values():
+                    # CHOICE: what a lane had not reached is a hole for it, not expired.
+                    if offset < lane["next"] and offset >= lane["commit"] and offset not in lane["acked"]:
+                        self._expire_from_log(queue, lane, offset)
+                        lane["behind"] = True
+                del queue["written"][offset]
+            queue["holes"].update(late)
+        elif new:
+            self.counts["skip", "holes"] += 1
+        else:
+            self.counts["skip", "known"] += 1
+        self._move_commit_position(queue)
+        return bool(late or new)
+
+    def _expire_from_log(self, queue: Queue, lane: Lane, offset: int) -> None:
+        if offset in lane["messages"]:
+            self._step(lane, offset, "expired_from_log", queue["now"])
+        lane["messages"].pop(offset, None)
+        lane["acked"].add(offset)
+        lane["expired_from_log"] += 1
+        self.counts["step", "expired_from_log"] += 1
+
+    def _pop(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any] | None:
+        if command.order:  # a place for orderly lanes
+            return self._new_answer(command.op_id, "pop", Reason.NOT_SUPPORTED, False, queue["now"])
+        at = queue["min_offset"] if command.init == "min" else queue["commit_position"]
+        lane = self._lane_for(queue, command.group, at)
+        op["group"] = command.group
+        lane["parked"].append({"op": op, "command": command, "deadline": queue["now"] + command.poll_time_ms, "new": True})
+        return None
+
+    def _ack(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        return self._judge_entries(queue, command, "ack")
+
+    def _reject(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        return self._judge_entries(queue, command, "reject")
+
+    def _change_invisible(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        return self._judge_entries(queue, command, "change_invisible")
+
+    def _cancel(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        # CHOICE: a pop that is still parked is found even when its op_id is forgotten.
+        answer = self._new_answer(command.op_id, "cancel", Reason.OK, False, queue["now"])
+        for group in sorted(queue["lanes"]):
+            lane = queue["lanes"][group]
+            for pop in lane["parked"]:
+                if pop["command"].op_id == command.target_op_id:
+                    lane["parked"].remove(pop)
+                    lane["behind"] = False
+                    self.counts["parked", "cancelled"] += 1
+                    self._answer_pop(queue, pop, Reason.CANCELLED)
+                    answer["applied"] = True
+                    return answer
+        target = queue["ops"].get(command.target_op_id)
+        if target is None:
+            return self._new_answer(command.op_id, "cancel", Reason.UNKNOWN_HANDLE, False, queue["now"])
+        if target["kind"] != "pop":
+            return self._new_answer(command.op_id, "cancel", Reason.INVALID_PARAMETER, False, queue["now"])
+        if target["epoch"] is None:
+            self.counts["cancel", "answered without messages"] += 1
+            return answer
+        lane = queue["lanes"].get(target["group"])
+        if lane is not None:
+            lane["behind"] = False
+            for offset, message in sorted(lane["messages"].items()):
+                if message["state"] == LEASED and message["epoch"] == target["epoch"]:
+                    message["suspended"] = True
+                    self._step(lane, offset, "released", queue["now"])
+                    self._end_lease(queue, lane, offset, queue["now"])
+                    answer["released"].append(offset)
+        answer["applied"] = bool(answer["released"])
+        self.counts["cancel", "released" if answer["applied"] else "nothing left to release"] += 1
+        return answer
+
+    def _return_client(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        answer = self._new_answer(command.op_id, "return_client", Reason.OK, False, queue["now"])
+        lane = queue["lanes"].get(command.group)
+        if lane is None:
+            self.counts["return_client", "no lane"] += 1
+            return answer
+        lane["behind"] = False
+        for offset, message in sorted(lane["messages"].items()):
+            if message["state"] == LEASED and message["client"] == command.client_id:
+                self._step(lane, offset, "released", queue["now"])
+                self._end_lease(queue, lane, offset, queue["now"])
+                answer["released"].append(offset)  # CHOICE: also when that was its last attempt
+        self.counts["return_client", "released" if answer["released"] else "nothing"] += 1
+        cancelled = [pop for pop in lane["parked"] if pop["command"].client_id == command.client_id]
+        for pop in cancelled:
+            lane["parked"].remove(pop)
+            self.counts["parked", "returned"] += 1
+            self._answer_pop(queue, pop, Reason.CANCELLED)
+        self._settle(queue, lane)
+        answer["applied"] = bool(answer["released"] or cancelled)
+        return answer
+
+    def _reset_offset(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        target = command.queue_offset
+        for reason, refused in (
+            (Reason.BELOW_MIN, target < queue["min_offset"]),
+            (Reason.ABOVE_MAX, target > queue["commit_position"]),
+        ):
+            if refused:
+                return self._new_answer(command.op_id, "reset_offset", reason, False, queue["now"])
+        lane = self._lane_for(queue, command.group, queue["min_offset"])
+        lane["reset_epoch"] = lane["epoch"]
+        for offset, message in lane["messages"].items():
+            if message["state"] == LEASED:
+                self._step(lane, offset, "released", queue["now"])
+        if target >= lane["commit"]:  # CHOICE: forwards and backwards are told from the commit offset
+            self.counts["reset", "forwards" if target > lane["commit"] else "in place"] += 1
+            for offset in range(lane["commit"], target):
+                if offset in queue["holes"] and offset not in lane["acked"]:
+                    lane["holes"] += offset >= lane["next"]
+                elif offset not in lane["acked"]:
+                    lane["acked"].add(offset)
+                    lane["messages"].pop(offset, None)
+                    lane["skipped_by_reset"] += 1
+                    self.counts["step", "skipped_by_reset"] += 1
+            lane["next"] = max(lane["next"], target)
+            lane["commit"] = target
+            for offset in lane["messages"]:
+                lane["messages"][offset] = _never_delivered()
+        else:
+            self.counts["reset", "backwards"] += 1
+            lane["went_back"] = True
+            lane["messages"] = {}
+            lane["start"] = min(lane["start"], target)
+            lane["acked"] = {offset for offset in lane["acked"] if offset < target}
+            lane["holes"] = target - lane["start"] - len(lane["acked"])
+            lane["next"] = lane["commit"] = target
+        self._settle(queue, lane)
+        answer = self._new_answer(command.op_id, "reset_offset", Reason.OK, True, queue["now"])
+        answer["commit_offset"] = lane["commit"]
+        return answer
+
+    def _forget_lane(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        lane = queue["lanes"].pop(command.group, None)
+        if lane is not None:
+            queue["epochs"][command.group] = lane["epoch"]
+            for pop in lane["parked"]:
+                self.counts["parked", "lane forgotten"] += 1
+                self._answer_pop(queue, pop, Reason.CANCELLED)
+        self.counts["forget_lane", "gone" if lane is not None else "no lane"] += 1
+        return self._new_answer(command.op_id, "forget_lane", Reason.OK, lane is not None, queue["now"])
+
+    def _tick(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+        return self._new_answer(command.op_id, "tick", Reason.OK, False, queue["now"])
+
+    # ------------------------------------------------------------------------------------------- entries
+
+    def _judge_entries(self, queue: Queue, command: Any, kind: str) -> dict[str, Any]:
+        runs: list[tuple[Any, ...]] = []
+        named: dict[str, set[int]] = {}
+        touched: dict[str, Lane] = {}
+        low, high = queue["min_offset"], queue["commit_position"]
+        for index, entry in enumerate(command.entries):
+            refusal, lane, handle = self._judge_whole_entry(queue, command, entry, kind)
+            if refusal is not None:
+                for first, last in entry.offsets or [(-1, -1)]:
+                    runs.append(_run(kind, index, first, last, (refusal, False, None, None, None, None)))
+                continue
+            group = lane["group"]
+            lane["behind"] = False
+            touched[group] = lane
+            seen = named.setdefault(group, set())
+            for first, last in entry.offsets:
+                if first < low:
+                    below = (Reason.BELOW_MIN, False, None, None, None, None)
+                    runs.append(_run(kind, index, first, min(last, low - 1), below))
+                outcomes = []
+                for offset in range(max(first, low), min(last, high - 1) + 1):
+                    outcomes.append((offset, self._judge_offset(queue, lane, handle, entry, kind, offset, seen)))
+                    seen.add(offset)
+                while outcomes:
+                    same = 1
+                    while same < len(outcomes) and outcomes[same][1] == outcomes[0][1]:
+                        same += 1
+                    runs.append(_run(kind, index, outcomes[0][0], outcomes[same - 1][0], outcomes[0][1]))
+                    del outcomes[:same]
+                if last >= high:
+                    above = (Reason.ABOVE_MAX, False, None, None, None, None)
+                    runs.append(_run(kind, index, max(first, high), last, above))
+        for lane in touched.values():
+            self._settle(queue, lane)
+        for run in runs:
+            self.counts["run", kind, run[4]] += 1
+        applied = any(run[5] for run in runs)
+        answer = self._new_answer(command.op_id, kind, Reason.OK, applied, queue["now"])  # CHOICE: OK, whatever the runs
+        answer["runs"] = runs
+        answer["commit_offsets"] = {group: lane["commit"] for group, lane in touched.items()}  # CHOICE: before the grant step
+        return answer
+
+    def _judge_whole_entry(self, queue: Queue, command: Any, entry: Any, kind: str) -> tuple[Reason | None, Any, Any]:
+        if not 0 <= entry.handle < len(command.handles) or not entry.offsets:
+            return Reason.INVALID_PARAMETER, None, None
+        if any(not 0 <= first <= last <= MAX_OFFSET for first, last in entry.offsets):
+            return Reason.INVALID_PARAMETER, None, None
+        if kind == "change_invisible" and not 0 <= entry.invisible_time_ms <= MAX_TIME_MS:
+            return Reason.INVALID_PARAMETER, None, None
+        ref = command.handles[entry.handle]
+        if not 1 <= len(ref.group.encode()) <= 255:  # CHOICE: of the entry, not of the record
+            return Reason.INVALID_PARAMETER, None, None
+        handle = decode_handle(ref.handle)
+        lane = queue["lanes"].get(ref.group)
+        if (
+            handle is None
+            or lane is None
+            or handle.lane_check != lane_check(queue["topic"], queue["queue_id"], ref.group)
+            or handle.queue_id != queue["queue_id"]
+            or handle.broker_name != BROKER_NAME  # CHOICE: a truncated name is not a handle of ours
+            or not 1 <= handle.epoch <= lane["epoch"]
+        ):
+            return Reason.UNKNOWN_HANDLE, None, None
+        if handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY:  # a place for orderly lanes
+            return Reason.WRONG_MODE, None, None
+        return None, lane, handle
+
+    def _judge_offset(
+        self, queue: Queue, lane: Lane, handle: Handle, entry: Any, kind: str, offset: int, seen: set[int]
+    ) -> tuple[Reason, bool, int | None, int | None, int | None, str | None]:
+        reason = None
+        message = lane["messages"].get(offset)
+        if offset in seen:
+            reason = Reason.DUPLICATE_ENTRY
+        elif offset < lane["commit"] or offset in lane["acked"] or offset in queue["holes"]:
+            reason = Reason.ALREADY_ACKED
+        elif handle.epoch <= lane["reset_epoch"]:
+            reason = Reason.STALE_HANDLE
+            self.counts["judged", "older than the reset"] += 1
+        elif message is None or message["epoch"] == 0:
+            reason = Reason.OUTSIDE_POP
+            self.counts["judged", "never handed out"] += 1
+        elif message["epoch"] > handle.epoch:
+            reason = Reason.STALE_HANDLE
+            self.counts["judged", "handed out again"] += 1
+        elif message["epoch"] < handle.epoch:
+            reason = Reason.OUTSIDE_POP
+            self.counts["judged", "of an older pop"] += 1
+        elif kind == "change_invisible" and message["revision"] != handle.revision:
+            current = self._handle_text(queue, lane, message)
+            return Reason.SUPERSEDED, False, None, None, None, current
+        if reason is not None:
+            return reason, False, None, None, None, None
+        now = queue["now"]
+        before = message["state"]
+        self.counts["late" if before != LEASED else "in time", kind, before] += 1
+        if kind == "ack":
+            self._step(lane, offset, "acked", now)
+            self._done(lane, offset)
+            return Reason.OK, True, None, None, None, None
+        if kind == "reject":
+            self._dead_letter(lane, offset, "reject", now)
+            return Reason.OK, True, None, None, None, None
+        message["revision"] += 1
+        message["pop_time"] = now
+        message["invisible"] = entry.invisible_time_ms
+        message["start"] = handle.start_offset
+        message["suspended"] = entry.suspend
+        text = self._handle_text(queue, lane, message)
+        if entry.invisible_time_ms > 0:
+            message["state"] = LEASED
+            message["deadline"] = now + entry.invisible_time_ms
+            self._step(lane, offset, "changed", now)
+        else:
+            self._step(lane, offset, "released", now)
+            self._end_lease(queue, lane, offset, now)
+        return Reason.OK, True, now, entry.invisible_time_ms, 0, text
+
+    def _handle_text(self, queue: Queue, lane: Lane, message: Message) -> str:
+        return encode_handle(
+            Handle(
+                start_offset=message["start"],
+                pop_time_ms=message["pop_time"],
+                invisible_time_ms=message["invisible"],
+                revive_queue_id=0,
+                queue_id=queue["queue_id"],
+                epoch=message["epoch"],
+                revision=message["revision"],
+                lane_check=lane_check(queue["topic"], queue["queue_id"], lane["group"]),
+            )
+        )
+
+    # ------------------------------------------------------------------------------------------- leases
+
+    def _step(self, lane: Lane, offset: int, step: str, at_ms: int) -> None:
+        message = lane["messages"][offset]
+        self._steps.append(
+            (lane["group"], offset, step, message["epoch"], message["revision"], message["attempt"], at_ms)
+        )
+        self.counts["step", step] += 1
+
+    def _done(self, lane: Lane, offset: int) -> None:
+        del lane["messages"][offset]
+        lane["acked"].add(offset)
+
+    def _dead_letter(self, lane: Lane, offset: int, why: str, at_ms: int) -> None:
+        self._step(lane, offset, "dead_lettered", at_ms)
+        self._dead.append((lane["group"], offset, why))
+        self._done(lane, offset)
+        lane["dead_lettered"] += 1
+        self.counts["dead letter", why] += 1
+
+    def _end_lease(self, queue: Queue, lane: Lane, offset: int, at_ms: int) -> None:
+        message = lane["messages"][offset]
+        policy = self._policy_of(queue, lane)
+        message["state"], message["deadline"] = AVAILABLE, None
+        if message["suspended"]:
+            self.counts["lease ended", "suspended"] += 1
+            return
+        if 0 < policy["max_attempts"] <= message["attempt"]:
+            self._dead_letter(lane, offset, "attempts", at_ms)
+            return
+        back_offs = policy["back_off_ms"]
+        if back_offs:
+            wait = back_offs[min(message["attempt"], len(back_offs)) - 1]
+            if wait > 0:
+                message["state"], message["deadline"] = BACKING_OFF, at_ms + wait
+                self.counts["lease ended", "backing off"] += 1
+                return
+        self.counts["lease ended", "available"] += 1
+
+    def _settle(self, queue: Queue, lane: Lane) -> None:
+        """Move the commit offset over what is done, and with it `next` over holes that follow."""
+        holes, acked = queue["holes"], lane["acked"]
+        commit = lane["commit"]
+        while commit < lane["next"] and (commit in acked or commit in holes):
+            commit += 1
+        if commit == lane["next"]:
+            while commit < queue["commit_position"] and commit in holes:
+                commit += 1
+                lane["holes"] += 1
+            lane["next"] = commit
+        lane["commit"] = commit
+
+    # ------------------------------------------------------------------------------------------- step 3: grant
+
+    def _grant(self, queue: Queue, lane: Lane) -> None:
+        if not lane["parked"]:
+            return
+        lane["behind"] = False
+        waiting: list[dict[str, Any]] = []
+        for pop in lane["parked"]:
+            command = pop["command"]
+            new, pop["new"] = pop["new"], False
+            given = self._take(queue, lane, command)
+            if given:
+                self.counts["parked", "served at once" if new else "served later"] += 1
+                self._lease(queue, lane, pop, given)
+            elif command.poll_time_ms == 0:
+                self._answer_pop(queue, pop, Reason.NO_MESSAGE)
+            elif new and len(waiting) >= self._policy_of(queue, lane)["parked_max"]:
+                self._answer_pop(queue, pop, Reason.POLLING_FULL)
+            else:
+                waiting.append(pop)
+            self._settle(queue, lane)
+        lane["parked"] = waiting
+
+    def _take(self, queue: Queue, lane: Lane, command: Any) -> list[int]:
+        """Offsets for one pop; what its tags pass over is done afterwards."""
+        limit = self._policy_of(queue, lane)["in_flight_max"]
+        room = MAX_OFFSET
+        if limit:  # CHOICE: counted in units, not in their inner messages
+            room = limit - len([m for m in lane["messages"].values() if m["state"] == LEASED])
+            if room <= 0:
+                self.counts["pop", "at in_flight_max"] += 1
+                return []
+        offered = sorted(offset for offset, m in lane["messages"].items() if m["state"] == AVAILABLE)
+        fresh_from = lane["next"]
+        offered += [o for o in range(fresh_from, queue["commit_position"]) if o not in queue["holes"]]
+        given: list[int] = []
+        total = 0
+        for offset in offered:
+            tag, count = queue["written"][offset]
+            passed = command.tags is not None and tag not in command.tags
+            if not passed and given and total + count > command.max_messages:
+                self.counts["pop", "unit does not fit"] += 1
+                break
+            if offset >= lane["next"]:
+                lane["holes"] += len([o for o in range(lane["next"], offset) if o in queue["holes"]])
+                lane["next"] = offset + 1
+            if passed:
+                lane["messages"].pop(offset, None)
+                lane["acked"].add(offset)
+                lane["passed_over"] += 1
+                self.counts["pop", "passed over fresh" if offset >= fresh_from else "passed over available"] += 1
+                continue
+            given.append(offset)
+            total += count
+            if len(given) == room:
+                self.counts["pop", "up to in_flight_max"] += 1
+                break
+            if total >= command.max_messages:
+                break
+        return given
+
+    def _lease(self, queue: Queue, lane: Lane, pop: dict[str, Any], given: list[int]) -> None:
+        command, now = pop["command"], queue["now"]
+        lane["epoch"] += 1
+        pop["op"]["epoch"] = lane["epoch"]
+        messages = []
+        for offset in given:
+            old = lane["messages"].get(offset)
+            attempt = 1
+            if old is not None:
+                attempt = old["attempt"] if old["suspended"] else old["attempt"] + 1
+                self.counts["delivery", "again, suspended" if old["suspended"] else "again"] += 1
+            else:
+                self.counts["delivery", "fresh"] += 1
+            lane["messages"][offset] = {
+                "state": LEASED,
+                "epoch": lane["epoch"],
+                "revision": 0,
+                "pop_time": now,
+                "invisible": command.invisible_time_ms,
+                "start": given[0],
+                "deadline": now + command.invisible_time_ms,
+                "attempt": attempt,
+                "suspended": False,
+                "client": command.client_id,
+            }
+            self._step(lane, offset, "leased", now)
+            messages.append((offset, attempt))
+        answer = self._new_answer(command.op_id, "pop", Reason.OK, True, now)
+        answer["messages"] = messages
+        answer["handle"] = self._handle_text(queue, lane, lane["messages"][given[0]])
+        answer["pop_time_ms"] = now
+        answer["invisible_time_ms"] = command.invisible_time_ms
+        answer["revive_queue_id"] = 0
+        self._finish_pop(pop, answer)
+
+    def _answer_pop(self, queue: Queue, pop: dict[str, Any], reason: Reason) -> None:
+        self._finish_pop(pop, self._new_answer(pop["command"].op_id, "pop", reason, False, queue["now"]))
+
+    def _finish_pop(self, pop: dict[str, Any], answer: dict[str, Any]) -> None:
+        pop["op"]["answer"] = answer
+        self._say(pop["command"].op_id, pop["command"].reply_to, answer)
+
+    # ------------------------------------------------------------------------------------------- state
+
+    def view(self, topic: str, queue_id: int) -> dict[str, Any] | None:
+        """The state of a queue and its lanes, for comparison; None when it is not declared."""
+        queue = self.queues.get((topic, queue_id))
+        if queue is None or not queue["declared"]:
+            return None
+        return {
+            "now": queue["now"],
+            "min_offset": queue["min_offset"],
+            "commit_position": queue["commit_position"],
+            "lanes": {group: self._view_lane(queue, lane) for group, lane in queue["lanes"].items()},
+        }
+
+    def _view_lane(self, queue: Queue, lane: Lane) -> dict[str, Any]:
+        messages = lane["messages"]
+        leased = len([m for m in messages.values() if m["state"] == LEASED])
+        return {
+            "behind": lane["behind"],
+            "went_back": lane["went_back"],
+            "start": lane["start"],
+            "commit_offset": lane["commit"],
+            "next_offset": lane["next"],
+            "epoch": lane["epoch"],
+            "messages": {
+                offset: (m["state"], m["epoch"], m["revision"], m["deadline"], m["attempt"])
+                for offset, m in messages.items()
+            },
+            "leased": leased,
+            "available": len(messages) - leased,
+            "acked": len(lane["acked"]),
+            "holes": lane["holes"],
+            "dead_lettered": lane["dead_lettered"],
+            "expired_from_log": lane["expired_from_log"],
+            "passed_over": lane["passed_over"],
+            "skipped_by_reset": lane["skipped_by_reset"],
+            "parked": [pop["command"].op_id for pop in lane["parked"]],
+        }
+
+    def check(self, topic: str, queue_id: int) -> None:
+        """Raise AssertionError when the queue's own state contradicts itself."""
+        queue = self.queues.get((topic, queue_id))
+        if queue is None or not queue["declared"]:
+            return
+        written, holes = queue["written"], queue["holes"]
+        assert queue["min_offset"] <= queue["commit_position"]
+        for offset in range(queue["min_offset"], queue["commit_position"]):
+            assert (offset in written) != (offset in holes)
+        assert queue["commit_position"] not in written
+        assert queue["commit_position"] not in holes
+        for group, lane in queue["lanes"].items():
+            view = self._view_lane(queue, lane)
+            total = view["holes"] + view["acked"] + view["leased"] + view["available"]
+            assert lane["next"] - lane["start"] == total, (group, view)
+            assert queue["min_offset"] <= lane["commit"] <= lane["next"] <= queue["commit_position"], (group, view)
+            if not lane["went_back"]:
+                kinds = ("dead_lettered", "expired_from_log", "passed_over", "skipped_by_reset")
+                assert sum(lane[kind] for kind in kinds) <= view["acked"]
+            for offset in range(lane["commit"], lane["next"]):
+                places = (offset in lane["messages"], offset in lane["acked"] or offset in holes)
+                assert sum(places) == 1, (group, offset, view)
+            if lane["commit"] < lane["next"]:
+                assert lane["commit"] in lane["messages"], (group, view)
+            for offset, message in lane["messages"].items():
+                assert lane["commit"] <= offset < lane["next"]
+                assert (message["deadline"] is None) == (message["state"] == AVAILABLE)
+                assert message["deadline"] is None or message["deadline"] > queue["now"]
+                assert message["epoch"] <= lane["epoch"]
+                assert message["epoch"] == 0 or message["epoch"] > lane["reset_epoch"]
+            for pop in lane["parked"]:
+                assert pop["deadline"] > queue["now"]
+
+
+def _never_delivered() -> Message:
+    return {
+        "state": AVAILABLE,
+        "epoch": 0,
+        "revision": 0,
+        "pop_time": 0,
+        "invisible": 0,
+        "start": 0,
+        "deadline": None,
+        "attempt": 0,
+        "suspended": False,
+        "client": None,
+    }
+
+
+def _run(kind: str, entry: int, first: int, last: int, outcome: tuple[Any, ...]) -> tuple[Any, ...]:
+    reason, applied, pop_time, invisible, revive, handle = outcome
+    code = code_of(reason, is_ack=kind == "ack")  # CHOICE: reject is not an ack here: ALREADY_ACKED is 13
+    return (entry, first, last, code, reason.value, applied, pop_time, invisible, revive, handle)
+
+
+def _what_is_invalid(command: Any, kind: str) -> str | None:
+    """The first value of the command that is out of its range; what belongs to entries or ranges is judged there."""
+    group = getattr(command, "group", None)
+    if group is not None and not 1 <= len(group.encode()) <= 255:
+        return "group"
+    client_id = getattr(command, "client_id", None)
+    if client_id is not None and not 1 <= len(client_id.encode()) <= 255:
+        return "client_id"
+    if kind == "pop":
+        if command.attempt_id is not None and not 1 <= len(command.attempt_id.encode()) <= 255:
+            return "attempt_id"
+        if not 1 <= command.max_messages <= 10_000:
+            return "max_messages"
+        if not 1 <= command.invisible_time_ms <= MAX_TIME_MS:
+            return "invisible_time_ms"
+        if not 0 <= command.poll_time_ms <= MAX_TIME_MS:
+            return "poll_time_ms"
+        if command.tags is not None and not 1 <= len(command.tags) <= 64:
+            return "tags"
+        if command.tags is not None and not all(1 <= tag < 2**64 for tag in command.tags):
+            return "a tag"
+    elif kind in ("ack", "change_invisible", "reject"):
+        if len(command.entries) > MAX_LIST:
+            return "entries"
+        if len(command.handles) > MAX_LIST:
+            return "handles"
+        if sum(len(entry.offsets) for entry in command.entries) > MAX_LIST:
+            return "offset ranges"
+    elif kind == "dispatch":
+        if len(command.ranges) + len(command.skip) > MAX_LIST:
+            return "offset ranges"
+    elif kind == "policy":
+        if not 0 <= command.max_attempts <= 65_535:
+            return "max_attempts"
+        if not 0 <= command.parked_max <= 65_536:
+            return "parked_max"
+        if not 0 <= command.in_flight_max < 2**31:
+            return "in_flight_max"
+        if len(command.back_off_ms) > 32 or not all(0 <= wait <= MAX_TIME_MS for wait in command.back_off_ms):
+            return "back_off_ms"
+        if not 1_000_000 <= command.window_max <= 1_073_741_824:
+            return "window_max"
+    elif kind == "declare":
+        if not 0 <= command.min_offset <= MAX_OFFSET:  # CHOICE: the document gives no range
+            return "min_offset"
+    elif kind == "cancel" and not 1 <= len(command.target_op_id.encode()) <= 128:
+        return "target_op_id"
+    return None

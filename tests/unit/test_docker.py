@@ -1,0 +1,114 @@
+"""What can be said of the image and the compose file without a Docker engine."""
+
+import json
+import re
+import shutil
+import subprocess
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+DOCKER = Path(__file__).parents[2] / "docker"
+INSTRUCTION = re.compile(r"^(?P<name>[A-Z]+)\s+(?P<rest>.+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    loaded: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.fixture(scope="module")
+def instructions() -> list[tuple[str, str]]:
+    text = (DOCKER / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+    return [(found["name"], found["rest"]) for found in INSTRUCTION.finditer(text)]
+
+
+def rests(instructions: list[tuple[str, str]], wanted: str) -> list[str]:
+    return [rest for name, rest in instructions if name == wanted]
+
+
+def test_compose_file_fits_the_published_schema(compose: dict[str, Any]) -> None:
+    # check-jsonschema carries the Compose Specification's schema, so this needs no network and no copy of our own.
+    schema = resources.files("check_jsonschema") / "builtin_schemas" / "vendor" / "compose-spec.json"
+    jsonschema.validate(compose, json.loads(schema.read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize("service", ["kafka", "job"])
+def test_services_have_no_privileges_and_a_healthcheck(compose: dict[str, Any], service: str) -> None:
+    settings = compose["services"][service]
+    assert settings["cap_drop"] == ["ALL"]
+    assert settings["security_opt"] == ["no-new-privileges:true"]
+    assert settings["healthcheck"]["test"][0] == "CMD"
+    assert not settings.get("privileged", False)
+    assert "ports" not in settings
+
+
+def test_job_has_a_read_only_root_and_a_tmp_that_can_load_native_libraries(compose: dict[str, Any]) -> None:
+    job = compose["services"]["job"]
+    assert job["read_only"] is True
+    (tmp,) = job["tmpfs"]
+    path, options = tmp.split(":")
+    assert path == "/tmp"  # noqa: S108 - the container's, not this machine's.
+    assert "exec" in options.split(",")
+
+
+def test_named_volumes_are_declared(compose: dict[str, Any]) -> None:
+    used = {mount.split(":")[0] for service in compose["services"].values() for mount in service["volumes"]}
+    assert used == set(compose["volumes"])
+
+
+def test_images_are_of_a_fixed_version(compose: dict[str, Any], instructions: list[tuple[str, str]]) -> None:
+    (argument,) = rests(instructions, "ARG")
+    images = [argument.split("=")[1], *(service["image"] for service in compose["services"].values())]
+    for image in images:
+        assert re.search(r":\d+\.\d+\.\d+", image), image
+    # Every stage starts from the argument above.
+    assert {rest.split()[0] for rest in rests(instructions, "FROM")} == {"${PYTHON_IMAGE}"}
+
+
+def test_image_runs_as_a_user_with_a_passwd_entry(instructions: list[tuple[str, str]]) -> None:
+    assert rests(instructions, "USER") == ["popstream"]
+    names = [name for name, _ in instructions]
+    assert names.index("USER") < names.index("ENTRYPOINT")
+    assert any("useradd" in rest and rest.rstrip().find(" popstream") > 0 for rest in rests(instructions, "RUN"))
+
+
+def test_image_adds_nothing_from_the_network_but_by_the_locks(instructions: list[tuple[str, str]]) -> None:
+    assert rests(instructions, "ADD") == []
+    runs = " ".join(rests(instructions, "RUN"))
+    assert "curl" not in runs
+    assert "wget" not in runs
+    assert "--require-hashes" in runs
+
+
+def test_entrypoint_sets_the_umask_and_leaves_popstream_as_process_one(instructions: list[tuple[str, str]]) -> None:
+    (entrypoint,) = rests(instructions, "ENTRYPOINT")
+    shell, option, script, _ = json.loads(entrypoint)
+    assert (shell, option) == ("/bin/sh", "-c")
+    assert script == 'umask 077 && exec popstream "$@"'
+
+
+def test_only_the_metrics_port_is_exposed(instructions: list[tuple[str, str]]) -> None:
+    assert rests(instructions, "EXPOSE") == ["9464"]
+
+
+def test_copied_paths_exist(instructions: list[tuple[str, str]]) -> None:
+    for rest in rests(instructions, "COPY"):
+        if rest.startswith("--from"):
+            continue
+        for source in rest.split()[:-1]:
+            assert (DOCKER.parent / source).exists(), source
+
+
+def test_docker_itself_accepts_the_compose_file() -> None:
+    docker = shutil.which("docker")
+    if docker is None or subprocess.run([docker, "compose", "version"], capture_output=True, check=False).returncode:
+        pytest.skip("docker with the compose plugin is not installed")
+    command = [docker, "compose", "-f", str(DOCKER / "compose.yaml"), "config", "--quiet"]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stderr
