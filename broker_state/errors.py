@@ -1,40 +1,65 @@
-"""Errors for operators, grouped by what to do next. A refused operation is not among them: it is an answer.
+"""What can go wrong, grouped by what the operator does next. A refused operation is not among it: that is an answer.
 
-    PopstreamError
-    ├── UnavailableError    try again later: something outside does not answer
-    ├── InvalidError        fix the configuration or the call
-    ├── CorruptError        restore a snapshot: stored state contradicts itself
-    │   └── CorruptValueError
-    └── FencedError         stop: another process owns this state
+```
+PopstreamError
+├── Unavailable   retry: something we need does not answer now
+├── Invalid       fix the configuration: retrying cannot help
+├── Corrupt       restore: stored bytes are not what was written
+└── Fenced        stop: another process owns this now
+```
 """
 
-__all__ = ["CorruptError", "CorruptValueError", "FencedError", "InvalidError", "PopstreamError", "UnavailableError"]
+from collections.abc import Sequence
+
+__all__ = ["Corrupt", "CorruptValueError", "Fenced", "Invalid", "PopstreamError", "Unavailable"]
 
 
 class PopstreamError(Exception):
-    """Root of every error the project raises on purpose."""
+    """Root of the errors an operator meets.
+
+    Args:
+        message: One sentence: what is wrong and what to do.
+        subject: The thing it is about: a topic, an address, a port, a folder.
+        details: Every finding, one line each; shown below the message.
+
+    >>> print(Invalid("2 settings are wrong", subject="popstream.ops", details=["first", "second"]))
+    2 settings are wrong
+      first
+      second
+    """
+
+    def __init__(self, message: str, *, subject: str = "", details: Sequence[str] = ()) -> None:
+        """Keep the parts as attributes, so that logs and metrics need not parse the text."""
+        super().__init__(message)
+        self.message = message
+        self.subject = subject
+        self.details = tuple(details)
+
+    def __str__(self) -> str:
+        """Give the message, and below it one indented line for each detail."""
+        return "\n  ".join((self.message, *self.details))
 
 
-class UnavailableError(PopstreamError):
-    """Something outside does not answer; retrying may help."""
+class Unavailable(PopstreamError):  # noqa: N818 - named by what to do next
+    """Something we need does not answer now: retry, later or elsewhere."""
 
 
-class InvalidError(PopstreamError):
-    """A setting or a call is wrong; nothing helps but to change it."""
+class Invalid(PopstreamError):  # noqa: N818 - named by what to do next
+    """The configuration cannot work: fix it, then start again."""
 
 
-class CorruptError(PopstreamError):
-    """Stored state contradicts itself or the log; restore a snapshot or rebuild."""
+class Corrupt(PopstreamError):  # noqa: N818 - named by what to do next
+    """Stored bytes are not what was written: restore a snapshot or start from an empty folder."""
 
 
-class CorruptValueError(CorruptError):
+class CorruptValueError(Corrupt):
     """A stored value that no known format explains."""
 
     def __init__(self, what: str, value: bytes) -> None:
-        super().__init__(f"unreadable {what}: {value[:16].hex()}")
-        self.what = what
+        """Name the kind of value and show its head."""
+        super().__init__(f"unreadable {what}: {value[:16].hex()}; restore a snapshot", subject=what)
         self.value = value
 
 
-class FencedError(PopstreamError):
-    """Another process owns the state; this one must stop."""
+class Fenced(PopstreamError):  # noqa: N818 - named by what to do next
+    """Another process owns this now: stop."""

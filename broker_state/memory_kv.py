@@ -19,6 +19,10 @@ class MemoryKv:
         """The value of `key`, or None."""
         return self.families.get(family, {}).get(key)
 
+    def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
+        """The values of `keys`, in their order."""
+        return [self.get(family, key) for key in keys]
+
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
         """See `Kv.deadlines`."""
         keys = self._deadline_keys

@@ -27,6 +27,9 @@ class Kv(Protocol):
     def get(self, family: Family, key: bytes) -> bytes | None:
         """The value of `key` as the last WriteBatch left it, or None."""
 
+    def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
+        """The values of `keys`, in their order."""
+
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
         """At most `limit` deadlines of a queue, in order, after `after` and not later than `until_ms`."""
 
@@ -50,6 +53,7 @@ class Overlay:
         self._values: dict[bytes, Encodable | None] = {}
         self._bits: dict[bytes, int] = {}
         self._ops: dict[bytes, bytes | None] = {}
+        self._read_ops: dict[bytes, bytes | None] = {}
         self._dirty: set[bytes] = set()
         self._dirty_bits: set[bytes] = set()
         self._deadlines: dict[bytes, dict[tuple[int, int, int], tuple[int, int]]] = {}
@@ -93,10 +97,16 @@ class Overlay:
         self._bits[key] = bits
         self._dirty_bits.add(key)
 
+    def prefetch_ops(self, keys: list[bytes]) -> None:
+        """Read values of the op_id window at once; until the next WriteBatch they need not be looked up."""
+        self._read_ops.update(zip(keys, self._kv.get_many(OPS, keys), strict=True))
+
     def get_op(self, key: bytes) -> bytes | None:
         """A value of the op_id window."""
         if key in self._ops:
             return self._ops[key]
+        if key in self._read_ops:
+            return self._read_ops[key]
         return self._kv.get(OPS, key)
 
     def set_op(self, key: bytes, value: bytes | None) -> None:
@@ -171,6 +181,7 @@ class Overlay:
         self._dirty.clear()
         self._dirty_bits.clear()
         self._ops.clear()
+        self._read_ops.clear()
         self._deadlines.clear()
         self._spent.clear()
         self._erased.clear()

@@ -1,1 +1,74 @@
-"""POP consumption and batch consume queues on Kafka, Spark, RocksDB and Delta Lake."""
+"""POP consumption and batch consume queues on Kafka, Spark, RocksDB and Delta Lake: the public names.
+
+```python
+from popstream import Consumer, Producer
+
+with Producer("localhost:9092") as producer:
+    producer.send("orders", b"one")
+
+with Consumer("localhost:9092", group="billing") as consumer:
+    for message in consumer.pop("orders", queue_id=0, poll_time_ms=10_000):
+        print(message.queue_offset, message.value)
+        consumer.ack([message])
+```
+
+Importing this needs kafka-python and msgspec only; the job and its command line come with `popstream[pipeline]`.
+"""
+
+from broker_state.reason import Reason
+from connectors.client import (
+    AnswerTimeout,
+    AnswerUnreadable,
+    ClientClosed,
+    ClientSettings,
+    Consumer,
+    DispatchReport,
+    Message,
+    NotDeclared,
+    NotDispatched,
+    Outcome,
+    PayloadMissing,
+    PopResult,
+    Producer,
+    Receipt,
+    ReceiptHandle,
+    Refused,
+    SendResult,
+    Transport,
+    all_applied,
+    dispatch_existing,
+    new_op_id,
+    tag_hash,
+)
+from connectors.errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
+
+__all__ = [
+    "AnswerTimeout",
+    "AnswerUnreadable",
+    "ClientClosed",
+    "ClientSettings",
+    "Consumer",
+    "Corrupt",
+    "DispatchReport",
+    "Fenced",
+    "Invalid",
+    "Message",
+    "NotDeclared",
+    "NotDispatched",
+    "Outcome",
+    "PayloadMissing",
+    "PopResult",
+    "PopstreamError",
+    "Producer",
+    "Reason",
+    "Receipt",
+    "ReceiptHandle",
+    "Refused",
+    "SendResult",
+    "Transport",
+    "Unavailable",
+    "all_applied",
+    "dispatch_existing",
+    "new_op_id",
+    "tag_hash",
+]

@@ -18,7 +18,7 @@ __all__ = ["DeadLetter", "Decision", "Notification", "OpRecord", "Turn", "client
 
 
 _I64_MAX = (1 << 63) - 1
-_ROW_TEXT_MAX = 512
+_TEXT_MAX = 512
 
 
 class OpRecord(NamedTuple):
@@ -154,12 +154,12 @@ class Turn:
             return
         self.answer = self.reply(
             Answer(
-                op_id=self.op_id,
+                op_id=self.op_id[:_TEXT_MAX],
                 type=self.kind,
                 code=code_of(reason),
                 reason=reason,
                 applied=applied,
-                topic=command.topic,
+                topic=command.topic[:_TEXT_MAX],
                 queue_id=command.queue_id,
                 now_ms=self.now_ms,
                 **fields,  # type: ignore[arg-type]
@@ -205,7 +205,7 @@ class Turn:
                 self._operations,
                 self.now_ms,
                 kind,
-                command.topic,
+                command.topic[:_TEXT_MAX],
                 command.queue_id,
                 group,
                 op_id,
@@ -370,7 +370,7 @@ class Turn:
 
 def shortened(text: str | None) -> str | None:
     """What a row keeps of a text that nothing bounds."""
-    return text if text is None else text[:_ROW_TEXT_MAX]
+    return text if text is None else text[:_TEXT_MAX]
 
 
 @lru_cache(maxsize=4096)

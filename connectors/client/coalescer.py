@@ -1,7 +1,7 @@
 """Gathers what many callers say about one queue within a few milliseconds, so that it travels as ranges in one record.
 
-Acks and dispatches use the same two things: `ranges_by_label` turns single offsets into inclusive ranges, and a `Coalescer`
-holds items back for a moment and hands over all of a queue at once.
+Acks and dispatches use the same two things: `ranges_by_label` turns single offsets into inclusive ranges, and a
+`Coalescer` holds items back for a moment and hands over all of a queue at once.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ def ranges_by_label(items: Iterable[tuple[int, Label]]) -> dict[Label, list[tupl
 class Coalescer(Generic[Key, Item]):
     """Holds items back for at most `delay_ms` after the first one came, then emits them, one call for each key.
 
-    Items of a key are emitted in the order they were added. `emit` runs on the coalescer's own thread, or on that of a caller
-    of `flush`; never twice at once. When it raises, the items go to `failed`, and the next ones are emitted as ever.
-    Safe for use by many threads.
+    Items of a key are emitted in the order they were added. `emit` runs on the coalescer's own thread, or on that of a
+    caller of `flush`; never twice at once. When it raises, the items go to `failed`, and the next ones are emitted as
+    ever. Safe for use by many threads.
 
     Args:
         name: Name of the thread.

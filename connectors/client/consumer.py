@@ -21,7 +21,7 @@ from connectors.client.transport import Transport, new_op_id
 from connectors.errors import PopstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
@@ -44,9 +44,9 @@ FETCH_TIMEOUT_MS = 10_000
 class Consumer:
     """Pops messages of one group and acks them.
 
-    Safe for use by many threads; a single message should be in the hands of one of them at a time. Calls wait for the job's answer,
-    which takes as long as a micro-batch; `ack_async` does not wait. What one thread asks for on one queue reaches the job in the
-    order of the calls.
+    Safe for use by many threads; a single message should be in the hands of one of them at a time. Calls wait for the
+    job's answer, which takes as long as a micro-batch; `ack_async` does not wait. What one thread asks for on one queue
+    reaches the job in the order of the calls.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
@@ -126,8 +126,8 @@ class Consumer:
             topic: Message topic.
             queue_id: Its partition.
             max_messages: At most so many, 1..10,000.
-            invisible_time_ms: Nobody else gets them for so long, counted by the broker from its decision on. Less than about
-                2,000 can be over before the messages arrive here.
+            invisible_time_ms: Nobody else gets them for so long, counted by the broker from its decision on. Less than
+                about 2,000 can be over before the messages arrive here.
             poll_time_ms: Wait so long at the broker for a first message.
             order: Orderly consumption: nothing else of the queue is handed out while one of these is in flight.
             attempt_id: For orderly consumption: the same id again gets the same messages again.
@@ -139,15 +139,16 @@ class Consumer:
         Raises:
             NotDeclared: The job does not know the queue yet.
             Refused: A parameter is out of range, or the lane is used in the other mode.
-            AnswerTimeout: The job does not answer. What the pop may still lease is given back by a `cancel` sent for it.
-            PayloadMissing: No record of what was leased could be read; it was given back.
+            AnswerTimeout: The job does not answer. What the pop may still lease is given back by a `cancel` sent for
+            it. PayloadMissing: No record of what was leased could be read; it was given back.
             ClientClosed: The consumer was closed.
         """
+        op_id = op_id or new_op_id()
         command = Pop(
             v=1,
             topic=topic,
             queue_id=queue_id,
-            op_id=op_id or new_op_id(),
+            op_id=op_id,
             group=self.group,
             max_messages=max_messages,
             invisible_time_ms=invisible_time_ms,
@@ -158,17 +159,14 @@ class Consumer:
             client_id=self.client_id,
             tags=None if tags is None else [tag_hash(tag) for tag in tags],
         )
-        with self._under_way(command) as answered:
+        with self._under_way(command, op_id, timeout_ms) as answered:
             try:
-                answer = answered.result()
-                if answer.reason not in POP_RESULTS:
-                    raise _refusal(answer)
-                return self._collect(answer)
+                return self._collect(_require(answered.result(), POP_RESULTS))
             except (Refused, NotDeclared, ClientClosed):
                 raise
             except BaseException:
                 # Nobody will work on what this pop leases: not after a time-out, nor an interrupt, nor a failed fetch.
-                self._take_back(command)
+                self._take_back(topic, queue_id, op_id)
                 raise
 
     def ack(self, messages: Iterable[Receipt], *, cause: Cause | None = None) -> list[Outcome]:
@@ -203,8 +201,8 @@ class Consumer:
             suspend: The next delivery does not count as a further attempt.
 
         Returns:
-            The outcome of each, in the order given. SUPERSEDED: somebody changed it since; the message now has the current
-            handle.
+            The outcome of each, in the order given. SUPERSEDED: somebody changed it since; the message now has the
+            current handle.
 
         Raises:
             AnswerTimeout: Some outcomes are unknown; the error holds the known ones.
@@ -224,7 +222,9 @@ class Consumer:
         return self._entries.reject(messages, cause).result()
 
     def cancel(self, topic: str, queue_id: int, op_id: str) -> Outcome:
-        """Take back a pop: one that waits ends with CANCELLED, one that was answered loses its leases, attempt not counted.
+        """Take back a pop: one that waits ends with CANCELLED, one that was answered loses its leases.
+
+        For those the attempt does not count.
 
         Raises:
             AnswerTimeout: The job does not answer.
@@ -234,7 +234,12 @@ class Consumer:
         return Outcome(answer.applied, answer.reason, answer.code)
 
     def return_client(self, topic: str, queue_id: int, client_id: str | None = None) -> list[tuple[int, int]]:
-        """Give back all that a client of this group holds of a queue, and cancel its waiting pops; by default this client.
+        """Give back all that a client holds of a queue in this group, and cancel its waiting pops.
+
+        Args:
+            topic: Message topic.
+            queue_id: Its partition.
+            client_id: By default this consumer.
 
         Returns:
             The ranges of queue offsets that were released.
@@ -245,12 +250,10 @@ class Consumer:
             AnswerTimeout: The job does not answer.
             ClientClosed: The consumer was closed.
         """
-        answer = self.request(
-            ReturnClient(v=1, topic=topic, queue_id=queue_id, group=self.group, client_id=client_id or self.client_id)
+        command = ReturnClient(
+            v=1, topic=topic, queue_id=queue_id, group=self.group, client_id=client_id or self.client_id
         )
-        if answer.reason is not Reason.OK:
-            raise _refusal(answer)
-        return answer.released
+        return _require(self.request(command), {Reason.OK}).released
 
     def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
         """Send any operation and wait for its answer, whatever it says.
@@ -277,8 +280,8 @@ class Consumer:
         What cannot be done in time is logged: the leases then end by themselves.
 
         Args:
-            release: Make held messages visible at once, by one operation a queue; they have had an attempt. Otherwise their
-                leases run on, and receipts stay good.
+            release: Make held messages visible at once, by one operation a queue; they have had an attempt. Otherwise
+                their leases run on, and receipts stay good.
             timeout_ms: Bound for the whole.
         """
         with self._state:
@@ -322,18 +325,17 @@ class Consumer:
             LOG.info("%s gave back %d of %d held messages", self.client_id, released_count, len(held))
 
     @contextlib.contextmanager
-    def _under_way(self, command: Pop) -> Iterator[Future[Answer]]:
+    def _under_way(self, command: Pop, op_id: str, timeout_ms: int | None) -> Iterator[Future[Answer]]:
         """Send a pop; while it is under way `close` knows of it."""
-        assert command.op_id is not None
         with self._state:
             self._require_open()
-            answered = self._transport.submit(command)
-            self._pops[command.op_id] = (command.topic, command.queue_id)
+            answered = self._transport.submit(command, timeout_ms=timeout_ms)
+            self._pops[op_id] = (command.topic, command.queue_id)
         try:
             yield answered
         finally:
             with self._state:
-                del self._pops[command.op_id]
+                del self._pops[op_id]
                 self._state.notify_all()
 
     def _collect(self, answer: Answer) -> PopResult:
@@ -341,17 +343,15 @@ class Consumer:
         if not answer.messages:
             return PopResult(op_id=answer.op_id, reason=answer.reason, code=answer.code)
         received_s = time.monotonic()
-        assert answer.handle is not None
-        assert answer.pop_time_ms is not None
-        assert answer.invisible_time_ms is not None
+        invisible_time_ms = answer.invisible_time_ms or 0
         ranges = [(leased.first, leased.last) for leased in answer.messages]
-        timeout_s = min(self._fetch_timeout_ms, answer.invisible_time_ms) / 1000
+        timeout_s = min(self._fetch_timeout_ms, invisible_time_ms) / 1000
         fetched = self._payloads.fetch(answer.topic, answer.queue_id, ranges, timeout_s)
         if not fetched.payloads and fetched.late:
             message = f"records {fetched.late} were leased, and cannot be read within {timeout_s} s"
             raise PayloadMissing(message, subject=f"{answer.topic}/{answer.queue_id}")
         messages = _messages(answer, fetched)
-        self._held.hold(messages, received_s + answer.invisible_time_ms / 1000, received_s)
+        self._held.hold(messages, received_s + invisible_time_ms / 1000, received_s)
         gone, late = _receipts(answer, fetched.gone), _receipts(answer, fetched.late)
         if gone:
             LOG.info("%d leased messages of %s/%d no longer exist", len(gone), answer.topic, answer.queue_id)
@@ -368,12 +368,11 @@ class Consumer:
             late_count=len(late),
         )
 
-    def _take_back(self, pop: Pop) -> None:
-        assert pop.op_id is not None
+    def _take_back(self, topic: str, queue_id: int, op_id: str) -> None:
         try:
-            self._transport.post(Cancel(v=1, topic=pop.topic, queue_id=pop.queue_id, target_op_id=pop.op_id))
+            self._transport.post(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
         except Exception:
-            LOG.warning("pop %s on %s/%d could not be taken back", pop.op_id, pop.topic, pop.queue_id, exc_info=True)
+            LOG.warning("pop %s on %s/%d could not be taken back", op_id, topic, queue_id, exc_info=True)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -382,9 +381,7 @@ class Consumer:
 
 
 def _messages(answer: Answer, fetched: Fetched) -> list[Message]:
-    attempts = {
-        offset: leased.attempt for leased in answer.messages for offset in range(leased.first, leased.last + 1)
-    }
+    attempts = {offset: leased.attempt for leased in answer.messages for offset in range(leased.first, leased.last + 1)}
     handle = ReceiptHandle(answer.handle or "")
     pop_time_ms = answer.pop_time_ms or 0
     return [
@@ -414,11 +411,13 @@ def _receipts(answer: Answer, ranges: Iterable[tuple[int, int]]) -> list[Receipt
     ]
 
 
-def _refusal(answer: Answer) -> PopstreamError:
+def _require(answer: Answer, expected: Collection[Reason]) -> Answer:
+    if answer.reason in expected:
+        return answer
     if answer.reason is Reason.TOPIC_NOT_EXIST:
         message = f"the job does not know {answer.topic}/{answer.queue_id}: nobody has declared this queue yet"
-        return NotDeclared(message, subject=f"{answer.topic}/{answer.queue_id}")
-    return Refused(answer)
+        raise NotDeclared(message, subject=f"{answer.topic}/{answer.queue_id}")
+    raise Refused(answer)
 
 
 def _left_s(deadline_s: float) -> float:

@@ -1,4 +1,4 @@
-"""Requests about many messages: from messages to entries with ranges, and from the runs of an answer back to each message.
+"""Requests about many messages: from messages to entries with ranges, and from runs back to each message.
 
 ```
 receipts in the caller's order ── plan ──> records: handles, entries (handle, label, ranges)
@@ -31,8 +31,8 @@ __all__ = ["Gathering", "Plan", "PlannedEntry", "Wish", "outcomes", "plan"]
 
 Label = TypeVar("Label", bound="Hashable")
 
-# With a handle and a group of their greatest length a record of so many is still below the job's limit of 4 MiB, and so many
-# messages are at most as many ranges as the job takes.
+# With a handle and a group of their greatest length a record of so many is still below the job's limit of 4 MiB, and so
+# many messages are at most as many ranges as the job takes.
 HANDLES_MAX = 2_000
 MESSAGES_MAX = 10_000
 
@@ -40,9 +40,10 @@ OutcomesFuture = Future[list[Outcome]]
 
 
 class Gathering:
-    """Collects the outcomes of one call, which may be spread over several records; its future brings them in the caller's order.
+    """Collects the outcomes of one call, which may be spread over several records.
 
-    When some remain unknown the future raises, and the error carries the known ones.
+    Its future brings them in the caller's order. When some remain unknown the future raises, and the error carries
+    the known ones.
     """
 
     def __init__(self, count: int) -> None:
@@ -113,8 +114,9 @@ class Plan(msgspec.Struct, Generic[Label], frozen=True):
 def plan(wishes: Sequence[Wish[Label]]) -> list[Plan[Label]]:
     """Records for the wishes of one queue, to be sent in this order.
 
-    A message comes at most once in each: the job would refuse the second as DUPLICATE_ENTRY, even if only the second has a good
-    handle. So the wishes of callers who know nothing of each other are judged one after the other, as if they were not joined.
+    A message comes at most once in each: the job would refuse the second as DUPLICATE_ENTRY, even if only the second
+    has a good handle. So the wishes of callers who know nothing of each other are judged one after the other, as if
+    they were not joined.
     """
     plans: list[Plan[Label]] = []
     current: list[Wish[Label]] = []
@@ -165,7 +167,8 @@ def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
     try:
         return [found[wish.receipt.handle.text, wish.label, wish.receipt.queue_offset] for wish in sent.wishes]
     except KeyError as error:
-        message = f"the answer to {answer.op_id} says nothing about offset {error.args[0][2]} of {answer.topic}/{answer.queue_id}"
+        where = f"offset {error.args[0][2]} of {answer.topic}/{answer.queue_id}"
+        message = f"the answer to {answer.op_id} says nothing about {where}"
         raise AnswerUnreadable(message, subject=answer.op_id) from error
 
 

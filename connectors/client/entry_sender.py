@@ -26,7 +26,7 @@ from connectors.client.held import Held
 from connectors.client.message import Message, Outcome, queue_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Hashable, Iterable
 
     from broker_state.answer import Answer
     from broker_state.command import Cause
@@ -123,7 +123,7 @@ class EntrySender:
         """Send the acks that wait; later ones are refused."""
         self._acks.close()
 
-    def _wishes(self, receipts: Iterable[Receipt], label: Any) -> tuple[list[Wish[Any]], OutcomesFuture]:  # noqa: ANN401
+    def _wishes(self, receipts: Iterable[Receipt], label: Hashable) -> tuple[list[Wish[Any]], OutcomesFuture]:
         listed = list(receipts)
         gathering = Gathering(len(listed))
         with self._lock:
@@ -176,8 +176,10 @@ class EntrySender:
             receipt.pop_time_ms = outcome.next_visible_time_ms - invisible_time_ms
             receipt.next_visible_time_ms = outcome.next_visible_time_ms
         if outcome.applied and invisible_time_ms:
-            now_s = time.monotonic()
-            self._held.hold([receipt], now_s + invisible_time_ms / 1000, now_s)
+            # A bare receipt is of a message that somebody else works on.
+            if isinstance(receipt, Message):
+                now_s = time.monotonic()
+                self._held.hold([receipt], now_s + invisible_time_ms / 1000, now_s)
         elif outcome.reason is not Reason.SUPERSEDED:
             self._held.release([receipt])
 
@@ -218,9 +220,7 @@ class EntrySender:
         )
 
 
-def _settle_all(
-    wishes: list[Wish[Any]], found: list[Outcome] | list[None], error: Exception | None = None
-) -> None:
+def _settle_all(wishes: list[Wish[Any]], found: list[Outcome] | list[None], error: Exception | None = None) -> None:
     """Tell each call the outcomes of its own messages."""
     settled: dict[int, tuple[Gathering, list[tuple[int, Outcome | None]]]] = {}
     for wish, outcome in zip(wishes, found, strict=True):

@@ -44,8 +44,8 @@ __all__ = [
 class AnswerTimeout(Unavailable):
     """No answer came within the deadline: the operation was decided, will be decided, or was lost; nobody here knows.
 
-    The same operation again is safe with the same op_id and the same bytes only. `in_log` tells whether Kafka has confirmed the
-    record: then it is decided as soon as the job gets to it.
+    The same operation again is safe with the same op_id and the same bytes only. `in_log` tells whether Kafka has
+    confirmed the record: then it is decided as soon as the job gets to it.
 
     Attributes:
         op_ids: The operations without an answer.
@@ -93,10 +93,8 @@ class Refused(Invalid):
     def __init__(self, answer: Answer) -> None:
         """Say what was refused and why."""
         detail = f": {answer.detail}" if answer.detail else ""
-        super().__init__(
-            f"{answer.type} on {answer.topic}/{answer.queue_id} was refused with {answer.reason} ({answer.code}){detail}",
-            subject=f"{answer.topic}/{answer.queue_id}",
-        )
+        queue = f"{answer.topic}/{answer.queue_id}"
+        super().__init__(f"{answer.type} on {queue} is refused: {answer.reason} ({answer.code}){detail}", subject=queue)
         self.answer = answer
 
     @property

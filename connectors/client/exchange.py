@@ -32,7 +32,8 @@ def join_parts(parts: Iterable[Answer]) -> Answer:
     """One answer out of its pieces: the lists follow each other in the order of `part`, the rest is the first piece's.
 
     >>> from broker_state.reason import Reason
-    >>> piece = Answer(op_id="a", type="ack", code=0, reason=Reason.OK, applied=True, topic="t", queue_id=0, now_ms=1, parts=2)
+    >>> fields = {"op_id": "a", "type": "ack", "code": 0, "reason": Reason.OK, "applied": True, "parts": 2}
+    >>> piece = Answer(topic="orders", queue_id=0, now_ms=1, **fields)
     >>> first, second = (msgspec.structs.replace(piece, part=n, handles=[f"h{n}"]) for n in (0, 1))
     >>> join_parts([second, first]).handles
     ['h0', 'h1']
@@ -41,7 +42,9 @@ def join_parts(parts: Iterable[Answer]) -> Answer:
     first = ordered[0]
     if len(ordered) == 1:
         return first
-    joined: dict[str, Any] = {name: [item for piece in ordered for item in getattr(piece, name)] for name in LIST_FIELDS}
+    joined: dict[str, Any] = {
+        name: [item for piece in ordered for item in getattr(piece, name)] for name in LIST_FIELDS
+    }
     joined["commit_offsets"] = {group: offset for piece in ordered for group, offset in piece.commit_offsets.items()}
     return msgspec.structs.replace(first, part=0, parts=1, **joined)
 

@@ -1,8 +1,8 @@
 """Brings the records of leased ranges of queue offsets, and tells which of them no longer exist.
 
-One KafkaConsumer, which stands still between calls: its buffer keeps what was fetched and decompressed already, so popping a
-compressed batch bit by bit neither transfers nor decompresses it again. It moves (seeks) only backwards, and forwards over a
-gap that is longer than what reading through it costs.
+One KafkaConsumer, which stands still between calls: its buffer keeps what was fetched and decompressed already, so
+popping a compressed batch bit by bit neither transfers nor decompresses it again. It moves (seeks) only backwards, and
+forwards over a gap that is longer than what reading through it costs.
 
 An offset is *gone* only when it is certain: Kafka has given a later record or position (a control record, an aborted
 transaction, compaction), or the log starts after it (retention). An offset that Kafka does not give in time - an open
@@ -35,7 +35,8 @@ LOG = logging.getLogger(__name__)
 FETCH_BYTES_MAX = 50 * 1024 * 1024
 # What one request brings of a partition; Kafka gives the first batch whole even if it is larger, so any message fits.
 PARTITION_FETCH_BYTES = 1024 * 1024
-# Only what exists is asked for. A long wait here would hold up the next queue on the same broker: one request at a time each.
+# Only what exists is asked for. A long wait here would hold up the next queue on the same broker: one request at a time
+# each.
 FETCH_WAIT_MS = 20
 POLL_S = 0.1
 POLL_RECORDS_MAX = 2_000
@@ -92,7 +93,7 @@ def merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 class _Place:
-    """Where the consumer stands in one partition: it reads `position` next, and of what it read before it still has `ahead`.
+    """Where the consumer stands in one partition: it reads `position` next, and still has `ahead` of what it read.
 
     Everything in `known_from..position - 1` was read and not handed out: it is in `ahead`, or does not exist.
     """
@@ -206,7 +207,7 @@ class KafkaPayloads:
         place.forget_until(min(last + 1, place.position))
 
     def _read(self, partition: TopicPartition, place: _Place, first: int, last: int) -> None:
-        """Read on a little. Records from `first` on are kept, also those beyond `last`, which the next call may want."""
+        """Read on a little. Records from `first` on are kept, also beyond `last`: the next call may want them."""
         count = min(last - place.position + 1, POLL_RECORDS_MAX)
         try:
             polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=count)

@@ -24,12 +24,13 @@ LOG = logging.getLogger(__name__)
 OPEN_TIMEOUT_MS = 30_000
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 FRAMES_MAX = 500
-# Two partitions of one broker share a request, so this bounds how long `close` waits for the thread, not how soon answers come.
+# Two partitions of one broker share a request, so this bounds how long `close` waits for the thread, not how soon
+# answers come.
 FETCH_WAIT_MS = 250
 
 
 def producer_options(settings: ClientSettings) -> dict[str, Any]:
-    """Options of every producer here: a record is confirmed by all replicas, and written once however often it is tried."""
+    """Options of every producer here: confirmed by all replicas, written once however often it is tried."""
     return {
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "acks": "all",
@@ -77,12 +78,7 @@ class KafkaLink:
                 allow_auto_create_topics=False,
                 **settings.kafka,
             )
-            counts = {topic: len(self._consumer.partitions_for_topic(topic)) for topic in (settings.operations, settings.results)}
-            missing = [f"{topic} does not exist" for topic, count in counts.items() if not count]
-            if missing:
-                message = "the topics of the job are not there: has it ever been started, and is the prefix right?"
-                raise Invalid(message, subject=settings.prefix, details=missing)
-            partition = zlib.crc32(settings.client_id.encode()) % counts[settings.results]
+            partition = zlib.crc32(settings.client_id.encode()) % self._count_reply_partitions()
             place = TopicPartition(settings.results, partition)
             self._consumer.assign([place])
             self._consumer.seek(place, self._consumer.end_offsets([place], timeout_ms=OPEN_TIMEOUT_MS)[place])
@@ -96,6 +92,15 @@ class KafkaLink:
             raise
         LOG.debug("%s reads %s", settings.client_id, place)
         return partition
+
+    def _count_reply_partitions(self) -> int:
+        topics = (self._settings.operations, self._settings.results)
+        counts = [len(self._consumer.partitions_for_topic(topic)) for topic in topics]
+        missing = [f"{topic} does not exist" for topic, count in zip(topics, counts, strict=True) if not count]
+        if missing:
+            message = "the topics of the job are not there: has it ever been started, and is the prefix right?"
+            raise Invalid(message, subject=self._settings.prefix, details=missing)
+        return counts[1]
 
     def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
         """Write one operation to the partition of its key."""

@@ -1,4 +1,4 @@
-"""A link without Kafka, for tests of clients and of programs that use them: what is sent is kept, answers come from a function."""
+"""A link without Kafka, for tests: what is sent is kept, and answers come from a function."""
 
 from __future__ import annotations
 
@@ -36,7 +36,9 @@ class MemoryLink:
         failures: Errors that the next sends fail with, one each.
     """
 
-    def __init__(self, answer: Callable[[bytes, bytes], Iterable[bytes]] = lambda _key, _value: (), reply_to: int = 3) -> None:
+    def __init__(
+        self, answer: Callable[[bytes, bytes], Iterable[bytes]] = lambda _key, _value: (), reply_to: int = 3
+    ) -> None:
         """Start empty."""
         self.sent: list[tuple[bytes, bytes]] = []
         self.failures: list[Exception] = []

@@ -31,7 +31,8 @@ class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
 class Receipt(msgspec.Struct, kw_only=True, eq=False):
     """All that is needed to ack a message or to change its invisible time, also from another process of the same group.
 
-    `handle` is replaced when the invisible time is changed: a change needs the newest one, an ack takes any of the same delivery.
+    `handle` is replaced when the invisible time is changed: a change needs the newest one, an ack takes any of the same
+    delivery.
 
     >>> receipt = Receipt(topic="orders", queue_id=0, queue_offset=7, handle=ReceiptHandle("1.AAAA"))
     >>> str(msgspec.json.decode(msgspec.json.encode(receipt), type=Receipt).handle)
@@ -76,8 +77,8 @@ class Message(Receipt, kw_only=True, eq=False):
 class PopResult(msgspec.Struct, frozen=True, kw_only=True):
     """What a pop brought; iterate over it, or take its length.
 
-    `reason` is OK when something was leased, else NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL or CANCELLED. An OK result may hold
-    no messages all the same, when all that was leased had been deleted from the topic (`gone_count`).
+    `reason` is OK when something was leased, else NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL or CANCELLED. An OK result
+    may hold no messages all the same, when all that was leased had been deleted from the topic (`gone_count`).
     """
 
     op_id: str

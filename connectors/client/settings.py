@@ -28,19 +28,24 @@ def new_client_id() -> str:
     return f"popstream-{secrets.token_hex(6)}"
 
 
+DELIVERY_TIMEOUT_MS_MAX = 60_000
+
+
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of one client.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
-        client_id: Name in Kafka's logs, in the audit tables, and for `return_client`; must be unique among the clients of a group.
+        client_id: Name in Kafka's logs, in the audit tables, and for `return_client`; must be unique among the clients
+            of a group.
         prefix: Names the job: its topics are `<prefix>.ops` and `<prefix>.results`.
         ops_topic: Topic of the operations, if its name is another one.
         results_topic: Topic of the answers, likewise.
-        answer_timeout_ms: How long a call waits for its answer (a pop: beyond its poll time) before it raises `AnswerTimeout`.
-        resend_after_ms: Without an answer for so long an operation is sent again, with the same op_id and the same bytes; each
-            further time waits twice as long. Shorter: an answer that was lost is made up for sooner; longer: fewer records while
-            the job is down.
+        answer_timeout_ms: How long a call waits for its answer (a pop: beyond its poll time) before it raises
+            `AnswerTimeout`.
+        resend_after_ms: Without an answer for so long an operation is sent again, with the same op_id and the same
+            bytes; each further time waits twice as long. Shorter: an answer that was lost is made up for sooner;
+            longer: fewer records while the job is down.
         resend_after_ms_max: Bound of that doubling.
         delivery_timeout_ms: How long the Kafka producer tries to deliver a record before it gives up.
         ops_bytes_max: Largest operation record; the job refuses more than 4 MiB.
@@ -67,12 +72,25 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         """
         wrong = [
             f"{name} must be at least 1, not {getattr(self, name)}"
-            for name in ("answer_timeout_ms", "resend_after_ms", "resend_after_ms_max", "delivery_timeout_ms", "ops_bytes_max")
+            for name in (
+                "answer_timeout_ms",
+                "resend_after_ms",
+                "resend_after_ms_max",
+                "delivery_timeout_ms",
+                "ops_bytes_max",
+            )
             if getattr(self, name) < 1
         ]
-        wrong += [f"{name} must not be empty" for name in ("bootstrap_servers", "client_id", "prefix") if not getattr(self, name)]
-        if self.delivery_timeout_ms > 60_000:
-            wrong.append(f"delivery_timeout_ms must be at most 60000, not {self.delivery_timeout_ms}: re-sends would come too late")
+        wrong += [
+            f"{name} must not be empty"
+            for name in ("bootstrap_servers", "client_id", "prefix")
+            if not getattr(self, name)
+        ]
+        if self.delivery_timeout_ms > DELIVERY_TIMEOUT_MS_MAX:
+            wrong.append(
+                f"delivery_timeout_ms must be at most {DELIVERY_TIMEOUT_MS_MAX}, not {self.delivery_timeout_ms}:"
+                " re-sends would come too late"
+            )
         if wrong:
             message = "the client settings cannot work"
             raise Invalid(message, subject=self.client_id, details=wrong)

@@ -1,8 +1,8 @@
 """Tags: a short text on a message that a pop can choose by. The job knows them as 64-bit hashes.
 
-The text travels with the message, in UTF-8, as the value of header `popstream-tag` (the last one, should there be several). Its hash
-is the first 8 bytes of the SHA-256 of that value, big-endian, and 1 where that gives 0; 0 means no tag, and so does an empty value.
-Any language has SHA-256, and so has Spark SQL.
+The text travels with the message, in UTF-8, as the value of header `popstream-tag` (the last one, should there be
+several). Its hash is the first 8 bytes of the SHA-256 of that value, big-endian, and 1 where that gives 0; 0 means no
+tag, and so does an empty value. Any language has SHA-256, and so has Spark SQL.
 """
 
 from __future__ import annotations

@@ -192,7 +192,8 @@ class Transport:
     def _encode(self, command: Command) -> bytes:
         value = encode_command(command)
         if len(value) > self.settings.ops_bytes_max:
-            message = f"{type(command).__name__} takes {len(value)} bytes, more than the {self.settings.ops_bytes_max} allowed"
+            name = type(command).__name__
+            message = f"{name} takes {len(value)} bytes, more than the {self.settings.ops_bytes_max} allowed"
             raise Invalid(message, subject=f"{command.topic}/{command.queue_id}")
         return value
 

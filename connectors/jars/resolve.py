@@ -33,6 +33,8 @@ SUMS_FILE: Final = _HERE / "sha256.txt"
 _ATTEMPTS: Final = 4
 _SECONDS_BEFORE_RETRY: Final = 5
 _LINES_KEPT_OF_A_FAILURE: Final = 12
+# What a shell reports for a program that SIGINT ended.
+_EXIT_INTERRUPTED: Final = 130
 
 _SUMS_HEADER: Final = """\
 # SHA-256 of every jar of ivy.xml, one value each: all versions there are exact, and a released jar never changes.
@@ -276,6 +278,9 @@ def main(arguments: list[str] | None = None) -> int:
     except JarError as error:
         print(f"popstream: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("\npopstream: interrupted; run `make setup` again, it continues from here", file=sys.stderr)
+        return _EXIT_INTERRUPTED
     return 0
 
 

@@ -1,5 +1,6 @@
 """What is compared between the model and the kernel, and how a difference is reported as a short story."""
 
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +12,6 @@ from tests.model.reference import ModelOutcome, Record, ReferenceModel
 
 __all__ = ["Decided", "Difference", "Subject", "compare_seed", "plain_answer", "shrink"]
 
-LANE_COUNTS = ("leased", "available", "acked", "holes")
 LANE_HISTORY = ("dead_lettered", "expired_from_log", "passed_over", "skipped_by_reset")
 
 
@@ -19,12 +19,14 @@ class Decided(NamedTuple):
     """What the implementation under test made of one record, and the state of the record's queue after it.
 
     `state` has the shape of `ReferenceModel.view`, or is None where it is not asked for or the queue is not there;
-    a lane's dict may leave out keys, which are then not compared.
+    a lane's dict may leave out keys, which are then not compared. `steps` are the delivery rows message by message,
+    as in `ModelOutcome.steps`; None where they are not compared.
     """
 
     answers: list[Answer]
     dead_letters: list[tuple[str, int, str]]
     state: dict[str, Any] | None
+    steps: list[tuple[str, int, str, int, int, int, int]] | None = None
 
 
 Subject = Callable[[Record], Decided]
@@ -74,22 +76,34 @@ def plain_answer(answer: Answer) -> dict[str, Any]:
 def differences(outcome: ModelOutcome, view: dict[str, Any] | None, decided: Decided) -> list[str]:
     """What differs, one line each; empty when nothing does."""
     found: list[str] = []
-    want = {answer["op_id"]: answer for answer in outcome.answers}
-    have = {answer.op_id: plain_answer(answer) for answer in decided.answers}
-    if len(want) != len(outcome.answers) or len(have) != len(decided.answers):
-        found.append(f"an op_id twice: {[a['op_id'] for a in outcome.answers]} {[a.op_id for a in decided.answers]}")
-    for op_id in sorted(want.keys() | have.keys()):
-        if op_id not in want or op_id not in have:
-            found.append(f"answer {op_id}: model {want.get(op_id)}, kernel {have.get(op_id)}")
+    # One record may answer an op_id twice: its pop falls due, and the record was that pop again.
+    want, have = _by_op_id(outcome.answers), _by_op_id([plain_answer(answer) for answer in decided.answers])
+    for key in sorted(want.keys() | have.keys()):
+        if key not in want or key not in have:
+            found.append(f"answer {key}: model {want.get(key)}, kernel {have.get(key)}")
             continue
-        for field, value in want[op_id].items():
-            if have[op_id][field] != value:
-                pair = f"model {_show(value)}, kernel {_show(have[op_id][field])}"
-                found.append(f"answer {op_id}.{field}: {pair}")
+        for field, value in want[key].items():
+            if have[key][field] != value:
+                found.append(f"answer {key}.{field}: model {_show(value)}, kernel {_show(have[key][field])}")
     if outcome.dead_letters != decided.dead_letters:
         found.append(f"dead letters: model {outcome.dead_letters}, kernel {decided.dead_letters}")
+    # When a skip reaches a lane's messages is the lane's next operation for the kernel, and at once for the model.
+    steps = [step for step in outcome.steps if step[2] != "expired_from_log"]
+    if decided.steps is not None and sorted(steps) != sorted(decided.steps):
+        only = sorted((Counter(steps) - Counter(decided.steps)).elements())
+        other = sorted((Counter(decided.steps) - Counter(steps)).elements())
+        found.append(f"delivery steps: only model {only[:8]}, only kernel {other[:8]}")
     if decided.state is not None:
         found.extend(_state_differences(view, decided.state))
+    return found
+
+
+def _by_op_id(answers: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
+    seen: Counter[str] = Counter()
+    found = {}
+    for answer in answers:
+        seen[answer["op_id"]] += 1
+        found[answer["op_id"], seen[answer["op_id"]]] = answer
     return found
 
 
@@ -124,13 +138,17 @@ def _show(value: Any) -> str:
     return str(value)
 
 
-def compare_seed(seed: int, records: int, subject: Callable[[], Subject] | None, *, shorten: bool = True) -> Counter[Any]:
+def compare_seed(
+    seed: int, records: int, subject: Callable[[], Subject] | None, shorten: Callable[[], Subject] | None = None
+) -> Counter[Any]:
     """Play one seed through the model and a fresh `subject()`; return how often the model met each outcome.
 
     Without a subject the model is held against its own invariants alone.
 
+    `shorten` makes the implementation with which a difference is shown in few records; it may compare state more often.
+
     Raises:
-        Difference: they disagree; the message has a shortened list of records that shows it.
+        Difference: they disagree.
     """
     world = World(seed)
     implementation = subject() if subject is not None else None
@@ -140,34 +158,46 @@ def compare_seed(seed: int, records: int, subject: Callable[[], Subject] | None,
         world.model.check(*outcome.queue)
         if implementation is None:
             continue
-        found = differences(outcome, world.model.view(*outcome.queue), implementation(record))
+        found = _decide_and_compare(world.model, outcome, implementation, record)
         if found:
             lines = [f"seed {seed}, record {number}", *found]
-            if shorten and subject is not None:
-                lines.extend(_story(story, subject))
+            if shorten is not None:
+                lines.extend(_story(story, shorten))
             raise Difference("\n".join(lines))
     return world.model.counts
 
 
+def _decide_and_compare(
+    model: ReferenceModel, outcome: ModelOutcome, implementation: Subject, record: Record
+) -> list[str]:
+    try:
+        decided = implementation(record)
+    except Exception as error:  # whatever it is, it is shown with the records that lead to it
+        return [f"the kernel raised {error!r}", *traceback.format_exc().splitlines()[-6:]]
+    return differences(outcome, model.view(*outcome.queue), decided)
+
+
 def _story(story: list[Record], subject: Callable[[], Subject]) -> Iterable[str]:
-    short = shrink(story, lambda records: bool(_first_difference(records, subject)))
+    number, _ = _first_difference(story, subject)
+    if number is None:
+        yield "not seen when state is written and compared after each record"
+        return
+    short = shrink(story[: number + 1], lambda records: _first_difference(records, subject)[0] == len(records) - 1)
     yield f"shortened to {len(short)} records:"
     for record in short:
         value = record.value.decode()
         yield f"  {record.partition}@{record.kafka_offset} t={record.timestamp_ms} {record.key!r} {value[:600]}"
     yield "which ends in:"
-    yield from _first_difference(short, subject)
+    yield from _first_difference(short, subject)[1]
 
 
-def _first_difference(records: Sequence[Record], subject: Callable[[], Subject]) -> list[str]:
-    """The differences at the last of `records`; those before it must agree, or it is another story."""
+def _first_difference(records: Sequence[Record], subject: Callable[[], Subject]) -> tuple[int | None, list[str]]:
     model, implementation = ReferenceModel(PARTITIONS), subject()
     for number, record in enumerate(records):
-        outcome = model.apply(record)
-        found = differences(outcome, model.view(*outcome.queue), implementation(record))
+        found = _decide_and_compare(model, model.apply(record), implementation, record)
         if found:
-            return found if number == len(records) - 1 else []
-    return []
+            return number, found
+    return None, []
 
 
 def shrink(records: Sequence[Record], fails: Callable[[Sequence[Record]], bool]) -> list[Record]:

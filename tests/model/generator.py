@@ -69,6 +69,7 @@ class World:
         self.model = ReferenceModel(PARTITIONS)
         self.random = r = random.Random(seed)
         self._now = 1_700_000_000_000 + r.randrange(60_000)
+        self._stamp = self._now
         self._kafka_offsets = [r.randrange(5) for _ in range(PARTITIONS)]
         self._keys = {name: queue_key(*name) for name in QUEUES}
         self._partitions = {name: partition_of(key, PARTITIONS) for name, key in self._keys.items()}
@@ -132,8 +133,8 @@ class World:
             self._now += r.randrange(10_000, 90_000)
         elif pace == 4:
             self._now += r.choice([r.randrange(60_000, 1_500_000), 600_000, 43_200_000])
-        else:
-            self._now = max(0, self._now - r.choice([1, 100, 5_000, 700_000]))
+        # A record in a hundred comes with an older timestamp.
+        self._stamp = self._now - (r.choice([1, 100, 5_000, 700_000, self._now]) if pace == 5 else 0)
 
     def _complete(self, queue: tuple[str, int], operation: dict[str, Any]) -> dict[str, Any]:
         r = self.random
@@ -154,7 +155,7 @@ class World:
 
     def _record(self, partition: int, key: bytes, value: bytes) -> Record:
         self._kafka_offsets[partition] += 1
-        return Record(partition, self._kafka_offsets[partition], self._now, key, value)
+        return Record(partition, self._kafka_offsets[partition], self._stamp, key, value)
 
     def _learn(self, outcome: ModelOutcome) -> None:
         if outcome.repeated or outcome.queue not in self._handles:

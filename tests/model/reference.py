@@ -31,6 +31,26 @@ LEASED = "leased"
 AVAILABLE = "available"
 BACKING_OFF = "backing_off"
 
+# Where docs/semantics.md can be read in two ways, and the kernel and the first version of this model did read it so.
+HANDLE_FIELDS_MATTER = False
+"""A handle of this lane by its check, but with another queue id or broker name in it, is not of this lane."""
+SKIP_OF_UNWRITTEN_MOVES_MIN = True
+"""A skip that begins at or below the min offset moves it also when nothing in it was written."""
+GROUP_OF_HANDLE_HAS_A_RANGE = False
+"""An entry whose handle names a group out of range is INVALID_PARAMETER, not just a lane that does not exist."""
+EPOCHS_GO_ON_PER_NAME = False
+"""A new lane goes on after the last epoch of that name, not after the highest of any lane of the queue that is gone."""
+NEXT_PASSES_HOLES = True
+"""`next_offset` moves over holes that follow it also while the commit offset is behind it."""
+NEW_LANE_IS_RESET = True
+"""In a lane that is made again, handles from before are STALE_HANDLE, as after a reset; else OUTSIDE_POP."""
+PARKED_OP_IDS_STAY = True
+"""An op_id is known as long as its pop is parked, and its ten minutes begin with the answer."""
+UNIT_IS_JUDGED_FIRST = True
+"""A tag or count out of range is INVALID_PARAMETER wherever the range lies."""
+RESET_FORGETS_AHEAD = True
+"""A reset forwards makes fresh what had been handed out at and after its target, too."""
+
 DEFAULT_POLICY = {
     "max_attempts": 0,
     "back_off_ms": [],
@@ -60,7 +80,7 @@ class ModelOutcome(NamedTuple):
     """What one record led to.
 
     `answers` are those somebody waits for (op_id and reply_to given); `decisions` are all of them. `dead_letters` are
-    (group, offset, "attempts" or "reject"); `steps` (group, offset, step, epoch, revision, attempt, at_ms).
+    (group, offset, "attempt_limit" or "rejected"); `steps` (group, offset, step, epoch, revision, attempt, at_ms).
     """
 
     answers: list[dict[str, Any]]
@@ -124,7 +144,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "commit": at,
         "next": at,
         "epoch": epoch,
-        "reset_epoch": 0,  # CHOICE: a lane made again under an old name was not "reset"
+        "reset_epoch": epoch if NEW_LANE_IS_RESET else 0,
         "messages": {},  # offset -> message, handed out (or reset) and not acked
         "acked": set(),
         "holes": 0,
@@ -136,6 +156,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "passed_over": 0,
         "skipped_by_reset": 0,
         "went_back": False,
+        "recounted": False,
     }
 
 
@@ -216,13 +237,14 @@ class ReferenceModel:
             self._answers.append(answer)
 
     def _forget_old_op_ids(self, queue: Queue) -> None:
-        # CHOICE: forgotten at minute m + 10 even while its pop is parked (m: the minute of the operation's own record).
         minute = queue["now"] // MINUTE_MS
         if minute != queue["minute"]:
             queue["minute"] = minute
             old = [op_id for op_id, op in queue["ops"].items() if op["minute"] + WINDOW_MINUTES <= minute]
+            if PARKED_OP_IDS_STAY:
+                old = [op_id for op_id in old if queue["ops"][op_id]["answer"] is not None]
             for op_id in old:
-                self.counts["op_id", "forgotten"] += 1
+                self.counts["op_id", "forgotten" if queue["ops"][op_id]["answer"] else "forgotten while parked"] += 1
                 del queue["ops"][op_id]
 
     # ------------------------------------------------------------------------------------------- step 1: due
@@ -352,45 +374,48 @@ class ReferenceModel:
     def _lane_for(self, queue: Queue, group: str, at: int) -> Lane:
         lane = queue["lanes"].get(group)
         if lane is None:
-            lane = queue["lanes"][group] = new_lane(group, at, queue["epochs"].get(group, 0))
+            lane = queue["lanes"][group] = new_lane(group, at, self._last_epoch(queue, group))
             self.counts["lane", "made again" if lane["epoch"] else "made"] += 1
             self._settle(queue, lane)
         lane["behind"] = False
         return lane
 
+    def _last_epoch(self, queue: Queue, group: str) -> int:
+        if EPOCHS_GO_ON_PER_NAME:
+            return queue["epochs"].get(group, 0)
+        return max(queue["epochs"].values(), default=0)
+
     def _dispatch(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
-        first_reason, applied = Reason.OK, False
+        # CHOICE, settled by what the kernel answers: one run for each range, numbered through ranges and skip.
+        runs = []
         parts = [(r.first, r.last, (r.tag, r.count)) for r in command.ranges] + [(f, n, None) for f, n in command.skip]
-        for first, last, unit in parts:
-            reason = self._judge_dispatch(queue, first, last, unit)
+        for index, (first, last, unit) in enumerate(parts):
+            reason, applied = self._judge_dispatch(queue, first, last, unit), False
             self.counts["dispatch range" if unit else "skip range", reason.value] += 1
-            if reason is not Reason.OK:
-                # CHOICE: the answer carries the reason of the first range that was refused.
-                first_reason = reason if first_reason is Reason.OK else first_reason
-            elif unit is not None:
-                applied |= self._write(queue, first, last, unit)
-            else:
-                applied |= self._skip(queue, first, last)
+            if reason is Reason.OK:
+                applied = self._skip(queue, first, last) if unit is None else self._write(queue, first, last, unit)
+            runs.append(_run("dispatch", index, first, last, (reason, applied, None, None, None, None)))
         for lane in queue["lanes"].values():
             before = lane["commit"], lane["next"]
             self._settle(queue, lane)
             if before != (lane["commit"], lane["next"]):
                 lane["behind"] = True
-        answer = self._new_answer(command.op_id, "dispatch", first_reason, applied, queue["now"])
+        answer = self._answer_of_runs(queue, command, "dispatch", runs)
         answer["commit_position"] = queue["commit_position"]
         return answer
 
     def _judge_dispatch(self, queue: Queue, first: int, last: int, unit: tuple[int, int] | None) -> Reason:
         if not 0 <= first <= last <= MAX_OFFSET or last - first + 1 > MAX_RANGE:
             return Reason.INVALID_PARAMETER
-        if unit is not None and not (0 <= unit[0] < 2**64 and 1 <= unit[1] < 2**31):  # CHOICE: bounds of count
+        wrong_unit = unit is not None and not (0 <= unit[0] < 2**64 and 1 <= unit[1] < 2**31)  # CHOICE: bounds of count
+        if wrong_unit and UNIT_IS_JUDGED_FIRST:
             return Reason.INVALID_PARAMETER
-        # CHOICE: a written range must not begin below the min offset, a skip must not end below it.
-        if (first if unit is not None else last) < queue["min_offset"]:
+        # CHOICE: a written range must not begin below the min offset; a skip may lie below it as a whole.
+        if unit is not None and first < queue["min_offset"]:
             return Reason.BELOW_MIN
         if last >= queue["commit_position"] + self._policy_of(queue, None)["window_max"]:
             return Reason.AHEAD_OF_WINDOW
-        return Reason.OK
+        return Reason.INVALID_PARAMETER if wrong_unit else Reason.OK
 
     def _write(self, queue: Queue, first: int, last: int, unit: tuple[int, int]) -> bool:
         changed = False
@@ -414,7 +439,7 @@ class ReferenceModel:
         late = [offset for offset in range(low, last + 1) if offset in queue["written"]]
         new = [o for o in range(low, last + 1) if o not in queue["written"] and o not in queue["holes"]]
         queue["holes"].update(new)
-        if late and first <= queue["min_offset"]:
+        if (late or SKIP_OF_UNWRITTEN_MOVES_MIN) and first <= queue["min_offset"] <= last:
             self.counts["skip", "retention"] += 1
             end = last + 1
             for lane in queue["lanes"].values():
@@ -432,6 +457,7 @@ class ReferenceModel:
             for offset in late:
                 del queue["written"][offset]
             queue["min_offset"] = end
+            late = [low]
             queue["commit_position"] = max(queue["commit_position"], end)
         elif late:
             self.counts["skip", "late"] += 1
@@ -485,7 +511,8 @@ class ReferenceModel:
                 if pop["command"].op_id == command.target_op_id:
                     lane["parked"].remove(pop)
                     lane["behind"] = False
-                    self.counts["parked", "cancelled"] += 1
+                    remembered = queue["ops"].get(command.target_op_id) is pop["op"]
+                    self.counts["parked", "cancelled" if remembered else "cancelled though forgotten"] += 1
                     self._answer_pop(queue, pop, Reason.CANCELLED)
                     answer["applied"] = True
                     return answer
@@ -544,7 +571,7 @@ class ReferenceModel:
         lane["reset_epoch"] = lane["epoch"]
         for offset, message in lane["messages"].items():
             if message["state"] == LEASED:
-                self._step(lane, offset, "released", queue["now"])
+                self.counts["reset", "of a lease"] += 1
         if target >= lane["commit"]:  # CHOICE: forwards and backwards are told from the commit offset
             self.counts["reset", "forwards" if target > lane["commit"] else "in place"] += 1
             for offset in range(lane["commit"], target):
@@ -557,6 +584,10 @@ class ReferenceModel:
                     self.counts["step", "skipped_by_reset"] += 1
             lane["next"] = max(lane["next"], target)
             lane["commit"] = target
+            if RESET_FORGETS_AHEAD:
+                lane["next"] = target
+                lane["messages"] = {}
+                self._recount(queue, lane, target)
             for offset in lane["messages"]:
                 lane["messages"][offset] = _never_delivered()
         else:
@@ -564,13 +595,18 @@ class ReferenceModel:
             lane["went_back"] = True
             lane["messages"] = {}
             lane["start"] = min(lane["start"], target)
-            lane["acked"] = {offset for offset in lane["acked"] if offset < target}
-            lane["holes"] = target - lane["start"] - len(lane["acked"])
+            self._recount(queue, lane, target)
             lane["next"] = lane["commit"] = target
         self._settle(queue, lane)
         answer = self._new_answer(command.op_id, "reset_offset", Reason.OK, True, queue["now"])
         answer["commit_offset"] = lane["commit"]
         return answer
+
+    def _recount(self, queue: Queue, lane: Lane, target: int) -> None:
+        # CHOICE: what was skipped after it had been acked counts as a hole from now on.
+        lane["recounted"] = True
+        lane["acked"] = {offset for offset in lane["acked"] if offset < target and offset not in queue["holes"]}
+        lane["holes"] = target - lane["start"] - len(lane["acked"])
 
     def _forget_lane(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
         lane = queue["lanes"].pop(command.group, None)
@@ -623,10 +659,17 @@ class ReferenceModel:
             self._settle(queue, lane)
         for run in runs:
             self.counts["run", kind, run[4]] += 1
-        applied = any(run[5] for run in runs)
-        answer = self._new_answer(command.op_id, kind, Reason.OK, applied, queue["now"])  # CHOICE: OK, whatever the runs
-        answer["runs"] = runs
+        answer = self._answer_of_runs(queue, command, kind, runs)
         answer["commit_offsets"] = {group: lane["commit"] for group, lane in touched.items()}  # CHOICE: before the grant step
+        return answer
+
+    def _answer_of_runs(self, queue: Queue, command: Any, kind: str, runs: list[tuple[Any, ...]]) -> dict[str, Any]:
+        # CHOICE, settled by what the kernel answers: the code and reason of the first run whose code is not 0, else OK.
+        answer = self._new_answer(command.op_id, kind, Reason.OK, any(run[5] for run in runs), queue["now"])
+        refused = [run for run in runs if run[3] != 0]
+        if refused:
+            answer["code"], answer["reason"] = refused[0][3:5]
+        answer["runs"] = runs
         return answer
 
     def _judge_whole_entry(self, queue: Queue, command: Any, entry: Any, kind: str) -> tuple[Reason | None, Any, Any]:
@@ -637,7 +680,7 @@ class ReferenceModel:
         if kind == "change_invisible" and not 0 <= entry.invisible_time_ms <= MAX_TIME_MS:
             return Reason.INVALID_PARAMETER, None, None
         ref = command.handles[entry.handle]
-        if not 1 <= len(ref.group.encode()) <= 255:  # CHOICE: of the entry, not of the record
+        if GROUP_OF_HANDLE_HAS_A_RANGE and not 1 <= len(ref.group.encode()) <= 255:
             return Reason.INVALID_PARAMETER, None, None
         handle = decode_handle(ref.handle)
         lane = queue["lanes"].get(ref.group)
@@ -645,8 +688,7 @@ class ReferenceModel:
             handle is None
             or lane is None
             or handle.lane_check != lane_check(queue["topic"], queue["queue_id"], ref.group)
-            or handle.queue_id != queue["queue_id"]
-            or handle.broker_name != BROKER_NAME  # CHOICE: a truncated name is not a handle of ours
+            or (HANDLE_FIELDS_MATTER and (handle.queue_id != queue["queue_id"] or handle.broker_name != BROKER_NAME))
             or not 1 <= handle.epoch <= lane["epoch"]
         ):
             return Reason.UNKNOWN_HANDLE, None, None
@@ -688,7 +730,7 @@ class ReferenceModel:
             self._done(lane, offset)
             return Reason.OK, True, None, None, None, None
         if kind == "reject":
-            self._dead_letter(lane, offset, "reject", now)
+            self._dead_letter(lane, offset, "rejected", now)
             return Reason.OK, True, None, None, None, None
         message["revision"] += 1
         message["pop_time"] = now
@@ -747,7 +789,7 @@ class ReferenceModel:
             self.counts["lease ended", "suspended"] += 1
             return
         if 0 < policy["max_attempts"] <= message["attempt"]:
-            self._dead_letter(lane, offset, "attempts", at_ms)
+            self._dead_letter(lane, offset, "attempt_limit", at_ms)
             return
         back_offs = policy["back_off_ms"]
         if back_offs:
@@ -764,11 +806,14 @@ class ReferenceModel:
         commit = lane["commit"]
         while commit < lane["next"] and (commit in acked or commit in holes):
             commit += 1
-        if commit == lane["next"]:
-            while commit < queue["commit_position"] and commit in holes:
-                commit += 1
+        at = lane["next"]
+        if NEXT_PASSES_HOLES or commit == at:
+            while at < queue["commit_position"] and at in holes:
+                at += 1
                 lane["holes"] += 1
-            lane["next"] = commit
+            if commit == lane["next"]:
+                commit = at
+            lane["next"] = at
         lane["commit"] = commit
 
     # ------------------------------------------------------------------------------------------- step 3: grant
@@ -872,6 +917,8 @@ class ReferenceModel:
 
     def _finish_pop(self, pop: dict[str, Any], answer: dict[str, Any]) -> None:
         pop["op"]["answer"] = answer
+        if PARKED_OP_IDS_STAY:
+            pop["op"]["minute"] = answer["now_ms"] // MINUTE_MS
         self._say(pop["command"].op_id, pop["command"].reply_to, answer)
 
     # ------------------------------------------------------------------------------------------- state
@@ -929,7 +976,7 @@ class ReferenceModel:
             total = view["holes"] + view["acked"] + view["leased"] + view["available"]
             assert lane["next"] - lane["start"] == total, (group, view)
             assert queue["min_offset"] <= lane["commit"] <= lane["next"] <= queue["commit_position"], (group, view)
-            if not lane["went_back"]:
+            if not lane["recounted"]:
                 kinds = ("dead_lettered", "expired_from_log", "passed_over", "skipped_by_reset")
                 assert sum(lane[kind] for kind in kinds) <= view["acked"]
             for offset in range(lane["commit"], lane["next"]):
@@ -964,7 +1011,7 @@ def _never_delivered() -> Message:
 
 def _run(kind: str, entry: int, first: int, last: int, outcome: tuple[Any, ...]) -> tuple[Any, ...]:
     reason, applied, pop_time, invisible, revive, handle = outcome
-    code = code_of(reason, is_ack=kind == "ack")  # CHOICE: reject is not an ack here: ALREADY_ACKED is 13
+    code = code_of(reason, is_ack=kind in ("ack", "reject"))  # CHOICE: a reject counts as an ack here
     return (entry, first, last, code, reason.value, applied, pop_time, invisible, revive, handle)
 
 
@@ -990,6 +1037,8 @@ def _what_is_invalid(command: Any, kind: str) -> str | None:
         if command.tags is not None and not all(1 <= tag < 2**64 for tag in command.tags):
             return "a tag"
     elif kind in ("ack", "change_invisible", "reject"):
+        if not command.entries:
+            return "no entries"  # CHOICE
         if len(command.entries) > MAX_LIST:
             return "entries"
         if len(command.handles) > MAX_LIST:

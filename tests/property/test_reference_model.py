@@ -73,8 +73,8 @@ OUTCOMES: list[tuple[str, ...]] = [
     ],
     *[("lease ended", how) for how in ("available", "backing off", "suspended")],
     *[("delivery", how) for how in ("fresh", "again", "again, suspended")],
-    ("dead letter", "attempts"),
-    ("dead letter", "reject"),
+    ("dead letter", "attempt_limit"),
+    ("dead letter", "rejected"),
     *[
         ("parked", how)
         for how in (
@@ -107,7 +107,7 @@ OUTCOMES: list[tuple[str, ...]] = [
     *[("dispatch", how) for how in ("new", "known", "out of order")],
     *[("skip", how) for how in ("holes", "retention", "late", "known")],
     *[("dispatch range", reason) for reason in ("OK", "INVALID_PARAMETER", "BELOW_MIN", "AHEAD_OF_WINDOW")],
-    *[("skip range", reason) for reason in ("OK", "INVALID_PARAMETER", "BELOW_MIN", "AHEAD_OF_WINDOW")],
+    *[("skip range", reason) for reason in ("OK", "INVALID_PARAMETER", "AHEAD_OF_WINDOW")],
     *[("repeated", kind) for kind in (*COMMANDS, "still parked")],
     ("op_id", "forgotten"),
     *[("invalid", kind, "op_id") for kind in ("pop", "ack", "dispatch", "tick", "policy", "cancel", "declare")],
@@ -131,6 +131,7 @@ OUTCOMES: list[tuple[str, ...]] = [
         for field in ("max_attempts", "parked_max", "in_flight_max", "back_off_ms", "window_max")
     ],
     ("invalid", "declare", "min_offset"),
+    *[("invalid", kind, "no entries") for kind in _RANGED],
     ("invalid", "cancel", "target_op_id"),
     *[("invalid list", field) for field in ("entries", "handles", "offset ranges")],
 ]

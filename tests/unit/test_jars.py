@@ -142,6 +142,17 @@ def test_an_image_can_have_its_jars_elsewhere(
     assert jars.kafka_jars(var) == [tmp_path / "baked/kafka/a-2.jar"]
 
 
+def test_interrupt_says_how_to_go_on(
+    var: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(jars, "_download", interrupt)
+    assert jars.main(["--var", str(var)]) == 130
+    assert "run `make setup` again" in capsys.readouterr().err
+
+
 def test_committed_sums_cover_both_configurations() -> None:
     sums = jars.read_sums(jars.SUMS_FILE)
     assert {name.split("/")[0] for name in sums} == {"spark", "kafka"}

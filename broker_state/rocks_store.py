@@ -1,0 +1,165 @@
+"""The state on disk: RocksDB in raw mode, one synced WriteBatch per micro-batch. The one import of rocksdict.
+
+Column families:
+
+    state, ops, deadlines   what the kernel decides (keys.py)
+    outbox                  what is decided and not yet everywhere: kind u8, apply_seq u64, number u32
+    meta                    `applied`: how far the log is decided
+
+A failed write leaves the store refusing further work: RocksDB may have applied part of a batch that names a dropped
+family, and nothing is known after any other error. The process must stop and reopen (reliability.md, fact 9).
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    ColumnFamily,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from broker_state.errors import Corrupt, Invalid
+from broker_state.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
+from broker_state.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
+
+__all__ = ["FAMILIES", "META", "OUTBOX", "RocksStore", "StoreStopped"]
+
+OUTBOX: Family = "outbox"
+META: Family = "meta"
+FAMILIES = (STATE, OPS, DEADLINES, OUTBOX, META)
+
+_BLOCK_CACHE_BYTES = 64 * 1024 * 1024
+_WRITE_BUFFER_BYTES = 16 * 1024 * 1024
+_WAL_BYTES = 256 * 1024 * 1024
+
+
+class StoreStopped(Corrupt):  # noqa: N818 - as its parents: named by what to do next
+    """A write failed; what is on disk is known only after reopening."""
+
+
+class RocksStore:
+    """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs."""
+
+    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+        path.mkdir(parents=True, exist_ok=True)
+        families = {family: _options() for family in FAMILIES}
+        access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
+        try:
+            self._db = Rdict(str(path), options=_options(), column_families=families, access_type=access)
+        except Exception as error:  # rocksdict raises bare Exception
+            msg = f"cannot open the state in {path}: {error}"
+            raise Invalid(msg, subject=str(path)) from error
+        self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in FAMILIES}
+        self._handles: dict[Family, ColumnFamily] = {
+            name: self._db.get_column_family_handle(name) for name in FAMILIES
+        }
+        self._sync = WriteOptions()
+        self._sync.sync = True
+        self._failed: Exception | None = None
+        self.batches_written = 0
+        """How many WriteBatches this process wrote: one for each micro-batch."""
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See `Kv.get`."""
+        value = self._families[family].get(key)
+        assert value is None or isinstance(value, bytes)
+        return value
+
+    def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
+        """See `Kv.get_many`."""
+        values = self._families[family].get(keys) if keys else []
+        assert isinstance(values, list)
+        return values
+
+    def scan(self, family: Family, first: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values from `first` on, below `end`, in order."""
+        options = ReadOptions()
+        if end is not None:
+            options.set_iterate_upper_bound(end)
+        iterator = self._families[family].iter(options)
+        iterator.seek(first)
+        while iterator.valid():
+            yield iterator.key(), iterator.value()
+            iterator.next()
+
+    def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
+        """See `Kv.deadlines`."""
+        first = queue if after is None else deadline_key(queue, after) + b"\0"
+        found: list[DeadlineRef] = []
+        for key, _ in self.scan(DEADLINES, first, end_of_prefix(queue)):
+            ref = read_deadline_key(queue, key)
+            if ref.deadline_ms > until_ms or len(found) == limit:
+                break
+            found.append(ref)
+        return found
+
+    def write(self, overlay: Overlay, more: Iterable[Change] = ()) -> int:
+        """One synced WriteBatch: what the overlay changed, and `more` (outbox, applied). Returns its bytes.
+
+        Raises:
+            StoreStopped: the write failed, or an earlier one did.
+        """
+        if self._failed is not None:
+            msg = f"the store stopped: {self._failed}"
+            raise StoreStopped(msg)
+        batch = WriteBatch(raw_mode=True)
+        handles = self._handles
+        for first, end in overlay.erasures():
+            batch.delete_range(first, end, handles[STATE])
+        put, delete = batch.put, batch.delete
+        for changes in (overlay.changes(), more):
+            for family, key, value in changes:
+                if value is None:
+                    delete(key, handles[family])
+                else:
+                    put(key, value, handles[family])
+        size = batch.size_in_bytes()
+        try:
+            self._db.write(batch, self._sync)
+        except Exception as error:  # rocksdict raises bare Exception, and any of them is final
+            self._failed = error
+            msg = f"the write failed: {error}"
+            raise StoreStopped(msg) from error
+        self.batches_written += 1
+        overlay.written()
+        return size
+
+    def close(self) -> None:
+        """Release the files."""
+        self._families.clear()
+        self._handles.clear()
+        self._db.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _options() -> Options:
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
+    options.set_max_total_wal_size(_WAL_BYTES)
+    options.set_max_open_files(512)
+    table = BlockBasedOptions()
+    table.set_block_cache(_cache)
+    table.set_bloom_filter(10, block_based=False)
+    options.set_block_based_table_factory(table)
+    return options
+
+
+_cache = Cache(_BLOCK_CACHE_BYTES)

@@ -1,0 +1,46 @@
+"""Where a job keeps what: one folder, made by `popstream up`, that nothing else writes to.
+
+    var/job/
+      state/        RocksDB, the truth
+      spark/        Spark's checkpoint: which records a micro-batch has; rebuilt from the state when it is lost
+      delta/        the audit tables
+      lock          held by the job that owns all this
+      job.json      who that is and where it listens
+"""
+
+from pathlib import Path
+
+import msgspec
+
+__all__ = ["JobFolder"]
+
+
+class JobFolder(msgspec.Struct, frozen=True):
+    """The paths below the folder of one job."""
+
+    root: Path
+
+    @property
+    def state(self) -> Path:
+        """RocksDB."""
+        return self.root / "state"
+
+    @property
+    def spark(self) -> Path:
+        """Spark's checkpoints, one folder for each time one was begun anew."""
+        return self.root / "spark"
+
+    @property
+    def delta(self) -> Path:
+        """The audit tables."""
+        return self.root / "delta"
+
+    @property
+    def lock(self) -> Path:
+        """The file whose flock means ownership."""
+        return self.root / "lock"
+
+    @property
+    def card(self) -> Path:
+        """The running job's process id, address and topics."""
+        return self.root / "job.json"

@@ -1,0 +1,50 @@
+"""One writer: an flock of our own, taken before Spark starts.
+
+RocksDB's LOCK does not do: it is lost when its owner so much as opens and closes the file, or copies the folder
+(reliability.md, fact 6). Spark's checkpoint does not do either: two drivers both run the batch before one notices (fact 7).
+"""
+
+import fcntl
+import os
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from broker_state.errors import Fenced
+
+__all__ = ["Ownership"]
+
+
+class Ownership:
+    """Holds the lock file of a job folder from construction until `release`; the kernel lets go when the process dies.
+
+    Raises:
+        Fenced: another process holds it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = path.open("a+")
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self._file.seek(0)
+            owner = self._file.read().strip() or "unknown"
+            self._file.close()
+            message = f"process {owner} runs the job in {path.parent}: stop it first, or choose another folder"
+            raise Fenced(message, subject=str(path)) from error
+        self._file.truncate(0)
+        self._file.write(str(os.getpid()))
+        self._file.flush()
+
+    def release(self) -> None:
+        """Let another process take over."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()

@@ -1,0 +1,61 @@
+"""What Spark's checkpoint says: the range of records that each micro-batch was planned to have.
+
+A planned range, not the records that came, says how far a micro-batch reaches: offsets missing inside it are holes
+(control records, aborted transactions).
+"""
+
+import json
+from pathlib import Path
+
+from broker_state.errors import Corrupt
+
+__all__ = ["planned_end", "usable_checkpoint"]
+
+
+def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
+    """The offset after the last of micro-batch `batch_id`, by partition.
+
+    Raises:
+        Corrupt: the checkpoint has no readable plan for it.
+    """
+    file = checkpoint / "offsets" / str(batch_id)
+    try:
+        lines = file.read_text().splitlines()
+        ends = json.loads(lines[2])[topic]
+        return {int(partition): int(offset) for partition, offset in ends.items()}
+    except (OSError, IndexError, KeyError, ValueError) as error:
+        message = f"Spark's plan of micro-batch {batch_id} cannot be read from {file}: remove the checkpoint, it is rebuilt"
+        raise Corrupt(message, subject=str(file)) from error
+
+
+def usable_checkpoint(root: Path, applied_next: dict[int, int], topic: str) -> Path:
+    """The checkpoint to go on with: the newest one if it agrees with the state, else a new folder.
+
+    It agrees when its last plan starts where, or before where, the state ends: the plan is then run again and what the state
+    covers of it is dropped. Otherwise (it is lost, damaged, or ahead because the state was restored) the query starts
+    from the state's own positions.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    numbers = sorted(int(path.name) for path in root.iterdir() if path.name.isdigit())
+    if not numbers:
+        return root / "1"
+    newest = root / str(numbers[-1])
+    if _agrees(newest, applied_next, topic):
+        return newest
+    return root / str(numbers[-1] + 1)
+
+
+def _agrees(checkpoint: Path, applied_next: dict[int, int], topic: str) -> bool:
+    committed = _numbers(checkpoint / "commits")
+    if not committed:
+        return False
+    try:
+        planned_end(checkpoint, max(_numbers(checkpoint / "offsets"), default=-1), topic)
+        decided = planned_end(checkpoint, max(committed), topic)
+    except Corrupt:
+        return False
+    return all(applied_next.get(partition, 0) >= offset for partition, offset in decided.items())
+
+
+def _numbers(folder: Path) -> set[int]:
+    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()

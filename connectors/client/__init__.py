@@ -1,0 +1,43 @@
+"""The client: `Producer` sends, `Consumer` pops and acks. It needs kafka-python and msgspec, nothing of the job."""
+
+from connectors.client.consumer import Consumer
+from connectors.client.errors import (
+    AnswerTimeout,
+    AnswerUnreadable,
+    ClientClosed,
+    NotDeclared,
+    NotDispatched,
+    PayloadMissing,
+    Refused,
+)
+from connectors.client.existing import DispatchReport, dispatch_existing
+from connectors.client.message import Message, Outcome, PopResult, Receipt, ReceiptHandle, SendResult, all_applied
+from connectors.client.producer import Producer
+from connectors.client.settings import ClientSettings
+from connectors.client.tags import tag_hash
+from connectors.client.transport import Transport, new_op_id
+
+__all__ = [
+    "AnswerTimeout",
+    "AnswerUnreadable",
+    "ClientClosed",
+    "ClientSettings",
+    "Consumer",
+    "DispatchReport",
+    "Message",
+    "NotDeclared",
+    "NotDispatched",
+    "Outcome",
+    "PayloadMissing",
+    "PopResult",
+    "Producer",
+    "Receipt",
+    "ReceiptHandle",
+    "Refused",
+    "SendResult",
+    "Transport",
+    "all_applied",
+    "dispatch_existing",
+    "new_op_id",
+    "tag_hash",
+]

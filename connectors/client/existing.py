@@ -1,0 +1,209 @@
+"""Makes a topic poppable that plain Kafka producers filled, or one that ended between writing and dispatching."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from broker_state.command import Dispatch, WrittenRange
+from broker_state.reason import Reason
+from connectors.client.cluster import describe_topic
+from connectors.client.coalescer import ranges_by_label, ranges_of
+from connectors.client.dispatcher import RANGE_LENGTH_MAX, RANGES_MAX, declare_of
+from connectors.client.errors import Refused
+from connectors.client.settings import ClientSettings, new_client_id
+from connectors.client.tags import tag_hash, tag_value
+from connectors.client.transport import Transport
+from connectors.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from broker_state.answer import Answer
+    from connectors.client.cluster import MessageTopic
+
+__all__ = ["DispatchReport", "dispatch_existing"]
+
+LOG = logging.getLogger(__name__)
+
+BLOCK_RECORDS = 5_000
+POLL_MS = 500
+STALL_S_MAX = 60.0
+AHEAD_PAUSE_S_MIN = 0.1
+AHEAD_PAUSE_S_MAX = 5.0
+
+
+class DispatchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done for one queue: offsets `first..end - 1` were declared written, or holes."""
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    written_count: int
+    hole_count: int
+    commit_position: int
+
+
+def dispatch_existing(
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    queue_ids: Sequence[int] | None = None,
+    prefix: str = "popstream",
+    transport: Transport | None = None,
+    **settings: Any,  # noqa: ANN401 - ClientSettings checks them
+) -> list[DispatchReport]:
+    """Declare the queues of a message topic and dispatch all that is in them by now.
+
+    What no record has - control records, aborted transactions, what compaction took - is declared a hole. The topic is
+    read once, for its offsets and tags. Repeating it does no harm.
+
+    Args:
+        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        topic: The message topic.
+        queue_ids: Only these of its partitions.
+        prefix: Names the job, see `ClientSettings`.
+        transport: Share the one of another client.
+        **settings: Further fields of `ClientSettings`.
+
+    Raises:
+        Invalid: The topic or one of the queues does not exist.
+        Refused: The job decided against it.
+        AnswerTimeout: The job does not answer.
+        Unavailable: Kafka does not answer.
+    """
+    client = ClientSettings(
+        bootstrap_servers=bootstrap_servers,
+        prefix=prefix,
+        **{"client_id": transport.settings.client_id if transport else new_client_id(), **settings},
+    )
+    if transport is None:
+        with Transport(client) as own:
+            return _dispatch_all(client, own, topic, queue_ids)
+    return _dispatch_all(client, transport, topic, queue_ids)
+
+
+def _dispatch_all(
+    settings: ClientSettings, transport: Transport, name: str, queue_ids: Sequence[int] | None
+) -> list[DispatchReport]:
+    topic = describe_topic(settings, name)
+    wanted = sorted(topic.starts if queue_ids is None else queue_ids)
+    unknown = [queue_id for queue_id in wanted if queue_id not in topic.starts]
+    if unknown:
+        message = f"topic {name} has no partitions {unknown}"
+        raise Invalid(message, subject=name)
+    return [_dispatch_queue(settings, transport, topic, queue_id) for queue_id in wanted]
+
+
+def _dispatch_queue(
+    settings: ClientSettings, transport: Transport, topic: MessageTopic, queue_id: int
+) -> DispatchReport:
+    declared = _require_ok(transport.request(declare_of(topic, queue_id)))
+    first, end = topic.starts[queue_id], topic.ends[queue_id]
+    written_count = 0
+    commit_position = declared.commit_position or first
+    for block_first, block_end, tags in _blocks(settings, TopicPartition(topic.name, queue_id), first, end):
+        written_count += len(tags)
+        ranges = [
+            WrittenRange(low, high, tag) for tag, found in ranges_by_label(tags.items()).items() for low, high in found
+        ]
+        holes = _holes(sorted(tags), block_first, block_end)
+        for start in range(0, max(len(ranges), len(holes)), RANGES_MAX):
+            command = Dispatch(
+                v=1,
+                topic=topic.name,
+                queue_id=queue_id,
+                ranges=ranges[start : start + RANGES_MAX],
+                skip=holes[start : start + RANGES_MAX],
+            )
+            commit_position = _dispatch(transport, command).commit_position or commit_position
+    LOG.info("%s/%d: %d written offsets up to %d are dispatched", topic.name, queue_id, written_count, end)
+    return DispatchReport(
+        topic=topic.name,
+        queue_id=queue_id,
+        first=first,
+        end=end,
+        written_count=written_count,
+        hole_count=max(0, end - first) - written_count,
+        commit_position=commit_position,
+    )
+
+
+def _dispatch(transport: Transport, command: Dispatch) -> Answer:
+    """Dispatch, and wait for as long as the window of the queue is elsewhere, within the answer time-out."""
+    pause_s = AHEAD_PAUSE_S_MIN
+    deadline_s = time.monotonic() + transport.settings.answer_timeout_ms / 1000
+    while True:
+        answer = transport.request(command)
+        if answer.reason is not Reason.AHEAD_OF_WINDOW or time.monotonic() > deadline_s:
+            return answer if answer.reason is Reason.BELOW_MIN else _require_ok(answer)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, AHEAD_PAUSE_S_MAX)
+
+
+def _require_ok(answer: Answer) -> Answer:
+    if answer.reason is not Reason.OK:
+        raise Refused(answer)
+    return answer
+
+
+def _holes(offsets: list[int], first: int, end: int) -> list[tuple[int, int]]:
+    """Inclusive ranges of `first..end - 1` that are not among the ascending `offsets`, none longer than the job takes.
+
+    >>> _holes([2, 3, 6], 0, 8)
+    [(0, 1), (4, 5), (7, 7)]
+    >>> _holes([], 5, 5)
+    []
+    """
+    holes: list[tuple[int, int]] = []
+    at = first
+    for low, high in [*ranges_of(offsets), (end, end)]:
+        while at < low:
+            holes.append((at, min(low, at + RANGE_LENGTH_MAX) - 1))
+            at = holes[-1][1] + 1
+        at = high + 1
+    return holes
+
+
+def _blocks(
+    settings: ClientSettings, partition: TopicPartition, first: int, end: int
+) -> Iterator[tuple[int, int, dict[int, int]]]:
+    """Read a partition once: (first, end, tag hash of each offset that has a record), blocks that touch each other."""
+    if first >= end:
+        return
+    try:
+        consumer = KafkaConsumer(
+            bootstrap_servers=settings.bootstrap_servers.split(","),
+            client_id=f"{settings.client_id}-reader",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            # Retention may take the first records meanwhile.
+            auto_offset_reset="earliest",
+            allow_auto_create_topics=False,
+            **settings.kafka,
+        )
+        try:
+            consumer.assign([partition])
+            consumer.seek(partition, first)
+            at, moved_s = first, time.monotonic()
+            while at < end:
+                records = consumer.poll(timeout_ms=POLL_MS, max_records=BLOCK_RECORDS).get(partition, ())
+                position = min(end, consumer.position(partition))
+                if position > at:
+                    tags = {record.offset: tag_hash(tag_value(record.headers or ())) for record in records}
+                    yield at, position, {offset: tag for offset, tag in tags.items() if offset < end}
+                    at, moved_s = position, time.monotonic()
+                elif time.monotonic() - moved_s > STALL_S_MAX:
+                    message = f"{partition.topic}/{partition.partition} cannot be read beyond offset {at}"
+                    raise Unavailable(message, subject=partition.topic)
+        finally:
+            consumer.close(autocommit=False)
+    except KafkaError as error:
+        message = f"{partition.topic}/{partition.partition} cannot be read: {error!r}"
+        raise Unavailable(message, subject=partition.topic) from error

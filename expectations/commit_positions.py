@@ -1,0 +1,116 @@
+"""The suite of `commit_positions`: positions go forwards, without a gap, and every message is accounted for."""
+
+from __future__ import annotations
+
+from great_expectations import ExpectationSuite
+
+from expectations.common import common_expectations
+from expectations.rows import ExpectNoRows
+
+__all__ = ["commit_positions_suite"]
+
+
+class ExpectPositionsNeverToFall(ExpectNoRows):
+    """The failure that consumers notice as "everything again"."""
+
+    description: str = "A position goes back only by a reset_offset (or forget_lane, declare) of that record."
+    unexpected_rows_query: str = """
+        SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p.`group`, p.from_offset, p.to_offset
+        FROM {batch} AS p
+        JOIN operations_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
+        LEFT ANTI JOIN operations AS o
+            ON o.ops_topic_id = p.ops_topic_id AND o.partition = p.partition AND o.kafka_offset = p.kafka_offset
+            AND o.applied AND o.kind IN ('reset_offset', 'forget_lane', 'declare')
+        WHERE p.from_offset > p.to_offset
+    """
+
+
+class ExpectPositionsToChain(ExpectNoRows):
+    """A move that has no row, or a row that was no move, breaks the chain."""
+
+    description: str = "A position starts where the row before left it, unless its lane or queue was made anew between."
+    unexpected_rows_query: str = """
+        SELECT c.* EXCEPT (state_epoch, apply_seq, ops_topic_id)
+        FROM (
+            SELECT ops_topic_id, state_epoch, apply_seq, partition, topic, queue_id, `group`, kafka_offset, from_offset,
+                   lag(to_offset) OVER lane AS to_offset_before, lag(kafka_offset) OVER lane AS kafka_offset_before
+            FROM {batch}
+            WINDOW lane AS (PARTITION BY ops_topic_id, topic, queue_id, `group` ORDER BY kafka_offset, ordinal)
+        ) AS c
+        JOIN operations_seen AS seen ON seen.state_epoch = c.state_epoch AND c.apply_seq <= seen.apply_seq
+        LEFT ANTI JOIN operations AS o
+            ON o.ops_topic_id = c.ops_topic_id AND o.topic = c.topic AND o.queue_id = c.queue_id
+            AND o.kafka_offset > c.kafka_offset_before AND o.kafka_offset <= c.kafka_offset AND o.applied
+            AND (o.kind = 'declare' OR o.kind = 'forget_lane' AND o.`group` <=> c.`group`)
+        WHERE c.from_offset <> c.to_offset_before
+    """
+
+
+class ExpectEveryMessageToBeAccountedFor(ExpectNoRows):
+    """Conservation: nothing is lost and nothing is made between the lane's start and its next new message."""
+
+    description: str = "next_offset - start_offset = holes + acked + leased + available, in every row of a lane."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`,
+               start_offset, next_offset, holes, acked, leased, available
+        FROM {batch}
+        WHERE `group` IS NOT NULL AND next_offset - start_offset <> holes + acked + leased + available
+    """
+
+
+class ExpectCountsToBePossible(ExpectNoRows):
+    """A count below zero, or parts that exceed their whole, can still balance: look at each."""
+
+    description: str = "No count is negative, the parts of `acked` do not exceed it, to_offset lies in the account."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`, start_offset, to_offset, next_offset, holes,
+               acked, leased, available, parked, dead_lettered, expired_from_log, passed_over, skipped_by_reset
+        FROM {batch}
+        WHERE least(from_offset, to_offset, start_offset, holes, acked, leased, available, parked,
+                    dead_lettered, expired_from_log, passed_over, skipped_by_reset) < 0
+           OR `group` IS NOT NULL AND (
+               to_offset < start_offset OR to_offset > next_offset
+               OR dead_lettered + expired_from_log + passed_over + skipped_by_reset > acked)
+    """
+
+
+class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
+    """The counter in the state and the history of the leases are kept apart: they must tell the same."""
+
+    description: str = "`leased` in a lane's last row is the number of live leases that its deliveries add up to."
+    unexpected_rows_query: str = """
+        WITH last AS (
+            SELECT xxhash64(p.ops_topic_id, p.topic, p.queue_id, p.`group`) AS lane,
+                   max(struct(p.kafka_offset, p.ordinal, p.leased, p.topic, p.queue_id, p.`group`)) AS row
+            FROM {batch} AS p
+            JOIN deliveries_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
+            WHERE p.`group` IS NOT NULL
+            GROUP BY 1
+        ), totals AS (
+            SELECT lane, any_value(row) AS row, max_by(total, era) AS total
+            FROM (
+                SELECT last.lane, any_value(last.row) AS row, s.era, sum(s.leased_delta) AS total
+                FROM last LEFT JOIN lease_steps AS s ON s.lane = last.lane AND s.kafka_offset <= last.row.kafka_offset
+                GROUP BY last.lane, s.era
+            )
+            GROUP BY lane
+        )
+        SELECT row.topic, row.queue_id, row.`group`, row.kafka_offset, row.leased, coalesce(total, 0) AS in_deliveries
+        FROM totals
+        WHERE row.leased <> coalesce(total, 0)
+    """
+
+
+def commit_positions_suite() -> ExpectationSuite:
+    """Rules of the positions and of the account."""
+    return ExpectationSuite(
+        "commit_positions",
+        expectations=[
+            *common_expectations("commit_positions"),
+            ExpectPositionsNeverToFall(),
+            ExpectPositionsToChain(),
+            ExpectEveryMessageToBeAccountedFor(),
+            ExpectCountsToBePossible(),
+            ExpectLeasedToAgreeWithDeliveries(),
+        ],
+    )

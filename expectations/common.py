@@ -1,0 +1,87 @@
+"""Rules of every audit table: who caused a row, when, and that none is missing or there twice."""
+
+from __future__ import annotations
+
+from connectors.delta.tables import AUDIT_TABLES
+from expectations.rows import ExpectNoRows
+
+__all__ = ["common_expectations"]
+
+
+class ExpectKeysToBeUnique(ExpectNoRows):
+    """A flush that was repeated, or a record that was decided twice, shows here."""
+
+    description: str = "(ops_topic_id, partition, kafka_offset, ordinal) identifies a row."
+    unexpected_rows_query: str = """
+        SELECT ops_topic_id, partition, kafka_offset, ordinal, count(*) AS rows
+        FROM {batch}
+        GROUP BY ops_topic_id, partition, kafka_offset, ordinal
+        HAVING count(*) > 1
+    """
+
+
+class ExpectNoOrdinalToBeMissing(ExpectNoRows):
+    """A flush that was torn, or rows that were deleted, show here."""
+
+    description: str = "The rows of one record are numbered from 0 without a gap."
+    unexpected_rows_query: str = """
+        SELECT ops_topic_id, partition, kafka_offset, max(ordinal) AS ordinal_max, count(*) AS rows
+        FROM {batch}
+        GROUP BY ops_topic_id, partition, kafka_offset
+        HAVING max(ordinal) + 1 > count(*) OR min(ordinal) < 0
+    """
+
+
+class ExpectRequiredColumnsToHaveValues(ExpectNoRows):
+    """Delta would refuse the flush, and stop the job, if this were a NOT NULL."""
+
+    description: str = "Columns that are required (docs/tables.md) are never null."
+    unexpected_rows_query: str
+
+
+class ExpectDateToBeThatOfTheTime(ExpectNoRows):
+    """Readers prune by `op_date`: a row on another date is as good as lost."""
+
+    description: str = "`op_date` is the UTC date of `now_ms`."
+    unexpected_rows_query: str = """
+        SELECT ops_topic_id, partition, kafka_offset, ordinal, now_ms, op_date
+        FROM {batch}
+        WHERE op_date <> date_from_unix_date(CAST(floor(now_ms / 86400000) AS INT))
+    """
+
+
+class ExpectDecisionsInLogOrder(ExpectNoRows):
+    """A WriteBatch covers a span of each partition, and spans follow each other."""
+
+    description: str = "Within a partition, a later record is never in an earlier WriteBatch (`apply_seq`)."
+    unexpected_rows_query: str = """
+        SELECT * FROM (
+            SELECT state_epoch, ops_topic_id, partition, apply_seq, first_record,
+                   max(last_record) OVER (
+                       PARTITION BY state_epoch, ops_topic_id, partition ORDER BY apply_seq
+                       ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING
+                   ) AS last_record_before
+            FROM (
+                SELECT state_epoch, ops_topic_id, partition, apply_seq,
+                       min(kafka_offset) AS first_record, max(kafka_offset) AS last_record
+                FROM {batch}
+                GROUP BY state_epoch, ops_topic_id, partition, apply_seq
+            )
+        )
+        WHERE first_record <= last_record_before
+    """
+
+
+def common_expectations(table: str) -> list[ExpectNoRows]:
+    """The rules of this module for one audit table."""
+    is_null = " OR ".join(f"`{name}` IS NULL" for name in AUDIT_TABLES[table].required_columns)
+    return [
+        ExpectKeysToBeUnique(),
+        ExpectNoOrdinalToBeMissing(),
+        ExpectRequiredColumnsToHaveValues(
+            unexpected_rows_query="SELECT ops_topic_id, partition, kafka_offset, ordinal FROM {batch} WHERE "  # noqa: S608
+            + is_null
+        ),
+        ExpectDateToBeThatOfTheTime(),
+        ExpectDecisionsInLogOrder(),
+    ]

@@ -1,0 +1,158 @@
+"""The life of every lease, judged: the view `lease_steps`, from which the rules about leases select.
+
+The same message is named by rows with different ranges: leased in 0..99, acked in 0..9, expired in 10..99. To see what
+happened to it, ranges are cut at each other's ends; between two neighbouring ends (a *segment*) all messages share one
+history. Numbering the ends of a lane with dense_rank gives each row the numbers of its segments, so nothing is joined by
+range and cost follows the rows, not the messages (1,000,000 rows over 10,000,000 messages are 3,000,000 pieces at most when
+each row is cut twice).
+
+```
+leased    0 ├────────────────────┤ 99        segments  1: 0..9   leased, acked
+acked     0 ├───┤ 9                                    2: 10..99 leased, expired
+expired        10 ├──────────────┤ 99
+```
+
+An *era* of a lane ends with a reset_offset, a forget_lane or a declare that changed something: leases, attempts and acks from
+before count no more. Inside one era and one segment the rows, in log order, must be steps of the diagram in
+docs/semantics.md.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["registered_lease_steps"]
+
+_LANE: Final = "xxhash64(ops_topic_id, topic, queue_id, `group`)"
+
+# Every step as a small number: strings would be sorted again and again.
+_LEASED, _CHANGED, _ACKED, _EXPIRED, _RELEASED, _DEAD_LETTERED, _EXPIRED_FROM_LOG = range(1, 8)
+
+_STEPS: Final = f"""
+    SELECT {_LANE} AS lane, kafka_offset, ordinal, first_offset, last_offset + 1 AS end_offset, epoch, revision, attempt,
+           CASE step WHEN 'leased' THEN {_LEASED} WHEN 'changed' THEN {_CHANGED} WHEN 'acked' THEN {_ACKED}
+                     WHEN 'expired' THEN {_EXPIRED} WHEN 'released' THEN {_RELEASED}
+                     WHEN 'dead_lettered' THEN {_DEAD_LETTERED} WHEN 'expired_from_log' THEN {_EXPIRED_FROM_LOG}
+           END AS step,
+           step = 'released' AND cause = 'change_invisible' AS is_change,
+           cause = 'pop' AS is_concurrent,
+           CAST(step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare') AS INT) AS ends_era
+    FROM deliveries JOIN operations_seen AS seen USING (state_epoch)
+    WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq
+"""  # noqa: S608 - constants of this module
+
+# What a declare says of a queue, it says of each of its lanes.
+_RESETS: Final = f"""
+    SELECT DISTINCT lanes.lane, o.kafka_offset
+    FROM operations AS o
+    JOIN (SELECT DISTINCT {_LANE} AS lane, ops_topic_id, topic, queue_id, `group` FROM deliveries) AS lanes
+        ON lanes.ops_topic_id = o.ops_topic_id AND lanes.topic = o.topic AND lanes.queue_id = o.queue_id
+        AND (o.kind = 'declare' OR lanes.`group` = o.`group`)
+    WHERE o.applied AND o.kind IN ('reset_offset', 'forget_lane', 'declare')
+"""  # noqa: S608
+
+# Within a record what was due comes first, then the command, then what is granted.
+_ERAS: Final = f"""
+    SELECT *, sum(ends_era) OVER (PARTITION BY lane ORDER BY kafka_offset, phase, ordinal) AS era
+    FROM (
+        SELECT *, CASE WHEN step = {_LEASED} THEN 2 ELSE 0 END AS phase FROM steps
+        UNION ALL
+        SELECT lane, kafka_offset, -1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 1, 1 FROM resets
+    )
+"""  # noqa: S608
+
+_ENDS: Final = """
+    SELECT *, dense_rank() OVER (PARTITION BY lane ORDER BY at) AS segment
+    FROM (
+        SELECT eras.* EXCEPT (first_offset, end_offset, ends_era, phase), explode(array(first_offset, end_offset)) AS at
+        FROM eras WHERE ends_era = 0
+    )
+"""
+
+_PIECES: Final = """
+    SELECT * EXCEPT (low, high), explode(sequence(low, high - 1)) AS segment
+    FROM (
+        SELECT lane, kafka_offset, ordinal, any_value(era) AS era, any_value(step) AS step, any_value(epoch) AS epoch,
+               any_value(revision) AS revision, any_value(attempt) AS attempt, any_value(is_change) AS is_change,
+               any_value(is_concurrent) AS is_concurrent, min(segment) AS low, max(segment) AS high
+        FROM ends
+        GROUP BY lane, kafka_offset, ordinal
+    )
+"""
+
+_SEGMENTS: Final = """
+    SELECT lane, segment, at, lead(at) OVER (PARTITION BY lane ORDER BY segment) - at AS messages
+    FROM (SELECT lane, segment, any_value(at) AS at FROM ends GROUP BY lane, segment)
+"""
+
+# The segment's own row comes first in its history, so that its length needs no join.
+_HISTORIES: Final = """
+    SELECT lane, segment, kafka_offset, ordinal, era, step, epoch, revision, attempt, is_change, is_concurrent,
+           first_value(at) OVER history AS first_offset, first_value(messages) OVER history AS messages,
+           lag(struct(era, step, epoch, revision, attempt)) OVER history AS before
+    FROM (
+        SELECT lane, segment, kafka_offset, ordinal, era, step, epoch, revision, attempt, is_change, is_concurrent,
+               CAST(NULL AS BIGINT) AS at, CAST(NULL AS BIGINT) AS messages
+        FROM pieces
+        UNION ALL
+        SELECT lane, segment, -1, -1, -1, NULL, NULL, NULL, NULL, NULL, NULL, at, messages FROM segments
+    )
+    WINDOW history AS (PARTITION BY lane, segment ORDER BY kafka_offset, ordinal)
+"""
+
+_JUDGED: Final = f"""
+    SELECT lane, era, kafka_offset, ordinal, first_offset, first_offset + messages - 1 AS last_offset, rule,
+           (CAST(step IN ({_LEASED}, {_CHANGED}) AS INT) - CAST(was_live AS INT)) * messages AS leased_delta
+    FROM (
+        SELECT *, CASE
+            WHEN step = {_LEASED} AND was_live THEN 'two_live_leases'
+            WHEN step = {_LEASED} AND is_concurrent AND was IN ({_ACKED}, {_DEAD_LETTERED}, {_EXPIRED_FROM_LOG})
+                THEN 'done_leased_again'
+            WHEN step = {_EXPIRED} AND NOT was_live THEN 'step_without_lease'
+            WHEN step = {_RELEASED} AND NOT is_change AND NOT was_live THEN 'step_without_lease'
+            WHEN step > {_LEASED} AND (was = 0 OR was IN ({_ACKED}, {_DEAD_LETTERED}, {_EXPIRED_FROM_LOG})
+                                       OR before.epoch <> epoch) THEN 'step_without_lease'
+            WHEN step = {_LEASED} AND was = 0 AND attempt <> 1 THEN 'attempt'
+            WHEN step = {_LEASED} AND was IN ({_EXPIRED}, {_RELEASED})
+                AND attempt - before.attempt NOT BETWEEN CAST(was = {_EXPIRED} AND before.revision = 0 AS INT) AND 1
+                THEN 'attempt'
+            WHEN step > {_LEASED} AND attempt <> before.attempt THEN 'attempt'
+            WHEN step = {_LEASED} AND revision <> 0 THEN 'revision'
+            WHEN step > {_LEASED} AND revision - before.revision <> CAST(step = {_CHANGED} OR is_change AS INT) THEN 'revision'
+        END AS rule
+        FROM (
+            SELECT *, coalesce(was IN ({_LEASED}, {_CHANGED}), false) AS was_live
+            FROM (SELECT *, CASE WHEN before.era = era THEN before.step ELSE 0 END AS was FROM histories WHERE step IS NOT NULL)
+        )
+    )
+    UNION ALL
+    SELECT lane, era, kafka_offset, ordinal, NULL, NULL, NULL, 0 FROM eras WHERE ends_era = 1
+"""  # noqa: S608
+
+_QUERY: Final = f"""
+    WITH steps AS ({_STEPS}), resets AS ({_RESETS}), eras AS ({_ERAS}), ends AS ({_ENDS}), pieces AS ({_PIECES}),
+         segments AS ({_SEGMENTS}), histories AS ({_HISTORIES})
+    {_JUDGED}
+"""
+
+
+@contextmanager
+def registered_lease_steps(spark: SparkSession) -> Iterator[None]:
+    """Register the view in a session that has `deliveries` and `operations`, computed once, for as long as it is needed.
+
+    A row is one step of one segment; `rule` is null when the step was legal, else the rule that it broke first.
+    """
+    judged = spark.sql(_QUERY).persist(StorageLevel.DISK_ONLY)
+    judged.createOrReplaceTempView("lease_steps")
+    try:
+        yield
+    finally:
+        judged.unpersist()

@@ -1,0 +1,127 @@
+"""The suite of `operations`: every answer is one that the broker gives."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from great_expectations import ExpectationSuite
+
+from broker_state.command import COMMAND_TYPES
+from broker_state.reason import CODE_OF_REASON, Reason, code_of
+from expectations.common import common_expectations
+from expectations.rows import ExpectNoRows
+
+__all__ = ["operations_suite"]
+
+_KINDS: Final = ", ".join(f"'{kind}'" for kind in sorted(COMMAND_TYPES))
+_REASONS: Final = ", ".join(f"'{reason}'" for reason in sorted(set(CODE_OF_REASON) - {Reason.EXPIRED_LOCALLY}))
+_CODES: Final = ", ".join(
+    sorted(
+        {
+            f"({str(is_ack).lower()}, '{reason}', {code_of(reason, is_ack=is_ack, orderly=orderly)})"
+            for reason in CODE_OF_REASON
+            for is_ack in (True, False)
+            for orderly in (True, False)
+        }
+    )
+)
+
+
+class ExpectKnownKinds(ExpectNoRows):
+    """A new operation needs its rules here."""
+
+    description: str = "`kind` is one of the operations."
+    unexpected_rows_query: str = (
+        f"SELECT partition, kafka_offset, ordinal, kind FROM {{batch}} WHERE kind NOT IN ({_KINDS})"  # noqa: S608
+    )
+
+
+class ExpectKnownReasons(ExpectNoRows):
+    """EXPIRED_LOCALLY belongs to clients: the broker never says it."""
+
+    description: str = "`reason` is one that the broker gives."
+    unexpected_rows_query: str = (
+        f"SELECT partition, kafka_offset, ordinal, kind, reason FROM {{batch}} WHERE reason NOT IN ({_REASONS})"  # noqa: S608
+    )
+
+
+class ExpectCodeToAgreeWithReason(ExpectNoRows):
+    """Clients of RocketMQ read the code, ours the reason: both must hear the same."""
+
+    description: str = "`code` is RocketMQ's number for `reason` (two depend on the kind and on the lane's mode)."
+    unexpected_rows_query: str = f"""
+        SELECT partition, kafka_offset, ordinal, kind, reason, code
+        FROM {{batch}}
+        WHERE reason IN ({_REASONS})
+          AND (kind IN ('ack', 'reject'), reason, code) NOT IN ({_CODES})
+    """  # noqa: S608
+
+
+class ExpectRangesInOrder(ExpectNoRows):
+    """Only an operation refused as INVALID_PARAMETER may carry a range that is none; -1..-1 says: no range."""
+
+    description: str = "0 <= first_offset <= last_offset, unless the range itself was refused."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, kind, reason, first_offset, last_offset
+        FROM {batch}
+        WHERE reason <> 'INVALID_PARAMETER'
+          AND (first_offset IS NULL) <> (last_offset IS NULL)
+           OR reason <> 'INVALID_PARAMETER'
+          AND NOT (first_offset = -1 AND last_offset = -1)
+          AND (first_offset < 0 OR first_offset > last_offset)
+    """
+
+
+class ExpectChangesToBeAnsweredWithSuccess(ExpectNoRows):
+    """A client retries what it was refused: if that had changed something, it would happen twice."""
+
+    description: str = "Only an operation with code 0 is `applied`."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, kind, reason, code FROM {batch} WHERE applied AND code <> 0
+    """
+
+
+class ExpectDeadlinesAfterNow(ExpectNoRows):
+    """A lease that has ended when it begins is handed out for nothing. A change to 0 ms ends at once on purpose."""
+
+    description: str = "A lease given by a pop ends after `now_ms`; one that was changed, not before it."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, kind, now_ms, deadline_after_ms
+        FROM {batch}
+        WHERE applied AND NOT repeated
+          AND (kind = 'pop' AND deadline_after_ms <= now_ms
+               OR kind = 'change_invisible' AND deadline_after_ms < now_ms)
+    """
+
+
+class ExpectQueueTimeNeverToFall(ExpectNoRows):
+    """Deadlines compare with this clock. A record that touches no queue (misrouted, not declared) has its own time."""
+
+    description: str = "`now_ms` of a queue's records never falls."
+    unexpected_rows_query: str = """
+        SELECT * FROM (
+            SELECT partition, kafka_offset, topic, queue_id, now_ms, lag(now_ms) OVER (
+                       PARTITION BY ops_topic_id, topic, queue_id ORDER BY kafka_offset, ordinal
+                   ) AS now_ms_before
+            FROM {batch}
+            WHERE reason NOT IN ('MISROUTED', 'TOPIC_NOT_EXIST')
+        )
+        WHERE now_ms < now_ms_before
+    """
+
+
+def operations_suite() -> ExpectationSuite:
+    """Rules of the answers."""
+    return ExpectationSuite(
+        "operations",
+        expectations=[
+            *common_expectations("operations"),
+            ExpectKnownKinds(),
+            ExpectKnownReasons(),
+            ExpectCodeToAgreeWithReason(),
+            ExpectRangesInOrder(),
+            ExpectChangesToBeAnsweredWithSuccess(),
+            ExpectDeadlinesAfterNow(),
+            ExpectQueueTimeNeverToFall(),
+        ],
+    )

@@ -1,0 +1,61 @@
+"""The suite of `rejected`: what could not be read is kept as it was, and decided nothing."""
+
+from __future__ import annotations
+
+from great_expectations import ExpectationSuite
+
+from expectations.common import common_expectations
+from expectations.rows import ExpectNoRows
+
+__all__ = ["rejected_suite"]
+
+
+class ExpectHeadToBeTheStartOfTheValue(ExpectNoRows):
+    """The head is evidence: it must be as long as it can be, and match the digest where it is the whole value."""
+
+    description: str = "`value_head` is the first 4 KiB of a value with this length and digest."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, value_bytes, length(value_head) AS head_bytes, value_sha256
+        FROM {batch}
+        WHERE length(value_head) <> least(value_bytes, 4096)
+           OR NOT value_sha256 RLIKE '^[0-9a-f]{{64}}$'
+           OR value_bytes <= 4096 AND value_sha256 <> sha2(value_head, 256)
+    """
+
+
+class ExpectReasonsToBeWords(ExpectNoRows):
+    """Reasons are counted and alarmed on; a sentence belongs into `detail`."""
+
+    description: str = "`reason` is one word in capitals."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, reason FROM {batch} WHERE NOT reason RLIKE '^[A-Z][A-Z_]*$'
+    """
+
+
+class ExpectRejectedToBeUndecided(ExpectNoRows):
+    """A record is either read and decided, or rejected."""
+
+    description: str = "A rejected record has no rows in the other tables."
+    unexpected_rows_query: str = """
+        SELECT r.partition, r.kafka_offset, r.reason
+        FROM {batch} AS r
+        LEFT SEMI JOIN (
+            SELECT ops_topic_id, partition, kafka_offset FROM operations
+            UNION ALL SELECT ops_topic_id, partition, kafka_offset FROM deliveries
+            UNION ALL SELECT ops_topic_id, partition, kafka_offset FROM commit_positions
+        ) AS decided
+        USING (ops_topic_id, partition, kafka_offset)
+    """
+
+
+def rejected_suite() -> ExpectationSuite:
+    """Rules of the quarantine."""
+    return ExpectationSuite(
+        "rejected",
+        expectations=[
+            *common_expectations("rejected"),
+            ExpectHeadToBeTheStartOfTheValue(),
+            ExpectReasonsToBeWords(),
+            ExpectRejectedToBeUndecided(),
+        ],
+    )

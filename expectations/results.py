@@ -1,0 +1,54 @@
+"""Rows of `quality_results`: the history of what was checked and found."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Final
+
+from delta.tables import DeltaTable
+
+from connectors.delta.flusher import ensure_table
+from connectors.delta.tables import TABLES, spark_schema, table_path
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from expectations.report import Report
+
+__all__ = ["write_results"]
+
+_TABLE: Final = TABLES["quality_results"]
+# Rules across tables look at all of them, so a result belongs to all pinned versions.
+_KEY: Final = ("suite", "expectation", "table", "table_version", "pinned_versions")
+
+
+def write_results(spark: SparkSession, root: Path, report: Report) -> None:
+    """Write a run's outcomes; the same tables checked again replace their rows instead of adding to them."""
+    ensure_table(spark, root, _TABLE)
+    pinned = ",".join(f"{table}={version}" for table, version in sorted(report.versions.items()))
+    rows = [
+        (
+            outcome.suite,
+            outcome.expectation,
+            outcome.suite,
+            outcome.table_version,
+            pinned,
+            outcome.success,
+            outcome.error or json.dumps(outcome.sample, sort_keys=True),
+            outcome.unexpected_count,
+            report.run_at,
+        )
+        for outcome in report.outcomes
+    ]
+    found = spark.createDataFrame(rows, spark_schema(_TABLE)).coalesce(1)
+    same = " AND ".join(f"kept.`{name}` = found.`{name}`" for name in _KEY)
+    target = DeltaTable.forPath(spark, str(table_path(root, _TABLE.name)))
+    (
+        target.alias("kept")
+        .merge(found.alias("found"), same)
+        .whenMatchedUpdateAll()
+        .whenNotMatchedInsertAll()
+        .execute()
+    )

@@ -1,0 +1,107 @@
+"""Audit rows from the outbox to Delta, beside the stream: latency does not pay for small files."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import structlog
+from pyspark import InheritableThread
+
+from connectors.delta.flusher import AuditFlusher
+from connectors.delta.tables import AUDIT_TABLES
+from pipelines.failpoints import failpoint
+from pipelines.frames import read_slice
+from pipelines.outbox import Entry, EntryKind, Outbox
+
+__all__ = ["FlushLoop"]
+
+_log = structlog.get_logger(__name__)
+
+_GROUP_BYTES_MAX = 24 * 1024 * 1024
+
+
+class FlushLoop:
+    """Writes the rows of all micro-batches since the last flush, when `interval_s` has passed or much has gathered.
+
+    Args:
+        outbox: Where the rows wait.
+        flusher: Writes a span of them to one table in one commit.
+        interval_s: Longer: fewer, larger files and an older audit.
+        applied_seq: The last apply_seq that was written.
+        on_failure: Called once with what ended the loop.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        flusher: AuditFlusher,
+        *,
+        interval_s: float,
+        applied_seq: Callable[[], int],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._outbox = outbox
+        self._flusher = flusher
+        self._interval_s = interval_s
+        self._applied_seq = applied_seq
+        self._on_failure = on_failure
+        self._wake = threading.Event()
+        self._stopping = False
+        self._seq = min(flusher.delivered(table) for table in AUDIT_TABLES)
+        self.flushed_rows = 0
+        self._thread = InheritableThread(target=self._run, name="flush", daemon=True)
+
+    @property
+    def delivered_seq(self) -> int:
+        """The rows of every micro-batch up to this one are in Delta."""
+        return self._seq
+
+    def start(self) -> None:
+        """Begin flushing."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Flush what there is, then end."""
+        self._stopping = True
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._wake.wait(self._interval_s)
+                self.flush()
+            self.flush()
+        except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
+            _log.error("flush_failed", error=str(error))
+            self._on_failure(error)
+
+    def flush(self) -> None:
+        """Bring every table up to the last micro-batch that was written."""
+        while (upto := self._span()) > self._seq:
+            started = time.perf_counter()
+            entries = list(self._outbox.undelivered(EntryKind.AUDIT, self._seq, upto))
+            slices = [(entry.apply_seq, *read_slice(entry.value)) for entry in entries]
+            rows = 0
+            for table in AUDIT_TABLES:
+                rows += self._flusher.flush(table, ((seq, data) for seq, name, data in slices if name == table), upto)
+                failpoint("flush")
+            self._outbox.delivered(entry.key for entry in entries)
+            self._seq = upto
+            self.flushed_rows += rows
+            _log.debug("flushed", upto=upto, rows=rows, seconds=round(time.perf_counter() - started, 3))
+
+    def _span(self) -> int:
+        """The last apply_seq of the next commit: not more than fits in memory."""
+        size = 0
+        last = self._seq
+        applied = self._applied_seq()
+        for entry in self._waiting(applied):
+            size += len(entry.value)
+            if size > _GROUP_BYTES_MAX and entry.apply_seq > last + 1:
+                return entry.apply_seq - 1
+            last = max(last, entry.apply_seq - 1)
+        return applied
+
+    def _waiting(self, applied: int) -> Iterator[Entry]:
+        return self._outbox.undelivered(EntryKind.AUDIT, self._seq, applied)

@@ -1,0 +1,93 @@
+"""From Spark's micro-batch to records in memory, never more than 64 MiB of values at a time.
+
+Small values come with their coordinates, sizes and keys in one pass. A value too long for that is left behind, and read
+again by offset in slices; of one over the cap only the head, the size and the hash leave the JVM.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from pipelines.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
+
+__all__ = ["SLICE_BYTES_MAX", "Intake"]
+
+SLICE_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Intake:
+    """Reads micro-batches of at most `records_max` records.
+
+    Args:
+        spark: The session, for reading long values again.
+        source_options: Options of Spark's Kafka source, the same as the stream's.
+        topic: The ops topic.
+        records_max: `maxOffsetsPerTrigger`: it bounds how long a value may be to come along at once.
+    """
+
+    def __init__(self, spark: SparkSession, source_options: dict[str, str], topic: str, records_max: int) -> None:
+        self._spark = spark
+        self._options = source_options
+        self._topic = topic
+        self._inline_max = max(SLICE_BYTES_MAX // records_max, 1024)
+
+    def records(self, frame: DataFrame) -> Iterator[list[KafkaRecord]]:
+        """The records of a micro-batch by (partition, kafka offset), in slices that fit in memory."""
+        first_pass = _columns(frame, self._inline_max).toArrow()
+        records = sorted(_to_records(first_pass))
+        pending: list[KafkaRecord] = []
+        long: list[KafkaRecord] = []
+        long_bytes = 0
+        for record in records:
+            is_long = self._inline_max < record.value_bytes <= RECORD_BYTES_MAX
+            if is_long and long_bytes + record.value_bytes > SLICE_BYTES_MAX:
+                yield self._completed(pending, long)
+                pending, long, long_bytes = [], [], 0
+            pending.append(record)
+            if is_long:
+                long.append(record)
+                long_bytes += record.value_bytes
+        yield self._completed(pending, long)
+
+    def _completed(self, pending: list[KafkaRecord], long: Sequence[KafkaRecord]) -> list[KafkaRecord]:
+        """`pending` with the values of its long records."""
+        if not long:
+            return pending
+        wanted = {(record.partition, record.kafka_offset) for record in long}
+        first = {p: min(o for q, o in wanted if q == p) for p, _ in wanted}
+        last = {p: max(o for q, o in wanted if q == p) for p, _ in wanted}
+        frame = (
+            self._spark.read.format("kafka")
+            .options(**self._options)
+            .option("assign", json.dumps({self._topic: sorted(first)}))
+            .option("startingOffsets", json.dumps({self._topic: {str(p): o for p, o in first.items()}}))
+            .option("endingOffsets", json.dumps({self._topic: {str(p): o + 1 for p, o in last.items()}}))
+            .load()
+            .where(f.length("value") > self._inline_max)
+        )
+        values = {
+            (record.partition, record.kafka_offset): record
+            for record in _to_records(_columns(frame, RECORD_BYTES_MAX).toArrow())
+        }
+        return [values.get((record.partition, record.kafka_offset), record) for record in pending]
+
+
+def _columns(frame: DataFrame, inline_max: int) -> DataFrame:
+    size = f.coalesce(f.length("value"), f.lit(0))
+    is_over = size > RECORD_BYTES_MAX
+    return frame.select(
+        "partition",
+        "offset",
+        f.unix_millis("timestamp").alias("timestamp_ms"),
+        "key",
+        f.when(is_over, f.substring("value", 1, VALUE_HEAD_BYTES)).when(size <= inline_max, f.col("value")).alias("value"),
+        size.alias("value_bytes"),
+        f.when(is_over, f.sha2("value", 256)).alias("value_sha256"),
+    )
+
+
+def _to_records(table: pa.Table) -> Iterator[KafkaRecord]:
+    return map(KafkaRecord._make, zip(*(column.to_pylist() for column in table.columns), strict=True))

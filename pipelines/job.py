@@ -1,0 +1,249 @@
+"""The running job: everything wired together, started in the order that recovery needs, stopped in reverse."""
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from broker_state.errors import Unavailable
+from broker_state.handle import Signer
+from broker_state.keys import queue_prefix
+from broker_state.rocks_store import META, RocksStore
+from checkpoints.applied import APPLIED_KEY, Applied, refuse_lost_records
+from checkpoints.layout import JobFolder
+from checkpoints.ownership import Ownership
+from checkpoints.spark_progress import usable_checkpoint
+from connectors.delta.flusher import AuditFlusher
+from connectors.kafka.partitioner import ops_key, partition_of
+from connectors.kafka.topics import TopicFacts, Topics, TopicSettings, ensure_topics
+from pipelines.apply_ops import ApplyOps, BatchReport
+from pipelines.decode import Decoder
+from pipelines.failpoints import failpoint
+from pipelines.flush import FlushLoop
+from pipelines.inspect_state import queues_in
+from pipelines.intake import Intake
+from pipelines.metrics import Metrics
+from pipelines.outbox import Outbox
+from pipelines.publish import Publisher
+from pipelines.settings import JobSettings
+from pipelines.ticker import Ticker
+
+__all__ = ["Job"]
+
+_log = structlog.get_logger(__name__)
+
+PIPELINE = "apply_ops"
+
+
+class Job:
+    """apply_ops on one ops topic, until `stop` or a failure.
+
+    Args:
+        settings: All of them.
+        bootstrap_servers: The Kafka to work with.
+        spark: A session with Delta and the Kafka source.
+
+    Raises:
+        Fenced: another process runs this job.
+        Invalid: a topic has settings that the job cannot work with.
+        Corrupt: the log has lost records, or the state contradicts it.
+        Unavailable: Kafka does not answer.
+    """
+
+    def __init__(
+        self, settings: JobSettings, bootstrap_servers: str, spark: SparkSession, ownership: Ownership
+    ) -> None:
+        self.settings = settings
+        self.folder = JobFolder(settings.folder)
+        self.bootstrap_servers = bootstrap_servers
+        self.metrics = Metrics()
+        self._spark = spark
+        self._ownership = ownership
+        self._failure: BaseException | None = None
+        self._ended = threading.Event()
+        self.topics = Topics.of(settings.topic_prefix)
+        facts = ensure_topics(
+            bootstrap_servers,
+            self.topics,
+            TopicSettings(ops_partitions=settings.ops_partitions, results_partitions=settings.results_partitions),
+        )
+        self.ops = facts[self.topics.ops]
+        self.results = facts[self.topics.results]
+        self.store = RocksStore(self.folder.state)
+        applied = self._applied()
+        refuse_lost_records(applied, self.ops.topic_id, *_ends(bootstrap_servers, self.ops))
+        self.outbox = Outbox(self.store)
+        self._flusher = AuditFlusher(
+            spark, self.folder.delta, PIPELINE, applied.state_epoch, ops_topic_id=self.ops.topic_id
+        )
+        self._flusher.require_not_ahead(applied.apply_seq)
+        self.publisher = Publisher(bootstrap_servers, self.topics, self.outbox)
+        self._tick_producer = KafkaProducer(
+            bootstrap_servers=bootstrap_servers, acks="all", enable_idempotence=True, linger_ms=0
+        )
+        self.ticker = Ticker(self._send_tick, self.fail)
+        checkpoint = usable_checkpoint(self.folder.spark, applied.next_offset, self.topics.ops)
+        options = self._source_options()
+        signer = _signer(settings)
+        self.apply_ops = ApplyOps(
+            store=self.store,
+            outbox=self.outbox,
+            applied=applied,
+            decoder=Decoder(self.ops.partition_count, signer),
+            intake=Intake(spark, options, self.topics.ops, settings.records_per_batch_max),
+            checkpoint=checkpoint,
+            results_partitions=self.results.partition_count,
+            signer=signer,
+            publish=self.publisher.publish,
+            after_batch=self._after_batch,
+        )
+        self.flush_loop = FlushLoop(
+            self.outbox,
+            self._flusher,
+            interval_s=settings.flush_interval_s,
+            applied_seq=lambda: self.apply_ops.applied.apply_seq,
+            on_failure=self.fail,
+        )
+        self._learn_stored_deadlines()
+        self.flush_loop.start()
+        self.ticker.start()
+        self.query = self._start_query(options, checkpoint, applied)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the job has ended or failed; False when it still runs after `timeout_s`."""
+        return self._ended.wait(timeout_s)
+
+    def fail(self, error: BaseException) -> None:
+        """Something ended that the job cannot do without."""
+        if self._failure is None:
+            self._failure = error
+            _log.error("job_failed", error=str(error), kind=type(error).__name__)
+        self._ended.set()
+
+    @property
+    def failure(self) -> BaseException | None:
+        """What ended the job, if anything did."""
+        return self._failure
+
+    def stop(self) -> None:
+        """Stop deciding, deliver what is decided, release the state."""
+        self.ticker.stop()
+        self.query.stop()
+        self.flush_loop.stop()
+        self.publisher.close()
+        self._tick_producer.close(timeout=5)
+        self.store.close()
+        self._ownership.release()
+        self._ended.set()
+
+    def _applied(self) -> Applied:
+        stored = self.store.get(META, APPLIED_KEY)
+        if stored is not None:
+            return Applied.decode(stored)
+        return Applied(state_epoch=uuid.uuid4().hex, ops_topic=self.topics.ops, ops_topic_id=self.ops.topic_id)
+
+    def _source_options(self) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            "kafka.isolation.level": "read_committed",
+            # A fetch that finds nothing new must not hold a micro-batch up for Kafka's half second.
+            "kafka.fetch.max.wait.ms": "50",
+            "failOnDataLoss": "true",
+        }
+
+    def _start_query(self, options: dict[str, str], checkpoint: Any, applied: Applied) -> StreamingQuery:
+        next_offset = {p: applied.next_offset.get(p, 0) for p in range(self.ops.partition_count)}
+        starting = json.dumps({self.topics.ops: {str(p): offset for p, offset in next_offset.items()}})
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
+        query = (
+            self._spark.readStream.format("kafka")
+            .options(**options)
+            .option("subscribe", self.topics.ops)
+            .option("startingOffsets", starting)
+            .option("maxOffsetsPerTrigger", self.settings.records_per_batch_max)
+            .load()
+            .writeStream.queryName(PIPELINE)
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(self._apply)
+            .start()
+        )
+        threading.Thread(target=self._watch, args=(query,), name="watch", daemon=True).start()
+        return query
+
+    def _apply(self, frame: Any, batch_id: int) -> None:
+        """Spark calls this; whatever goes wrong in it is kept as it was, and not as Spark retells it."""
+        try:
+            self.publisher.check()
+            self._wait_for_room()
+            self.apply_ops(frame, batch_id)
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def _wait_for_room(self) -> None:
+        waited_s = 0.0
+        while self.outbox.undelivered_bytes > self.settings.outbox_bytes_max:
+            if waited_s >= self.settings.stall_s_max:
+                message = (
+                    f"the outbox has held more than {self.settings.outbox_bytes_max} bytes for {waited_s:.0f} s:"
+                    " Delta or Kafka does not take what is decided"
+                )
+                raise Unavailable(message)
+            self._ended.wait(0.5)
+            waited_s += 0.5
+
+    def _after_batch(self, report: BatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
+        behind = report.records >= self.settings.records_per_batch_max
+        self.metrics.record(report, self.outbox, self.flush_loop.delivered_seq, self.ticker.sent)
+        self.ticker.learn(deadlines, newest_ms, behind=behind)
+        failpoint("commit")
+
+    def _learn_stored_deadlines(self) -> None:
+        deadlines = {}
+        for queue in queues_in(self.store):
+            prefix = queue_prefix(queue.topic, queue.queue_id)
+            first = self.store.deadlines(prefix, None, (1 << 63) - 1, 1)
+            if first:
+                deadlines[queue.topic, queue.queue_id] = first[0].deadline_ms
+        self.ticker.learn(deadlines, max((q.now_ms for q in queues_in(self.store)), default=0), behind=False)
+
+    def _send_tick(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
+        key = ops_key(*queue)
+        future = self._tick_producer.send(
+            self.topics.ops, value=value, key=key, partition=partition_of(key, self.ops.partition_count)
+        )
+        future.add_callback(lambda metadata: answered(metadata.timestamp))
+        future.add_errback(lambda _: answered(None))
+
+    def _watch(self, query: StreamingQuery) -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - py4j raises what it likes; the job has ended either way
+            self.fail(error)
+        self._ended.set()
+
+
+def _signer(settings: JobSettings) -> Signer | None:
+    if not settings.handle_keys:
+        return None
+    keys = {key_id: secret.get_secret_value().encode() for key_id, secret in settings.handle_keys.items()}
+    return Signer(keys, settings.handle_key_active)
+
+
+def _ends(bootstrap_servers: str, topic: TopicFacts) -> tuple[dict[int, int], dict[int, int]]:
+    """(first offset, end offset) of each partition, as a reader of committed records will see them at most."""
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap_servers, enable_auto_commit=False)
+    try:
+        partitions = [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
+        first = consumer.beginning_offsets(partitions)
+        end = consumer.end_offsets(partitions)
+        return ({p.partition: o for p, o in first.items()}, {p.partition: o for p, o in end.items()})
+    finally:
+        consumer.close()
+

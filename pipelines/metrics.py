@@ -1,0 +1,77 @@
+"""What the job tells about itself: totals since the start, the last micro-batch, and all of it for Prometheus."""
+
+import threading
+import time
+
+import msgspec
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from pipelines.apply_ops import BatchReport
+from pipelines.outbox import Outbox
+
+__all__ = ["Metrics", "Totals"]
+
+
+class Totals(msgspec.Struct):
+    """Since the job started; `last_batch_ms` is by step."""
+
+    batches: int = 0
+    records: int = 0
+    operations: int = 0
+    refused: int = 0
+    rejected: int = 0
+    ticks: int = 0
+    apply_seq: int = 0
+    delta_seq: int = 0
+    outbox_bytes: int = 0
+    write_batch_bytes: int = 0
+    write_batch_bytes_max: int = 0
+    last_batch_ms: dict[str, float] = {}
+    last_batch_at: float = 0.0
+
+
+class Metrics:
+    """Counts micro-batches; read from other threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals = Totals()
+        self.registry = CollectorRegistry()
+        self._records = Counter("popstream_records_total", "Records of the ops topic decided", registry=self.registry)
+        self._refused = Counter("popstream_refused_total", "Runs answered with a code", registry=self.registry)
+        self._rejected = Counter("popstream_rejected_total", "Records not readable", registry=self.registry)
+        self._steps = Histogram(
+            "popstream_step_seconds", "Time of each step of a micro-batch", ["step"], registry=self.registry
+        )
+        self._outbox = Gauge("popstream_outbox_bytes", "Decided and not yet everywhere", registry=self.registry)
+        self._lag = Gauge("popstream_delta_lag_batches", "Micro-batches not yet in Delta", registry=self.registry)
+
+    def record(self, report: BatchReport, outbox: Outbox, delta_seq: int, ticks: int) -> None:
+        """Add one micro-batch."""
+        with self._lock:
+            totals = self._totals
+            totals.batches += 1
+            totals.records += report.records
+            totals.operations += report.operations
+            totals.refused += report.refused
+            totals.rejected += report.rejected
+            totals.ticks = ticks
+            totals.apply_seq = max(totals.apply_seq, report.apply_seq)
+            totals.delta_seq = delta_seq
+            totals.outbox_bytes = outbox.undelivered_bytes
+            totals.write_batch_bytes = report.write_batch_bytes
+            totals.write_batch_bytes_max = max(totals.write_batch_bytes_max, report.write_batch_bytes)
+            totals.last_batch_ms = {step: round(s * 1000, 1) for step, s in report.seconds.items()}
+            totals.last_batch_at = time.time()
+        self._records.inc(report.records)
+        self._refused.inc(report.refused)
+        self._rejected.inc(report.rejected)
+        for step, seconds in report.seconds.items():
+            self._steps.labels(step).observe(seconds)
+        self._outbox.set(totals.outbox_bytes)
+        self._lag.set(max(0, report.apply_seq - delta_seq))
+
+    def totals(self) -> Totals:
+        """A copy of the totals."""
+        with self._lock:
+            return msgspec.structs.replace(self._totals)

@@ -1,0 +1,151 @@
+"""The kernel in the shape in which `tests.model.comparison` asks it: record by record, with its state read back.
+
+State is read from the store under the keys of `broker_state.keys`, so what is compared is what was written. The log is
+cut into micro-batches of changing length, and now and then all that was decoded is dropped; state is compared at the end
+of each micro-batch.
+"""
+
+import hashlib
+import random
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from broker_state.answer import Answer
+from broker_state.batch import fold
+from broker_state.command import Command, Dispatch, ReturnClient
+from broker_state.kernel.turn import Decision, OpRecord
+from broker_state.keys import lane_prefix, queue_prefix
+from broker_state.memory_kv import MemoryKv
+from broker_state.overlay import Overlay
+from broker_state.pages import Delivery, DeliveryPage, DeliveryState
+from broker_state.records import LaneRecord, ParkedPop, QueueRecord
+from tests.model.comparison import Decided, Subject
+from tests.model.generator import GROUPS, PARTITIONS
+from tests.model.reference import Record, partition_of, queue_key
+
+__all__ = ["KernelSubject", "kernel_subject"]
+
+_decode_command = msgspec.json.Decoder(Command).decode
+_decode_answer = msgspec.json.Decoder(Answer).decode
+
+TOUCH_LANES = True
+"""Have each lane notice at once what a dispatch changed."""
+
+_PAGE_SHIFT = 6
+_NOT_BY_MESSAGE = ("reset_offset", "declare", "forget_lane")
+_STATES = {
+    DeliveryState.LEASED: "leased",
+    DeliveryState.BACKING_OFF: "backing_off",
+    DeliveryState.AVAILABLE: "available",
+}
+
+
+def kernel_subject(seed: int | None = None) -> Callable[[], Subject]:
+    """Makes fresh kernels that all cut the log in the same way; without a seed, after each record."""
+    return lambda: KernelSubject(seed)
+
+
+class KernelSubject:
+    """One kernel over a store in memory."""
+
+    def __init__(self, seed: int | None) -> None:
+        self._kv = MemoryKv()
+        self._overlay = Overlay(self._kv)
+        self._random = random.Random(seed)
+        self._cut = 1.0 if seed is None else self._random.choice([0.02, 0.2, 1])
+        self._cold = 1.0 if seed is None else self._random.choice([0.1, 0.5])
+
+    def __call__(self, record: Record) -> Decided:
+        """Decide one record."""
+        command = _decode_command(record.value)
+        key = queue_key(command.topic, command.queue_id)
+        misrouted = record.key != key or record.partition != partition_of(key, PARTITIONS)
+        digest = hashlib.blake2b(record.value, digest_size=16).digest()
+        decision = Decision()
+        op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
+        fold(self._overlay, [op], decision)
+        if TOUCH_LANES and isinstance(command, Dispatch) and not misrouted:
+            touches = [
+                ReturnClient(topic=command.topic, queue_id=command.queue_id, v=1, group=group, client_id="nobody")
+                for group in GROUPS
+            ]
+            fold(self._overlay, [op._replace(command=touch) for touch in touches], Decision())
+        state = None
+        if self._random.random() < self._cut:
+            self._kv.write(self._overlay)
+            state = self._state(command.topic, command.queue_id)
+            if self._random.random() < self._cold:
+                self._overlay = Overlay(self._kv)
+        return Decided(
+            answers=[_decode_answer(answer) for _, answer in decision.answers],
+            dead_letters=[dead for letter in decision.dead_letters for dead in _dead_letters(letter)],
+            state=state,
+            steps=[
+                (row.group, offset, row.step.value, row.epoch, row.revision, row.attempt, row.at_ms)
+                for row in decision.deliveries
+                if row.cause not in _NOT_BY_MESSAGE and row.step != "expired_from_log"
+                for offset in range(row.first_offset, row.last_offset + 1)
+            ],
+        )
+
+    def _state(self, topic: str, queue_id: int) -> dict[str, Any] | None:
+        prefix = queue_prefix(topic, queue_id)
+        read = Overlay(self._kv).get
+        queue = read(prefix + b"Q", QueueRecord.decode)
+        if queue is None:
+            return None
+        lanes = {}
+        for group in (*GROUPS, "nobody"):
+            lane = read(prefix + b"N" + group.encode(), LaneRecord.decode)
+            if lane is not None:
+                lanes[group] = _lane_state(read, prefix, lane)
+        return {
+            "now": queue.now_ms,
+            "min_offset": queue.min_offset,
+            "commit_position": queue.commit_position,
+            "lanes": lanes,
+        }
+
+def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dict[str, Any]:
+    prefix = lane_prefix(queue, lane.lane_no)
+    messages = {}
+    for page_no in range(lane.commit_offset >> _PAGE_SHIFT, (lane.next_offset + 63) >> _PAGE_SHIFT):
+        page = read(prefix + b"d" + page_no.to_bytes(8, "big"), DeliveryPage.decode)
+        for first, end, delivery in page.runs if page is not None else ():
+            for offset in range(max(first, lane.commit_offset), min(end, lane.next_offset)):
+                messages[offset] = _message(delivery)
+    parked = []
+    number = lane.parked_first
+    while number:
+        pop = read(prefix + b"w" + number.to_bytes(8, "big"), ParkedPop.decode)
+        assert pop is not None
+        parked.append(pop.op_id)
+        number = pop.after
+    assert len(parked) == lane.parked
+    return {
+        "start": lane.start_offset,
+        "commit_offset": lane.commit_offset,
+        "next_offset": lane.next_offset,
+        "epoch": lane.epoch,
+        "messages": messages,
+        "leased": lane.leased,
+        "available": lane.available,
+        "acked": lane.acked,
+        "holes": lane.holes,
+        "dead_lettered": lane.dead_lettered,
+        "expired_from_log": lane.expired_from_log,
+        "passed_over": lane.passed_over,
+        "skipped_by_reset": lane.skipped_by_reset,
+        "parked": parked,
+    }
+
+
+def _message(delivery: Delivery) -> tuple[str, int, int, int | None, int]:
+    state = _STATES[delivery.state]
+    return (state, delivery.epoch, delivery.revision, delivery.deadline_ms or None, delivery.attempt)
+
+
+def _dead_letters(letter: Any) -> list[tuple[str, int, str]]:
+    return [(letter.group, offset, letter.reason) for offset in range(letter.first, letter.last + 1)]
