@@ -90,7 +90,9 @@ def decode_handle(text: str) -> Handle | None:
         return None
     try:
         payload = _from_text(parts[1])
-        return Handle(*_LAYOUT.unpack_from(payload), payload[_LAYOUT.size :].decode())
+        start, pop_time, invisible_time, revive, queue_id, epoch, revision, check = _LAYOUT.unpack_from(payload)
+        name = payload[_LAYOUT.size :].decode()
+        return Handle(start, pop_time, invisible_time, revive, queue_id, epoch, revision, check, name)
     except (binascii.Error, struct.error, ValueError):
         return None
 

@@ -1,27 +1,28 @@
 """Keys of the state families: big-endian, length-prefixed text, the queue first.
 
-    family     key
-    state      <queue> 'Q'                               the queue            Queue
-               <queue> 'N' group                         a lane by its group  Lane
-               <queue> 'L' lane no u32                   the group of a lane number
-               <queue> 'W' segment no u64                written offsets beyond the commit position
-               <queue> 'H' segment no u64                holes
-               <queue> 'K' number u64                    a skip of offsets that had been written
-               <queue> 'T' page no u64                   tags and inner counts of 64 offsets
-               <queue> 'S' depth u8, node u64            lanes that wait for the commit position
-               <queue> 'F' page no u64                   op_ids in the order they came
-               <lane>  'a' segment no u64                acked offsets beyond the commit offset
-               <lane>  'd' page no u64                   deliveries of 64 offsets
-               <lane>  'v' depth u8, node u64            pages with something available
-               <lane>  'w' number u64                    a parked pop
-               <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases
-    ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id
-    deadlines  <queue> ms u64, lane no u32, kind u8, number u64   (no value)
+family     key
+state      <queue> 'Q'                               the queue            Queue
+           <queue> 'N' group                         a lane by its group  Lane
+           <queue> 'L' lane no u32                   the group of a lane number
+           <queue> 'W' segment no u64                written offsets beyond the commit position
+           <queue> 'H' segment no u64                holes
+           <queue> 'K' number u64                    a skip of offsets that had been written
+           <queue> 'T' page no u64                   tags and inner counts of 64 offsets
+           <queue> 'S' depth u8, node u64            lanes that wait for the commit position
+           <queue> 'F' page no u64                   op_ids in the order they came
+           <lane>  'a' segment no u64                acked offsets beyond the commit offset
+           <lane>  'd' page no u64                   deliveries of 64 offsets
+           <lane>  'v' depth u8, node u64            pages with something available
+           <lane>  'w' number u64                    a parked pop
+           <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases
+ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id
+deadlines  <queue> ms u64, lane no u32, kind u8, number u64   (no value)
 
-    <queue> = topic length u8, topic, queue id u32       <lane> = <queue> 'P' lane no u32
+<queue> = topic length u8, topic, queue id u32       <lane> = <queue> 'P' lane no u32
 """
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = [
@@ -51,6 +52,7 @@ class DeadlineRef(NamedTuple):
     number: int
 
 
+@lru_cache(maxsize=65_536)
 def queue_prefix(topic: str, queue_id: int) -> bytes:
     """Common prefix of every key of one queue.
 

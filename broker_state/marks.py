@@ -79,8 +79,7 @@ class Position:
     def mark(self, first: int, end: int) -> int:
         """Mark first..end-1; how many of them were not marked before. Work is per segment, not per offset."""
         floor = self.floor
-        if first < floor:
-            first = floor
+        first = max(first, floor)
         if first >= end:
             return 0
         if not self.above and first == floor:

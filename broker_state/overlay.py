@@ -121,7 +121,7 @@ class Overlay:
         moved[ref] = (before_ms if stored is None else stored[0], after_ms)
 
     def erase_deadlines(self, queue: bytes, lane_no: int | None) -> None:
-        """Nothing of the lane (None: of the queue) is due any more; what is stored and not read is found spent later."""
+        """Nothing of the lane (None: of the queue) is due any more; what is stored unread is found spent later."""
         moved = self._deadlines.get(queue, {})
         for ref, (before_ms, _) in moved.items():
             if lane_no is None or ref[0] == lane_no:
@@ -131,9 +131,7 @@ class Overlay:
         """Remove an index entry whose subject is gone."""
         self._spent.add(deadline_key(queue, ref))
 
-    def stored_deadlines(
-        self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int
-    ) -> list[DeadlineRef]:
+    def stored_deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
         """Deadlines as the last WriteBatch left them; the caller knows which ones moved since."""
         return self._kv.deadlines(queue, after, until_ms, limit)
 

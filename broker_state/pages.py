@@ -77,7 +77,7 @@ class Runs(Generic[Fact]):
             if run_first > at:
                 out.append((at, run_first, None))
                 at = run_first
-            stop = run_end if run_end < end else end
+            stop = min(end, run_end)
             out.append((at, stop, fact))
             at = stop
         if at < end:
@@ -162,8 +162,10 @@ class DeliveryPage(Runs[Delivery]):
         runs = []
         before: Delivery | None = None
         for at in range(start, len(flat), cls._WIDTH):
-            first, length, *numbers, suspended = flat[at : at + cls._WIDTH]
-            delivery = Delivery(*numbers, bool(suspended))
+            first, length, epoch, revision, pop_ms, until_ms, hidden, client, attempt, state, suspended = flat[
+                at : at + cls._WIDTH
+            ]
+            delivery = Delivery(epoch, revision, pop_ms, until_ms, hidden, client, attempt, state, bool(suspended))
             if before is not None and delivery == before:
                 delivery = before
             before = delivery
@@ -208,14 +210,18 @@ class TagPage(Runs[UnitFacts]):
 
 
 def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(page no, first, end) of each page that [first, end) touches.
+    """(page no, first, end) of each page that [first, end), not empty, touches.
 
     >>> list(windows(60, 130))
     [(0, 60, 64), (1, 64, 128), (2, 128, 130)]
     """
-    for page_no in range(first >> PAGE_SHIFT, ((end - 1) >> PAGE_SHIFT) + 1):
-        base = page_no << PAGE_SHIFT
-        yield page_no, max(first, base), min(end, base + PAGE_OFFSETS)
+    page_no, last = first >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT
+    while page_no < last:
+        stop = (page_no + 1) << PAGE_SHIFT
+        yield page_no, first, stop
+        first = stop
+        page_no += 1
+    yield page_no, first, end
 
 
 def _ints(what: str, form: bytes, value: bytes) -> list[int]:

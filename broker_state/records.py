@@ -10,7 +10,17 @@ import msgspec
 
 from broker_state.errors import CorruptValueError
 
-__all__ = ["OP_LOG_ENTRIES", "LanePolicy", "LaneRecord", "LateSkip", "OpLog", "OpMemory", "ParkedPop", "QueueRecord", "Text"]
+__all__ = [
+    "OP_LOG_ENTRIES",
+    "LanePolicy",
+    "LaneRecord",
+    "LateSkip",
+    "OpLog",
+    "OpMemory",
+    "ParkedPop",
+    "QueueRecord",
+    "Text",
+]
 
 
 class _Stored(msgspec.Struct, array_like=True):

@@ -42,7 +42,7 @@ _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 _WAL_BYTES = 256 * 1024 * 1024
 
 
-class StoreStopped(Corrupt):  # noqa: N818 - as its parents: named by what to do next
+class StoreStopped(Corrupt):
     """A write failed; what is on disk is known only after reopening."""
 
 
@@ -59,9 +59,7 @@ class RocksStore:
             msg = f"cannot open the state in {path}: {error}"
             raise Invalid(msg, subject=str(path)) from error
         self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in FAMILIES}
-        self._handles: dict[Family, ColumnFamily] = {
-            name: self._db.get_column_family_handle(name) for name in FAMILIES
-        }
+        self._handles: dict[Family, ColumnFamily] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
         self._sync = WriteOptions()
         self._sync.sync = True
         self._failed: Exception | None = None
@@ -76,7 +74,7 @@ class RocksStore:
 
     def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
         """See `Kv.get_many`."""
-        values = self._families[family].get(keys) if keys else []
+        values = self._families[family].get([*keys]) if keys else []
         assert isinstance(values, list)
         return values
 

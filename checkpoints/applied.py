@@ -86,7 +86,5 @@ def refuse_lost_records(
         elif end_offset[partition] < next_offset:
             details.append(f"partition {partition} ends at {end_offset[partition]}, but is decided up to {next_offset}")
     if details:
-        message = (
-            f"{applied.ops_topic} has lost records: restore a snapshot that its log can continue, or lengthen its retention"
-        )
+        message = f"{applied.ops_topic} has lost records: restore a snapshot that its log can continue"
         raise Corrupt(message, subject=applied.ops_topic, details=details)

@@ -1,11 +1,11 @@
 """Where a job keeps what: one folder, made by `popstream up`, that nothing else writes to.
 
-    var/job/
-      state/        RocksDB, the truth
-      spark/        Spark's checkpoint: which records a micro-batch has; rebuilt from the state when it is lost
-      delta/        the audit tables
-      lock          held by the job that owns all this
-      job.json      who that is and where it listens
+var/job/
+  state/        RocksDB, the truth
+  spark/        Spark's checkpoint: which records a micro-batch has; rebuilt from the state when it is lost
+  delta/        the audit tables
+  lock          held by the job that owns all this
+  job.json      who that is and where it listens
 """
 
 from pathlib import Path

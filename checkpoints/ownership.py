@@ -1,7 +1,7 @@
 """One writer: an flock of our own, taken before Spark starts.
 
-RocksDB's LOCK does not do: it is lost when its owner so much as opens and closes the file, or copies the folder
-(reliability.md, fact 6). Spark's checkpoint does not do either: two drivers both run the batch before one notices (fact 7).
+RocksDB's LOCK does not do: it is lost when its owner so much as opens and closes the file, or copies the folder.
+Spark's checkpoint does not do either: two drivers both run the batch before one notices.
 """
 
 import fcntl

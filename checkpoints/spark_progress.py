@@ -24,16 +24,18 @@ def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
         ends = json.loads(lines[2])[topic]
         return {int(partition): int(offset) for partition, offset in ends.items()}
     except (OSError, IndexError, KeyError, ValueError) as error:
-        message = f"Spark's plan of micro-batch {batch_id} cannot be read from {file}: remove the checkpoint, it is rebuilt"
+        message = (
+            f"Spark's plan of micro-batch {batch_id} cannot be read from {file}: remove the checkpoint, it is rebuilt"
+        )
         raise Corrupt(message, subject=str(file)) from error
 
 
 def usable_checkpoint(root: Path, applied_next: dict[int, int], topic: str) -> Path:
     """The checkpoint to go on with: the newest one if it agrees with the state, else a new folder.
 
-    It agrees when its last plan starts where, or before where, the state ends: the plan is then run again and what the state
-    covers of it is dropped. Otherwise (it is lost, damaged, or ahead because the state was restored) the query starts
-    from the state's own positions.
+    It agrees when its last plan starts where, or before where, the state ends: the plan is then run again and what the
+    state covers of it is dropped. Otherwise (it is lost, damaged, or ahead because the state was restored) the query
+    starts from the state's own positions.
     """
     root.mkdir(parents=True, exist_ok=True)
     numbers = sorted(int(path.name) for path in root.iterdir() if path.name.isdigit())

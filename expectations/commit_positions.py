@@ -87,16 +87,16 @@ class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
             WHERE p.`group` IS NOT NULL
             GROUP BY 1
         ), totals AS (
-            SELECT lane, any_value(row) AS row, max_by(total, era) AS total
+            SELECT lane, max_by(total, era) AS total
             FROM (
-                SELECT last.lane, any_value(last.row) AS row, s.era, sum(s.leased_delta) AS total
-                FROM last LEFT JOIN lease_steps AS s ON s.lane = last.lane AND s.kafka_offset <= last.row.kafka_offset
-                GROUP BY last.lane, s.era
+                SELECT /*+ BROADCAST(last) */ s.lane, s.era, sum(s.leased_delta) AS total
+                FROM lease_steps AS s JOIN last ON s.lane = last.lane AND s.kafka_offset <= last.row.kafka_offset
+                GROUP BY s.lane, s.era
             )
             GROUP BY lane
         )
         SELECT row.topic, row.queue_id, row.`group`, row.kafka_offset, row.leased, coalesce(total, 0) AS in_deliveries
-        FROM totals
+        FROM last LEFT JOIN totals USING (lane)
         WHERE row.leased <> coalesce(total, 0)
     """
 

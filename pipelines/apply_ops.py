@@ -1,8 +1,8 @@
 """apply_ops: one micro-batch in six steps - decode, order, prefetch, decide, write, publish.
 
-The WriteBatch of step 5 is the moment of truth: before it nothing has happened, after it everything will. Whatever leaves
-the job (answers, notifications, dead letters, audit rows) leaves from the outbox, so a micro-batch that Spark runs again
-is never decided again.
+The WriteBatch of step 5 is the moment of truth: before it nothing has happened, after it everything will. Whatever
+leaves the job (answers, notifications, dead letters, audit rows) leaves from the outbox, so a micro-batch that Spark
+runs again is never decided again.
 """
 
 import gc

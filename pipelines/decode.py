@@ -16,7 +16,7 @@ from broker_state.audit import RejectedRow
 from broker_state.command import COMMAND_TYPES, WIRE_VERSION, Ack, ChangeInvisible, Command, HandleRef, Reject
 from broker_state.handle import Signer
 from broker_state.kernel.turn import OpRecord
-from connectors.kafka.partitioner import ops_key, partition_of
+from connectors.kafka.partitioner import partition_of
 
 __all__ = ["RECORD_BYTES_MAX", "VALUE_HEAD_BYTES", "Decoder", "KafkaRecord", "RejectReason", "Rejected"]
 
@@ -98,7 +98,8 @@ class Decoder:
     def _is_misrouted(self, record: KafkaRecord, topic: str, queue_id: int) -> bool:
         route = self._routes.get((topic, queue_id))
         if route is None:
-            key = ops_key(topic, queue_id)
+            # Not `ops_key`, which refuses names that no queue can have: they are the kernel's to refuse.
+            key = f"{topic}\0{queue_id}".encode()
             route = (key, partition_of(key, self._partition_count))
             if len(self._routes) < 100_000:
                 self._routes[topic, queue_id] = route

@@ -83,7 +83,9 @@ def _columns(frame: DataFrame, inline_max: int) -> DataFrame:
         "offset",
         f.unix_millis("timestamp").alias("timestamp_ms"),
         "key",
-        f.when(is_over, f.substring("value", 1, VALUE_HEAD_BYTES)).when(size <= inline_max, f.col("value")).alias("value"),
+        f.when(is_over, f.substring("value", 1, VALUE_HEAD_BYTES))
+        .when(size <= inline_max, f.col("value"))
+        .alias("value"),
         size.alias("value_bytes"),
         f.when(is_over, f.sha2("value", 256)).alias("value_sha256"),
     )

@@ -4,11 +4,11 @@ import json
 import threading
 import uuid
 from collections.abc import Callable, Mapping
-from typing import Any
+from pathlib import Path
 
 import structlog
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from broker_state.errors import Unavailable
@@ -157,7 +157,7 @@ class Job:
             "failOnDataLoss": "true",
         }
 
-    def _start_query(self, options: dict[str, str], checkpoint: Any, applied: Applied) -> StreamingQuery:
+    def _start_query(self, options: dict[str, str], checkpoint: Path, applied: Applied) -> StreamingQuery:
         next_offset = {p: applied.next_offset.get(p, 0) for p in range(self.ops.partition_count)}
         starting = json.dumps({self.topics.ops: {str(p): offset for p, offset in next_offset.items()}})
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
@@ -176,7 +176,7 @@ class Job:
         threading.Thread(target=self._watch, args=(query,), name="watch", daemon=True).start()
         return query
 
-    def _apply(self, frame: Any, batch_id: int) -> None:
+    def _apply(self, frame: DataFrame, batch_id: int) -> None:
         """Spark calls this; whatever goes wrong in it is kept as it was, and not as Spark retells it."""
         try:
             self.publisher.check()
@@ -246,4 +246,3 @@ def _ends(bootstrap_servers: str, topic: TopicFacts) -> tuple[dict[int, int], di
         return ({p.partition: o for p, o in first.items()}, {p.partition: o for p, o in end.items()})
     finally:
         consumer.close()
-

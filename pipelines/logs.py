@@ -3,7 +3,7 @@
 import logging
 import sys
 from pathlib import Path
-from typing import IO
+from typing import TextIO
 
 import structlog
 
@@ -12,7 +12,7 @@ __all__ = ["configure_logs"]
 
 def configure_logs(level: str, file: Path | None = None) -> None:
     """Send logs of `level` and above to `file` as JSON, or without one to standard error for people."""
-    stream: IO[str] = sys.stderr
+    stream: TextIO = sys.stderr
     renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What is decided and not yet everywhere: answers, notifications, dead letters and audit rows, in the WriteBatch that decided.
+"""What is decided and not yet everywhere: it is part of the WriteBatch that decided.
 
     key    kind u8, apply_seq u64, number u32
     value  of an answer frame: results partition u32, the record's value as it will be sent
@@ -6,8 +6,8 @@
            of a dead letter: MessagePack of DeadLetter
            of audit rows: table number u8, Arrow slice
 
-An entry stays until it is delivered, and is deleted by the WriteBatch after that. A killed process finds here all that it
-may not have delivered; delivering an answer twice is allowed, for the duplicates are identical.
+An entry stays until it is delivered, and is deleted by the WriteBatch after that. A killed process finds here all
+that it may not have delivered; delivering an answer twice is allowed, for the duplicates are identical.
 """
 
 import struct
@@ -105,4 +105,5 @@ class Outbox:
             with self._lock:
                 if key in self._delivered:
                     continue
-            yield Entry(*_KEY.unpack(key), value)
+            entry_kind, apply_seq, number = _KEY.unpack(key)
+            yield Entry(entry_kind, apply_seq, number, value)

@@ -1,4 +1,4 @@
-"""Step 6, publish: from the outbox to Kafka. What is here has been decided for good; it may arrive twice, never not at all."""
+"""Step 6, publish: from the outbox to Kafka. What is decided may arrive twice, never not at all."""
 
 import queue
 import threading

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
-from broker_state.command import WIRE_VERSION, Tick, encode_command
+from broker_state.command import Tick, encode_command
 
 __all__ = ["Ticker"]
 
@@ -25,8 +25,8 @@ class Ticker:
     """Keeps the earliest deadline of every queue, and at most one unanswered tick for each.
 
     Args:
-        send: Puts a record for (topic, queue id) on the ops topic and calls back with the append time in ms, or None if it
-            could not be sent.
+        send: Puts a record for (topic, queue id) on the ops topic and calls back with the append time in ms, or None
+            if it could not be sent.
         on_failure: Called with what ended the thread.
     """
 
@@ -95,7 +95,7 @@ class Ticker:
                         self._lock.wait(wait_s)
                         continue
                     self._unanswered.add(queue)
-                tick = Tick(topic=queue[0], queue_id=queue[1], v=WIRE_VERSION)
+                tick = Tick(topic=queue[0], queue_id=queue[1], v=1)
                 self.sent += 1
                 self._send(queue, encode_command(tick), functools.partial(self._sent, queue))
         except Exception as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was

@@ -68,9 +68,7 @@ def _replace_queue(turn: Turn, command: Declare) -> None:
 def decide_policy(turn: Turn, command: Policy) -> None:
     """A policy for a lane, or for the queue and the lanes that have none of their own."""
     queue = turn.queue
-    policy = LanePolicy(
-        command.max_attempts, tuple(command.back_off_ms), command.parked_max, command.in_flight_max
-    )
+    policy = LanePolicy(command.max_attempts, tuple(command.back_off_ms), command.parked_max, command.in_flight_max)
     if command.orderly:
         turn.refuse(Reason.NOT_SUPPORTED, "orderly lanes come with the next version", command.group)
         return

@@ -43,7 +43,7 @@ from broker_state.keys import DEADLINE_PAGE
 from broker_state.overlay import Overlay
 from broker_state.pages import Delivery, DeliveryPage, DeliveryState
 from broker_state.reason import Reason
-from broker_state.records import ParkedPop
+from broker_state.records import OpMemory, ParkedPop
 
 __all__ = ["decide"]
 
@@ -101,9 +101,9 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
             if page is not None and page.due_ms == ref.deadline_ms:
                 pages.append((lane, page))
                 group = lane.record.group.encode()
-                for first, end, delivery in page.runs:
-                    if 0 < delivery.deadline_ms <= now_ms:
-                        events.append((delivery.deadline_ms, group, 0, first, end, lane, page, delivery))
+                for first, end, hidden in page.runs:
+                    if 0 < hidden.deadline_ms <= now_ms:
+                        events.append((hidden.deadline_ms, group, 0, first, end, lane, page, hidden))
                 continue
         elif lane is not None:
             pop = lane.parked(ref.number)
@@ -202,7 +202,7 @@ def _decide_at_once(turn: Turn, *, is_new: bool) -> None:
             assert_never(command)
 
 
-def _repeat(turn: Turn, op_id: str, known: memory.OpMemory) -> None:
+def _repeat(turn: Turn, op_id: str, known: OpMemory) -> None:
     """The op_id was used before: the same bytes get the first answer, if there is one yet; others are refused."""
     if known.digest != turn.record.digest:
         turn.refuse(Reason.OP_ID_REUSED, group=getattr(turn.command, "group", None))

@@ -41,8 +41,8 @@ class _Grant:
         self.epoch = lane.record.epoch + 1
         self.leased: list[tuple[int, int, Delivery]] = []
 
-    @property
     def is_open(self) -> bool:
+        """Whether there is more to give; a method, for it changes while one looks."""
         return self.budget > 0 and self.units > 0
 
     def delivery(self, attempt: int) -> Delivery:
@@ -71,7 +71,7 @@ class _Grant:
             page = queue.unit_facts(page_no)
             cuts = page.within(low, high) if page else [(low, high, None)]
             for at, stop, known in cuts:
-                if not self.is_open:
+                if not self.is_open():
                     return
                 facts = known or _NO_FACTS
                 if self.tags is not None and facts.tag not in self.tags:
@@ -103,12 +103,10 @@ def grant(
     record = lane.record
     limit = lane.policy.in_flight_max
     units = limit - record.leased if limit else max_messages
-    work = _Grant(
-        turn, lane, max_messages, units, invisible_time_ms, client_hash(client_id) if client_id else 0, tags
-    )
+    work = _Grant(turn, lane, max_messages, units, invisible_time_ms, client_hash(client_id) if client_id else 0, tags)
     if lane.available.count:
         _grant_available(work)
-    if work.is_open and record.next_offset < lane.queue.written.floor:
+    if work.is_open() and record.next_offset < lane.queue.written.floor:
         _grant_fresh(work)
     if not work.leased:
         return None
@@ -125,13 +123,13 @@ def _grant_available(work: _Grant) -> None:
     lane = work.lane
     record = lane.record
     page_no = lane.available.first()
-    while page_no is not None and work.is_open:
+    while page_no is not None and work.is_open():
         page = lane.page(page_no)
         assert page is not None, "a page in the tree of available pages exists"
         for run_first, run_end, before in list(page.runs):
             if before.state != _AVAILABLE:
                 continue
-            if not work.is_open:
+            if not work.is_open():
                 break
             for first, end, given in work.choose(run_first, run_end):
                 record.available -= end - first
@@ -165,7 +163,7 @@ def _grant_fresh(work: _Grant) -> None:
                     lane.add_client_page(work.client, page)
                 lane.settle(page)
             work.record(low, high, delivery)
-        if not work.is_open:
+        if not work.is_open():
             break
     absorb_holes(lane)
 
@@ -274,6 +272,8 @@ def ack_range(lane: LaneState, first: int, end: int) -> None:
 
 def catch_up(turn: Turn, lane: LaneState) -> None:
     """Account for what left the log since the lane's last operation."""
+    if not lane.is_behind:
+        return
     record = lane.record
     queue = lane.queue.record
     if record.min_seen < queue.min_offset:

@@ -1,12 +1,13 @@
 """ack, change_invisible, reject: entry by entry, every offset judged, neighbours with one outcome as one run."""
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from broker_state.answer import Run
 from broker_state.audit import DeliveryStep
 from broker_state.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, Reject, RejectEntry
-from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, lane_check
+from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.delivery import ack_range, catch_up, end_lease
 from broker_state.kernel.limits import INVISIBLE_TIME_MS_MAX, is_range
 from broker_state.kernel.queue_state import LaneState
@@ -136,8 +137,9 @@ def decide_entries(turn: Turn, command: Entries) -> None:
     """Decide every entry at the record's `now` and answer with the runs."""
     request = _Request(turn, command)
     lanes: dict[str, LaneState] = {}
-    for index, entry in enumerate(command.entries):
-        refused = _refuse_entry(request, lanes, index, entry)
+    entries: Sequence[Entry] = command.entries
+    for index, entry in enumerate(entries):
+        refused = _refuse_entry(request, lanes, entry)
         if isinstance(refused, Reason):
             _refuse_ranges(request, index, entry, refused)
             continue
@@ -162,7 +164,7 @@ def _overall(runs: list[Run]) -> Reason:
 
 
 def _refuse_entry(
-    request: _Request, lanes: dict[str, LaneState], index: int, entry: Entry
+    request: _Request, lanes: dict[str, LaneState], entry: Entry
 ) -> Reason | tuple[LaneState, Handle, str]:
     """Why the whole entry is refused, or the lane and handle to judge its offsets by."""
     command, turn = request.command, request.turn
@@ -183,11 +185,7 @@ def _refuse_entry(
         if lane is None:
             return Reason.UNKNOWN_HANDLE
         catch_up(turn, lane)
-    if (
-        handle is None
-        or handle.lane_check != lane_check(command.topic, command.queue_id, ref.group)
-        or not 0 < handle.epoch <= lane.record.epoch
-    ):
+    if handle is None or handle.lane_check != lane.check or not 0 < handle.epoch <= lane.record.epoch:
         return Reason.UNKNOWN_HANDLE
     if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) != bool(lane.record.orderly):
         return Reason.WRONG_MODE
@@ -231,7 +229,7 @@ def _decide_range(
         pieces.append(_Piece(max(first, most), end, Reason.ABOVE_MAX))
     for piece in _joined(pieces):
         handle_after = None
-        at = None
+        at: int | None = None
         if piece.after is not None and isinstance(entry, ChangeEntry):
             handle_after = handle_text(lane, piece.after, handle.start_offset)
             at = request.handle_index(handle_after)
@@ -316,9 +314,7 @@ def _apply(
         turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=turn.client_id)
         turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)
     else:
-        turn.step(
-            lane, DeliveryStep.ACKED, first, end, before, cause=entry.cause or "ack", client_id=turn.client_id
-        )
+        turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=entry.cause or "ack", client_id=turn.client_id)
     return _Piece(first, end, Reason.OK, before)
 
 
@@ -376,6 +372,8 @@ def _same_after(one: Delivery | None, other: Delivery | None) -> bool:
     if one is None or other is None:
         return one is other
     return one is other or (
-        one.epoch == other.epoch and one.revision == other.revision and one.pop_time_ms == other.pop_time_ms
+        one.epoch == other.epoch
+        and one.revision == other.revision
+        and one.pop_time_ms == other.pop_time_ms
         and one.invisible_time_ms == other.invisible_time_ms
     )

@@ -20,7 +20,7 @@ from broker_state.command import (
 __all__ = [
     "INVISIBLE_TIME_MS_MAX",
     "OFFSET_MAX",
-        "RANGE_OFFSETS_MAX",
+    "RANGE_OFFSETS_MAX",
     "is_op_id",
     "is_queue_name",
     "is_range",
@@ -71,30 +71,38 @@ def what_is_invalid(command: Command) -> str | None:
     return None
 
 
-def _texts(command: Command) -> list[tuple[str, str | None, int]]:
-    texts: list[tuple[str, str | None, int]] = []
+def _texts(command: Command) -> Sequence[tuple[str, str | None, int]]:
     match command:
+        case Ack() | ChangeInvisible() | Reject():
+            return (("client_id", command.client_id, _NAME_BYTES_MAX),)
         case Pop():
-            texts += (
+            return (
                 ("group", command.group, _NAME_BYTES_MAX),
                 ("client_id", command.client_id, _NAME_BYTES_MAX),
                 ("attempt_id", command.attempt_id, _NAME_BYTES_MAX),
             )
-        case Ack() | ChangeInvisible() | Reject():
-            texts.append(("client_id", command.client_id, _NAME_BYTES_MAX))
         case Policy() | ResetOffset() | ForgetLane():
-            texts.append(("group", command.group, _NAME_BYTES_MAX))
+            return (("group", command.group, _NAME_BYTES_MAX),)
         case ReturnClient():
-            texts += (("group", command.group, _NAME_BYTES_MAX), ("client_id", command.client_id, _NAME_BYTES_MAX))
+            return (("group", command.group, _NAME_BYTES_MAX), ("client_id", command.client_id, _NAME_BYTES_MAX))
         case Cancel():
-            texts.append(("target_op_id", command.target_op_id, _OP_ID_BYTES_MAX))
+            return (("target_op_id", command.target_op_id, _OP_ID_BYTES_MAX),)
         case Declare():
-            texts.append(("topic_id", command.topic_id, _NAME_BYTES_MAX))
-    return texts
+            return (("topic_id", command.topic_id, _NAME_BYTES_MAX),)
+    return ()
 
 
 def _numbers(command: Command) -> Sequence[tuple[str, int, int, int]]:
     match command:
+        case Ack() | ChangeInvisible() | Reject():
+            ranges = 0
+            for entry in command.entries:
+                ranges += len(entry.offsets)
+            return (
+                ("number of handles", len(command.handles), 0, _ENTRIES_MAX),
+                ("number of entries", len(command.entries), 1, _ENTRIES_MAX),
+                ("number of offset ranges", ranges, 0, _ENTRIES_MAX),
+            )
         case Pop():
             numbers = [
                 ("max_messages", command.max_messages, 1, _MESSAGES_MAX),
@@ -105,12 +113,6 @@ def _numbers(command: Command) -> Sequence[tuple[str, int, int, int]]:
                 numbers.append(("number of tags", len(command.tags), 1, _TAGS_MAX))
                 numbers += (("tag", tag, 1, _U64_MAX) for tag in command.tags)
             return numbers
-        case Ack() | ChangeInvisible() | Reject():
-            return (
-                ("number of handles", len(command.handles), 0, _ENTRIES_MAX),
-                ("number of entries", len(command.entries), 1, _ENTRIES_MAX),
-                ("number of offset ranges", sum(len(entry.offsets) for entry in command.entries), 0, _ENTRIES_MAX),
-            )
         case Policy():
             return (
                 ("max_attempts", command.max_attempts, 0, 65_535),

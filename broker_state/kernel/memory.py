@@ -1,7 +1,7 @@
 """The op_id window: a repeated operation gets its first answer again (docs/differences.md, rule 6).
 
-Op_ids are forgotten in whole minutes of the queue's clock. Forgetting is a rule of reading (an old memory is no memory);
-the bytes go a little with every record, oldest first, so that no record pays for a minute's worth.
+Op_ids are forgotten in whole minutes of the queue's clock. Forgetting is a rule of reading (an old memory is no
+memory); the bytes go a little with every record, oldest first, so that no record pays for a minute's worth.
 """
 
 import msgspec
@@ -82,6 +82,8 @@ def remember_parked_answer(queue: QueueState, op_id: str, answer: bytes, now_ms:
 
 def forget_some(queue: QueueState, now_ms: int) -> None:
     """Delete a few memories that have left the window: more than one record adds, so the log stays short."""
+    if queue.oldest_op_minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
+        return
     for _ in range(_FORGOTTEN_A_RECORD):
         if not _forget_oldest(queue, now_ms):
             return
@@ -122,6 +124,7 @@ def _forget_oldest(queue: QueueState, now_ms: int) -> bool:
     assert log is not None, "the op log is whole"
     minute, op_id, pages = log.entries[index]
     if minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
+        queue.oldest_op_minute = minute
         return False
     overlay = queue.overlay
     for page in range(pages):  # none for a pop that was parked: its answer has an entry of its own further on

@@ -2,6 +2,7 @@
 
 import heapq
 
+from broker_state.handle import lane_check
 from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
 from broker_state.marks import Marks, Position, Tree
 from broker_state.overlay import Overlay
@@ -54,7 +55,7 @@ class Deadlines:
 class LaneState:
     """One lane: its record, the position of acked offsets, its pages."""
 
-    __slots__ = ("_overlay", "acked", "available", "key", "prefix", "queue", "record")
+    __slots__ = ("_overlay", "acked", "available", "check", "key", "prefix", "queue", "record")
 
     def __init__(self, queue: "QueueState", record: LaneRecord) -> None:
         overlay = queue.overlay
@@ -63,6 +64,7 @@ class LaneState:
         self.record = record
         self.key = queue.lane_key(record.group)
         self.prefix = lane_prefix(queue.prefix, record.lane_no)
+        self.check = lane_check(queue.topic, queue.queue_id, record.group)
         self._bind()
 
     def _bind(self) -> None:
@@ -88,6 +90,12 @@ class LaneState:
     def policy(self) -> LanePolicy:
         """The lane's own policy, or the queue's."""
         return self.record.policy or self.queue.record.policy
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the queue lost offsets, or has holes, that the lane may not have counted yet."""
+        record, queue = self.record, self.queue.record
+        return queue.holes > 0 or record.min_seen < queue.min_offset or record.late_skips_seen < queue.late_skips
 
     @property
     def is_poppable(self) -> bool:
@@ -204,7 +212,18 @@ class LaneState:
 class QueueState:
     """One declared queue."""
 
-    __slots__ = ("_deadlines", "holes", "overlay", "prefix", "queue_id", "record", "topic", "watching", "written")
+    __slots__ = (
+        "_deadlines",
+        "holes",
+        "oldest_op_minute",
+        "overlay",
+        "prefix",
+        "queue_id",
+        "record",
+        "topic",
+        "watching",
+        "written",
+    )
 
     def __init__(self, overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) -> None:
         self.overlay = overlay
@@ -216,6 +235,8 @@ class QueueState:
         self.holes = Marks(overlay, self.prefix + b"H")
         self.watching = Tree(overlay, self.prefix + b"S", record.watching_depth, record.watching_count)
         self._deadlines = Deadlines(overlay, self.prefix)
+        self.oldest_op_minute = 0
+        """No op_id in the window is older; 0 until it is looked up."""
 
     def encode(self) -> bytes:
         """Stored form of the record, with its position and tree as they are now."""

@@ -9,12 +9,22 @@ import msgspec
 from broker_state.answer import Answer, encode_answer
 from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow
 from broker_state.command import Command
-from broker_state.handle import Handle, decode_handle, encode_handle, lane_check
+from broker_state.handle import Handle, decode_handle, encode_handle
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.pages import Delivery
 from broker_state.reason import Reason, code_of
 
-__all__ = ["DeadLetter", "Decision", "Notification", "OpRecord", "Turn", "client_hash", "handle_text", "read_handle", "shortened"]
+__all__ = [
+    "DeadLetter",
+    "Decision",
+    "Notification",
+    "OpRecord",
+    "Turn",
+    "client_hash",
+    "handle_text",
+    "read_handle",
+    "shortened",
+]
 
 
 _I64_MAX = (1 << 63) - 1
@@ -287,21 +297,19 @@ class Turn:
     def _dead_letter(
         self, lane: LaneState, first: int, end: int, delivery: Delivery, reason: str, at_ms: int
     ) -> DeadLetter:
-        return (
-            DeadLetter(
-                self.queue.topic,
-                self.queue.queue_id,
-                lane.record.group,
-                first,
-                end - 1,
-                reason,
-                delivery.attempt,
-                delivery.epoch,
-                delivery.pop_time_ms,
-                at_ms,
-                self.record.partition,
-                self.record.kafka_offset,
-            )
+        return DeadLetter(
+            self.queue.topic,
+            self.queue.queue_id,
+            lane.record.group,
+            first,
+            end - 1,
+            reason,
+            delivery.attempt,
+            delivery.epoch,
+            delivery.pop_time_ms,
+            at_ms,
+            self.record.partition,
+            self.record.kafka_offset,
         )
 
     def position_row(self, lane: LaneState | None, before: int, after: int) -> None:
@@ -358,9 +366,7 @@ class Turn:
                 self.position_row(lane, before, lane.acked.floor)
             poppable = lane.is_poppable
             if record.empty and poppable:
-                self.decision.notifications.append(
-                    Notification(queue.topic, queue.queue_id, record.group, self.now_ms)
-                )
+                self.decision.notifications.append(Notification(queue.topic, queue.queue_id, record.group, self.now_ms))
             record.empty = not poppable
             watching = record.empty or record.parked > 0
             if watching != record.watching:
@@ -396,6 +402,6 @@ def handle_text(lane: LaneState, delivery: Delivery, start_offset: int) -> str:
             queue.queue_id,
             delivery.epoch,
             delivery.revision,
-            lane_check(queue.topic, queue.queue_id, lane.record.group),
+            lane.check,
         )
     )

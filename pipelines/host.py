@@ -1,0 +1,286 @@
+"""Everything that `popstream up` and the demo start, in the order that recovery needs, and its orderly end.
+
+```
+preflight ─> ownership ─> Kafka (ours, unless one is given) ─> Spark ─> Job ─> metrics ─> status socket ─> job card
+          <──────────────────────────────── stopped in reverse ────────────────────────────────
+```
+
+Ctrl-C, SIGTERM and SIGHUP interrupt the start, and end `wait` once it is over; the stop itself is not interrupted.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+import structlog
+from prometheus_client import start_http_server
+from pyspark import SparkContext
+from pyspark.sql import SparkSession
+
+from broker_state.errors import Invalid, Unavailable
+from checkpoints.layout import JobFolder
+from checkpoints.ownership import Ownership
+from connectors.delta.session import build_session
+from connectors.jars.resolve import JarError, kafka_jars, spark_jars
+from connectors.kafka.embedded import EmbeddedKafka
+from pipelines.card import JobCard
+from pipelines.job import Job
+from pipelines.logs import configure_logs
+from pipelines.preflight import reach_kafka, require_ready
+from pipelines.settings import JobSettings
+from pipelines.status import StatusServer
+
+__all__ = ["Host"]
+
+_log = structlog.get_logger(__name__)
+
+LOG_FILE = "job.log"
+KAFKA_FOLDER = "kafka"
+JVM_GRACE_S = 10.0
+LOOK_S = 0.25
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Host:
+    """One job with all that it needs, from entry to exit; enter it in the main thread, or signals are left alone.
+
+    Args:
+        settings: The job's. Without `bootstrap_servers` a broker is started that keeps its data in the job's folder.
+        var: Folder with the jars that `make setup` fetched.
+        on_progress: Told, in a few words, what is being done now.
+        kafka_port: Port of the broker that is started; 0: any free one.
+        metrics_host: Address that metrics are served on.
+        log_to_terminal: Log to standard error instead of `job.log` in the folder.
+
+    Raises:
+        Invalid: Something is missing or set wrongly.
+        Fenced: Another process runs this job.
+        Unavailable: Kafka does not answer.
+        Corrupt: The log and the state contradict each other.
+    """
+
+    job: Job
+    spark: SparkSession
+    bootstrap_servers: str
+    kafka: EmbeddedKafka | None = None
+
+    def __init__(  # noqa: PLR0913 - all but two have a default
+        self,
+        settings: JobSettings,
+        *,
+        var: Path,
+        on_progress: Callable[[str], None] = lambda _: None,
+        kafka_port: int = 0,
+        metrics_host: str = "127.0.0.1",
+        log_to_terminal: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.folder = JobFolder(settings.folder.absolute())
+        self.card: JobCard | None = None
+        self._var = var.absolute()
+        self._say = on_progress
+        self._kafka_port = kafka_port
+        self._metrics_host = metrics_host
+        self._log_to_terminal = log_to_terminal
+        self._stack = contextlib.ExitStack()
+        self._asked_to_stop = threading.Event()
+        self._is_starting = False
+
+    @property
+    def log_file(self) -> Path | None:
+        """Where the logs go; None: standard error."""
+        return None if self._log_to_terminal else self.folder.root / LOG_FILE
+
+    def wait(self, *, each: Callable[[], None] | None = None, every_s: float = 1.0) -> BaseException | None:
+        """Wait for a signal or a failure, and tell the failure.
+
+        Args:
+            each: Called every now and then meanwhile, to show how it goes.
+            every_s: How often.
+        """
+        due = 0.0
+        while not self._asked_to_stop.wait(LOOK_S):
+            if self.job.wait(0):
+                return self.job.failure or Unavailable("the streaming query ended by itself")
+            if self.kafka is not None and not self.kafka.is_running:
+                message = f"the embedded Kafka has ended; the end of {self.kafka.log_file} may say why"
+                return Unavailable(message, subject=str(self.kafka.folder))
+            if each is not None and time.monotonic() >= due:
+                each()
+                due = time.monotonic() + every_s
+        return self.job.failure
+
+    def ask_to_stop(self) -> None:
+        """Make `wait` return, as a signal does; from any thread."""
+        self._asked_to_stop.set()
+
+    def __enter__(self) -> Self:
+        """Start everything; what was started is stopped again when a later step fails."""
+        self._is_starting = True
+        try:
+            with self._stack:
+                self._start()
+                self._stack = self._stack.pop_all()
+        finally:
+            self._is_starting = False
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop everything, in reverse; a signal that comes meanwhile changes nothing."""
+        self._say("stopping")
+        self._stack.close()
+
+    def _start(self) -> None:
+        settings, enter = self.settings, self._stack.enter_context
+        enter(_umask(0o077))
+        enter(self._signals())
+        self._say("looking for Java, jars and disk space")
+        require_ready(
+            self.folder.root,
+            self._var,
+            with_kafka=not settings.bootstrap_servers,
+            ports={
+                "--kafka-port": 0 if settings.bootstrap_servers else self._kafka_port,
+                "--metrics-port": settings.metrics_port,
+            },
+        )
+        ownership = Ownership(self.folder.lock)
+        self._stack.callback(ownership.release)
+        # Of a job that was killed. From here on nobody else can own a card in this folder.
+        self.folder.card.unlink(missing_ok=True)
+        configure_logs(settings.log_level, self.log_file)
+        self.bootstrap_servers = settings.bootstrap_servers or self._start_kafka()
+        self._say(f"connecting to Kafka at {self.bootstrap_servers}")
+        reach_kafka(self.bootstrap_servers)
+        self._say("starting Spark")
+        self.spark = self._start_spark()
+        self._say("reconciling state, log and tables")
+        # It takes the ownership over and lets go of it in `stop`; letting go twice is fine.
+        self.job = Job(
+            settings.model_copy(update={"folder": self.folder.root}), self.bootstrap_servers, self.spark, ownership
+        )
+        self._stack.callback(_ended, "job", self.job.stop)
+        if settings.metrics_port:
+            self._serve_metrics(settings.metrics_port)
+        server = enter(StatusServer(self.job))
+        self.card = JobCard(
+            pid=os.getpid(),
+            bootstrap_servers=self.bootstrap_servers,
+            prefix=settings.topic_prefix,
+            folder=str(self.folder.root),
+            address=server.address,
+            token=server.token,
+            started_at=time.time(),
+        )
+        self.card.write(self.folder.card)
+        self._stack.callback(self.folder.card.unlink, missing_ok=True)
+
+    def _start_kafka(self) -> str:
+        self._say("starting Kafka")
+        try:
+            jars = kafka_jars(self._var)
+        except JarError as error:
+            raise Invalid(str(error)) from error
+        self.kafka = EmbeddedKafka(self.folder.root / KAFKA_FOLDER, jars=jars, port=self._kafka_port)
+        self._stack.enter_context(self.kafka)
+        return self.kafka.bootstrap_servers
+
+    def _start_spark(self) -> SparkSession:
+        is_ours = SparkContext._active_spark_context is None  # noqa: SLF001 - there is no public way to ask
+        try:
+            jars = spark_jars(self._var)
+        except JarError as error:
+            raise Invalid(str(error)) from error
+        if is_ours:
+            self._stack.callback(_end_jvm)
+        session = build_session(
+            "popstream",
+            jars,
+            driver_memory=self.settings.driver_memory,
+            # Spark would make it in the working directory, which may not be ours to write to.
+            conf={"spark.sql.warehouse.dir": str(self.folder.root / "warehouse")},
+        )
+        if is_ours:
+            self._stack.callback(_ended, "spark", session.stop)
+        # Spark has put its own handler for Ctrl-C in the place of ours.
+        self._handle_signals()
+        return session
+
+    def _serve_metrics(self, port: int) -> None:
+        try:
+            server, thread = start_http_server(port, addr=self._metrics_host, registry=self.job.metrics.registry)
+        except OSError as error:
+            message = f"metrics cannot be served on {self._metrics_host}:{port}: {error.strerror}; choose another --metrics-port"
+            raise Invalid(message, subject=str(port)) from error
+        self._stack.callback(thread.join)
+        self._stack.callback(server.server_close)
+        self._stack.callback(server.shutdown)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.getsignal(number) for number in SIGNALS}
+        self._handle_signals()
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _handle_signals(self) -> None:
+        if threading.current_thread() is threading.main_thread():
+            for number in SIGNALS:
+                signal.signal(number, self._on_signal)
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        is_first = not self._asked_to_stop.is_set()
+        self._asked_to_stop.set()
+        if self._is_starting and is_first:
+            raise KeyboardInterrupt
+
+
+def _ended(what: str, stop: Callable[[], Any]) -> None:
+    """Stop one thing; that it could not be stopped in order must not keep the rest running."""
+    try:
+        stop()
+    except Exception:
+        _log.exception("stop_failed", what=what)
+
+
+def _end_jvm() -> None:
+    """End the JVM and wait for it; it would end by itself only some time after this process."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no public way to end its JVM
+    if gateway is None:
+        return
+    process: subprocess.Popen[bytes] = gateway.proc
+    _ended("gateway", gateway.shutdown)
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that a later session starts another one
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+    try:
+        process.wait(JVM_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _umask(mask: int) -> Iterator[None]:
+    """State and tables hold message keys: for this user alone."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
