@@ -81,7 +81,7 @@ class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
     unexpected_rows_query: str = """
         WITH last AS (
             SELECT xxhash64(p.ops_topic_id, p.topic, p.queue_id, p.`group`) AS lane,
-                   max(struct(p.kafka_offset, p.ordinal, p.leased, p.topic, p.queue_id, p.`group`)) AS row
+                   max(struct(p.kafka_offset, p.ordinal, p.leased, p.partition, p.topic, p.queue_id, p.`group`)) AS row
             FROM {batch} AS p
             JOIN deliveries_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
             WHERE p.`group` IS NOT NULL
@@ -95,7 +95,8 @@ class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
             )
             GROUP BY lane
         )
-        SELECT row.topic, row.queue_id, row.`group`, row.kafka_offset, row.leased, coalesce(total, 0) AS in_deliveries
+        SELECT row.partition, row.kafka_offset, row.topic, row.queue_id, row.`group`, row.leased,
+               coalesce(total, 0) AS in_deliveries
         FROM last LEFT JOIN totals USING (lane)
         WHERE row.leased <> coalesce(total, 0)
     """

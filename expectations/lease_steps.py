@@ -36,44 +36,49 @@ _LANE: Final = "xxhash64(ops_topic_id, topic, queue_id, `group`)"
 # Every step as a small number: strings would be sorted again and again.
 _LEASED, _CHANGED, _ACKED, _EXPIRED, _RELEASED, _DEAD_LETTERED, _EXPIRED_FROM_LOG = range(1, 8)
 
-_STEPS: Final = f"""
+_ENDS_ERA: Final = "step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare')"
+
+_ROWS: Final = f"""
     SELECT {_LANE} AS lane, kafka_offset, ordinal, first_offset, last_offset + 1 AS end_offset, epoch, revision, attempt,
            CASE step WHEN 'leased' THEN {_LEASED} WHEN 'changed' THEN {_CHANGED} WHEN 'acked' THEN {_ACKED}
                      WHEN 'expired' THEN {_EXPIRED} WHEN 'released' THEN {_RELEASED}
                      WHEN 'dead_lettered' THEN {_DEAD_LETTERED} WHEN 'expired_from_log' THEN {_EXPIRED_FROM_LOG}
            END AS step,
            step = 'released' AND cause = 'change_invisible' AS is_change,
-           cause = 'pop' AS is_concurrent,
-           CAST(step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare') AS INT) AS ends_era
+           cause = 'pop' AS is_concurrent
     FROM deliveries JOIN operations_seen AS seen USING (state_epoch)
-    WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq
+    WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({_ENDS_ERA})
 """  # noqa: S608 - constants of this module
 
-# What a declare says of a queue, it says of each of its lanes.
+# Few, so each lane's list of them is handed to every task. What a declare says of a queue, it says of each of its lanes.
 _RESETS: Final = f"""
-    SELECT DISTINCT lanes.lane, o.kafka_offset
-    FROM operations AS o
-    JOIN (SELECT DISTINCT {_LANE} AS lane, ops_topic_id, topic, queue_id, `group` FROM deliveries) AS lanes
-        ON lanes.ops_topic_id = o.ops_topic_id AND lanes.topic = o.topic AND lanes.queue_id = o.queue_id
-        AND (o.kind = 'declare' OR lanes.`group` = o.`group`)
-    WHERE o.applied AND o.kind IN ('reset_offset', 'forget_lane', 'declare')
+    SELECT lane, sort_array(collect_set(kafka_offset)) AS records
+    FROM (
+        SELECT {_LANE} AS lane, kafka_offset FROM deliveries WHERE {_ENDS_ERA}
+        UNION ALL
+        SELECT lanes.lane, o.kafka_offset
+        FROM operations AS o
+        JOIN (SELECT DISTINCT {_LANE} AS lane, ops_topic_id, topic, queue_id, `group` FROM deliveries) AS lanes
+            ON lanes.ops_topic_id = o.ops_topic_id AND lanes.topic = o.topic AND lanes.queue_id = o.queue_id
+            AND (o.kind = 'declare' OR lanes.`group` = o.`group`)
+        WHERE o.applied AND o.kind IN ('reset_offset', 'forget_lane', 'declare')
+    )
+    GROUP BY lane
 """  # noqa: S608
 
 # Within a record what was due comes first, then the command, then what is granted.
 _ERAS: Final = f"""
-    SELECT *, sum(ends_era) OVER (PARTITION BY lane ORDER BY kafka_offset, phase, ordinal) AS era
-    FROM (
-        SELECT *, CASE WHEN step = {_LEASED} THEN 2 ELSE 0 END AS phase FROM steps
-        UNION ALL
-        SELECT lane, kafka_offset, -1, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 1, 1 FROM resets
-    )
+    SELECT /*+ BROADCAST(lease_resets) */ r.*, coalesce(size(filter(
+               records, record -> record < r.kafka_offset OR record = r.kafka_offset AND r.step = {_LEASED}
+           )), 0) AS era
+    FROM lease_rows AS r LEFT JOIN lease_resets USING (lane)
 """  # noqa: S608
 
 _ENDS: Final = """
     SELECT *, dense_rank() OVER (PARTITION BY lane ORDER BY at) AS segment
     FROM (
-        SELECT eras.* EXCEPT (first_offset, end_offset, ends_era, phase), explode(array(first_offset, end_offset)) AS at
-        FROM eras WHERE ends_era = 0
+        SELECT lease_eras.* EXCEPT (first_offset, end_offset), explode(array(first_offset, end_offset)) AS at
+        FROM lease_eras
     )
 """
 
@@ -83,14 +88,14 @@ _PIECES: Final = """
         SELECT lane, kafka_offset, ordinal, any_value(era) AS era, any_value(step) AS step, any_value(epoch) AS epoch,
                any_value(revision) AS revision, any_value(attempt) AS attempt, any_value(is_change) AS is_change,
                any_value(is_concurrent) AS is_concurrent, min(segment) AS low, max(segment) AS high
-        FROM ends
+        FROM lease_ends
         GROUP BY lane, kafka_offset, ordinal
     )
 """
 
 _SEGMENTS: Final = """
     SELECT lane, segment, at, lead(at) OVER (PARTITION BY lane ORDER BY segment) - at AS messages
-    FROM (SELECT lane, segment, any_value(at) AS at FROM ends GROUP BY lane, segment)
+    FROM (SELECT lane, segment, any_value(at) AS at FROM lease_ends GROUP BY lane, segment)
 """
 
 # The segment's own row comes first in its history, so that its length needs no join.
@@ -101,9 +106,9 @@ _HISTORIES: Final = """
     FROM (
         SELECT lane, segment, kafka_offset, ordinal, era, step, epoch, revision, attempt, is_change, is_concurrent,
                CAST(NULL AS BIGINT) AS at, CAST(NULL AS BIGINT) AS messages
-        FROM pieces
+        FROM lease_pieces
         UNION ALL
-        SELECT lane, segment, -1, -1, -1, NULL, NULL, NULL, NULL, NULL, NULL, at, messages FROM segments
+        SELECT lane, segment, -1, -1, -1, NULL, NULL, NULL, NULL, NULL, NULL, at, messages FROM lease_segments
     )
     WINDOW history AS (PARTITION BY lane, segment ORDER BY kafka_offset, ordinal)
 """
@@ -130,18 +135,23 @@ _JUDGED: Final = f"""
         END AS rule
         FROM (
             SELECT *, coalesce(was IN ({_LEASED}, {_CHANGED}), false) AS was_live
-            FROM (SELECT *, CASE WHEN before.era = era THEN before.step ELSE 0 END AS was FROM histories WHERE step IS NOT NULL)
+            FROM (SELECT *, CASE WHEN before.era = era THEN before.step ELSE 0 END AS was FROM lease_histories WHERE step IS NOT NULL)
         )
     )
     UNION ALL
-    SELECT lane, era, kafka_offset, ordinal, NULL, NULL, NULL, 0 FROM eras WHERE ends_era = 1
+    SELECT lane, position + 1, record, -1, NULL, NULL, NULL, 0
+    FROM lease_resets LATERAL VIEW posexplode(records) AS position, record
 """  # noqa: S608
 
-_QUERY: Final = f"""
-    WITH steps AS ({_STEPS}), resets AS ({_RESETS}), eras AS ({_ERAS}), ends AS ({_ENDS}), pieces AS ({_PIECES}),
-         segments AS ({_SEGMENTS}), histories AS ({_HISTORIES})
-    {_JUDGED}
-"""
+_STAGES: Final = {
+    "lease_rows": _ROWS,
+    "lease_resets": _RESETS,
+    "lease_eras": _ERAS,
+    "lease_ends": _ENDS,
+    "lease_pieces": _PIECES,
+    "lease_segments": _SEGMENTS,
+    "lease_histories": _HISTORIES,
+}
 
 
 @contextmanager
@@ -150,7 +160,10 @@ def registered_lease_steps(spark: SparkSession) -> Iterator[None]:
 
     A row is one step of one segment; `rule` is null when the step was legal, else the rule that it broke first.
     """
-    judged = spark.sql(_QUERY).persist(StorageLevel.DISK_ONLY)
+    # Views and not a WITH: Spark numbers the parts of a WITH anew in each query, and then does not find the copy it keeps.
+    for name, query in _STAGES.items():
+        spark.sql(query).createOrReplaceTempView(name)
+    judged = spark.sql(_JUDGED).persist(StorageLevel.DISK_ONLY)
     judged.createOrReplaceTempView("lease_steps")
     try:
         yield

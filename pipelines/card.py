@@ -12,7 +12,8 @@ __all__ = ["JobCard"]
 class JobCard(msgspec.Struct, frozen=True, kw_only=True):
     """`job.json` in the job's folder, there for as long as the job runs, readable by its user alone.
 
-    `address` is where `status` is answered: the path of a Unix socket, or `127.0.0.1:port`; whoever asks gives the `token`.
+    `address` is where `status` is answered: the path of a Unix socket, or `127.0.0.1:port`. Whoever asks gives the
+    `token`.
     """
 
     pid: int

@@ -81,7 +81,7 @@ class Decoder:
         try:
             command = self._decode(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _explain(record, value, str(error))
+            return _explain(record, value, str(error)[:_TEXT_MAX])  # it may quote all of a value
         forged: frozenset[int] = frozenset()
         if self._signer is not None and isinstance(command, Ack | ChangeInvisible | Reject):
             command, forged = self._verify(command, self._signer)

@@ -118,8 +118,10 @@ def _sign(answer: bytes, signer: Signer) -> bytes:
 def _split(answer: bytes) -> list[bytes]:
     """An answer too long for a frame as parts; each list is shared out, the parts' lists joined give it again."""
     value = _decode_answer(answer)
+    items = max(len(value.commit_offsets), *(len(getattr(value, name)) for name in (*_LISTS, "handles")))
     count = 2
     while True:
+        assert count < 2 * items, f"an answer of {len(answer)} bytes has {items} items at most: its texts are too long"
         parts = [_part(value, index, count) for index in range(count)]
         if all(len(part) <= _FRAME_BYTES for part in parts):
             return parts

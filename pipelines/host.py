@@ -11,7 +11,6 @@ Ctrl-C, SIGTERM and SIGHUP interrupt the start, and end `wait` once it is over; 
 import contextlib
 import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.card import JobCard
 from pipelines.job import Job
+from pipelines.jvm import ended_jvm, errors_in
 from pipelines.logs import configure_logs
 from pipelines.preflight import reach_kafka, require_ready
 from pipelines.settings import JobSettings
@@ -42,6 +42,7 @@ __all__ = ["Host"]
 _log = structlog.get_logger(__name__)
 
 LOG_FILE = "job.log"
+JVM_LOG_FILE = "jvm.log"
 KAFKA_FOLDER = "kafka"
 JVM_GRACE_S = 10.0
 LOOK_S = 0.25
@@ -69,9 +70,10 @@ class Host:
     job: Job
     spark: SparkSession
     bootstrap_servers: str
+    status_server: StatusServer
     kafka: EmbeddedKafka | None = None
 
-    def __init__(  # noqa: PLR0913 - all but two have a default
+    def __init__(
         self,
         settings: JobSettings,
         *,
@@ -123,13 +125,13 @@ class Host:
 
     def __enter__(self) -> Self:
         """Start everything; what was started is stopped again when a later step fails."""
-        self._is_starting = True
-        try:
-            with self._stack:
+        with self._stack:
+            self._is_starting = True
+            try:
                 self._start()
-                self._stack = self._stack.pop_all()
-        finally:
-            self._is_starting = False
+            finally:
+                self._is_starting = False
+            self._stack = self._stack.pop_all()
         return self
 
     def __exit__(
@@ -171,7 +173,7 @@ class Host:
         self._stack.callback(_ended, "job", self.job.stop)
         if settings.metrics_port:
             self._serve_metrics(settings.metrics_port)
-        server = enter(StatusServer(self.job))
+        self.status_server = server = enter(StatusServer(self.job))
         self.card = JobCard(
             pid=os.getpid(),
             bootstrap_servers=self.bootstrap_servers,
@@ -201,14 +203,15 @@ class Host:
         except JarError as error:
             raise Invalid(str(error)) from error
         if is_ours:
-            self._stack.callback(_end_jvm)
-        session = build_session(
-            "popstream",
-            jars,
-            driver_memory=self.settings.driver_memory,
+            self._stack.enter_context(ended_jvm())
+        conf = {
             # Spark would make it in the working directory, which may not be ours to write to.
-            conf={"spark.sql.warehouse.dir": str(self.folder.root / "warehouse")},
-        )
+            "spark.sql.warehouse.dir": str(self.folder.root / "warehouse"),
+            # Hadoop sets permissions itself, whatever the umask of the process.
+            "spark.hadoop.fs.permissions.umask-mode": "077",
+        }
+        with errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
+            session = build_session("popstream", jars, driver_memory=self.settings.driver_memory, conf=conf)
         if is_ours:
             self._stack.callback(_ended, "spark", session.stop)
         # Spark has put its own handler for Ctrl-C in the place of ours.
@@ -219,7 +222,10 @@ class Host:
         try:
             server, thread = start_http_server(port, addr=self._metrics_host, registry=self.job.metrics.registry)
         except OSError as error:
-            message = f"metrics cannot be served on {self._metrics_host}:{port}: {error.strerror}; choose another --metrics-port"
+            message = (
+                f"metrics cannot be served on {self._metrics_host}:{port}: {error.strerror};"
+                " choose another --metrics-port or --metrics-host"
+            )
             raise Invalid(message, subject=str(port)) from error
         self._stack.callback(thread.join)
         self._stack.callback(server.server_close)
@@ -254,26 +260,8 @@ def _ended(what: str, stop: Callable[[], Any]) -> None:
     """Stop one thing; that it could not be stopped in order must not keep the rest running."""
     try:
         stop()
-    except Exception:
+    except Exception:  # noqa: BLE001 - logged whole; whatever it is, there is more to stop
         _log.exception("stop_failed", what=what)
-
-
-def _end_jvm() -> None:
-    """End the JVM and wait for it; it would end by itself only some time after this process."""
-    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no public way to end its JVM
-    if gateway is None:
-        return
-    process: subprocess.Popen[bytes] = gateway.proc
-    _ended("gateway", gateway.shutdown)
-    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that a later session starts another one
-    with contextlib.suppress(OSError):
-        if process.stdin is not None:
-            process.stdin.close()
-    try:
-        process.wait(JVM_GRACE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ class Metrics:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._totals = Totals()
+        self._seconds: dict[str, float] = {}
         self.registry = CollectorRegistry()
         self._records = Counter("popstream_records_total", "Records of the ops topic decided", registry=self.registry)
         self._refused = Counter("popstream_refused_total", "Runs answered with a code", registry=self.registry)
@@ -63,6 +64,8 @@ class Metrics:
             totals.write_batch_bytes_max = max(totals.write_batch_bytes_max, report.write_batch_bytes)
             totals.last_batch_ms = {step: round(s * 1000, 1) for step, s in report.seconds.items()}
             totals.last_batch_at = time.time()
+            for step, seconds in report.seconds.items():
+                self._seconds[step] = self._seconds.get(step, 0.0) + seconds
         self._records.inc(report.records)
         self._refused.inc(report.refused)
         self._rejected.inc(report.rejected)
@@ -70,6 +73,11 @@ class Metrics:
             self._steps.labels(step).observe(seconds)
         self._outbox.set(totals.outbox_bytes)
         self._lag.set(max(0, report.apply_seq - delta_seq))
+
+    def step_seconds(self) -> dict[str, float]:
+        """Seconds spent in each step since the start."""
+        with self._lock:
+            return dict(self._seconds)
 
     def totals(self) -> Totals:
         """A copy of the totals."""

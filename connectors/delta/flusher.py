@@ -227,10 +227,8 @@ class AuditFlusher:
         path = table_path(self._root, table)
         if self._newest(table)[1] != position.committed:
             raise self._fenced(table, version)
-        frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
-        writer = frame.write.format("delta").mode("append").option("userMetadata", self._token)
         try:
-            writer.option("txnAppId", self._app_id(table)).option("txnVersion", version).save(str(path))
+            self._append(table, scratch, version)
         except ConcurrentTransactionException as error:
             raise self._fenced(table, version) from error
         newest, _ = self._newest(table)
@@ -243,6 +241,11 @@ class AuditFlusher:
         if self._durable:
             sync_commits(path, commits)
         position.version, position.committed = newest, version
+
+    def _append(self, table: str, scratch: Path, version: int) -> None:
+        frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
+        options = {"userMetadata": self._token, "txnAppId": self._app_id(table), "txnVersion": version}
+        frame.write.format("delta").mode("append").options(**options).save(str(table_path(self._root, table)))
 
     def _fenced(self, table: str, version: int) -> Fenced:
         message = f"another process writes to {table} for the same state (at apply_seq {version}): stop this one"

@@ -56,7 +56,7 @@ def build_session(
     jars: Sequence[Path],
     *,
     master: str = "local[2]",
-    driver_memory: str = "1g",
+    driver_memory: str = "896m",
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start Spark, or give the session that runs already.

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.jars.resolve import kafka_jars
+from connectors.jars.resolve import kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
 
@@ -34,3 +36,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_jar_files: list[Path])
 def topic_prefix() -> str:
     """A prefix for topics, different in every test."""
     return f"t{secrets.token_hex(5)}"
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark with Delta for all tests that need one; never stop it."""
+    from connectors.delta.session import build_session  # noqa: PLC0415 - tests without Spark need not wait for its import
+
+    session = build_session("popstream-tests", spark_jars(ROOT / "var"))
+    yield session
+    session.stop()

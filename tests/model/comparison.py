@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from broker_state.answer import Answer
 from broker_state.handle import decode_handle
 from tests.model.generator import PARTITIONS, World
-from tests.model.reference import ModelOutcome, Record, ReferenceModel
+from tests.model.reference import MAX_OFFSET, ModelOutcome, Record, ReferenceModel
 
-__all__ = ["Decided", "Difference", "Subject", "compare_seed", "plain_answer", "shrink"]
+__all__ = ["Decided", "DifferenceError", "Subject", "compare_seed", "plain_answer", "shrink"]
 
 LANE_HISTORY = ("dead_lettered", "expired_from_log", "passed_over", "skipped_by_reset")
 
@@ -20,20 +20,22 @@ class Decided(NamedTuple):
 
     `state` has the shape of `ReferenceModel.view`, or is None where it is not asked for or the queue is not there;
     a lane's dict may leave out keys, which are then not compared. `steps` are the delivery rows message by message,
-    as in `ModelOutcome.steps`; None where they are not compared.
+    as in `ModelOutcome.steps`; `runs` the audit's (kind, entry, first, last, code, reason, applied) of the record's own
+    operation, which is there also when nobody waits for an answer. None where they are not compared.
     """
 
     answers: list[Answer]
     dead_letters: list[tuple[str, int, str]]
     state: dict[str, Any] | None
     steps: list[tuple[str, int, str, int, int, int, int]] | None = None
+    runs: list[tuple[Any, ...]] | None = None
 
 
 Subject = Callable[[Record], Decided]
 """An implementation: one fresh one for each seed, fed record by record."""
 
 
-class Difference(AssertionError):
+class DifferenceError(AssertionError):
     """Model and implementation disagree."""
 
 
@@ -87,6 +89,9 @@ def differences(outcome: ModelOutcome, view: dict[str, Any] | None, decided: Dec
                 found.append(f"answer {key}.{field}: model {_show(value)}, kernel {_show(have[key][field])}")
     if outcome.dead_letters != decided.dead_letters:
         found.append(f"dead letters: model {outcome.dead_letters}, kernel {decided.dead_letters}")
+    runs = [_audited(d["type"], run) for d in outcome.decisions if not outcome.repeated for run in d["runs"]]
+    if decided.runs is not None and runs != decided.runs:
+        found.append(f"operation rows: model {runs}, kernel {decided.runs}")
     # When a skip reaches a lane's messages is the lane's next operation for the kernel, and at once for the model.
     steps = [step for step in outcome.steps if step[2] != "expired_from_log"]
     if decided.steps is not None and sorted(steps) != sorted(decided.steps):
@@ -96,6 +101,13 @@ def differences(outcome: ModelOutcome, view: dict[str, Any] | None, decided: Dec
     if decided.state is not None:
         found.extend(_state_differences(view, decided.state))
     return found
+
+
+def _audited(kind: str, run: tuple[Any, ...]) -> tuple[Any, ...]:
+    entry, first, last, *outcome = run[:6]
+    if first < 0 or last > MAX_OFFSET:  # no Delta column could hold it
+        first = last = None
+    return (kind, entry, first, last, *outcome)
 
 
 def _by_op_id(answers: list[dict[str, Any]]) -> dict[tuple[str, int], dict[str, Any]]:
@@ -130,7 +142,7 @@ def _state_differences(view: dict[str, Any] | None, state: dict[str, Any]) -> It
                 yield f"lane {group}.{field}: model {value}, kernel {other[field]}"
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, str) and value.startswith("1."):
         return f"{value} = {decode_handle(value)}"
     if isinstance(value, list) and value and isinstance(value[0], tuple) and len(value[0]) == 10:
@@ -148,7 +160,7 @@ def compare_seed(
     `shorten` makes the implementation with which a difference is shown in few records; it may compare state more often.
 
     Raises:
-        Difference: they disagree.
+        DifferenceError: they disagree.
     """
     world = World(seed)
     implementation = subject() if subject is not None else None
@@ -163,7 +175,7 @@ def compare_seed(
             lines = [f"seed {seed}, record {number}", *found]
             if shorten is not None:
                 lines.extend(_story(story, shorten))
-            raise Difference("\n".join(lines))
+            raise DifferenceError("\n".join(lines))
     return world.model.counts
 
 
@@ -172,7 +184,7 @@ def _decide_and_compare(
 ) -> list[str]:
     try:
         decided = implementation(record)
-    except Exception as error:  # whatever it is, it is shown with the records that lead to it
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is shown with the records that lead to it
         return [f"the kernel raised {error!r}", *traceback.format_exc().splitlines()[-6:]]
     return differences(outcome, model.view(*outcome.queue), decided)
 

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002  (operations are made alike)
 """Random records of the ops topic, made beside the reference model so that they carry real handles.
 
 `iterate(seed)` gives records; `play(seed)` gives each with the model's outcome. A seed is a small world of its own:
@@ -77,7 +78,9 @@ class World:
         self._weights = [weight * r.choice([0.4, 1, 1, 2]) for weight in WEIGHTS.values()]
         self._queues = r.sample(QUEUES, r.choice([1, 2, 2, 4]))
         self._pace = r.choice([(60, 25, 10, 4, 0.4, 1), (30, 30, 30, 8, 2, 1), (80, 15, 4, 1, 0.2, 0.5)])
-        self._invisible = r.choice([[50, 300, 2_000], [1_000, 10_000, 60_000], [20, 1_000, 30_000, 43_200_000], [1, 5, 30_000]])
+        self._invisible = r.choice(
+            [[50, 300, 2_000], [1_000, 10_000, 60_000], [20, 1_000, 30_000, 43_200_000], [1, 5, 30_000]]
+        )
         self._tagged = r.random() < 0.5
         self._counted = r.random() < 0.3
         self._log = r.choice([15, 40, 80])  # how long the log of a queue gets
@@ -239,7 +242,7 @@ class World:
                 wrong = r.choice(["simple", "batch", "sparse"])
                 return {"type": "declare", "topic_id": state["topic_id"], "queue_type": wrong}
         topic_id = f"{queue[0]}-{self._topic_ids[queue]}"
-        operation = {"type": "declare", "topic_id": topic_id, "queue_type": self._types[queue]}
+        operation: dict[str, Any] = {"type": "declare", "topic_id": topic_id, "queue_type": self._types[queue]}
         if minimum:
             operation["min_offset"] = minimum
         return operation
@@ -252,7 +255,9 @@ class World:
         if r.random() < 0.6:
             operation["max_attempts"] = r.choice([1, 2, 2, 3, 5, 65_535])
         if r.random() < 0.5:
-            operation["back_off_ms"] = r.choice([[100], [1_000, 5_000], [0, 20_000], [10, 0, 3_000], [0], [43_200_000] * 32])
+            operation["back_off_ms"] = r.choice(
+                [[100], [1_000, 5_000], [0, 20_000], [10, 0, 3_000], [0], [43_200_000] * 32]
+            )
         if r.random() < 0.5:
             operation["parked_max"] = r.choice([0, 1, 1, 2, 3, 65_536])
         if r.random() < 0.4:
@@ -367,8 +372,10 @@ class World:
             reference = {"group": group, "handle": text}
             if reference not in handles:
                 handles.append(reference)
-            for _ in range(r.choice([1, 1, 1, 2])):
-                entries.append({"handle": handles.index(reference), "offsets": self._ranges(queue, offsets)})
+            entries.extend(
+                {"handle": handles.index(reference), "offsets": self._ranges(queue, offsets)}
+                for _ in range(r.choice([1, 1, 1, 2]))
+            )
         operation = {"type": kind, "handles": handles, "entries": entries}
         if r.random() < 0.7:
             operation["client_id"] = r.choice(CLIENTS)
@@ -409,7 +416,9 @@ class World:
         how = r.randrange(9)
         handle = decode_handle(text)
         if handle is None or how == 0:
-            return group, r.choice(["", "1", "1.", "2.AAAA", "1.AAAA", "1.!", "x" * 300, text[: r.randrange(len(text))]])
+            return group, r.choice(
+                ["", "1", "1.", "2.AAAA", "1.AAAA", "1.!", "x" * 300, text[: r.randrange(len(text))]]
+            )
         if how == 1:
             return group, text[:-1]
         if how == 2:
@@ -465,7 +474,7 @@ class World:
         """An operation with one value out of its range (some at the last good value)."""
         r = self.random
         kind, field, values = r.choice(_WRONG)
-        operation = getattr(self, "_" + kind)(queue)
+        operation: dict[str, Any] = getattr(self, "_" + kind)(queue)
         value = r.choice(values)
         if field == "written":
             written = {"first": 3, "last": 5, **value}

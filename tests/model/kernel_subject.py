@@ -1,8 +1,8 @@
 """The kernel in the shape in which `tests.model.comparison` asks it: record by record, with its state read back.
 
 State is read from the store under the keys of `broker_state.keys`, so what is compared is what was written. The log is
-cut into micro-batches of changing length, and now and then all that was decoded is dropped; state is compared at the end
-of each micro-batch.
+cut into micro-batches of changing length, and now and then all that was decoded is dropped; state is compared at the
+end of each micro-batch.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ import msgspec
 from broker_state.answer import Answer
 from broker_state.batch import fold
 from broker_state.command import Command, Dispatch, ReturnClient
-from broker_state.kernel.turn import Decision, OpRecord
+from broker_state.kernel.turn import DeadLetter, Decision, OpRecord
 from broker_state.keys import lane_prefix, queue_prefix
 from broker_state.memory_kv import MemoryKv
 from broker_state.overlay import Overlay
@@ -30,8 +30,8 @@ __all__ = ["KernelSubject", "kernel_subject"]
 _decode_command = msgspec.json.Decoder(Command).decode
 _decode_answer = msgspec.json.Decoder(Answer).decode
 
-TOUCH_LANES = True
-"""Have each lane notice at once what a dispatch changed."""
+TOUCH_LANES = False
+"""Have each lane notice at once what a dispatch changed, to look past what it does before it noticed."""
 
 _PAGE_SHIFT = 6
 _NOT_BY_MESSAGE = ("reset_offset", "declare", "forget_lane")
@@ -78,15 +78,23 @@ class KernelSubject:
             state = self._state(command.topic, command.queue_id)
             if self._random.random() < self._cold:
                 self._overlay = Overlay(self._kv)
+        for row in decision.commit_positions:
+            if row.group is not None:
+                assert row.next_offset - row.start_offset == row.holes + row.acked + row.leased + row.available, row
         return Decided(
             answers=[_decode_answer(answer) for _, answer in decision.answers],
             dead_letters=[dead for letter in decision.dead_letters for dead in _dead_letters(letter)],
             state=state,
             steps=[
-                (row.group, offset, row.step.value, row.epoch, row.revision, row.attempt, row.at_ms)
+                (row.group, offset, str(row.step), row.epoch, row.revision, row.attempt, row.at_ms)
                 for row in decision.deliveries
                 if row.cause not in _NOT_BY_MESSAGE and row.step != "expired_from_log"
                 for offset in range(row.first_offset, row.last_offset + 1)
+            ],
+            runs=[
+                (row.kind, row.entry, row.first_offset, row.last_offset, row.code, str(row.reason), row.applied)
+                for row in decision.operations
+                if row.entry is not None and not row.repeated
             ],
         )
 
@@ -107,6 +115,7 @@ class KernelSubject:
             "commit_position": queue.commit_position,
             "lanes": lanes,
         }
+
 
 def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dict[str, Any]:
     prefix = lane_prefix(queue, lane.lane_no)
@@ -147,5 +156,5 @@ def _message(delivery: Delivery) -> tuple[str, int, int, int | None, int]:
     return (state, delivery.epoch, delivery.revision, delivery.deadline_ms or None, delivery.attempt)
 
 
-def _dead_letters(letter: Any) -> list[tuple[str, int, str]]:
+def _dead_letters(letter: DeadLetter) -> list[tuple[str, int, str]]:
     return [(letter.group, offset, letter.reason) for offset in range(letter.first, letter.last + 1)]

@@ -1,3 +1,4 @@
+# ruff: noqa: ARG002, C901, FBT001, PLR0911, PLR0912  (called alike, in one piece)
 """The kernel's rules once more, as plainly as they can be written: one small dict for each message.
 
 Written from docs/semantics.md and the design alone, without a look at the kernel. Nothing here is fast, packed or
@@ -31,7 +32,9 @@ LEASED = "leased"
 AVAILABLE = "available"
 BACKING_OFF = "backing_off"
 
-# Where docs/semantics.md can be read in two ways, and the kernel and the first version of this model did read it so.
+# Where docs/semantics.md is silent or can be read in two ways, and this model first read it otherwise than the kernel.
+# The values are the kernel's, taken over from its answers so that the comparison could go on: what they say is not
+# tested independently until the document says it too. UNIT_IS_JUDGED_FIRST is what the document says.
 HANDLE_FIELDS_MATTER = False
 """A handle of this lane by its check, but with another queue id or broker name in it, is not of this lane."""
 SKIP_OF_UNWRITTEN_MOVES_MIN = True
@@ -59,6 +62,7 @@ DEFAULT_POLICY = {
     "window_max": 4_194_304,
 }
 
+AnyCommand = Any  # one of the classes of Command, whose fields differ
 Message = dict[str, Any]
 Lane = dict[str, Any]
 Queue = dict[str, Any]
@@ -207,7 +211,7 @@ class ReferenceModel:
             self.counts["answer", decision["type"], decision["reason"]] += 1
         return ModelOutcome(self._answers, self._decisions, self._dead, self._steps, name, repeated)
 
-    def _refuse_early(self, command: Any, kind: str, reason: Reason, timestamp_ms: int) -> None:
+    def _refuse_early(self, command: AnyCommand, kind: str, reason: Reason, timestamp_ms: int) -> None:
         answer = self._new_answer(command.op_id, kind, reason, False, timestamp_ms)
         self._say(command.op_id, command.reply_to, answer)
 
@@ -285,7 +289,7 @@ class ReferenceModel:
 
     # ------------------------------------------------------------------------------------------- step 2: command
 
-    def _command(self, queue: Queue, command: Any, kind: str, value: bytes) -> bool:
+    def _command(self, queue: Queue, command: AnyCommand, kind: str, value: bytes) -> bool:
         op_id, now = command.op_id, queue["now"]
         if op_id is not None and not 1 <= len(op_id.encode()) <= 128:
             self._say(op_id, command.reply_to, self._new_answer(op_id, kind, Reason.INVALID_PARAMETER, False, now))
@@ -316,7 +320,7 @@ class ReferenceModel:
             self._say(op_id, command.reply_to, answer)
         return False
 
-    def _declare(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _declare(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         reason, applied = Reason.OK, False
         if not queue["declared"]:
             self._start_queue(queue, command)
@@ -342,7 +346,7 @@ class ReferenceModel:
             answer["commit_position"] = queue["commit_position"]
         return answer
 
-    def _start_queue(self, queue: Queue, command: Any) -> None:
+    def _start_queue(self, queue: Queue, command: AnyCommand) -> None:
         queue["declared"] = True
         queue["topic_id"] = command.topic_id
         queue["queue_type"] = command.queue_type
@@ -352,7 +356,7 @@ class ReferenceModel:
         queue["lanes"] = {}
         queue["policy"] = None
 
-    def _policy(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _policy(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         if command.orderly:  # a place for orderly lanes
             return self._new_answer(command.op_id, "policy", Reason.NOT_SUPPORTED, False, queue["now"])
         policy = {name: getattr(command, name) for name in DEFAULT_POLICY}
@@ -365,14 +369,11 @@ class ReferenceModel:
         return self._new_answer(command.op_id, "policy", Reason.OK, True, queue["now"])
 
     def _policy_of(self, queue: Queue, lane: Lane | None) -> dict[str, Any]:
-        if lane is not None and lane["policy"] is not None:
-            return lane["policy"]
-        if queue["policy"] is not None:
-            return queue["policy"]
-        return DEFAULT_POLICY
+        own: dict[str, Any] | None = lane["policy"] if lane is not None else None
+        return own or queue["policy"] or DEFAULT_POLICY
 
     def _lane_for(self, queue: Queue, group: str, at: int) -> Lane:
-        lane = queue["lanes"].get(group)
+        lane: Lane | None = queue["lanes"].get(group)
         if lane is None:
             lane = queue["lanes"][group] = new_lane(group, at, self._last_epoch(queue, group))
             self.counts["lane", "made again" if lane["epoch"] else "made"] += 1
@@ -381,11 +382,10 @@ class ReferenceModel:
         return lane
 
     def _last_epoch(self, queue: Queue, group: str) -> int:
-        if EPOCHS_GO_ON_PER_NAME:
-            return queue["epochs"].get(group, 0)
-        return max(queue["epochs"].values(), default=0)
+        epochs: dict[str, int] = queue["epochs"]
+        return epochs.get(group, 0) if EPOCHS_GO_ON_PER_NAME else max(epochs.values(), default=0)
 
-    def _dispatch(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _dispatch(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         # CHOICE, settled by what the kernel answers: one run for each range, numbered through ranges and skip.
         runs = []
         parts = [(r.first, r.last, (r.tag, r.count)) for r in command.ranges] + [(f, n, None) for f, n in command.skip]
@@ -484,25 +484,27 @@ class ReferenceModel:
         lane["expired_from_log"] += 1
         self.counts["step", "expired_from_log"] += 1
 
-    def _pop(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any] | None:
+    def _pop(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any] | None:
         if command.order:  # a place for orderly lanes
             return self._new_answer(command.op_id, "pop", Reason.NOT_SUPPORTED, False, queue["now"])
         at = queue["min_offset"] if command.init == "min" else queue["commit_position"]
         lane = self._lane_for(queue, command.group, at)
         op["group"] = command.group
-        lane["parked"].append({"op": op, "command": command, "deadline": queue["now"] + command.poll_time_ms, "new": True})
+        lane["parked"].append(
+            {"op": op, "command": command, "deadline": queue["now"] + command.poll_time_ms, "new": True}
+        )
         return None
 
-    def _ack(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _ack(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         return self._judge_entries(queue, command, "ack")
 
-    def _reject(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _reject(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         return self._judge_entries(queue, command, "reject")
 
-    def _change_invisible(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _change_invisible(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         return self._judge_entries(queue, command, "change_invisible")
 
-    def _cancel(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _cancel(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         # CHOICE: a pop that is still parked is found even when its op_id is forgotten.
         answer = self._new_answer(command.op_id, "cancel", Reason.OK, False, queue["now"])
         for group in sorted(queue["lanes"]):
@@ -537,7 +539,7 @@ class ReferenceModel:
         self.counts["cancel", "released" if answer["applied"] else "nothing left to release"] += 1
         return answer
 
-    def _return_client(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _return_client(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         answer = self._new_answer(command.op_id, "return_client", Reason.OK, False, queue["now"])
         lane = queue["lanes"].get(command.group)
         if lane is None:
@@ -559,7 +561,7 @@ class ReferenceModel:
         answer["applied"] = bool(answer["released"] or cancelled)
         return answer
 
-    def _reset_offset(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _reset_offset(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         target = command.queue_offset
         for reason, refused in (
             (Reason.BELOW_MIN, target < queue["min_offset"]),
@@ -569,9 +571,7 @@ class ReferenceModel:
                 return self._new_answer(command.op_id, "reset_offset", reason, False, queue["now"])
         lane = self._lane_for(queue, command.group, queue["min_offset"])
         lane["reset_epoch"] = lane["epoch"]
-        for offset, message in lane["messages"].items():
-            if message["state"] == LEASED:
-                self.counts["reset", "of a lease"] += 1
+        self.counts["reset", "of a lease"] += len([m for m in lane["messages"].values() if m["state"] == LEASED])
         if target >= lane["commit"]:  # CHOICE: forwards and backwards are told from the commit offset
             self.counts["reset", "forwards" if target > lane["commit"] else "in place"] += 1
             for offset in range(lane["commit"], target):
@@ -608,7 +608,7 @@ class ReferenceModel:
         lane["acked"] = {offset for offset in lane["acked"] if offset < target and offset not in queue["holes"]}
         lane["holes"] = target - lane["start"] - len(lane["acked"])
 
-    def _forget_lane(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _forget_lane(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         lane = queue["lanes"].pop(command.group, None)
         if lane is not None:
             queue["epochs"][command.group] = lane["epoch"]
@@ -618,12 +618,12 @@ class ReferenceModel:
         self.counts["forget_lane", "gone" if lane is not None else "no lane"] += 1
         return self._new_answer(command.op_id, "forget_lane", Reason.OK, lane is not None, queue["now"])
 
-    def _tick(self, queue: Queue, command: Any, op: dict[str, Any]) -> dict[str, Any]:
+    def _tick(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         return self._new_answer(command.op_id, "tick", Reason.OK, False, queue["now"])
 
     # ------------------------------------------------------------------------------------------- entries
 
-    def _judge_entries(self, queue: Queue, command: Any, kind: str) -> dict[str, Any]:
+    def _judge_entries(self, queue: Queue, command: AnyCommand, kind: str) -> dict[str, Any]:
         runs: list[tuple[Any, ...]] = []
         named: dict[str, set[int]] = {}
         touched: dict[str, Lane] = {}
@@ -660,10 +660,14 @@ class ReferenceModel:
         for run in runs:
             self.counts["run", kind, run[4]] += 1
         answer = self._answer_of_runs(queue, command, kind, runs)
-        answer["commit_offsets"] = {group: lane["commit"] for group, lane in touched.items()}  # CHOICE: before the grant step
+        answer["commit_offsets"] = {
+            group: lane["commit"] for group, lane in touched.items()
+        }  # CHOICE: before the grant step
         return answer
 
-    def _answer_of_runs(self, queue: Queue, command: Any, kind: str, runs: list[tuple[Any, ...]]) -> dict[str, Any]:
+    def _answer_of_runs(
+        self, queue: Queue, command: AnyCommand, kind: str, runs: list[tuple[Any, ...]]
+    ) -> dict[str, Any]:
         # CHOICE, settled by what the kernel answers: the code and reason of the first run whose code is not 0, else OK.
         answer = self._new_answer(command.op_id, kind, Reason.OK, any(run[5] for run in runs), queue["now"])
         refused = [run for run in runs if run[3] != 0]
@@ -672,7 +676,9 @@ class ReferenceModel:
         answer["runs"] = runs
         return answer
 
-    def _judge_whole_entry(self, queue: Queue, command: Any, entry: Any, kind: str) -> tuple[Reason | None, Any, Any]:
+    def _judge_whole_entry(
+        self, queue: Queue, command: AnyCommand, entry: AnyCommand, kind: str
+    ) -> tuple[Reason | None, Any, Any]:
         if not 0 <= entry.handle < len(command.handles) or not entry.offsets:
             return Reason.INVALID_PARAMETER, None, None
         if any(not 0 <= first <= last <= MAX_OFFSET for first, last in entry.offsets):
@@ -697,7 +703,7 @@ class ReferenceModel:
         return None, lane, handle
 
     def _judge_offset(
-        self, queue: Queue, lane: Lane, handle: Handle, entry: Any, kind: str, offset: int, seen: set[int]
+        self, queue: Queue, lane: Lane, handle: Handle, entry: AnyCommand, kind: str, offset: int, seen: set[int]
     ) -> tuple[Reason, bool, int | None, int | None, int | None, str | None]:
         reason = None
         message = lane["messages"].get(offset)
@@ -718,7 +724,8 @@ class ReferenceModel:
             reason = Reason.OUTSIDE_POP
             self.counts["judged", "of an older pop"] += 1
         elif kind == "change_invisible" and message["revision"] != handle.revision:
-            current = self._handle_text(queue, lane, message)
+            # CHOICE: the current handle keeps the start offset of the one presented, as a new one does.
+            current = self._handle_text(queue, lane, {**message, "start": handle.start_offset})
             return Reason.SUPERSEDED, False, None, None, None, current
         if reason is not None:
             return reason, False, None, None, None, None
@@ -839,7 +846,7 @@ class ReferenceModel:
             self._settle(queue, lane)
         lane["parked"] = waiting
 
-    def _take(self, queue: Queue, lane: Lane, command: Any) -> list[int]:
+    def _take(self, queue: Queue, lane: Lane, command: AnyCommand) -> list[int]:
         """Offsets for one pop; what its tags pass over is done afterwards."""
         limit = self._policy_of(queue, lane)["in_flight_max"]
         room = MAX_OFFSET
@@ -932,10 +939,10 @@ class ReferenceModel:
             "now": queue["now"],
             "min_offset": queue["min_offset"],
             "commit_position": queue["commit_position"],
-            "lanes": {group: self._view_lane(queue, lane) for group, lane in queue["lanes"].items()},
+            "lanes": {group: self._view_lane(lane) for group, lane in queue["lanes"].items()},
         }
 
-    def _view_lane(self, queue: Queue, lane: Lane) -> dict[str, Any]:
+    def _view_lane(self, lane: Lane) -> dict[str, Any]:
         messages = lane["messages"]
         leased = len([m for m in messages.values() if m["state"] == LEASED])
         return {
@@ -972,7 +979,7 @@ class ReferenceModel:
         assert queue["commit_position"] not in written
         assert queue["commit_position"] not in holes
         for group, lane in queue["lanes"].items():
-            view = self._view_lane(queue, lane)
+            view = self._view_lane(lane)
             total = view["holes"] + view["acked"] + view["leased"] + view["available"]
             assert lane["next"] - lane["start"] == total, (group, view)
             assert queue["min_offset"] <= lane["commit"] <= lane["next"] <= queue["commit_position"], (group, view)
@@ -1015,7 +1022,7 @@ def _run(kind: str, entry: int, first: int, last: int, outcome: tuple[Any, ...])
     return (entry, first, last, code, reason.value, applied, pop_time, invisible, revive, handle)
 
 
-def _what_is_invalid(command: Any, kind: str) -> str | None:
+def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
     """The first value of the command that is out of its range; what belongs to entries or ranges is judged there."""
     group = getattr(command, "group", None)
     if group is not None and not 1 <= len(group.encode()) <= 255:

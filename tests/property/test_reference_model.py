@@ -7,14 +7,14 @@ less often. `POPSTREAM_MODEL_FIRST_SEED` moves to other worlds.
 import itertools
 import os
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
 
-from tests.model.comparison import Subject, compare_seed
-from tests.model.generator import COMMANDS, RECORDS_PER_SEED
+from tests.model.comparison import compare_seed
+from tests.model.generator import COMMANDS, RECORDS_PER_SEED, iterate
+from tests.model.kernel_subject import kernel_subject
 
 FULL = 1_000_000
 RECORDS = int(os.environ.get("POPSTREAM_MODEL_RECORDS", "60000"))
@@ -27,9 +27,16 @@ LEAST = 100
 _RANGED = ("ack", "change_invisible", "reject")
 
 OUTCOMES: list[tuple[str, ...]] = [
-    *[("answer", kind, reason) for kind in COMMANDS for reason in ("OK", "INVALID_PARAMETER", "MISROUTED", "OP_ID_REUSED")],
+    *[
+        ("answer", kind, reason)
+        for kind in COMMANDS
+        for reason in ("OK", "INVALID_PARAMETER", "MISROUTED", "OP_ID_REUSED")
+    ],
     *[("answer", kind, "TOPIC_NOT_EXIST") for kind in COMMANDS if kind != "declare"],
-    *[("answer", "pop", reason) for reason in ("NO_MESSAGE", "POLLING_TIMEOUT", "POLLING_FULL", "CANCELLED", "NOT_SUPPORTED")],
+    *[
+        ("answer", "pop", reason)
+        for reason in ("NO_MESSAGE", "POLLING_TIMEOUT", "POLLING_FULL", "CANCELLED", "NOT_SUPPORTED")
+    ],
     ("answer", "policy", "NOT_SUPPORTED"),
     ("answer", "dispatch", "BELOW_MIN"),
     ("answer", "dispatch", "AHEAD_OF_WINDOW"),
@@ -137,13 +144,8 @@ OUTCOMES: list[tuple[str, ...]] = [
 ]
 
 
-def kernel() -> Callable[[], Subject] | None:
-    """Makes a fresh kernel for each seed; None while there is no kernel to compare with."""
-    return None
-
-
 def play_seed(seed: int) -> Counter[tuple[str, ...]]:
-    return compare_seed(seed, RECORDS_PER_SEED, kernel())
+    return compare_seed(seed, RECORDS_PER_SEED, kernel_subject(seed), shorten=kernel_subject())
 
 
 def play_all() -> Counter[Any]:
@@ -172,6 +174,4 @@ def test_kernel_and_model_agree_on_every_record() -> None:
 
 
 def test_generator_gives_the_same_records_for_the_same_seed() -> None:
-    from tests.model.generator import iterate
-
     assert list(itertools.islice(iterate(3), 300)) == list(itertools.islice(iterate(3), 300))

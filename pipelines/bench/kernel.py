@@ -1,0 +1,146 @@
+"""The kernel alone, in memory and over RocksDB: no Kafka, no Spark."""
+
+import cProfile
+import gc
+import pstats
+import statistics
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from broker_state.batch import fold
+from broker_state.command import Command, Pop
+from broker_state.kernel.turn import Decision, OpRecord
+from broker_state.memory_kv import MemoryKv
+from broker_state.overlay import Overlay
+from broker_state.rocks_store import RocksStore
+from pipelines.bench.workload import declare_queue, single_entry_ops, single_pops, whole_pop_ops
+
+__all__ = ["Rate", "expire_a_million", "kernel_rates", "profile_top"]
+
+_TOPIC = "bench"
+_MS_BASE = 1_000_000
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """Units a second over several runs; `unit` says of what."""
+
+    unit: str
+    median: float
+    least: float
+    greatest: float
+    runs: int
+
+    @classmethod
+    def of(cls, unit: str, rates: Sequence[float]) -> "Rate":
+        """Median and spread of `rates`."""
+        return cls(unit, round(statistics.median(rates)), round(min(rates)), round(max(rates)), len(rates))
+
+
+def kernel_rates(messages: int, runs: int) -> dict[str, Rate]:
+    """Rates of the kernel in CPU time of one core, and of kernel and store with one synced WriteBatch."""
+    rates: dict[str, list[float]] = {}
+    for _ in range(runs):
+        _single(rates, "memory", MemoryKv(), messages)
+        with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
+            _single(rates, "store", store, messages)
+        _whole(rates, "entries_each_its_own_range", messages_a_pop=10_000, entry_offsets=1, pops=2)
+        _whole(rates, "entries_whole_pops", messages_a_pop=10_000, entry_offsets=10_000, pops=30)
+    return {name: Rate.of(name.rsplit(".", 1)[-1], values) for name, values in rates.items()}
+
+
+def _single(rates: dict[str, list[float]], where: str, store: MemoryKv | RocksStore, messages: int) -> None:
+    overlay = Overlay(store)
+    fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
+    store.write(overlay)
+    records = _records(single_entry_ops(_TOPIC, 0, "group", messages))
+    gc.collect()
+    gc.disable()
+    started, wall = time.process_time(), time.perf_counter()
+    decision = Decision()
+    fold(overlay, records, decision)
+    decided = time.process_time() - started
+    store.write(overlay)
+    total = time.perf_counter() - wall
+    gc.enable()
+    refused = sum(1 for row in decision.operations if row.code)
+    assert not refused, f"{refused} operations of the workload were refused"
+    if where == "memory":
+        rates.setdefault("kernel.memory.ops", []).append(len(records) / decided)
+    else:
+        rates.setdefault("kernel.store_one_sync.entries", []).append(len(records) / total)
+
+
+def _whole(rates: dict[str, list[float]], name: str, *, messages_a_pop: int, entry_offsets: int, pops: int) -> None:
+    store = MemoryKv()
+    overlay = Overlay(store)
+    fold(overlay, _records(declare_queue(_TOPIC, 0, messages_a_pop * pops)), Decision())
+    store.write(overlay)
+    records = _records(whole_pop_ops(_TOPIC, 0, "group", pops, messages_a_pop, entry_offsets=entry_offsets))
+    started = time.process_time()
+    fold(overlay, records, Decision())
+    # Popped once and acked once: each message is an entry twice.
+    rates.setdefault(f"kernel.{name}.messages", []).append(2 * messages_a_pop * pops / (time.process_time() - started))
+
+
+def profile_top(messages: int, count: int = 10) -> list[dict[str, object]]:
+    """The functions in which the kernel spends most of its own time, for single-entry operations."""
+    overlay = Overlay(MemoryKv())
+    fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
+    records = _records(single_entry_ops(_TOPIC, 0, "group", messages))
+    profile = cProfile.Profile()
+    profile.enable()
+    fold(overlay, records, Decision())
+    profile.disable()
+    stats = pstats.Stats(profile)
+    total = sum(own for _, _, own, _, _ in stats.stats.values())  # type: ignore[attr-defined]
+    rows = sorted(stats.stats.items(), key=lambda item: -item[1][2])[:count]  # type: ignore[attr-defined]
+    return [
+        {"function": f"{Path(file).name}:{name}", "own_share": round(own / total, 3), "calls": calls}
+        for (file, _, name), (calls, _, own, _, _) in rows
+    ]
+
+
+def expire_a_million(leases: int, *, messages_a_pop: int) -> dict[str, object]:
+    """`leases` leases of one queue end at one record: the size of its WriteBatch and the longest value in it."""
+    with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
+        overlay = Overlay(store)
+        fold(overlay, _records(declare_queue(_TOPIC, 0, leases)), Decision())
+        if messages_a_pop == 1:
+            pops = list(single_pops(_TOPIC, 0, "group", leases))
+        else:
+            count = leases // messages_a_pop
+            commands = whole_pop_ops(_TOPIC, 0, "group", count, messages_a_pop, entry_offsets=messages_a_pop)
+            pops = [command for command in commands if isinstance(command, Pop)]
+        for first in range(0, len(pops), 100_000):
+            fold(overlay, _records(pops[first : first + 100_000], first), Decision())
+            store.write(overlay)
+        decision = Decision()
+        started = time.perf_counter()
+        tick = OpRecord(0, len(pops), _MS_BASE + 10_000_000, pops[0], b"tick")
+        fold(overlay, [tick], decision)
+        decided = time.perf_counter() - started
+        longest = max(len(value or b"") for family, _, value in overlay.changes() if family in {"state", "ops"})
+        started = time.perf_counter()
+        size = store.write(overlay)
+        expired = sum(row.last_offset - row.first_offset + 1 for row in decision.deliveries if row.step == "expired")
+        return {
+            "leases": leases,
+            "messages_a_pop": messages_a_pop,
+            "expired": expired,
+            "rows": len(decision.deliveries),
+            "decide_seconds": round(decided, 2),
+            "write_seconds": round(time.perf_counter() - started, 2),
+            "write_batch_bytes": size,
+            "longest_value_bytes": longest,
+        }
+
+
+def _records(commands: Iterable[Command], first: int = 0) -> list[OpRecord]:
+    return [
+        OpRecord(0, first + number, _MS_BASE + number // 20, command, number.to_bytes(8, "big"))
+        for number, command in enumerate(commands)
+    ]

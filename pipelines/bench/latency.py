@@ -1,0 +1,116 @@
+"""How long one waits: operation to answer at a steady rate, and message appended to handler of a waiting consumer."""
+
+import statistics
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from broker_state.answer import Answer
+from broker_state.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, WrittenRange
+from connectors.client import Consumer, Producer, Transport
+from connectors.client.settings import ClientSettings
+from connectors.kafka.topics import create_message_topic
+
+__all__ = ["message_latency", "operation_latency"]
+
+_QUEUES = 8
+
+
+def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """Pops and acks of single messages at `rate` operations a second; milliseconds from send to answer."""
+    topic = "latency"
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    waits: list[float] = []
+    lock = threading.Lock()
+    with Transport(settings) as transport:
+        for queue_id in range(_QUEUES):
+            transport.request(Declare(topic=topic, queue_id=queue_id, v=1, topic_id="latency"))
+            transport.request(Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=[WrittenRange(0, 999_999)]))
+
+        def send(command: Pop | Ack) -> None:
+            began = time.perf_counter()
+            transport.submit(command).add_done_callback(lambda future: answered(command, began, future))
+
+        def answered(command: Pop | Ack, began: float, future: Future[Answer]) -> None:
+            answer = future.result()
+            with lock:
+                waits.append((time.perf_counter() - began) * 1000)
+                if isinstance(command, Pop):
+                    popped.append(answer)
+
+        popped: list[Answer] = []
+        began = time.perf_counter()
+        for number in range(rate * seconds):
+            time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            with lock:
+                done = popped.pop() if popped else None
+            if done is not None and done.handle is not None:
+                first = done.messages[0].first
+                send(
+                    Ack(
+                        topic=topic,
+                        queue_id=done.queue_id,
+                        v=1,
+                        handles=[HandleRef("group", done.handle)],
+                        entries=[AckEntry(0, [(first, first)])],
+                    )
+                )
+            else:
+                send(
+                    Pop(
+                        topic=topic,
+                        queue_id=number % _QUEUES,
+                        v=1,
+                        group="group",
+                        max_messages=1,
+                        invisible_time_ms=600_000,
+                    )
+                )
+        while transport.waiting_count:
+            time.sleep(0.05)
+    return {"rate": rate, "operations": len(waits), **_quantiles(waits)}
+
+
+def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """Messages at `rate` a second to a consumer that waits in a pop; milliseconds from send to its loop."""
+    topic = "latency-messages"
+    create_message_topic(bootstrap_servers, topic, 1)
+    waits: list[float] = []
+    stop = threading.Event()
+
+    def consume() -> None:
+        with Consumer(bootstrap_servers, group="group", prefix=prefix) as consumer:
+            while not stop.is_set():
+                popped = consumer.pop(topic, 0, max_messages=100, invisible_time_ms=60_000, poll_time_ms=2_000)
+                for message in popped:
+                    waits.append((time.perf_counter() - float(message.value or b"0")) * 1000)
+                if len(popped):
+                    consumer.ack_async(list(popped))
+
+    with Producer(bootstrap_servers, prefix=prefix) as producer:
+        producer.send(topic, b"0", queue_id=0).result(timeout=60)
+        producer.flush()
+        thread = threading.Thread(target=consume, daemon=True)
+        thread.start()
+        began = time.perf_counter()
+        for number in range(rate * seconds):
+            time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            producer.send(topic, repr(time.perf_counter()).encode(), queue_id=0)
+        producer.flush()
+        deadline = time.perf_counter() + 30
+        while len(waits) < rate * seconds + 1 and time.perf_counter() < deadline:
+            time.sleep(0.1)
+        stop.set()
+        thread.join(timeout=30)
+    return {"rate": rate, "messages": len(waits) - 1, **_quantiles(waits[1:])}
+
+
+def _quantiles(waits_ms: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(waits_ms, n=100, method="inclusive")
+    return {
+        "p50_ms": round(cuts[49], 1),
+        "p95_ms": round(cuts[94], 1),
+        "p99_ms": round(cuts[98], 1),
+        "max_ms": round(max(waits_ms), 1),
+    }

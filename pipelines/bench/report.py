@@ -1,0 +1,83 @@
+"""Runs the measurements and writes `var/bench/<time>.json`.
+
+machine      cores, load average before and after, Python
+kernel       rates of kernel and store, {unit, median, least, greatest, runs}
+expiry       1,000,000 leases of one queue ending at one record, by messages a pop
+drain        the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
+latency      milliseconds: `operation` send -> answer, `message` send -> handler of a waiting consumer
+profile      the ten functions in which the kernel spends most of its own time
+"""
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from connectors.jars.resolve import kafka_jars
+from connectors.kafka.embedded import EmbeddedKafka
+from pipelines.bench.drain import drain, fill
+from pipelines.bench.kernel import expire_a_million, kernel_rates, profile_top
+from pipelines.bench.latency import message_latency, operation_latency
+from pipelines.host import Host
+from pipelines.settings import JobSettings
+
+__all__ = ["run_bench"]
+
+_QUEUES = 8
+
+
+def run_bench(
+    *,
+    operations: int = 2_000_000,
+    runs: int = 5,
+    seconds: int = 60,
+    var: Path = Path("var"),
+    on_progress: Callable[[str], None] = print,
+) -> Path:
+    """Measure everything and write the document; `operations` sizes the drain, `seconds` the latency runs."""
+    folder = var / "bench"
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    load_before = os.getloadavg()
+    report: dict[str, Any] = {}
+    on_progress("kernel and store")
+    report["kernel"] = msgspec.to_builtins(kernel_rates(min(operations // 4, 100_000), runs))
+    on_progress("1,000,000 leases ending at once")
+    report["expiry"] = [expire_a_million(1_000_000, messages_a_pop=size) for size in (10_000, 100, 1)]
+    report["profile"] = profile_top(20_000)
+    with EmbeddedKafka(work / "kafka", jars=kafka_jars(var)) as kafka:
+        report["drain"] = {}
+        on_progress(f"filling a topic with {operations:,} operations")
+        records = fill(kafka, "bench", operations, _QUEUES, on_progress)
+        for name, interval_s in (("delta_beside", 5.0), ("delta_after", 3600.0)):
+            on_progress(f"draining it, {name}")
+            report["drain"][name] = drain(kafka, "bench", work / name, var, records, flush_interval_s=interval_s)
+        on_progress("latency")
+        report["latency"] = _latency(kafka, work / "latency", var, seconds)
+    report["machine"] = {
+        "cores": os.cpu_count(),
+        "load_before": load_before,
+        "load_after": os.getloadavg(),
+        "python": platform.python_version(),
+    }
+    shutil.rmtree(work, ignore_errors=True)
+    file = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
+    file.write_text(json.dumps(report, indent=2))
+    return file
+
+
+def _latency(kafka: EmbeddedKafka, folder: Path, var: Path, seconds: int) -> dict[str, Any]:
+    settings = JobSettings(folder=folder, bootstrap_servers=kafka.bootstrap_servers, topic_prefix="latency")
+    with Host(settings, var=var):
+        operation_latency(kafka.bootstrap_servers, "latency", rate=100, seconds=15)  # warm
+        return {
+            "operation": operation_latency(kafka.bootstrap_servers, "latency", rate=500, seconds=seconds),
+            "message": message_latency(kafka.bootstrap_servers, "latency", rate=20, seconds=seconds),
+        }

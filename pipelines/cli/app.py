@@ -1,0 +1,290 @@
+"""The commands and their options. Each imports what it needs when it is called: `--help` starts no Spark."""
+
+# ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from broker_state.errors import Invalid
+from pipelines.cli.exits import EPILOG, Group
+from pipelines.cli.options import (
+    Duration,
+    Folder,
+    JsonOutput,
+    Prefix,
+    Servers,
+    SettingsFile,
+    Var,
+    load_settings,
+    meaning,
+)
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="popstream",
+    cls=Group,
+    help="RocketMQ's POP consumption on Kafka topics, decided by a streaming job, with a history in Delta tables.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULT_VAR = Path("var")
+Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
+
+
+@app.command(epilog=EPILOG)
+def up(  # noqa: PLR0913, PLR0917 - as many as there are settings worth an option
+    folder: Folder = None,
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False),
+    ] = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))] = None,
+    ops_partitions: Annotated[int | None, typer.Option(help=meaning("ops_partitions"))] = None,
+    results_partitions: Annotated[int | None, typer.Option(help=meaning("results_partitions"))] = None,
+    records_per_batch_max: Annotated[int | None, typer.Option(help=meaning("records_per_batch_max"))] = None,
+    flush_interval: Annotated[
+        Duration | None,
+        typer.Option(parser=Duration.parse, metavar="DURATION", help=meaning("flush_interval_s")),
+    ] = None,
+    driver_memory: Annotated[str | None, typer.Option(help=meaning("driver_memory"))] = None,
+    metrics_port: Annotated[int | None, typer.Option(help=meaning("metrics_port"))] = None,
+    metrics_host: Annotated[
+        str, typer.Option(help="address that metrics are served on", envvar="POPSTREAM_METRICS_HOST")
+    ] = "127.0.0.1",
+    kafka_port: Annotated[
+        int,
+        typer.Option(
+            help="port of the embedded Kafka; 0: any free one", envvar="POPSTREAM_KAFKA_PORT", min=0, max=65535
+        ),
+    ] = 0,
+    log_level: Annotated[str | None, typer.Option(help=meaning("log_level"))] = None,
+    log_to_terminal: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--log-to-terminal", help="log to standard error instead of job.log in the folder")
+    ] = False,
+    settings: SettingsFile = None,
+    var: Var = DEFAULT_VAR,
+) -> None:
+    """Run the job in the foreground, with a Kafka of its own unless one is given.
+
+    Every setting may also come from POPSTREAM_<SETTING> or from the settings file. Other commands find the running job by
+    its folder.
+    """
+    chosen = load_settings(
+        settings,
+        {
+            "folder": folder,
+            "bootstrap_servers": bootstrap_servers,
+            "topic_prefix": prefix,
+            "ops_partitions": ops_partitions,
+            "results_partitions": results_partitions,
+            "records_per_batch_max": records_per_batch_max,
+            "flush_interval_s": None if flush_interval is None else flush_interval / 1000,
+            "driver_memory": driver_memory,
+            "metrics_port": metrics_port,
+            "log_level": log_level,
+        },
+    )
+    from pipelines.cli.up import run_up
+
+    run_up(chosen, var=var, kafka_port=kafka_port, metrics_host=metrics_host, log_to_terminal=log_to_terminal)
+
+
+@app.command(epilog=EPILOG)
+def demo() -> None:
+    """Run the whole pipeline once on this machine, and tell what happened."""
+    from pipelines.demo import run_demo
+
+    run_demo()
+
+
+@app.command(epilog=EPILOG)
+def bench(
+    operations: Annotated[int, typer.Option(help="operations to drain", min=1000)] = 2_000_000,
+    runs: Annotated[int, typer.Option(help="repetitions of each kernel measurement", min=1)] = 5,
+    seconds: Annotated[int, typer.Option(help="length of the latency runs", min=1)] = 60,
+    var: Var = DEFAULT_VAR,
+) -> None:
+    """Measure kernel, store and job on this machine; writes var/bench/<time>.json."""
+    from pipelines.bench import run_bench
+
+    print(run_bench(operations=operations, runs=runs, seconds=seconds, var=var.absolute()))
+
+
+@app.command(epilog=EPILOG)
+def ops(
+    operation: Annotated[
+        str | None, typer.Argument(help="an operation as JSON; - or nothing: from standard input, one a line")
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="print an operation of this type to start from (all: one of each)"),
+    ] = None,
+    timeout: Annotated[
+        Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="how long to wait for the answer")
+    ] = "30s",  # type: ignore[assignment] - typer parses the default too, and shows it as it is
+    folder: Folder = None,
+    bootstrap_servers: Servers = None,
+    prefix: Prefix = None,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Send an operation to the job and show its answer.
+
+    `v`, `op_id` and `reply_to` are filled in. Exit code 1: one was refused as a whole.
+
+    popstream ops '{"type":"pop","topic":"orders","queue_id":0,"group":"billing","max_messages":10,"invisible_time_ms":30000}'
+    """
+    from pipelines.cli.ops import EXAMPLES, example_lines, read_operations, read_text, run_ops
+    from pipelines.cli.target import find_target
+
+    if example is not None:
+        if example not in {*EXAMPLES, "all"}:
+            message = f"there is no type {example!r}, only {', '.join(EXAMPLES)}"
+            raise typer.BadParameter(message, param_hint="--example")
+        print("\n".join(example_lines(example)))
+        return
+    commands = read_operations(read_text(operation))
+    run_ops(find_target(folder, bootstrap_servers, prefix), commands, timeout_ms=timeout, as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
+def send(
+    topic: Topic,
+    file: Annotated[Path | None, typer.Argument(help="one message a line; - or nothing: standard input")] = None,
+    queue: Annotated[int | None, typer.Option(help="queue to send to; by default they take turns", min=0)] = None,
+    tag: Annotated[str | None, typer.Option(help="tag of the messages")] = None,
+    create: Annotated[int, typer.Option(metavar="QUEUES", help="make the topic, with so many queues", min=0)] = 0,
+    folder: Folder = None,
+    bootstrap_servers: Servers = None,
+    prefix: Prefix = None,
+) -> None:
+    """Send one message a line, and wait until they can be popped."""
+    from pipelines.cli.messages import run_send
+    from pipelines.cli.target import find_target
+
+    target = find_target(folder, bootstrap_servers, prefix)
+    run_send(target, topic, file, queue_id=queue, tag=tag, create=create)
+
+
+@app.command(epilog=EPILOG)
+def consume(  # noqa: PLR0913, PLR0917 - options
+    topic: Topic,
+    group: Annotated[str, typer.Option(help="consumer group")],
+    count_max: Annotated[int, typer.Option("--max", metavar="N", help="stop after so many; 0: no limit", min=0)] = 0,
+    invisible_time: Annotated[
+        Duration,
+        typer.Option(parser=Duration.parse, metavar="DURATION", help="nobody else gets a message for so long"),
+    ] = "30s",  # type: ignore[assignment]
+    wait: Annotated[
+        Duration,
+        typer.Option(parser=Duration.parse, metavar="DURATION", help="stop when nothing has come for so long"),
+    ] = "3s",  # type: ignore[assignment]
+    follow: Annotated[bool, typer.Option("--follow", help="do not stop when nothing comes")] = False,  # noqa: FBT002
+    ack: Annotated[  # noqa: FBT002
+        bool, typer.Option(" /--no-ack", help="leave the messages leased: they come again when the time is over")
+    ] = True,
+    folder: Folder = None,
+    bootstrap_servers: Servers = None,
+    prefix: Prefix = None,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Pop messages from all queues of a topic by turns, print one a line, and ack them."""
+    from pipelines.cli.messages import run_consume
+    from pipelines.cli.target import find_target
+
+    run_consume(
+        find_target(folder, bootstrap_servers, prefix),
+        topic,
+        group,
+        count_max=count_max,
+        invisible_time_ms=invisible_time,
+        wait_ms=wait,
+        follow=follow,
+        ack=ack,
+        as_json=as_json,
+    )
+
+
+@app.command(epilog=EPILOG)
+def status(
+    lane: Annotated[str | None, typer.Option(metavar="GROUP", help="lanes of this group only")] = None,
+    topic: Annotated[str | None, typer.Option(help="queues of this topic only")] = None,
+    limit: Annotated[int, typer.Option(help="show at most so many lanes", min=1)] = 1000,
+    folder: Folder = None,
+    settings: SettingsFile = None,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Show how the job does: totals, queues and lanes.
+
+    Without a running job the state that the last one left is shown, with exit code 3.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.status import run_status
+    from pipelines.status import StatusRequest
+
+    root = load_settings(settings, {"folder": folder}).folder
+    run_status(JobFolder(root), StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
+def query(
+    sql: Annotated[str, typer.Argument(help="one SELECT, DESCRIBE, SHOW or EXPLAIN statement")],
+    folder: Folder = None,
+    max_rows: Annotated[int, typer.Option(help="print at most so many rows; 0: all", min=0)] = 1000,
+    as_csv: Annotated[bool, typer.Option("--csv", help="comma-separated, with a header")] = False,  # noqa: FBT002
+    settings: SettingsFile = None,
+    var: Var = DEFAULT_VAR,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="one object a line")] = False,
+) -> None:
+    """Run SQL over the audit tables, also while the job runs.
+
+    Tables: operations, deliveries, commit_positions, rejected, quality_results. Views with a row for each message:
+    operations_by_message, deliveries_by_message.
+
+    Time travel: SELECT count(*) FROM operations VERSION AS OF 3 (or TIMESTAMP AS OF '2030-01-31 12:00'); DESCRIBE HISTORY
+    operations tells the versions.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.query import Output, run_query
+
+    if as_csv and as_json:
+        message = "choose one of --csv and --json"
+        raise Invalid(message)
+    output = Output.CSV if as_csv else Output.JSON if as_json else Output.TABLE
+    root = load_settings(settings, {"folder": folder}).folder
+    run_query(JobFolder(root).delta, sql, var=var, output=output, rows_max=max_rows)
+
+
+@app.command(epilog=EPILOG)
+def check(
+    folder: Folder = None,
+    data_docs: Annotated[Path, typer.Option(help="where to write Data Docs; replaced by each run")] = Path(
+        "var/data_docs"
+    ),
+    settings: SettingsFile = None,
+    var: Var = DEFAULT_VAR,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Check the audit tables against the expectations; exit code 1 when one does not hold."""
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.check import run_check
+
+    root = load_settings(settings, {"folder": folder}).folder
+    run_check(JobFolder(root).delta, var=var, data_docs=data_docs, as_json=as_json)
+
+
+def main() -> None:
+    """Entry of `popstream`."""
+    # A SIGTERM unwinds like Ctrl-C, so that every command closes what it has open.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    app()

@@ -1,0 +1,61 @@
+"""`popstream check`: the expectations on the tables as they are now."""
+
+import dataclasses
+from pathlib import Path
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from expectations.report import Report
+from expectations.validate import validate
+from pipelines.cli.exits import Exit, say
+from pipelines.cli.spark_tools import reading_session, working
+
+__all__ = ["run_check"]
+
+
+def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) -> None:
+    """Validate, print, and tell where the Data Docs are.
+
+    Raises:
+        Invalid: There are no tables.
+        typer.Exit: An expectation did not hold.
+    """
+    with reading_session(var) as spark, working("checking"):
+        data_docs.parent.mkdir(parents=True, exist_ok=True)
+        report = validate(spark, delta_root.absolute(), data_docs=data_docs.absolute())
+    if as_json:
+        outcomes = [dataclasses.asdict(outcome) for outcome in report.outcomes]
+        document = {
+            "run_at": report.run_at,
+            "versions": report.versions,
+            "expectations_failed": report.expectations_failed,
+            "data_docs": str(data_docs.absolute()),
+            "outcomes": outcomes,
+        }
+        print(msgspec.json.encode(document, enc_hook=str).decode())
+    else:
+        _print(Console(), report)
+        say(f"Data Docs: {data_docs.absolute() / 'index.html'}")
+    if report.expectations_failed:
+        raise typer.Exit(Exit.NOT_AS_ASKED)
+
+
+def _print(console: Console, report: Report) -> None:
+    table = Table("table", "version", "rule", "", "rows")
+    for outcome in report.outcomes:
+        verdict = "[green]holds[/]" if outcome.success else "[bold red]broken[/]"
+        count = outcome.error or (f"{outcome.unexpected_count:,}" if outcome.unexpected_count else "")
+        rule = outcome.description or outcome.expectation
+        table.add_row(outcome.suite, str(outcome.table_version), escape(rule), verdict, escape(count))
+    console.print(table)
+    for outcome in report.failures:
+        for row in outcome.sample[:3]:
+            console.print(
+                f"  [red]{outcome.suite}[/] {escape(outcome.expectation)}: {escape(str(row))}", soft_wrap=True
+            )
+    held = len(report.outcomes) - report.expectations_failed
+    console.print(f"{held} of {len(report.outcomes)} expectations hold")

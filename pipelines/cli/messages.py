@@ -1,0 +1,210 @@
+"""`popstream send` and `popstream consume`: messages from the shell and to it."""
+
+import base64
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import typer
+
+from broker_state.errors import Invalid
+from connectors.client import Consumer, Message, NotDeclared, Producer, SendResult
+from connectors.client.cluster import describe_topic
+from connectors.kafka.topics import create_message_topic, describe
+from pipelines.cli.exits import Exit, say
+from pipelines.cli.target import Target
+
+__all__ = ["printable", "run_consume", "run_send"]
+
+POP_MESSAGES_MAX = 100
+UNCONFIRMED_MAX = 10_000
+IDLE_PAUSE_S = 0.2
+
+
+def run_send(
+    target: Target, topic: str, file: Path | None, *, queue_id: int | None, tag: str | None, create: int
+) -> None:
+    """Send one message a line and wait until they can be popped.
+
+    Raises:
+        Invalid: There is no such topic, queue or file.
+        NotDispatched: They are written, but not known to be poppable.
+        Unavailable: Kafka did not take one.
+    """
+    if create:
+        create_message_topic(target.bootstrap_servers, topic, create)
+    _require_topic(target, topic)
+    settings = target.client_settings("send")
+    count = 0
+    waiting: list[Future[SendResult]] = []
+    producer = Producer(target.bootstrap_servers, prefix=target.prefix, client_id=settings.client_id)
+    with _lines_of(file) as lines, producer:
+        for line in lines:
+            waiting.append(producer.send(topic, line, queue_id=queue_id, tag=tag))
+            count += 1
+            if len(waiting) == UNCONFIRMED_MAX:
+                _confirm(waiting)
+        _confirm(waiting)
+        producer.flush()
+    say(f"{count} message{'' if count == 1 else 's'} sent to {topic}, ready to be popped")
+
+
+def run_consume(  # noqa: PLR0913, PLR0917 - as many as the command has options
+    target: Target,
+    topic: str,
+    group: str,
+    *,
+    count_max: int,
+    invisible_time_ms: int,
+    wait_ms: int,
+    follow: bool,
+    ack: bool,
+    as_json: bool,
+) -> None:
+    """Pop from the queues of the topic by turns, print, ack.
+
+    Raises:
+        Invalid: There is no such topic.
+        NotDeclared: The job knows none of its queues, and nobody wants to wait for one.
+        Unavailable: Kafka or the job does not answer.
+    """
+    _require_topic(target, topic)
+    settings = target.client_settings("consume")
+    queue_ids = sorted(describe_topic(settings, topic).starts)
+    consumer = Consumer(target.bootstrap_servers, group=group, prefix=target.prefix, client_id=settings.client_id)
+    counted = _Counted(count_max)
+    try:
+        _consume(
+            consumer, topic, queue_ids, counted, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json
+        )
+    finally:
+        # What was printed and not acked, because that was interrupted, is given back; with --no-ack it stays leased.
+        consumer.close(release=ack)
+        say(
+            f"{counted.printed} of {group} from {topic}{f', {counted.lost} were acked too late' if counted.lost else ''}"
+        )
+    if counted.lost:
+        raise typer.Exit(Exit.NOT_AS_ASKED)
+
+
+def printable(message: Message, *, as_json: bool) -> str:
+    """A message as one line."""
+    if not as_json:
+        return _text(message.value).replace("\n", "\\n").replace("\r", "\\r")
+    fields: dict[str, Any] = {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "attempt": message.attempt,
+        "timestamp_ms": message.timestamp_ms,
+        "next_visible_time_ms": message.next_visible_time_ms,
+        "handle": message.handle.text,
+        "headers": [[name, None if value is None else _text(value)] for name, value in message.headers],
+        **_payload("key", message.key),
+        **_payload("value", message.value),
+    }
+    return msgspec.json.encode(fields).decode()
+
+
+class _Counted:
+    """How much was printed, and how much of it others will get again."""
+
+    def __init__(self, count_max: int) -> None:
+        self.printed = 0
+        self.lost = 0
+        self._count_max = count_max
+
+    @property
+    def left(self) -> int:
+        return self._count_max - self.printed if self._count_max else POP_MESSAGES_MAX
+
+
+def _consume(  # noqa: PLR0913, PLR0917
+    consumer: Consumer,
+    topic: str,
+    queue_ids: list[int],
+    counted: _Counted,
+    invisible_time_ms: int,
+    wait_ms: int,
+    *,
+    follow: bool,
+    ack: bool,
+    as_json: bool,
+) -> None:
+    last_s = time.monotonic()
+    while counted.left > 0:
+        undeclared = 0
+        got_some = False
+        for queue_id in queue_ids:
+            if counted.left <= 0:
+                return
+            try:
+                popped = consumer.pop(topic, queue_id, min(counted.left, POP_MESSAGES_MAX), invisible_time_ms)
+            except NotDeclared as error:
+                undeclared += 1
+                if undeclared == len(queue_ids) and not follow and _waited_ms(last_s) >= wait_ms:
+                    message = f"the job knows no queue of {topic}: nothing was sent to it by a popstream Producer yet"
+                    raise NotDeclared(message, subject=topic) from error
+                continue
+            for message_ in popped:
+                print(printable(message_, as_json=as_json))
+            sys.stdout.flush()
+            got_some = got_some or bool(popped.messages)
+            counted.printed += len(popped)
+            if ack and popped.messages:
+                counted.lost += sum(not outcome.applied for outcome in consumer.ack(popped.messages))
+        if got_some:
+            last_s = time.monotonic()
+        elif not follow and _waited_ms(last_s) >= wait_ms:
+            return
+        else:
+            time.sleep(IDLE_PAUSE_S)
+
+
+def _waited_ms(since_s: float) -> float:
+    return (time.monotonic() - since_s) * 1000
+
+
+def _require_topic(target: Target, topic: str) -> None:
+    if topic not in describe(target.bootstrap_servers, [topic]):
+        message = f"there is no topic {topic} at {target.bootstrap_servers}; `popstream send --create 4` makes it"
+        raise Invalid(message, subject=topic)
+
+
+@contextlib.contextmanager
+def _lines_of(file: Path | None) -> Iterator[Iterator[bytes]]:
+    if file is None or str(file) == "-":
+        yield (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+        return
+    try:
+        opened = file.open("rb")
+    except OSError as error:
+        message = f"{file} cannot be read: {error.strerror}"
+        raise Invalid(message, subject=str(file)) from error
+    with opened:
+        yield (line.rstrip(b"\r\n") for line in opened)
+
+
+def _confirm(waiting: list[Future[SendResult]]) -> None:
+    for future in waiting:
+        future.result()
+    waiting.clear()
+
+
+def _text(value: bytes | None) -> str:
+    return "" if value is None else value.decode("utf-8", "backslashreplace")
+
+
+def _payload(name: str, value: bytes | None) -> dict[str, str | None]:
+    """The bytes as text where they are text, else in base 64 under another name."""
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}

@@ -1,0 +1,166 @@
+"""`popstream ops`: send operations from the shell and see their answers."""
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from broker_state.answer import Answer
+from broker_state.command import COMMAND_TYPES, WIRE_VERSION, Command
+from broker_state.errors import Invalid
+from broker_state.reason import Reason
+from connectors.client.transport import Transport
+from pipelines.cli.exits import Exit
+from pipelines.cli.target import Target
+
+__all__ = ["EXAMPLES", "example_lines", "read_operations", "read_text", "run_ops"]
+
+NO_REFUSALS = frozenset((Reason.OK, Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.CANCELLED))
+
+_HANDLE = {"group": "billing", "handle": "<the handle in the answer to a pop>"}
+_ENTRY = {"handle": 0, "offsets": [[0, 4]]}
+EXAMPLES: dict[str, dict[str, Any]] = {
+    name: {"type": name, "topic": "orders", "queue_id": 0, **fields}
+    for name, fields in {
+        "declare": {"topic_id": "<Kafka's id of the topic, any text to try things>"},
+        "policy": {"group": "billing", "max_attempts": 5, "back_off_ms": [1000, 5000]},
+        "dispatch": {"ranges": [{"first": 0, "last": 99}]},
+        "pop": {"group": "billing", "max_messages": 10, "invisible_time_ms": 30_000},
+        "ack": {"handles": [_HANDLE], "entries": [_ENTRY]},
+        "change_invisible": {"handles": [_HANDLE], "entries": [{**_ENTRY, "invisible_time_ms": 60_000}]},
+        "reject": {"handles": [_HANDLE], "entries": [{**_ENTRY, "cause": "cannot be parsed"}]},
+        "cancel": {"target_op_id": "<op_id of the pop>"},
+        "return_client": {"group": "billing", "client_id": "worker-1"},
+        "reset_offset": {"group": "billing", "queue_offset": 0},
+        "forget_lane": {"group": "billing"},
+        "tick": {},
+    }.items()
+}
+
+
+def example_lines(kind: str) -> list[str]:
+    """One operation of a type, or (`all`) one of each, as JSON.
+
+    >>> example_lines("tick")
+    ['{"type":"tick","topic":"orders","queue_id":0}']
+    """
+    return [msgspec.json.encode(EXAMPLES[name]).decode() for name in (EXAMPLES if kind == "all" else [kind])]
+
+
+def read_operations(text: str) -> list[Command]:
+    """Operations from JSON text: an object, a list of them, or one a line.
+
+    `v` may be left out. What the job would reject is refused here, before anything is sent.
+
+    Raises:
+        Invalid: One line for each that is no operation.
+    """
+    try:
+        objects = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        lines = [line for line in text.splitlines() if line.strip()]
+        objects = [_decoded(line, number) for number, line in enumerate(lines, 1)]
+    commands: list[Command] = []
+    wrong: list[str] = []
+    for number, fields in enumerate(objects if isinstance(objects, list) else [objects], 1):
+        try:
+            with_version = {"v": WIRE_VERSION, **fields} if isinstance(fields, dict) else fields
+            commands.append(msgspec.convert(with_version, Command))
+        except msgspec.ValidationError as error:
+            wrong.append(f"operation {number}: {_explained(error, fields)}")
+    if wrong or not commands:
+        message = "nothing is sent:" if wrong else "no operation is given; `popstream ops --example pop` shows one"
+        raise Invalid(message, details=wrong)
+    return commands
+
+
+def run_ops(target: Target, commands: Sequence[Command], *, timeout_ms: int, as_json: bool) -> None:
+    """Send the operations in order, print the answers in order.
+
+    Raises:
+        AnswerTimeout: The job does not answer.
+        typer.Exit: One was refused as a whole.
+    """
+    refused = False
+    with Transport(target.client_settings("ops")) as transport:
+        waiting = [transport.submit(command, timeout_ms=timeout_ms) for command in commands]
+        for future in waiting:
+            answer = future.result()
+            refused = refused or answer.reason not in NO_REFUSALS
+            if as_json:
+                print(msgspec.json.encode(answer).decode(), flush=True)
+            else:
+                _print(Console(), answer)
+    if refused:
+        raise typer.Exit(Exit.NOT_AS_ASKED)
+
+
+def read_text(operation: str | None) -> str:
+    """The argument, or standard input."""
+    if operation not in (None, "-"):
+        return operation or ""
+    if sys.stdin.isatty():
+        message = "give an operation as JSON, or pipe it in; `popstream ops --example pop` shows one"
+        raise Invalid(message)
+    return sys.stdin.read()
+
+
+def _decoded(line: str, number: int) -> object:
+    try:
+        return msgspec.json.decode(line)
+    except msgspec.DecodeError as error:
+        message = f"line {number} is no JSON: {error}"
+        raise Invalid(message) from error
+
+
+def _explained(error: msgspec.ValidationError, fields: object) -> str:
+    kind = fields.get("type") if isinstance(fields, dict) else None
+    if kind is None:
+        return f"{error}; one is a JSON object with `type`, `topic` and `queue_id`"
+    if kind not in COMMAND_TYPES:
+        return f"there is no type {kind!r}, only {', '.join(COMMAND_TYPES)}"
+    return f"{error}; `popstream ops --example {kind}` shows a right one"
+
+
+def _print(console: Console, answer: Answer) -> None:
+    colour = "green" if answer.reason is Reason.OK else "yellow" if answer.reason in NO_REFUSALS else "red"
+    changed = "changed state" if answer.applied else "changed nothing"
+    where = f"{answer.topic}/{answer.queue_id}"
+    console.print(f"[bold]{answer.type}[/] {where}: [{colour}]{answer.reason}[/] ({answer.code}), {changed}")
+    facts = {
+        field: getattr(answer, field)
+        for field in (
+            "detail",
+            "commit_position",
+            "commit_offset",
+            "commit_offsets",
+            "released",
+            "pop_time_ms",
+            "invisible_time_ms",
+            "handle",
+            "handles",
+        )
+    }
+    grid = Table.grid(padding=(0, 2))
+    for name, value in {**facts, "op_id": answer.op_id, "now_ms": answer.now_ms}.items():
+        if value not in (None, [], {}):
+            grid.add_row("", name, str(value))
+    console.print(grid, soft_wrap=True)
+    _print_rows(console, ("first", "last", "attempt"), ((m.first, m.last, m.attempt) for m in answer.messages))
+    _print_rows(
+        console,
+        ("entry", "first", "last", "reason", "code", "applied"),
+        ((r.entry, r.first, r.last, str(r.reason), r.code, r.applied) for r in answer.runs),
+    )
+
+
+def _print_rows(console: Console, columns: Sequence[str], rows: Iterable[tuple[object, ...]]) -> None:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*map(str, row))
+    if table.row_count:
+        console.print(table)

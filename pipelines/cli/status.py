@@ -1,0 +1,118 @@
+"""`popstream status`: how the job is doing, or what it left behind."""
+
+from datetime import timedelta
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from broker_state.errors import Unavailable
+from checkpoints.layout import JobFolder
+from pipelines.cli.exits import Exit, say
+from pipelines.cli.target import running_job
+from pipelines.status import Status, StatusRequest, ask, is_owned, stored_status
+
+__all__ = ["run_status"]
+
+
+def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> None:
+    """Ask the job, or without one read its state.
+
+    Raises:
+        Unavailable: There is neither job nor state, or the job does not answer.
+        typer.Exit: No job runs; its state was shown all the same.
+    """
+    status = _status(folder, request)
+    if as_json:
+        print(msgspec.json.encode(status).decode())
+    else:
+        _print(Console(), status)
+    if not status.running:
+        say(f"no job runs in {folder.root}; this is the state that the last one left")
+        raise typer.Exit(Exit.UNAVAILABLE)
+
+
+def _status(folder: JobFolder, request: StatusRequest) -> Status:
+    card = running_job(folder)
+    if card is not None:
+        return ask(card, request)
+    if is_owned(folder):
+        message = f"the job in {folder.root} is starting or stopping: ask again in a few seconds"
+        raise Unavailable(message, subject=str(folder.root))
+    if not folder.state.is_dir():
+        message = (
+            f"no job runs in {folder.root}, and none ever did: start one with `popstream up`, or name its --folder"
+        )
+        raise Unavailable(message, subject=str(folder.root))
+    return stored_status(folder, request)
+
+
+def _print(console: Console, status: Status) -> None:
+    grid = Table.grid(padding=(0, 2))
+    if status.running:
+        up = timedelta(seconds=int(status.up_s or 0))
+        grid.add_row("job", f"process {status.pid}, up {up}, prefix {status.prefix}")
+        grid.add_row("Kafka", status.bootstrap_servers or "")
+    grid.add_row("folder", status.folder)
+    grid.add_row("decided", f"{status.apply_seq:,} micro-batches since the state was made")
+    if status.failure:
+        grid.add_row("failed", f"[red]{status.failure}[/]")
+    if status.totals is not None:
+        totals = status.totals
+        grid.add_row(
+            "since start",
+            f"{totals.operations:,} operations ({status.operations_per_s:,.1f}/s over 10 s), {totals.refused:,} refused runs,"
+            f" {totals.rejected:,} rejected records, {totals.ticks:,} ticks",
+        )
+        steps = ", ".join(f"{step} {took:g}" for step, took in totals.last_batch_ms.items())
+        grid.add_row(
+            "last micro-batch", f"{sum(totals.last_batch_ms.values()):,.1f} ms: {steps}" if steps else "none yet"
+        )
+        grid.add_row(
+            "audit",
+            f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
+            f" outbox {status.outbox_bytes or 0:,} bytes",
+        )
+    console.print(grid, soft_wrap=True)
+    _print_queues(console, status)
+
+
+def _print_queues(console: Console, status: Status) -> None:
+    if not status.queues:
+        console.print("no queues to show")
+        return
+    columns = (
+        "queue",
+        "written to",
+        "group",
+        "acked to",
+        "lag",
+        "leased",
+        "available",
+        "parked",
+        "acked",
+        "dead letters",
+    )
+    table = Table()
+    for column in columns:
+        table.add_column(column, justify="left" if column in {"queue", "group"} else "right", no_wrap=True)
+    for queue in status.queues:
+        place = (f"{queue.topic}/{queue.queue_id}", f"{queue.commit_position:,}")
+        for lane in queue.lanes:
+            numbers = (
+                lane.commit_offset,
+                lane.lag,
+                lane.leased,
+                lane.available,
+                lane.parked,
+                lane.acked,
+                lane.dead_lettered,
+            )
+            table.add_row(*place, lane.group, *(f"{number:,}" for number in numbers))
+            place = ("", "")
+        if not queue.lanes:
+            table.add_row(*place, "[dim]none[/]")
+    console.print(table)
+    if status.is_cut:
+        console.print("there are more; --lane, --topic and --limit choose")

@@ -1,0 +1,59 @@
+"""Which job a command talks to: the one whose card lies in the folder, unless options say otherwise."""
+
+from pathlib import Path
+
+import msgspec
+
+from broker_state.errors import Unavailable
+from checkpoints.layout import JobFolder
+from connectors.client.settings import ClientSettings, new_client_id
+from pipelines.card import JobCard
+from pipelines.cli.options import load_settings
+from pipelines.status import is_owned
+
+__all__ = ["Target", "find_target", "running_job"]
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Where the job's Kafka is, and how its topics are called."""
+
+    bootstrap_servers: str
+    prefix: str
+
+    def client_settings(self, kind: str) -> ClientSettings:
+        """For a client with a name that tells it is a command."""
+        client_id = new_client_id().replace("popstream-", f"popstream-{kind}-", 1)
+        return ClientSettings(bootstrap_servers=self.bootstrap_servers, client_id=client_id, prefix=self.prefix)
+
+
+def find_target(
+    folder: Path | None, bootstrap_servers: str | None, prefix: str | None, settings_file: Path | None = None
+) -> Target:
+    """Where to go: what options and settings say, else what the card of the running job says.
+
+    Raises:
+        Unavailable: No job runs in the folder, and nothing else tells where Kafka is.
+    """
+    settings = load_settings(
+        settings_file, {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix}
+    )
+    card = running_job(JobFolder(settings.folder))
+    chosen = settings.model_fields_set
+    if card is None and not settings.bootstrap_servers:
+        message = (
+            f"no job runs in {settings.folder}: start one with `popstream up`, name its --folder,"
+            " or tell where Kafka is with --bootstrap-servers"
+        )
+        raise Unavailable(message, subject=str(settings.folder))
+    if card is None:
+        return Target(settings.bootstrap_servers, settings.topic_prefix)
+    return Target(
+        settings.bootstrap_servers or card.bootstrap_servers,
+        settings.topic_prefix if "topic_prefix" in chosen else card.prefix,
+    )
+
+
+def running_job(folder: JobFolder) -> JobCard | None:
+    """The card of the job that runs in the folder, once it is ready."""
+    card = JobCard.read(folder.card)
+    return card if card is not None and is_owned(folder) else None

@@ -1,0 +1,95 @@
+"""`popstream up`: the job in the foreground, with a broker of its own unless it is given one."""
+
+import time
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.status import Status as Spinner
+from rich.table import Table
+
+from pipelines.cli.exits import Exit, described, exit_code, say
+from pipelines.host import Host
+from pipelines.settings import JobSettings
+
+__all__ = ["run_up"]
+
+
+def run_up(settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: str, log_to_terminal: bool) -> None:
+    """Start, show how it goes, stop when asked to.
+
+    Raises:
+        typer.Exit: The job failed.
+    """
+    console = Console(highlight=False)
+    started = time.monotonic()
+    with _Line(console) as line:
+        host = Host(
+            settings,
+            var=var,
+            on_progress=line.say,
+            kafka_port=kafka_port,
+            metrics_host=metrics_host,
+            log_to_terminal=log_to_terminal,
+        )
+        with host:
+            _introduce(console, host, metrics_host)
+            console.print(f"[bold green]ready[/] after {time.monotonic() - started:.1f} s; Ctrl-C stops it")
+            failure = host.wait(each=lambda: line.show(_summary(host)))
+    if failure is not None:
+        say(f"the job ended: {described(failure)}")
+        if host.log_file is not None:
+            say(f"more is in {host.log_file}")
+        raise typer.Exit(exit_code(failure))
+    console.print("stopped; everything that was decided is kept")
+    raise typer.Exit(Exit.OK)
+
+
+class _Line:
+    """One line that changes, where there is a terminal; else a line for each step and none for numbers."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._spinner = Spinner("", console=console) if console.is_terminal else None
+
+    def say(self, text: str) -> None:
+        self.show(text)
+        if self._spinner is None:
+            self._console.print(text)
+
+    def show(self, text: str) -> None:
+        if self._spinner is not None:
+            self._spinner.update(text)
+
+    def __enter__(self) -> "_Line":
+        if self._spinner is not None:
+            self._spinner.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._spinner is not None:
+            self._spinner.stop()
+
+
+def _introduce(console: Console, host: Host, metrics_host: str) -> None:
+    table = Table.grid(padding=(0, 2))
+    owned = f" (embedded, its data is in {host.kafka.folder})" if host.kafka is not None else ""
+    table.add_row("Kafka", host.bootstrap_servers + owned)
+    for name in host.job.topics.names:
+        table.add_row("topic", name)
+    table.add_row("folder", str(host.folder.root))
+    if host.settings.metrics_port:
+        table.add_row("metrics", f"http://{metrics_host}:{host.settings.metrics_port}/metrics")
+    table.add_row("log", str(host.log_file or "standard error"))
+    console.print(table, soft_wrap=True)
+
+
+def _summary(host: Host) -> str:
+    totals = host.job.metrics.totals()
+    behind = max(0, host.job.apply_ops.applied.apply_seq - host.job.flush_loop.delivered_seq)
+    took_ms = sum(totals.last_batch_ms.values())
+    rate = host.status_server.operations_per_s()
+    return (
+        f"{totals.operations:,} operations, {rate:,.0f}/s · last micro-batch {took_ms:.0f} ms"
+        f" · Delta {behind} micro-batches behind · outbox {host.job.outbox.undelivered_bytes / 1024:,.0f} KiB"
+    )

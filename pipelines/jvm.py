@@ -1,0 +1,64 @@
+"""The JVM that PySpark starts: where its complaints go, and that it is gone when we are."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import structlog
+from pyspark import SparkContext
+
+__all__ = ["ended_jvm", "errors_in"]
+
+_log = structlog.get_logger(__name__)
+
+GRACE_S = 10.0
+
+
+@contextlib.contextmanager
+def ended_jvm() -> Iterator[None]:
+    """End the JVM that was started inside, and wait for it; it would end by itself only some time after this process."""
+    try:
+        yield
+    finally:
+        _end_jvm()
+
+
+@contextlib.contextmanager
+def errors_in(path: Path | None) -> Iterator[None]:
+    """Let what is started inside have `path` as its standard error: a JVM says things that no operator asked for."""
+    if path is None:
+        yield
+        return
+    sys.stderr.flush()
+    before = os.dup(2)
+    try:
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(before, 2)
+        os.close(before)
+
+
+def _end_jvm() -> None:
+    gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no public way to end its JVM
+    if gateway is None:
+        return
+    process: subprocess.Popen[bytes] = gateway.proc
+    try:
+        gateway.shutdown()
+    except Exception as error:  # noqa: BLE001 - py4j raises what it likes; the process is ended all the same
+        _log.warning("gateway_shutdown_failed", error=str(error))
+    SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that a later session starts another one
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

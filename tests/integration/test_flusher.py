@@ -1,0 +1,350 @@
+"""Audit rows reach Delta exactly once, whatever is killed, cut again or fenced.
+
+Method: a real Delta table for each test; a kill is an exception at the place where the process would have died, and a
+restart is a new flusher on the same folder.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from delta.exceptions import ConcurrentTransactionException
+from delta.tables import DeltaTable
+
+from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, RejectedRow
+from connectors.delta import flusher as flusher_module
+from connectors.delta.commits import read_commit
+from connectors.delta.flusher import AuditFlusher, ensure_table
+from connectors.delta.rows import encode_rows
+from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
+from connectors.delta.views import register_views
+from connectors.errors import Corrupt, Fenced, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from pyspark.sql import Row, SparkSession
+
+pytestmark = pytest.mark.integration
+
+NOW_MS = 1_795_262_400_000
+MIDNIGHT_MS = 1_795_305_600_000
+
+
+@pytest.fixture(scope="module")
+def empty_tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tables as they are created, to copy: creating them takes seconds."""
+    root = tmp_path_factory.mktemp("empty")
+    AuditFlusher(spark, root, "jobs", "first", ops_topic_id="topic-1")
+    return root
+
+
+@pytest.fixture
+def root(empty_tables: Path, tmp_path: Path) -> Path:
+    shutil.copytree(empty_tables, tmp_path / "delta")
+    return tmp_path / "delta"
+
+
+@pytest.fixture
+def start(spark: SparkSession, root: Path) -> Callable[..., AuditFlusher]:
+    def start(state_epoch: str = "epoch-1") -> AuditFlusher:
+        return AuditFlusher(spark, root, "jobs", state_epoch, ops_topic_id="topic-1")
+
+    return start
+
+
+def delivery(seq: int, number: int, now_ms: int = NOW_MS) -> DeliveryRow:
+    return DeliveryRow(
+        0, seq, number, now_ms, "orders", 0, "g", "leased", number, number + 4, 1, 0, 1, now_ms, None, "pop", None
+    )
+
+
+def slices(seqs: Iterable[int], rows_each: int = 2) -> list[tuple[int, bytes]]:
+    return [
+        (seq, data)
+        for seq in seqs
+        for data in encode_rows("deliveries", [delivery(seq, number) for number in range(rows_each)])
+    ]
+
+
+def stored(spark: SparkSession, root: Path, table: str = "deliveries") -> list[Row]:
+    frame = spark.read.format("delta").load(str(table_path(root, table)))
+    return frame.orderBy("apply_seq", "ordinal").collect()
+
+
+def stored_seqs(spark: SparkSession, root: Path) -> list[int]:
+    return [row["apply_seq"] for row in stored(spark, root)]
+
+
+def test_every_table_takes_its_rows_as_they_were(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
+    rows = {
+        "operations": OperationRow(
+            1, 2, 0, NOW_MS, "ack", "orders", 3, "g", "op", "c", 0, 5, 9, "h", None, 0, "OK", True, False, 7, None, 2, "d"
+        ),
+        "deliveries": delivery(1, 0),
+        "commit_positions": CommitPositionRow(1, 2, 0, NOW_MS, "orders", 3, None, *range(13)),
+        "rejected": RejectedRow(1, 2, 0, NOW_MS, "NOT_JSON", "no object", 3, "ab", b"\x00\xff", None, 4),
+    }
+    flusher = start()
+
+    for table, row in rows.items():
+        assert flusher.delivered(table) == -1
+        assert flusher.flush(table, [(7, data) for data in encode_rows(table, [row])], 7) == 1
+        assert flusher.delivered(table) == 7
+
+    for table, row in rows.items():
+        (found,) = stored(spark, root, table)
+        assert tuple(found)[: len(row)] == row
+        assert found[len(row) : -1] == (7, "epoch-1", "topic-1")
+        assert str(found["op_date"]) == "2026-11-21"
+    assert not any((root / ".scratch").rglob("*.parquet"))
+
+
+def test_a_span_is_one_commit_with_one_file_a_date(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
+    flusher = start()
+    rows = [delivery(1, number, MIDNIGHT_MS - 2 + number) for number in range(4)]
+
+    flusher.flush("deliveries", [*((1, data) for data in encode_rows("deliveries", rows)), *slices([2, 3])], 3)
+
+    commit = read_commit(root / "deliveries", 1)
+    assert commit is not None
+    assert commit.txns == {"jobs/deliveries/epoch-1": 3}
+    assert commit.added_rows == 8
+    assert sorted(path.split("/")[0] for path in commit.added_paths) == ["op_date=2026-11-21", "op_date=2026-11-22"]
+    assert read_commit(root / "deliveries", 2) is None
+    by_date = {row["kafka_offset"]: str(row["op_date"]) for row in stored(spark, root) if row["now_ms"] >= MIDNIGHT_MS}
+    assert by_date == {1: "2026-11-22"}
+
+
+def test_a_kill_between_commit_and_note_and_another_cut(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = start()
+    with monkeypatch.context() as killed:
+        killed.setattr(flusher_module, "read_commit", lambda *_: pytest.fail("killed after the commit"))
+        with pytest.raises(pytest.fail.Exception):
+            first.flush("deliveries", slices([1, 2, 3, 4, 5]), 5)
+
+    second = start()
+
+    assert second.delivered("deliveries") == 5
+    assert second.flush("deliveries", slices([3, 4]), 4) == 0, "a span that is delivered as a whole"
+    assert second.flush("deliveries", slices(range(3, 10)), 9) == 8
+    assert stored_seqs(spark, root) == [seq for seq in range(1, 10) for _ in range(2)]
+    assert start().delivered("deliveries") == 9
+
+
+def test_a_flush_that_failed_after_its_commit_can_be_asked_again(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unlucky(*_: object) -> None:
+        raise OSError(5, "input/output error")
+
+    flusher = start()
+    with monkeypatch.context() as broken:
+        broken.setattr(flusher_module, "read_commit", unlucky)
+        with pytest.raises(OSError, match="input/output"):
+            flusher.flush("deliveries", slices([1, 2]), 2)
+
+    assert flusher.flush("deliveries", slices([1, 2, 3]), 3) == 2
+    assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_kill_before_the_commit_leaves_files_that_nobody_sees(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([1]), 1)
+    (data,) = (root / "deliveries").rglob("part-*.parquet")
+    shutil.copy(data, data.with_name("part-00000-orphan.snappy.parquet"))
+    leftover = root / ".scratch" / "dead" / "deliveries.parquet"
+    leftover.parent.mkdir(parents=True)
+    leftover.write_bytes(b"half a file")
+
+    again = start()
+    again.flush("deliveries", slices([2]), 2)
+
+    assert stored_seqs(spark, root) == [1, 1, 2, 2]
+    assert not leftover.exists()
+
+
+def test_no_rows_counts_as_delivered_until_the_end_of_the_process(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([1]), 4)
+    assert flusher.flush("deliveries", [], 8) == 0
+    assert flusher.delivered("deliveries") == 8
+    assert flusher.flush("deliveries", slices([9]), 9) == 2
+
+    again = start()
+    assert again.delivered("deliveries") == 9
+    assert again.flush("deliveries", [], 12) == 0
+    restarted = start()
+    assert restarted.delivered("deliveries") == 9, "an empty span leaves no trace in Delta"
+    assert restarted.flush("deliveries", [], 12) == 0, "and is sent again for nothing"
+    assert restarted.flush("deliveries", slices([13]), 13) == 2
+    assert stored_seqs(spark, root) == [1, 1, 9, 9, 13, 13]
+
+
+def test_the_version_that_delta_would_skip_in_silence_is_refused(start: Callable[..., AuditFlusher]) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([4, 5]), 5)
+
+    with pytest.raises(AssertionError, match="committed by this process already"):
+        flusher.flush("deliveries", slices([5]), 5)
+    with pytest.raises(AssertionError, match="comes after"):
+        flusher.flush("deliveries", slices([8, 7]), 8)
+    with pytest.raises(AssertionError, match="a span that ends at 6"):
+        flusher.flush("deliveries", slices([7]), 6)
+
+
+def test_a_second_writer_of_the_same_state_is_fenced(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
+    older, newer = start(), start()
+    newer.flush("deliveries", slices([1, 2]), 2)
+
+    with pytest.raises(Fenced, match="another process"):
+        older.flush("deliveries", slices([1, 2, 3]), 3)
+
+    assert stored_seqs(spark, root) == [1, 1, 2, 2]
+
+
+def test_a_second_writer_that_passed_the_first_look_is_fenced_too(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    older, newer = start(), start()
+    newer.flush("deliveries", slices([1, 2]), 2)
+    # As if `newer` had committed right after `older` looked: Delta takes the same version for done and says nothing.
+    older._positions["deliveries"].committed = 2
+
+    with pytest.raises(Fenced, match="another process"):
+        older.flush("deliveries", slices([1, 2]), 2)
+
+    assert stored_seqs(spark, root) == [1, 1, 2, 2]
+
+
+def test_a_conflict_that_delta_finds_is_a_fence(
+    start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def conflict(*_: object) -> None:
+        raise ConcurrentTransactionException("both wrote version 1")  # noqa: EM101
+
+    flusher = start()
+    monkeypatch.setattr(flusher, "_append", conflict)
+
+    with pytest.raises(Fenced, match="at apply_seq 1"):
+        flusher.flush("deliveries", slices([1]), 1)
+
+
+def test_a_restored_table_is_refused_until_the_state_is_another(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([1]), 1)
+    flusher.flush("deliveries", slices([2]), 2)
+    DeltaTable.forPath(spark, str(root / "deliveries")).restoreToVersion(1)
+
+    with pytest.raises(Corrupt, match="RESTOREd"):
+        start()
+
+    assert start("epoch-2").flush("deliveries", slices([2]), 2) == 2
+
+
+def test_a_state_behind_its_tables_is_refused(start: Callable[..., AuditFlusher]) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([6]), 6)
+
+    flusher.require_not_ahead(6)
+    with pytest.raises(Corrupt, match="ends at apply_seq 5") as caught:
+        flusher.require_not_ahead(5)
+    assert caught.value.details == ("deliveries: 6",)
+
+
+def test_a_new_state_epoch_starts_anew(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
+    start().flush("deliveries", slices([1, 2, 3]), 3)
+    restored = start("epoch-2")
+
+    assert restored.delivered("deliveries") == -1
+    restored.flush("deliveries", slices([1]), 1)
+
+    epochs = [row["state_epoch"] for row in stored(spark, root)]
+    assert sorted(epochs) == ["epoch-1"] * 6 + ["epoch-2"] * 2
+
+
+def test_a_flush_returns_when_its_commit_is_on_the_disk(
+    root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[Path] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    flusher = start()
+    synced.clear()
+
+    flusher.flush("deliveries", slices([1]), 1)
+
+    table = root / "deliveries"
+    (data,) = table.rglob("part-*.parquet")
+    log = table / "_delta_log"
+    assert {data, data.parent, table, log, log / f"{1:020d}.json", log / f".{1:020d}.json.crc"} <= synced
+
+
+def test_what_a_killed_process_may_not_have_synced_is_synced_at_start(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    careless = AuditFlusher(spark, root, "jobs", "epoch-1", ops_topic_id="topic-1", durable=False)
+    careless.flush("deliveries", slices([1]), 1)
+    (data,) = (root / "deliveries").rglob("part-*.parquet")
+    synced: set[Path] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
+
+    start()
+
+    assert {data, root / "deliveries" / "_delta_log" / f"{1:020d}.json"} <= synced
+
+
+def test_a_table_with_other_columns_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(1).write.format("delta").save(str(tmp_path / "rejected"))
+
+    with pytest.raises(Invalid, match="other columns") as caught:
+        ensure_table(spark, tmp_path, AUDIT_TABLES["rejected"])
+
+    assert "id: LongType(), not None" in caught.value.details
+
+
+def test_the_table_describes_itself(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
+    start()
+    detail = DeltaTable.forPath(spark, str(root / "deliveries")).detail().first()
+    assert detail is not None
+
+    assert detail["description"] == TABLES["deliveries"].comment
+    assert detail["partitionColumns"] == ["op_date"]
+    assert detail["properties"]["delta.checkpointInterval"] == "50"
+    assert "delta.setTransactionRetentionDuration" not in detail["properties"]
+    fields = {field.name: field for field in spark.read.format("delta").load(str(root / "deliveries")).schema}
+    assert fields["epoch"].metadata["comment"].startswith("Number of the pop")
+
+
+def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
+    flusher = start()
+    wide = delivery(1, 0)._replace(first_offset=10, last_offset=10_009)
+    span = delivery(1, 1)._replace(first_offset=0, last_offset=2**40, step="released", cause="reset_offset")
+    flusher.flush("deliveries", [(1, data) for data in encode_rows("deliveries", [wide, span])], 1)
+    operation = OperationRow(
+        0, 1, 0, NOW_MS, "ack", "orders", 0, "g", "op", "c", 0, 5, 7, "h", None, 0, "OK", True, False, 7, None, 2, None
+    )
+    refused = operation._replace(ordinal=1, first_offset=9, last_offset=2**63 - 1, reason="ABOVE_MAX")
+    whole = operation._replace(ordinal=2, first_offset=None, last_offset=None)
+    flusher.flush("operations", [(1, data) for data in encode_rows("operations", [operation, refused, whole])], 1)
+    session = spark.newSession()
+
+    register_views(session, {table: root / table for table in ("operations", "deliveries")})
+
+    steps = session.sql("SELECT count(*) AS n, min(queue_offset) AS low, max(queue_offset) AS high, count_if(queue_offset"
+                        " IS NULL) AS spans FROM deliveries_by_message").first()
+    assert steps is not None
+    assert tuple(steps) == (10_001, 10, 10_009, 1)
+    answers = session.sql("SELECT ordinal, queue_offset FROM operations_by_message ORDER BY ordinal, queue_offset").collect()
+    assert [tuple(row) for row in answers] == [(0, 5), (0, 6), (0, 7), (1, None), (2, None)]
