@@ -34,11 +34,14 @@ app = typer.Typer(
 )
 
 DEFAULT_VAR = Path("var")
+DEFAULT_DATA_DOCS = Path("var/data_docs")
+HALF_A_MINUTE = Duration(30_000)
+A_MOMENT = Duration(3_000)
 Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
 
 
 @app.command(epilog=EPILOG)
-def up(  # noqa: PLR0913, PLR0917 - as many as there are settings worth an option
+def up(
     folder: Folder = None,
     bootstrap_servers: Annotated[
         str | None,
@@ -127,7 +130,7 @@ def ops(
     ] = None,
     timeout: Annotated[
         Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="how long to wait for the answer")
-    ] = "30s",  # type: ignore[assignment] - typer parses the default too, and shows it as it is
+    ] = HALF_A_MINUTE,
     folder: Folder = None,
     bootstrap_servers: Servers = None,
     prefix: Prefix = None,
@@ -138,7 +141,7 @@ def ops(
 
     `v`, `op_id` and `reply_to` are filled in. Exit code 1: one was refused as a whole.
 
-    popstream ops '{"type":"pop","topic":"orders","queue_id":0,"group":"billing","max_messages":10,"invisible_time_ms":30000}'
+    popstream ops --example pop | popstream ops --json
     """
     from pipelines.cli.ops import EXAMPLES, example_lines, read_operations, read_text, run_ops
     from pipelines.cli.target import find_target
@@ -173,18 +176,18 @@ def send(
 
 
 @app.command(epilog=EPILOG)
-def consume(  # noqa: PLR0913, PLR0917 - options
+def consume(
     topic: Topic,
     group: Annotated[str, typer.Option(help="consumer group")],
     count_max: Annotated[int, typer.Option("--max", metavar="N", help="stop after so many; 0: no limit", min=0)] = 0,
     invisible_time: Annotated[
         Duration,
         typer.Option(parser=Duration.parse, metavar="DURATION", help="nobody else gets a message for so long"),
-    ] = "30s",  # type: ignore[assignment]
+    ] = HALF_A_MINUTE,
     wait: Annotated[
         Duration,
         typer.Option(parser=Duration.parse, metavar="DURATION", help="stop when nothing has come for so long"),
-    ] = "3s",  # type: ignore[assignment]
+    ] = A_MOMENT,
     follow: Annotated[bool, typer.Option("--follow", help="do not stop when nothing comes")] = False,  # noqa: FBT002
     ack: Annotated[  # noqa: FBT002
         bool, typer.Option(" /--no-ack", help="leave the messages leased: they come again when the time is over")

@@ -56,12 +56,21 @@ Var = Annotated[
 
 
 class Duration(int):
-    """Milliseconds; as an option it is written with a unit."""
+    """Milliseconds; as an option it is written with a unit.
+
+    >>> str(Duration(30_000)), str(Duration(1_500)), str(Duration(7_200_000))
+    ('30s', '1500ms', '2h')
+    """
 
     @classmethod
-    def parse(cls, text: str) -> "Duration":
+    def parse(cls, text: "str | Duration") -> "Duration":
         """Read it, or refuse it as typer wants it."""
-        return cls(duration_ms(text))
+        return text if isinstance(text, Duration) else cls(duration_ms(text))
+
+    def __str__(self) -> str:
+        """As it is written."""
+        unit = next(unit for unit in reversed(UNIT_MS) if self % UNIT_MS[unit] == 0)
+        return f"{int(self) // UNIT_MS[unit]}{unit}"
 
 
 def load_settings(file: Path | None, options: dict[str, Any]) -> JobSettings:
