@@ -19,7 +19,7 @@ GRACE_S = 10.0
 
 @contextlib.contextmanager
 def ended_jvm() -> Iterator[None]:
-    """End the JVM that was started inside, and wait for it; it would end by itself only some time after this process."""
+    """End the JVM that was started inside, and wait; by itself it would end only some time after this process."""
     try:
         yield
     finally:

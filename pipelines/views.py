@@ -1,7 +1,8 @@
 """The Delta tables under their names in a Spark session, and views with a row for each message.
 
-`operations_by_message` and `deliveries_by_message` have a row and a `queue_offset` for each message of a range. A table is
-registered where it lies and not as a view, so that `operations VERSION AS OF 3` and `DESCRIBE HISTORY operations` work.
+`operations_by_message` and `deliveries_by_message` have a row and a `queue_offset` for each message of a range. A table
+is registered where it lies and not as a view, so that `operations VERSION AS OF 3` and `DESCRIBE HISTORY operations`
+work.
 """
 
 from collections.abc import Sequence

@@ -26,9 +26,9 @@ class Exit(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 done (also when stopped by Ctrl-C or SIGTERM); 1 an operation was refused, an expectation failed, or a"
-    " bug; 2 wrong options or settings, or another process owns the folder; 3 something does not answer: try again;"
-    " 4 stored data contradicts itself."
+    "Exit codes: 0 done (also when stopped by Ctrl-C or SIGTERM); 1 an operation was refused, an expectation failed, or"
+    " something unforeseen happened; 2 wrong options or settings, or another process owns the folder; 3 something does not"
+    " answer: try again; 4 stored data contradicts itself."
 )
 
 
@@ -46,7 +46,7 @@ class Group(TyperGroup):
             raise typer.Exit(Exit.OK) from None
         except BrokenPipeError:
             # Whoever read the output has seen enough. Nothing may be flushed into the closed pipe at exit.
-            sys.stdout = None  # type: ignore[assignment]
+            sys.stdout = None
             raise typer.Exit(Exit.OK) from None
 
 
@@ -66,7 +66,7 @@ def exit_code(error: BaseException) -> Exit:
 def described(error: BaseException) -> str:
     """What an operator reads of an error: ours whole, of any other its kind and first line.
 
-    >>> described(OSError("disk on fire\\nat some.java.Class"))
+    >>> described(OSError("disk on fire"))
     'OSError: disk on fire'
     """
     if isinstance(error, PopstreamError | JarError):

@@ -54,7 +54,7 @@ def run_send(
     say(f"{count} message{'' if count == 1 else 's'} sent to {topic}, ready to be popped")
 
 
-def run_consume(  # noqa: PLR0913, PLR0917 - as many as the command has options
+def run_consume(
     target: Target,
     topic: str,
     group: str,
@@ -85,9 +85,8 @@ def run_consume(  # noqa: PLR0913, PLR0917 - as many as the command has options
     finally:
         # What was printed and not acked, because that was interrupted, is given back; with --no-ack it stays leased.
         consumer.close(release=ack)
-        say(
-            f"{counted.printed} of {group} from {topic}{f', {counted.lost} were acked too late' if counted.lost else ''}"
-        )
+        late = f"; {counted.lost} acked too late, so they come again" if counted.lost else ""
+        say(f"{counted.printed} message{'' if counted.printed == 1 else 's'} of {topic} for {group}{late}")
     if counted.lost:
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
@@ -124,7 +123,7 @@ class _Counted:
         return self._count_max - self.printed if self._count_max else POP_MESSAGES_MAX
 
 
-def _consume(  # noqa: PLR0913, PLR0917
+def _consume(
     consumer: Consumer,
     topic: str,
     queue_ids: list[int],

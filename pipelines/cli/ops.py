@@ -23,23 +23,21 @@ NO_REFUSALS = frozenset((Reason.OK, Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, R
 
 _HANDLE = {"group": "billing", "handle": "<the handle in the answer to a pop>"}
 _ENTRY = {"handle": 0, "offsets": [[0, 4]]}
-EXAMPLES: dict[str, dict[str, Any]] = {
-    name: {"type": name, "topic": "orders", "queue_id": 0, **fields}
-    for name, fields in {
-        "declare": {"topic_id": "<Kafka's id of the topic, any text to try things>"},
-        "policy": {"group": "billing", "max_attempts": 5, "back_off_ms": [1000, 5000]},
-        "dispatch": {"ranges": [{"first": 0, "last": 99}]},
-        "pop": {"group": "billing", "max_messages": 10, "invisible_time_ms": 30_000},
-        "ack": {"handles": [_HANDLE], "entries": [_ENTRY]},
-        "change_invisible": {"handles": [_HANDLE], "entries": [{**_ENTRY, "invisible_time_ms": 60_000}]},
-        "reject": {"handles": [_HANDLE], "entries": [{**_ENTRY, "cause": "cannot be parsed"}]},
-        "cancel": {"target_op_id": "<op_id of the pop>"},
-        "return_client": {"group": "billing", "client_id": "worker-1"},
-        "reset_offset": {"group": "billing", "queue_offset": 0},
-        "forget_lane": {"group": "billing"},
-        "tick": {},
-    }.items()
+_FIELDS: dict[str, dict[str, Any]] = {
+    "declare": {"topic_id": "<Kafka's id of the topic, any text to try things>"},
+    "policy": {"group": "billing", "max_attempts": 5, "back_off_ms": [1000, 5000]},
+    "dispatch": {"ranges": [{"first": 0, "last": 99}]},
+    "pop": {"group": "billing", "max_messages": 10, "invisible_time_ms": 30_000},
+    "ack": {"handles": [_HANDLE], "entries": [_ENTRY]},
+    "change_invisible": {"handles": [_HANDLE], "entries": [{**_ENTRY, "invisible_time_ms": 60_000}]},
+    "reject": {"handles": [_HANDLE], "entries": [{**_ENTRY, "cause": "cannot be parsed"}]},
+    "cancel": {"target_op_id": "<op_id of the pop>"},
+    "return_client": {"group": "billing", "client_id": "worker-1"},
+    "reset_offset": {"group": "billing", "queue_offset": 0},
+    "forget_lane": {"group": "billing"},
+    "tick": {},
 }
+EXAMPLES = {name: {"type": name, "topic": "orders", "queue_id": 0, **fields} for name, fields in _FIELDS.items()}
 
 
 def example_lines(kind: str) -> list[str]:

@@ -20,7 +20,7 @@ UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
 def meaning(field: str) -> str:
     """What a setting means, for the help of its option."""
-    return f"{JobSettings.model_fields[field].description} [setting {field}]"
+    return f"{JobSettings.model_fields[field].description} (POPSTREAM_{field.upper()})"
 
 
 def duration_ms(text: str) -> int:

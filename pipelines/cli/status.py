@@ -62,8 +62,8 @@ def _print(console: Console, status: Status) -> None:
         totals = status.totals
         grid.add_row(
             "since start",
-            f"{totals.operations:,} operations ({status.operations_per_s:,.1f}/s over 10 s), {totals.refused:,} refused runs,"
-            f" {totals.rejected:,} rejected records, {totals.ticks:,} ticks",
+            f"{totals.operations:,} operations ({status.operations_per_s:,.1f}/s over 10 s),"
+            f" {totals.refused:,} refused runs, {totals.rejected:,} rejected records, {totals.ticks:,} ticks",
         )
         steps = ", ".join(f"{step} {took:g}" for step, took in totals.last_batch_ms.items())
         grid.add_row(

@@ -2,6 +2,7 @@
 
 import time
 from pathlib import Path
+from typing import Self
 
 import typer
 from rich.console import Console
@@ -61,7 +62,7 @@ class _Line:
         if self._spinner is not None:
             self._spinner.update(text)
 
-    def __enter__(self) -> "_Line":
+    def __enter__(self) -> Self:
         if self._spinner is not None:
             self._spinner.start()
         return self

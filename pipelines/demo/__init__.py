@@ -6,9 +6,9 @@ intruder ─> stale, forged, misrouted, unreadable records ─> ops topic       
 job ─> Delta tables ───────────────────────────────────────────────> verdict <─────────────────────┘
 ```
 
-Each process writes down what it was told before it acts on it. The verdict compares that with the Delta tables, and both
-with the messages themselves. The processes import this package and must not import Spark, so `run_demo` is imported when
-it is asked for.
+Each process writes down what it was told before it acts on it. The verdict compares that with the Delta tables, and
+both with the messages themselves. The processes import this package and must not import Spark, so `run_demo` is imported
+when it is asked for.
 """
 
 from typing import TYPE_CHECKING, Any

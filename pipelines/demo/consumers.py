@@ -17,7 +17,7 @@ from pipelines.demo.messages import is_poison
 from pipelines.demo.orders import Orders
 from pipelines.demo.recorder import Recorder, client_options
 
-__all__ = ["open_recorder", "run_changer", "run_doomed", "run_steady"]
+__all__ = ["is_released", "open_recorder", "run_changer", "run_doomed", "run_steady"]
 
 THREADS_MAX = 8
 POLL_MS = 2_000
@@ -27,7 +27,7 @@ POLL_SHARED_MS = 300
 STEADY_COUNT = 500
 STEADY_INVISIBLE_MS = 60_000
 WORK_S = 0.004
-"""What a consumer does with the messages of one ack; shorter, and the client would join acks that are meant to be small."""
+"""Work on the messages of one ack; if it were shorter, the client would join acks that are meant to be small."""
 
 DOOMED_COUNT = 200
 DOOMED_INVISIBLE_MS = 6_000
@@ -37,7 +37,9 @@ CHANGER_SHORT_MS = 2_500
 
 
 @contextmanager
-def open_recorder(orders: Orders, lifeline: Lifeline, *, ack_delay_ms: float = 5.0) -> Iterator[tuple[Recorder, Journal]]:
+def open_recorder(
+    orders: Orders, lifeline: Lifeline, *, ack_delay_ms: float = 5.0
+) -> Iterator[tuple[Recorder, Journal]]:
     """A consumer with its journal; `STOP` cancels the pops that wait. What it holds at the end is left to expire."""
     options: dict[str, Any] = client_options(orders)
     opened = Opened(orders.name, orders.role, orders.group)
@@ -119,10 +121,10 @@ def _steady(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list[
 
 
 def _work(orders: Orders, recorder: Recorder, messages: Sequence[Message]) -> list[Future[Any]]:
-    poison = [message for message in messages if _is_released(orders, message)]
+    poison = [message for message in messages if is_released(orders, message)]
     if poison:
         recorder.change(poison, 0)
-        messages = [message for message in messages if not _is_released(orders, message)]
+        messages = [message for message in messages if not is_released(orders, message)]
     count = orders.ack_count or len(messages)
     unanswered: list[Future[Any]] = []
     for start in range(0, len(messages), max(count, 1)):
@@ -131,14 +133,19 @@ def _work(orders: Orders, recorder: Recorder, messages: Sequence[Message]) -> li
     return unanswered
 
 
-def _is_released(orders: Orders, message: Message) -> bool:
+def is_released(orders: Orders, message: Message) -> bool:
+    """Whether this message is given back, for as long as it comes."""
     return orders.releases_poison and orders.source.is_made and is_poison(message.value or b"")
 
 
 def _doomed(lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
-    for queue_id in share:
-        if recorder.pop(queue_id, DOOMED_COUNT, DOOMED_INVISIBLE_MS, POLL_MS):
+    waiting = list(share)
+    while waiting and not lifeline.is_stopping:
+        queue_id = waiting.pop(0)
+        if recorder.pop(queue_id, DOOMED_COUNT, DOOMED_INVISIBLE_MS, POLL_SHARED_MS):
             lifeline.tell("armed")
+        else:
+            waiting.append(queue_id)
 
 
 def _changer(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
@@ -149,8 +156,8 @@ def _changer(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list
             messages = recorder.pop(queue_id, CHANGER_COUNT, CHANGER_INVISIBLE_MS, poll_time_ms)
             if not messages:
                 continue
-            poison = [message for message in messages if _is_released(orders, message)]
-            rest = [message for message in messages if not _is_released(orders, message)]
+            poison = [message for message in messages if is_released(orders, message)]
+            rest = [message for message in messages if not is_released(orders, message)]
             again = [message for message in rest if (queue_id, message.queue_offset) in met]
             fresh = [message for message in rest if (queue_id, message.queue_offset) not in met]
             met.update((queue_id, message.queue_offset) for message in fresh)

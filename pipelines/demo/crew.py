@@ -115,7 +115,7 @@ class Crew:
     def __enter__(self) -> Self:
         try:
             for orders in self._orders:
-                self.members.append(CrewMember(orders, self._logs / f"{orders.name}.log"))  # noqa: PERF401 - one may fail
+                self.members.append(CrewMember(orders, self._logs / f"{orders.name}.log"))
         except BaseException:
             self._release()
             raise
@@ -142,9 +142,8 @@ class Crew:
         """
         for member in self.members:
             if member.has_failed:
-                message = (
-                    f"{member.orders.name} has ended with exit code {member.process.returncode}; its log is {member.log}:"
-                )
+                code = member.process.returncode
+                message = f"{member.orders.name} has ended with exit code {code}; its log is {member.log}:"
                 lines = member.log.read_text(encoding="utf-8", errors="replace").splitlines()
                 raise Unavailable(message, subject=member.orders.name, details=lines[-LINES_SHOWN:])
 

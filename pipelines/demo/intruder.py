@@ -14,7 +14,7 @@ from connectors.client import Message
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import Topics
 from pipelines.demo import planted
-from pipelines.demo.consumers import open_recorder
+from pipelines.demo.consumers import is_released, open_recorder
 from pipelines.demo.journal import Journal, Planted
 from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.orders import Orders
@@ -52,11 +52,13 @@ def run_intruder(orders: Orders, lifeline: Lifeline) -> None:
             lifeline.wait_for_go()
             counts = planted.refused_counts(orders.refused_count)
             samples = _arm(orders, recorder)
-            handles = [(sample.queue_id, sample.messages[0].handle.text, sample.messages[0].queue_offset) for sample in samples]
+            handles = [
+                (sample.queue_id, sample.messages[0].handle.text, sample.messages[0].queue_offset) for sample in samples
+            ]
             raw.plant_all(_stale(orders, samples, counts.pop("stale")))
             lifeline.tell("armed")
             for sample in samples:
-                _let_go(recorder, sample)
+                _let_go(orders, recorder, sample)
             pending = [*_mixed(orders, handles, counts)]
             for start in range(0, len(pending), ROUND_COUNT):
                 raw.plant_all(pending[start : start + ROUND_COUNT])
@@ -87,12 +89,13 @@ def _arm(orders: Orders, recorder: Recorder) -> list[_Sample]:
     return samples
 
 
-def _let_go(recorder: Recorder, sample: _Sample) -> None:
+def _let_go(orders: Orders, recorder: Recorder, sample: _Sample) -> None:
     """Ack one half as it should be; the other half is forgotten and comes back."""
     half = len(sample.messages) // 2
-    if half:
-        recorder.ack(sample.messages[:half]).result()
-    recorder.change(sample.messages[half:], ABANDONED_MS)
+    done = [message for message in sample.messages[:half] if not is_released(orders, message)]
+    if done:
+        recorder.ack(done).result()
+    recorder.change([message for message in sample.messages if message not in done], ABANDONED_MS)
 
 
 def _stale(orders: Orders, samples: Sequence[_Sample], count: int) -> "Iterator[_Wrong]":
@@ -106,29 +109,26 @@ def _stale(orders: Orders, samples: Sequence[_Sample], count: int) -> "Iterator[
 
 
 class _Wrong(msgspec.Struct, frozen=True):
-    """An operation that must be refused (`kind` says how), one that opens the way for it, or a record nobody can read."""
+    """An operation to be refused (`kind` says how), one that opens the way for it, or a record nobody can read."""
 
     kind: str
     queue_id: int
     command: Command | BadRecord
 
 
-def _mixed(
-    orders: Orders, handles: Sequence[tuple[int, str, int]], counts: dict[str, int]
-) -> Iterator[_Wrong]:
+def _mixed(orders: Orders, handles: Sequence[tuple[int, str, int]], counts: dict[str, int]) -> Iterator[_Wrong]:
     """Everything else, in an order that mixes the kinds."""
     op_ids = [f"{orders.name}-{queue_id}" for queue_id in range(orders.queues)]
     for queue_id, op_id in enumerate(op_ids):
         yield _Wrong("", queue_id, planted.first_use(orders.topic, queue_id, op_id))
-    queues: list[_Wrong] = []
+    wrongs: list[_Wrong] = []
     for number, bad in enumerate(planted.rejected_records(orders.topic, 0, orders.group, orders.rejected_count)):
-        queues.append(_Wrong("rejected", number % orders.queues, bad))
+        wrongs.append(_Wrong("rejected", number % orders.queues, bad))
     for kind, count in counts.items():
-        for number in range(count):
-            queues.append(_refused(orders, kind, number, handles, op_ids))
+        wrongs += [_refused(orders, kind, number, handles, op_ids) for number in range(count)]
     step = 7
     for first in range(step):
-        yield from queues[first::step]
+        yield from wrongs[first::step]
 
 
 def _refused(

@@ -1,4 +1,4 @@
-"""A worker's standard input and output: orders come in by line, notes go out by line, and the end of input is the end."""
+"""A worker's standard input and output: orders come in by line, notes go out by line."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The messages of a demo: made here, or the lines of a user's file. Told apart by content, never by where they end up."""
+"""The messages of a demo: made here, or the lines of a user's file; told apart by their content."""
 
 import hashlib
 import zlib
@@ -113,7 +113,9 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         poison = set()
         for number, value in enumerate(self.values(), 1):
             if len(value) > MESSAGE_BYTES_MAX:
-                message = f"line {number} of {self.file} has {len(value)} bytes; a message has at most {MESSAGE_BYTES_MAX}"
+                message = (
+                    f"line {number} of {self.file} has {len(value)} bytes; a message has at most {MESSAGE_BYTES_MAX}"
+                )
                 raise Invalid(message, subject=str(self.file))
             hashed = int.from_bytes(content_hash(value), "big")
             hashes.append(hashed)

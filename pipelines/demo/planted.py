@@ -81,7 +81,9 @@ def refused_counts(count: int) -> dict[str, int]:
 def out_of_range(topic: str, queue_id: int, group: str, number: int) -> Command:
     """An operation that can be read and asks for what nobody can have."""
 
-    def pop(max_messages: int = 1, invisible_time_ms: int = 1000, poll_time_ms: int = 0, op_id: str | None = None) -> Pop:
+    def pop(
+        max_messages: int = 1, invisible_time_ms: int = 1000, poll_time_ms: int = 0, op_id: str | None = None
+    ) -> Pop:
         return Pop(
             v=1,
             topic=topic,
@@ -112,7 +114,9 @@ def _with_handle(topic: str, queue_id: int, ref: HandleRef, offset: int, number:
     if number % 3 == 0:
         return Ack(v=1, topic=topic, queue_id=queue_id, handles=[ref], entries=[AckEntry(0, span)])
     if number % 3 == 1:
-        return ChangeInvisible(v=1, topic=topic, queue_id=queue_id, handles=[ref], entries=[ChangeEntry(0, span, 60_000)])
+        return ChangeInvisible(
+            v=1, topic=topic, queue_id=queue_id, handles=[ref], entries=[ChangeEntry(0, span, 60_000)]
+        )
     return Reject(v=1, topic=topic, queue_id=queue_id, handles=[ref], entries=[RejectEntry(0, span)])
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
@@ -43,8 +43,13 @@ def read_rejected(spark: SparkSession, root: Path, versions: Mapping[str, int]) 
     return list(map(RejectedFact._make, _rows(spark, root, versions, "rejected", RejectedFact, "true")))
 
 
-def _rows(  # noqa: PLR0913, PLR0917 - they say which rows
-    spark: SparkSession, root: Path, versions: Mapping[str, int], table: str, row: Any, condition: str  # noqa: ANN401
+def _rows(
+    spark: SparkSession,
+    root: Path,
+    versions: Mapping[str, int],
+    table: str,
+    row: type[NamedTuple],
+    condition: str,
 ) -> Iterator[tuple[Any, ...]]:
     frame = (
         spark.read.format("delta")

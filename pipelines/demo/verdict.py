@@ -189,7 +189,7 @@ def judge(expected: Expected, evidence: Evidence) -> Verdict:
 
 
 def _check(name: str, findings: Iterator[str]) -> Check:
-    samples = []
+    samples: list[str] = []
     count = 0
     for finding in findings:
         count += 1
@@ -229,9 +229,7 @@ def _lost_in_journals(
                 yield f"{_name(key)} offset {offset}: nobody was told that it is done"
 
 
-def _done_twice(
-    tables: Mapping[Lane, TableLane], journals: Mapping[Lane, JournalLane], strange: int
-) -> Iterator[str]:
+def _done_twice(tables: Mapping[Lane, TableLane], journals: Mapping[Lane, JournalLane], strange: int) -> Iterator[str]:
     if strange:
         yield f"{strange} rows of deliveries are of no lane of the demo"
     for key, table in tables.items():
@@ -249,7 +247,9 @@ def _double_leases(tables: Mapping[Lane, TableLane], journals: Mapping[Lane, Jou
             yield f"tables, {_name(key)}: {table.double_leased} leased twice at a time; {table.samples}"
     for key, lane in journals.items():
         if lane.double_leased or lane.acked_by_other:
-            found = f"{lane.double_leased} leased twice at a time, {lane.acked_by_other} acked by another than its holder"
+            found = (
+                f"{lane.double_leased} leased twice at a time, {lane.acked_by_other} acked by another than its holder"
+            )
             yield f"consumers, {_name(key)}: {found}; {lane.samples}"
 
 
@@ -271,7 +271,7 @@ def _content(
                     got[lane.contents[offset]] += 1
                 elif offset in dead:
                     content = dead[offset]
-                    if content is None or lane.delivered[offset] and lane.contents[offset] != content:
+                    if content is None or (lane.delivered[offset] and lane.contents[offset] != content):
                         yield f"{name} offset {offset}: the dead letter is not the message"
                     got[content or 0] += 1
         for hashed, count in (sent - got).items():
@@ -381,7 +381,7 @@ def _conservation(positions: Sequence[PositionFact], expected: Expected) -> Iter
         last[row.group, row.queue_id] = row
         total = row.holes + row.acked + row.leased + row.available
         if row.next_offset - row.start_offset != total:
-            yield f"{row.group}/{row.queue_id}: {row.next_offset - row.start_offset} messages, {total} accounted for: {row}"
+            yield f"{row.group}/{row.queue_id}: {total} messages are accounted for in {row}"
     for queue_id, length in enumerate(expected.lengths):
         for group in expected.groups:
             end = last.get((group, queue_id))
@@ -421,7 +421,9 @@ def _refused(expected: Expected, evidence: Evidence) -> Iterator[str]:
         yield f"{len(planted)} operations to refuse were written, not {expected.refused_count}"
     for event in planted:
         # Of a pop that was answered by this record the row is here too; it is not the record's own.
-        found = [row for row in rows.get((event.partition, event.kafka_offset), []) if row.code and not _is_granted(row)]
+        found = [
+            row for row in rows.get((event.partition, event.kafka_offset), []) if row.code and not _is_granted(row)
+        ]
         if [(row.code, row.reason, row.applied) for row in found] != [(event.code, event.reason, False)]:
             yield f"{event.kind} at {event.partition}:{event.kafka_offset} is {event}, the table has {found}"
 

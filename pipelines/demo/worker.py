@@ -30,7 +30,9 @@ def main(arguments: list[str]) -> int:
     """Do what the orders say; 0 when it is done."""
     # Ctrl-C is for the demo, which tells us.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(name)s %(levelname)s %(message)s"
+    )
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     orders = msgspec.json.decode(arguments[0], type=Orders)
     lifeline = Lifeline(sys.stdin.buffer, sys.stdout.buffer, on_end=_end)
