@@ -90,9 +90,9 @@ def decide_dispatch(turn: Turn, command: Dispatch) -> None:
     queue = turn.queue
     runs: list[Run] = []
     for index, written in enumerate(command.ranges):
-        reason = _judge_range(queue, written.first, written.last)
-        if reason is Reason.OK and not (0 <= written.tag <= _U64_MAX and 1 <= written.count <= _COUNT_MAX):
-            reason = Reason.INVALID_PARAMETER
+        reason = Reason.INVALID_PARAMETER
+        if 0 <= written.tag <= _U64_MAX and 1 <= written.count <= _COUNT_MAX:
+            reason = _judge_range(queue, written.first, written.last)
         applied = reason is Reason.OK and _write(queue, written)
         _append_run(turn, runs, index, written.first, written.last, reason, applied=applied)
     for index, (first, last) in enumerate(command.skip, len(command.ranges)):

@@ -96,6 +96,8 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
     now_ms = turn.now_ms
     for ref in queue.deadlines.take(now_ms):
         lane = queue.lane_by_no(ref.lane_no)
+        if lane is not None:
+            catch_up(turn, lane)  # what has left the log does not expire, nor go to the dead letters
         if lane is not None and ref.kind == DEADLINE_PAGE:
             page = lane.page(ref.number)
             if page is not None and page.due_ms == ref.deadline_ms:

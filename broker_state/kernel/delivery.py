@@ -85,6 +85,9 @@ class _Grant:
                 self.budget -= count * facts.count
                 self.units -= count
                 yield at, at + count, True
+                if at + count < stop:
+                    self.budget = 0  # a unit that does not fit ends the pop: a later one must not overtake it
+                    return
 
 
 def grant(

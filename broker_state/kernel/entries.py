@@ -185,7 +185,7 @@ def _refuse_entry(
         if lane is None:
             return Reason.UNKNOWN_HANDLE
         catch_up(turn, lane)
-    if handle is None or handle.lane_check != lane.check or not 0 < handle.epoch <= lane.record.epoch:
+    if handle is None or not lane.gave_out(handle):
         return Reason.UNKNOWN_HANDLE
     if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) != bool(lane.record.orderly):
         return Reason.WRONG_MODE

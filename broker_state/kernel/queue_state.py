@@ -2,7 +2,7 @@
 
 import heapq
 
-from broker_state.handle import lane_check
+from broker_state.handle import BROKER_NAME, Handle, lane_check
 from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
 from broker_state.marks import Marks, Position, Tree
 from broker_state.overlay import Overlay
@@ -90,6 +90,15 @@ class LaneState:
     def policy(self) -> LanePolicy:
         """The lane's own policy, or the queue's."""
         return self.record.policy or self.queue.record.policy
+
+    def gave_out(self, handle: Handle) -> bool:
+        """Whether the handle can be of a delivery of this lane."""
+        return (
+            handle.lane_check == self.check
+            and handle.queue_id == self.queue.queue_id
+            and 0 < handle.epoch <= self.record.epoch
+            and handle.broker_name == BROKER_NAME
+        )
 
     @property
     def is_behind(self) -> bool:

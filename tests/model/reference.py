@@ -35,7 +35,7 @@ BACKING_OFF = "backing_off"
 # Where docs/semantics.md is silent or can be read in two ways, and this model first read it otherwise than the kernel.
 # The values are the kernel's, taken over from its answers so that the comparison could go on: what they say is not
 # tested independently until the document says it too. UNIT_IS_JUDGED_FIRST is what the document says.
-HANDLE_FIELDS_MATTER = False
+HANDLE_FIELDS_MATTER = True
 """A handle of this lane by its check, but with another queue id or broker name in it, is not of this lane."""
 SKIP_OF_UNWRITTEN_MOVES_MIN = True
 """A skip that begins at or below the min offset moves it also when nothing in it was written."""

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
 
     from tests.model.reference import Record
 
-__all__ = ["KERNEL_FAMILIES", "RESULTS_PARTITIONS", "Folded", "Folding", "decoded", "one_batch", "random_cuts", "records_of"]
+__all__ = [
+    "KERNEL_FAMILIES",
+    "RESULTS_PARTITIONS",
+    "Folded",
+    "Folding",
+    "decoded",
+    "one_batch",
+    "random_cuts",
+    "records_of",
+]
 
 KERNEL_FAMILIES = (STATE, OPS, DEADLINES)
 RESULTS_PARTITIONS = 3

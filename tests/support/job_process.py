@@ -1,0 +1,122 @@
+"""A job in a process group of its own, to be killed; `python -m tests.support.job_process` is its child side.
+
+The child's standard input says when to stop (its end), and `until` says when it may stop by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from checkpoints.ownership import Ownership
+from connectors.delta.session import build_session
+from connectors.jars.resolve import spark_jars
+from pipelines.failpoints import VARIABLE
+from pipelines.job import Job
+from pipelines.logs import configure_logs
+from pipelines.settings import JobSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+__all__ = ["ROOT", "JobProcess"]
+
+ROOT = Path(__file__).parents[2]
+FAILED = 3
+
+
+class JobProcess:
+    """A running child; leaving the context kills what is left of its process group.
+
+    Args:
+        servers: The Kafka to work with.
+        settings: Of the job; its folder gets the child's log, too.
+        failpoint: As in `POPSTREAM_FAILPOINT`.
+        until: The child stops in order as soon as the log is decided up to here.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        settings: Mapping[str, Any],
+        *,
+        failpoint: str | None = None,
+        until: Mapping[int, int] | None = None,
+    ) -> None:
+        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
+        if failpoint is not None:
+            environment[VARIABLE] = failpoint
+        orders = json.dumps({"servers": servers, "settings": dict(settings), "until": dict(until) if until else None})
+        self.log = Path(settings["folder"]).with_suffix(".log")
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "tests.support.job_process", orders],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                cwd=ROOT,
+                env=environment,
+                # Python and its JVM, and nothing else, are the group that a fail-point kills.
+                start_new_session=True,
+            )
+
+    def wait(self, timeout_s: float) -> int:
+        """Its exit code; -9 after SIGKILL."""
+        return self.process.wait(timeout_s)
+
+    def stop(self, timeout_s: float) -> int:
+        """Ask it to stop in order, and wait."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.wait(timeout_s)
+
+    def log_tail(self) -> str:
+        """The end of what the child said."""
+        return self.log.read_text(errors="replace")[-4000:]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+
+
+def _run(orders: dict[str, Any]) -> int:
+    configure_logs("INFO")
+    settings = JobSettings(**orders["settings"])
+    until = {int(partition): offset for partition, offset in (orders["until"] or {}).items()}
+    ownership = Ownership(settings.folder / "lock")
+    spark = build_session("crash test", spark_jars(ROOT / "var"), driver_memory="600m")
+    job = Job(settings, orders["servers"], spark, ownership)
+    stopping = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
+    while not stopping.is_set() and not job.wait(0.1):
+        decided = job.apply_ops.applied.next_offset
+        if until and all(decided.get(partition, 0) >= offset for partition, offset in until.items()):
+            break
+    failure = job.failure
+    job.stop()
+    spark.stop()
+    return 0 if failure is None else FAILED
+
+
+if __name__ == "__main__":
+    code = _run(json.loads(sys.argv[1]))
+    sys.stderr.flush()
+    # Spark's JVM ends with our standard input; a thread of py4j must not hold us up.
+    os._exit(code)

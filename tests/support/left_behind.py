@@ -1,0 +1,100 @@
+"""What a job left behind: the families of its state, the rows of its Delta tables, the records of its topics."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow.parquet as pq
+from kafka import KafkaConsumer, TopicPartition
+
+from broker_state.overlay import DEADLINES, OPS, STATE
+from broker_state.rocks_store import META, RocksStore
+from checkpoints.applied import APPLIED_KEY, Applied
+from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, table_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+__all__ = ["DIFFERS_BY_RUN", "answers_of", "applied_of", "audit_rows", "end_offsets", "families_of", "records_between"]
+
+DIFFERS_BY_RUN = ("apply_seq", "state_epoch")
+
+
+class _RawFrame(msgspec.Struct):
+    v: int
+    answers: list[msgspec.Raw]
+
+
+def families_of(state: Path) -> dict[str, dict[bytes, bytes]]:
+    """Every key and value that the kernel decides, of a job that does not run."""
+    with RocksStore(state, read_only=True) as store:
+        return {family: dict(store.scan(family, b"")) for family in (STATE, OPS, DEADLINES)}
+
+
+def applied_of(state: Path) -> Applied:
+    """How far the log is decided."""
+    with RocksStore(state, read_only=True) as store:
+        stored = store.get(META, APPLIED_KEY)
+    assert stored is not None
+    return Applied.decode(stored)
+
+
+def audit_rows(delta: Path, table: str) -> list[dict[str, Any]]:
+    """All rows of an audit table, by key, without the columns that differ from run to run. Read without Spark."""
+    root = table_path(delta, table)
+    files: set[str] = set()
+    for commit in sorted((root / "_delta_log").glob("*.json")):
+        for line in commit.read_text().splitlines():
+            action = json.loads(line)
+            if "add" in action:
+                files.add(action["add"]["path"])
+            elif "remove" in action:
+                files.discard(action["remove"]["path"])
+    left_out = {*DIFFERS_BY_RUN, AUDIT_TABLES[table].partitioned_by}
+    rows = [
+        {name: value for name, value in row.items() if name not in left_out}
+        for file in files
+        # Delta writes `=` in the name of a partition's folder as it is.
+        for row in pq.ParquetFile(root / file).read().to_pylist()
+    ]
+    return sorted(rows, key=lambda row: tuple(row[name] for name in KEY_COLUMNS))
+
+
+def end_offsets(servers: str, topic: str) -> dict[int, int]:
+    """The offset after the last record of each partition."""
+    consumer = KafkaConsumer(bootstrap_servers=servers)
+    try:
+        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+        return {partition.partition: offset for partition, offset in consumer.end_offsets(partitions).items()}
+    finally:
+        consumer.close()
+
+
+def records_between(servers: str, topic: str, first: dict[int, int], end: dict[int, int]) -> Iterator[Any]:
+    """Committed records of a topic from `first` to before `end`."""
+    consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed")
+    try:
+        for number, last in end.items():
+            partition = TopicPartition(topic, number)
+            consumer.assign([partition])
+            consumer.seek(partition, first.get(number, 0))
+            while consumer.position(partition) < last:
+                for record in consumer.poll(timeout_ms=1000).get(partition, []):
+                    if record.offset < last:
+                        yield record
+    finally:
+        consumer.close()
+
+
+def answers_of(frames: Iterator[bytes]) -> dict[tuple[str, int], set[bytes]]:
+    """The bytes of every answer by (op_id, part); more than one in a set is a contradiction."""
+    answers: dict[tuple[str, int], set[bytes]] = defaultdict(set)
+    for frame in frames:
+        for raw in msgspec.json.decode(frame, type=_RawFrame).answers:
+            answer = msgspec.json.decode(raw)
+            answers[answer["op_id"], answer.get("part", 0)].add(bytes(raw))
+    return dict(answers)

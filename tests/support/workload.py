@@ -1,0 +1,160 @@
+"""Clients without manners: many operations of all kinds on a few queues, answers recorded, nothing retried but by bytes."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Self
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from connectors.kafka.partitioner import ops_key, partition_of
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from connectors.kafka.topics import Topics
+
+__all__ = ["Workload"]
+
+QUEUES = (("orders", 0), ("orders", 1), ("parcels", 3))
+GROUPS = ("billing", "search")
+
+
+class Workload:
+    """Sends until the context is left; `answers` has what came back, the raw frames in `frames`.
+
+    Args:
+        servers: The Kafka to work with.
+        topics: The job's.
+        ops_partitions: Of the ops topic.
+        seed: Of its choices; what it sends also depends on the answers and so on time.
+        pause_s: Between two operations.
+    """
+
+    def __init__(self, servers: str, topics: Topics, ops_partitions: int, *, seed: int, pause_s: float = 0.02) -> None:
+        self.answers: dict[str, dict[str, Any]] = {}
+        self.frames: list[bytes] = []
+        self.sent = 0
+        self._servers, self._topics, self._partitions = servers, topics, ops_partitions
+        self._random = random.Random(seed)
+        self._pause_s = pause_s
+        self._name = f"w{seed}"
+        self._reply_to = 0
+        self._written = dict.fromkeys(QUEUES, 0)
+        self._popped: list[tuple[tuple[str, int], str, dict[str, Any]]] = []
+        self._pops: dict[str, tuple[tuple[str, int], str]] = {}
+        self._bytes: list[tuple[tuple[str, int], bytes]] = []
+        self._stopping = threading.Event()
+        self._threads = [threading.Thread(target=self._send_all), threading.Thread(target=self._receive_all)]
+
+    def __enter__(self) -> Self:
+        for queue in QUEUES:
+            self._bytes.append((queue, b""))
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _receive_all(self) -> None:
+        consumer = KafkaConsumer(bootstrap_servers=self._servers, isolation_level="read_committed")
+        partition = TopicPartition(self._topics.results, self._reply_to)
+        consumer.assign([partition])
+        consumer.seek_to_beginning(partition)
+        while not self._stopping.is_set():
+            for record in consumer.poll(timeout_ms=100).get(partition, []):
+                self.frames.append(record.value)
+                for answer in json.loads(record.value)["answers"]:
+                    self._learn(answer)
+        consumer.close()
+
+    def _learn(self, answer: dict[str, Any]) -> None:
+        is_new = answer["op_id"] not in self.answers
+        self.answers[answer["op_id"]] = answer
+        asked = self._pops.get(answer["op_id"])
+        if asked and is_new and answer.get("messages"):
+            self._popped.append((*asked, answer))
+
+    def _send_all(self) -> None:
+        producer = KafkaProducer(bootstrap_servers=self._servers, acks="all", enable_idempotence=True, linger_ms=0)
+        for queue in QUEUES:
+            self._send(producer, queue, "declare", topic_id="11111111-2222-4333-8444-555555555555")
+            self._send(producer, queue, "policy", group="billing", max_attempts=3, back_off_ms=[200, 400])
+        while not self._stopping.is_set():
+            self._send_one(producer)
+            time.sleep(self._pause_s)
+        producer.flush()
+        producer.close()
+
+    def _send_one(self, producer: KafkaProducer) -> None:
+        chance = self._random
+        queue = chance.choice(QUEUES)
+        what = chance.random()
+        if what < 0.22:
+            first = self._written[queue] + chance.choice([0, 0, 0, 2])
+            self._written[queue] = last = first + chance.randrange(1, 12)
+            skip = [[first + 1, first + 1]] if chance.random() < 0.2 else []
+            ranges = [{"first": first, "last": last - 1}]
+            if first > 2:
+                ranges.append({"first": first - 2, "last": first - 1})
+            self._send(producer, queue, "dispatch", ranges=ranges, skip=skip)
+        elif what < 0.55:
+            group = chance.choice(GROUPS)
+            pop = {"max_messages": chance.choice([1, 4, 16]), "invisible_time_ms": chance.choice([300, 1500, 60_000])}
+            op_id = self._send(
+                producer, queue, "pop", group=group, **pop, poll_time_ms=chance.choice([0, 0, 800, 5000])
+            )
+            self._pops[op_id] = (queue, group)
+        elif what < 0.85 and self._popped:
+            self._answer_a_pop(producer)
+        elif what < 0.9 and self._pops:
+            target = chance.choice(list(self._pops))
+            self._send(producer, self._pops[target][0], "cancel", target_op_id=target)
+        elif what < 0.93:
+            self._send(producer, queue, "return_client", group=chance.choice(GROUPS), client_id=self._name)
+        elif what < 0.97:
+            again, value = chance.choice(self._bytes[-200:])
+            if value:
+                self._write(producer, again, value)
+        elif what < 0.98:
+            self._send(producer, queue, "reset_offset", group="search", queue_offset=self._written[queue] // 2)
+        elif what < 0.99:
+            self._send(producer, queue, "forget_lane", group="search")
+        else:
+            self._write(
+                producer, queue, chance.choice([b"", b"{nope", b'{"v":2,"type":"pop","op_id":"old","reply_to":0}'])
+            )
+
+    def _answer_a_pop(self, producer: KafkaProducer) -> None:
+        chance = self._random
+        queue, group, answer = self._popped[-1 - chance.randrange(min(8, len(self._popped)))]
+        offsets = [[first, last] for first, last, _ in answer["messages"]]
+        kind = chance.choice(["ack", "ack", "ack", "change_invisible", "reject"])
+        entry: dict[str, Any] = {"handle": 0, "offsets": offsets if kind != "reject" else offsets[:1]}
+        if kind == "change_invisible":
+            entry["invisible_time_ms"] = chance.choice([0, 500, 30_000])
+        handles = [{"group": group, "handle": answer["handle"]}]
+        self._send(producer, queue, kind, handles=handles, entries=[entry])
+
+    def _send(self, producer: KafkaProducer, queue: tuple[str, int], kind: str, **fields: Any) -> str:
+        self.sent += 1
+        op_id = f"{self._name}-{self.sent}"
+        head = {"v": 1, "type": kind, "topic": queue[0], "queue_id": queue[1], "op_id": op_id}
+        if kind == "pop":
+            head["client_id"] = self._name
+        value = json.dumps({**head, "reply_to": self._reply_to, **fields}).encode()
+        self._bytes.append((queue, value))
+        self._write(producer, queue, value)
+        return op_id
+
+    def _write(self, producer: KafkaProducer, queue: tuple[str, int], value: bytes) -> None:
+        key = ops_key(*queue)
+        producer.send(self._topics.ops, value, key, partition=partition_of(key, self._partitions))
