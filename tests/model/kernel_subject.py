@@ -14,7 +14,7 @@ import msgspec
 
 from broker_state.answer import Answer
 from broker_state.batch import fold
-from broker_state.command import Command, Dispatch, ReturnClient
+from broker_state.command import Command
 from broker_state.kernel.turn import DeadLetter, Decision, OpRecord
 from broker_state.keys import lane_prefix, queue_prefix
 from broker_state.memory_kv import MemoryKv
@@ -29,9 +29,6 @@ __all__ = ["KernelSubject", "kernel_subject"]
 
 _decode_command = msgspec.json.Decoder(Command).decode
 _decode_answer = msgspec.json.Decoder(Answer).decode
-
-TOUCH_LANES = False
-"""Have each lane notice at once what a dispatch changed, to look past what it does before it noticed."""
 
 _PAGE_SHIFT = 6
 _NOT_BY_MESSAGE = ("reset_offset", "declare", "forget_lane")
@@ -66,12 +63,6 @@ class KernelSubject:
         decision = Decision()
         op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
         fold(self._overlay, [op], decision)
-        if TOUCH_LANES and isinstance(command, Dispatch) and not misrouted:
-            touches = [
-                ReturnClient(topic=command.topic, queue_id=command.queue_id, v=1, group=group, client_id="nobody")
-                for group in GROUPS
-            ]
-            fold(self._overlay, [op._replace(command=touch) for touch in touches], Decision())
         state = None
         if self._random.random() < self._cut:
             self._kv.write(self._overlay)

@@ -32,28 +32,6 @@ LEASED = "leased"
 AVAILABLE = "available"
 BACKING_OFF = "backing_off"
 
-# Where docs/semantics.md is silent or can be read in two ways, and this model first read it otherwise than the kernel.
-# The values are the kernel's, taken over from its answers so that the comparison could go on: what they say is not
-# tested independently until the document says it too. UNIT_IS_JUDGED_FIRST is what the document says.
-HANDLE_FIELDS_MATTER = True
-"""A handle of this lane by its check, but with another queue id or broker name in it, is not of this lane."""
-SKIP_OF_UNWRITTEN_MOVES_MIN = True
-"""A skip that begins at or below the min offset moves it also when nothing in it was written."""
-GROUP_OF_HANDLE_HAS_A_RANGE = False
-"""An entry whose handle names a group out of range is INVALID_PARAMETER, not just a lane that does not exist."""
-EPOCHS_GO_ON_PER_NAME = False
-"""A new lane goes on after the last epoch of that name, not after the highest of any lane of the queue that is gone."""
-NEXT_PASSES_HOLES = True
-"""`next_offset` moves over holes that follow it also while the commit offset is behind it."""
-NEW_LANE_IS_RESET = True
-"""In a lane that is made again, handles from before are STALE_HANDLE, as after a reset; else OUTSIDE_POP."""
-PARKED_OP_IDS_STAY = True
-"""An op_id is known as long as its pop is parked, and its ten minutes begin with the answer."""
-UNIT_IS_JUDGED_FIRST = True
-"""A tag or count out of range is INVALID_PARAMETER wherever the range lies."""
-RESET_FORGETS_AHEAD = True
-"""A reset forwards makes fresh what had been handed out at and after its target, too."""
-
 DEFAULT_POLICY = {
     "max_attempts": 0,
     "back_off_ms": [],
@@ -148,7 +126,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "commit": at,
         "next": at,
         "epoch": epoch,
-        "reset_epoch": epoch if NEW_LANE_IS_RESET else 0,
+        "reset_epoch": epoch,
         "messages": {},  # offset -> message, handed out (or reset) and not acked
         "acked": set(),
         "holes": 0,
@@ -244,11 +222,10 @@ class ReferenceModel:
         minute = queue["now"] // MINUTE_MS
         if minute != queue["minute"]:
             queue["minute"] = minute
-            old = [op_id for op_id, op in queue["ops"].items() if op["minute"] + WINDOW_MINUTES <= minute]
-            if PARKED_OP_IDS_STAY:
-                old = [op_id for op_id in old if queue["ops"][op_id]["answer"] is not None]
+            answered = [(op_id, op) for op_id, op in queue["ops"].items() if op["answer"] is not None]
+            old = [op_id for op_id, op in answered if op["minute"] + WINDOW_MINUTES <= minute]
             for op_id in old:
-                self.counts["op_id", "forgotten" if queue["ops"][op_id]["answer"] else "forgotten while parked"] += 1
+                self.counts["op_id", "forgotten"] += 1
                 del queue["ops"][op_id]
 
     # ------------------------------------------------------------------------------------------- step 1: due
@@ -375,15 +352,15 @@ class ReferenceModel:
     def _lane_for(self, queue: Queue, group: str, at: int) -> Lane:
         lane: Lane | None = queue["lanes"].get(group)
         if lane is None:
-            lane = queue["lanes"][group] = new_lane(group, at, self._last_epoch(queue, group))
+            lane = queue["lanes"][group] = new_lane(group, at, self._last_epoch(queue))
             self.counts["lane", "made again" if lane["epoch"] else "made"] += 1
             self._settle(queue, lane)
         lane["behind"] = False
         return lane
 
-    def _last_epoch(self, queue: Queue, group: str) -> int:
+    def _last_epoch(self, queue: Queue) -> int:
         epochs: dict[str, int] = queue["epochs"]
-        return epochs.get(group, 0) if EPOCHS_GO_ON_PER_NAME else max(epochs.values(), default=0)
+        return max(epochs.values(), default=0)
 
     def _dispatch(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         # CHOICE, settled by what the kernel answers: one run for each range, numbered through ranges and skip.
@@ -408,14 +385,14 @@ class ReferenceModel:
         if not 0 <= first <= last <= MAX_OFFSET or last - first + 1 > MAX_RANGE:
             return Reason.INVALID_PARAMETER
         wrong_unit = unit is not None and not (0 <= unit[0] < 2**64 and 1 <= unit[1] < 2**31)  # CHOICE: bounds of count
-        if wrong_unit and UNIT_IS_JUDGED_FIRST:
+        if wrong_unit:
             return Reason.INVALID_PARAMETER
         # CHOICE: a written range must not begin below the min offset; a skip may lie below it as a whole.
         if unit is not None and first < queue["min_offset"]:
             return Reason.BELOW_MIN
         if last >= queue["commit_position"] + self._policy_of(queue, None)["window_max"]:
             return Reason.AHEAD_OF_WINDOW
-        return Reason.INVALID_PARAMETER if wrong_unit else Reason.OK
+        return Reason.OK
 
     def _write(self, queue: Queue, first: int, last: int, unit: tuple[int, int]) -> bool:
         changed = False
@@ -439,7 +416,7 @@ class ReferenceModel:
         late = [offset for offset in range(low, last + 1) if offset in queue["written"]]
         new = [o for o in range(low, last + 1) if o not in queue["written"] and o not in queue["holes"]]
         queue["holes"].update(new)
-        if (late or SKIP_OF_UNWRITTEN_MOVES_MIN) and first <= queue["min_offset"] <= last:
+        if first <= queue["min_offset"] <= last:
             self.counts["skip", "retention"] += 1
             end = last + 1
             for lane in queue["lanes"].values():
@@ -584,12 +561,9 @@ class ReferenceModel:
                     self.counts["step", "skipped_by_reset"] += 1
             lane["next"] = max(lane["next"], target)
             lane["commit"] = target
-            if RESET_FORGETS_AHEAD:
-                lane["next"] = target
-                lane["messages"] = {}
-                self._recount(queue, lane, target)
-            for offset in lane["messages"]:
-                lane["messages"][offset] = _never_delivered()
+            lane["next"] = target
+            lane["messages"] = {}
+            self._recount(queue, lane, target)
         else:
             self.counts["reset", "backwards"] += 1
             lane["went_back"] = True
@@ -686,15 +660,14 @@ class ReferenceModel:
         if kind == "change_invisible" and not 0 <= entry.invisible_time_ms <= MAX_TIME_MS:
             return Reason.INVALID_PARAMETER, None, None
         ref = command.handles[entry.handle]
-        if GROUP_OF_HANDLE_HAS_A_RANGE and not 1 <= len(ref.group.encode()) <= 255:
-            return Reason.INVALID_PARAMETER, None, None
         handle = decode_handle(ref.handle)
         lane = queue["lanes"].get(ref.group)
         if (
             handle is None
             or lane is None
             or handle.lane_check != lane_check(queue["topic"], queue["queue_id"], ref.group)
-            or (HANDLE_FIELDS_MATTER and (handle.queue_id != queue["queue_id"] or handle.broker_name != BROKER_NAME))
+            or handle.queue_id != queue["queue_id"]
+            or handle.broker_name != BROKER_NAME
             or not 1 <= handle.epoch <= lane["epoch"]
         ):
             return Reason.UNKNOWN_HANDLE, None, None
@@ -814,13 +787,12 @@ class ReferenceModel:
         while commit < lane["next"] and (commit in acked or commit in holes):
             commit += 1
         at = lane["next"]
-        if NEXT_PASSES_HOLES or commit == at:
-            while at < queue["commit_position"] and at in holes:
-                at += 1
-                lane["holes"] += 1
-            if commit == lane["next"]:
-                commit = at
-            lane["next"] = at
+        while at < queue["commit_position"] and at in holes:
+            at += 1
+            lane["holes"] += 1
+        if commit == lane["next"]:
+            commit = at
+        lane["next"] = at
         lane["commit"] = commit
 
     # ------------------------------------------------------------------------------------------- step 3: grant
@@ -924,8 +896,7 @@ class ReferenceModel:
 
     def _finish_pop(self, pop: dict[str, Any], answer: dict[str, Any]) -> None:
         pop["op"]["answer"] = answer
-        if PARKED_OP_IDS_STAY:
-            pop["op"]["minute"] = answer["now_ms"] // MINUTE_MS
+        pop["op"]["minute"] = answer["now_ms"] // MINUTE_MS
         self._say(pop["command"].op_id, pop["command"].reply_to, answer)
 
     # ------------------------------------------------------------------------------------------- state
@@ -999,21 +970,6 @@ class ReferenceModel:
                 assert message["epoch"] == 0 or message["epoch"] > lane["reset_epoch"]
             for pop in lane["parked"]:
                 assert pop["deadline"] > queue["now"]
-
-
-def _never_delivered() -> Message:
-    return {
-        "state": AVAILABLE,
-        "epoch": 0,
-        "revision": 0,
-        "pop_time": 0,
-        "invisible": 0,
-        "start": 0,
-        "deadline": None,
-        "attempt": 0,
-        "suspended": False,
-        "client": None,
-    }
 
 
 def _run(kind: str, entry: int, first: int, last: int, outcome: tuple[Any, ...]) -> tuple[Any, ...]:
