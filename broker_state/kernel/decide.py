@@ -4,6 +4,7 @@ from typing import assert_never
 
 from broker_state.audit import DeliveryStep
 from broker_state.command import (
+    COMMAND_TYPES,
     Ack,
     Cancel,
     ChangeInvisible,
@@ -48,6 +49,7 @@ from broker_state.records import OpMemory, ParkedPop
 __all__ = ["decide"]
 
 _LEASED, _AVAILABLE = DeliveryState.LEASED, DeliveryState.AVAILABLE
+_KINDS = {command: kind for kind, command in COMMAND_TYPES.items()}
 
 
 def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState | None:
@@ -56,7 +58,7 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
     Returns the queue, whose deadlines may have moved; None when the record touched no queue.
     """
     command = record.command
-    kind = str(command.__struct_config__.tag)
+    kind = _KINDS[type(command)]
     if record.misrouted:
         _refuse_without_queue(record, kind, decision, Reason.MISROUTED)
         return None

@@ -2,7 +2,8 @@
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from broker_state.answer import Run
 from broker_state.audit import DeliveryStep
@@ -23,7 +24,7 @@ Entries = Ack | ChangeInvisible | Reject
 Entry = AckEntry | ChangeEntry | RejectEntry
 
 
-class _Piece(NamedTuple):
+class _Piece(msgspec.Struct, frozen=True, gc=False):
     """Neighbouring offsets judged alike; `before` and `after` are their delivery before and after the operation."""
 
     first: int
@@ -229,10 +230,10 @@ def _decide_range(
         pieces.append(_Piece(max(first, most), end, Reason.ABOVE_MAX))
     for piece in _joined(pieces):
         handle_after = None
-        at: int | None = None
+        new_handle: int | None = None
         if piece.after is not None and isinstance(entry, ChangeEntry):
             handle_after = handle_text(lane, piece.after, handle.start_offset)
-            at = request.handle_index(handle_after)
+            new_handle = request.handle_index(handle_after)
         request.run(
             index,
             piece,
@@ -240,7 +241,7 @@ def _decide_range(
             handle_before=text,
             orderly=bool(lane.record.orderly),
             handle_after=handle_after,
-            handle_index=at,
+            handle_index=new_handle,
         )
 
 
@@ -362,7 +363,7 @@ def _joined(pieces: list[_Piece]) -> list[_Piece]:
     for piece in pieces[1:]:
         last = joined[-1]
         if piece.first == last.end and piece.reason is last.reason and _same_after(piece.after, last.after):
-            joined[-1] = last._replace(end=piece.end)
+            joined[-1] = _Piece(last.first, piece.end, last.reason, last.before, last.after)
         else:
             joined.append(piece)
     return joined

@@ -28,6 +28,7 @@ __all__ = [
 
 
 _I64_MAX = (1 << 63) - 1
+_new = tuple.__new__  # half the time of a NamedTuple's own constructor, and there are several rows an operation
 _TEXT_MAX = 512
 
 
@@ -209,30 +210,33 @@ class Turn:
         if first is not None and not (0 <= first <= _I64_MAX and end is not None and 0 < end <= _I64_MAX + 1):
             first = end = None  # the answer has the offsets as they were sent; a column cannot
         self.decision.operations.append(
-            OperationRow(
-                record.partition,
-                record.kafka_offset,
-                self._operations,
-                self.now_ms,
-                kind,
-                command.topic[:_TEXT_MAX],
-                command.queue_id,
-                group,
-                op_id,
-                client_id,
-                entry,
-                first,
-                None if end is None else end - 1,
-                handle_before,
-                handle_after,
-                code_of(reason) if code is None else code,
-                reason,
-                applied,
-                repeated,
-                deadline_before_ms,
-                deadline_after_ms,
-                attempt,
-                detail,
+            _new(
+                OperationRow,
+                (
+                    record.partition,
+                    record.kafka_offset,
+                    self._operations,
+                    self.now_ms,
+                    kind,
+                    command.topic[:_TEXT_MAX],
+                    command.queue_id,
+                    group,
+                    op_id,
+                    client_id,
+                    entry,
+                    first,
+                    None if end is None else end - 1,
+                    handle_before,
+                    handle_after,
+                    code_of(reason) if code is None else code,
+                    reason,
+                    applied,
+                    repeated,
+                    deadline_before_ms,
+                    deadline_after_ms,
+                    attempt,
+                    detail,
+                ),
             )
         )
         self._operations += 1
@@ -260,24 +264,27 @@ class Turn:
             return
         self._last_step = (same, end)
         deliveries.append(
-            DeliveryRow(
-                record.partition,
-                record.kafka_offset,
-                self._deliveries,
-                self.now_ms,
-                self.queue.topic,
-                self.queue.queue_id,
-                lane.record.group,
-                step,
-                first,
-                end - 1,
-                delivery.epoch,
-                delivery.revision,
-                delivery.attempt,
-                at,
-                delivery.deadline_ms or None,
-                cause,
-                client_id,
+            _new(
+                DeliveryRow,
+                (
+                    record.partition,
+                    record.kafka_offset,
+                    self._deliveries,
+                    self.now_ms,
+                    self.queue.topic,
+                    self.queue.queue_id,
+                    lane.record.group,
+                    step,
+                    first,
+                    end - 1,
+                    delivery.epoch,
+                    delivery.revision,
+                    delivery.attempt,
+                    at,
+                    delivery.deadline_ms or None,
+                    cause,
+                    client_id,
+                ),
             )
         )
         self._deliveries += 1
@@ -337,17 +344,20 @@ class Turn:
                 r.skipped_by_reset,
             )
         self.decision.commit_positions.append(
-            CommitPositionRow(
-                record.partition,
-                record.kafka_offset,
-                self._positions,
-                self.now_ms,
-                queue.topic,
-                queue.queue_id,
-                group,
-                before,
-                after,
-                *account,
+            _new(
+                CommitPositionRow,
+                (
+                    record.partition,
+                    record.kafka_offset,
+                    self._positions,
+                    self.now_ms,
+                    queue.topic,
+                    queue.queue_id,
+                    group,
+                    before,
+                    after,
+                    *account,
+                ),
             )
         )
         self._positions += 1
