@@ -75,7 +75,9 @@ class ExpectLeasesToEndAfterNow(ExpectNoRows):
 class ExpectOneLiveLeaseOfAMessage(ExpectNoRows):
     """Two consumers with the same message at the same time: the promise that a lease makes."""
 
-    description: str = "A message is leased only when its lease before was acked, changed to 0, expired or ended otherwise."
+    description: str = (
+        "A message is leased only when its lease before was acked, changed to 0, expired or ended otherwise."
+    )
     unexpected_rows_query: str = _broken("two_live_leases")
 
 

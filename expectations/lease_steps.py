@@ -1,10 +1,10 @@
 """The life of every lease, judged: the view `lease_steps`, from which the rules about leases select.
 
-The same message is named by rows with different ranges: leased in 0..99, acked in 0..9, expired in 10..99. To see what
-happened to it, ranges are cut at each other's ends; between two neighbouring ends (a *segment*) all messages share one
-history. Numbering the ends of a lane with dense_rank gives each row the numbers of its segments, so nothing is joined by
-range and cost follows the rows, not the messages (1,000,000 rows over 10,000,000 messages are 3,000,000 pieces at most when
-each row is cut twice).
+The same message is named by rows with different ranges: leased in 0..99, acked in 0..9, expired in 10..99. To see
+what happened to it, ranges are cut at each other's ends; between two neighbouring ends (a *segment*) all messages
+share one history. Numbering the ends of a lane with dense_rank gives each row the numbers of its segments, so nothing
+is joined by range and cost follows the rows, not the messages (1,000,000 rows over 10,000,000 messages are 3,000,000
+pieces at most when each row is cut twice).
 
 ```
 leased    0 ├────────────────────┤ 99        segments  1: 0..9   leased, acked
@@ -12,8 +12,8 @@ acked     0 ├───┤ 9                                    2: 10..99 lease
 expired        10 ├──────────────┤ 99
 ```
 
-An *era* of a lane ends with a reset_offset, a forget_lane or a declare that changed something: leases, attempts and acks from
-before count no more. Inside one era and one segment the rows, in log order, must be steps of the diagram in
+An *era* of a lane ends with a reset_offset, a forget_lane or a declare that changed something: leases, attempts and
+acks from before count no more. Inside one era and one segment the rows, in log order, must be steps of the diagram in
 docs/semantics.md.
 """
 
@@ -39,7 +39,8 @@ _LEASED, _CHANGED, _ACKED, _EXPIRED, _RELEASED, _DEAD_LETTERED, _EXPIRED_FROM_LO
 _ENDS_ERA: Final = "step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare')"
 
 _ROWS: Final = f"""
-    SELECT {_LANE} AS lane, kafka_offset, ordinal, first_offset, last_offset + 1 AS end_offset, epoch, revision, attempt,
+    SELECT {_LANE} AS lane, kafka_offset, ordinal, first_offset, last_offset + 1 AS end_offset, epoch, revision,
+           attempt,
            CASE step WHEN 'leased' THEN {_LEASED} WHEN 'changed' THEN {_CHANGED} WHEN 'acked' THEN {_ACKED}
                      WHEN 'expired' THEN {_EXPIRED} WHEN 'released' THEN {_RELEASED}
                      WHEN 'dead_lettered' THEN {_DEAD_LETTERED} WHEN 'expired_from_log' THEN {_EXPIRED_FROM_LOG}
@@ -50,7 +51,8 @@ _ROWS: Final = f"""
     WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({_ENDS_ERA})
 """  # noqa: S608 - constants of this module
 
-# Few, so each lane's list of them is handed to every task. What a declare says of a queue, it says of each of its lanes.
+# Few, so each lane's list of them is handed to every task. What a declare says of a queue, it says of each of its
+# lanes.
 _RESETS: Final = f"""
     SELECT lane, sort_array(collect_set(kafka_offset)) AS records
     FROM (
@@ -131,11 +133,15 @@ _JUDGED: Final = f"""
                 THEN 'attempt'
             WHEN step > {_LEASED} AND attempt <> before.attempt THEN 'attempt'
             WHEN step = {_LEASED} AND revision <> 0 THEN 'revision'
-            WHEN step > {_LEASED} AND revision - before.revision <> CAST(step = {_CHANGED} OR is_change AS INT) THEN 'revision'
+            WHEN step > {_LEASED} AND revision - before.revision <> CAST(step = {_CHANGED} OR is_change AS INT)
+                THEN 'revision'
         END AS rule
         FROM (
             SELECT *, coalesce(was IN ({_LEASED}, {_CHANGED}), false) AS was_live
-            FROM (SELECT *, CASE WHEN before.era = era THEN before.step ELSE 0 END AS was FROM lease_histories WHERE step IS NOT NULL)
+            FROM (
+                SELECT *, CASE WHEN before.era = era THEN before.step ELSE 0 END AS was
+                FROM lease_histories WHERE step IS NOT NULL
+            )
         )
     )
     UNION ALL
@@ -156,11 +162,12 @@ _STAGES: Final = {
 
 @contextmanager
 def registered_lease_steps(spark: SparkSession) -> Iterator[None]:
-    """Register the view in a session that has `deliveries` and `operations`, computed once, for as long as it is needed.
+    """Register the view in a session that has the tables as views; it is computed once and kept until the end.
 
     A row is one step of one segment; `rule` is null when the step was legal, else the rule that it broke first.
     """
-    # Views and not a WITH: Spark numbers the parts of a WITH anew in each query, and then does not find the copy it keeps.
+    # Views and not a WITH: Spark numbers the parts of a WITH anew in each query, and then does not find the copy it
+    # keeps.
     for name, query in _STAGES.items():
         spark.sql(query).createOrReplaceTempView(name)
     judged = spark.sql(_JUDGED).persist(StorageLevel.DISK_ONLY)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
 
-from connectors.delta.flusher import ensure_table
+from connectors.delta.store import ensure_table
 from connectors.delta.tables import TABLES, spark_schema, table_path
 
 if TYPE_CHECKING:
@@ -45,10 +45,4 @@ def write_results(spark: SparkSession, root: Path, report: Report) -> None:
     found = spark.createDataFrame(rows, spark_schema(_TABLE)).coalesce(1)
     same = " AND ".join(f"kept.`{name}` = found.`{name}`" for name in _KEY)
     target = DeltaTable.forPath(spark, str(table_path(root, _TABLE.name)))
-    (
-        target.alias("kept")
-        .merge(found.alias("found"), same)
-        .whenMatchedUpdateAll()
-        .whenNotMatchedInsertAll()
-        .execute()
-    )
+    (target.alias("kept").merge(found.alias("found"), same).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute())

@@ -1,8 +1,8 @@
 """The one kind of expectation used here: a SQL query that finds no rows.
 
-Great Expectations runs the query of an `UnexpectedRowsExpectation` twice, for the count and for the rows, through views of
-the default Spark session. This one asks once, in the session of the frame it is given: validation has a session of its own,
-whose views are the pinned tables and cannot meet those of the streaming queries.
+Great Expectations runs the query of an `UnexpectedRowsExpectation` twice, for the count and for the rows, through
+views of the default Spark session. This one asks once, in the session of the frame it is given: validation has a
+session of its own, whose views are the pinned tables and cannot meet those of the streaming queries.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from great_expectations.core.metric_domain_types import MetricDomainTypes
-from great_expectations.execution_engine import SparkDFExecutionEngine
+from great_expectations.execution_engine.sparkdf_execution_engine import SparkDFExecutionEngine
 from great_expectations.expectations.core.unexpected_rows_expectation import UnexpectedRowsExpectation
 from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.query_metric_provider import QueryMetricProvider
 
 if TYPE_CHECKING:
-    from great_expectations.execution_engine import ExecutionEngine
+    from great_expectations.execution_engine.execution_engine import ExecutionEngine
 
 __all__ = ["SAMPLE_ROWS_MAX", "ExpectNoRows"]
 
@@ -27,14 +27,14 @@ _METRIC: Final = "popstream.unexpected_rows"
 _BATCH_VIEW: Final = "popstream_batch"
 
 
-class UnexpectedRows(QueryMetricProvider):  # type: ignore[misc] # untyped base
+class UnexpectedRows(QueryMetricProvider):
     """How many rows a query finds, and the first of them, in one Spark job."""
 
     metric_name = _METRIC
     value_keys = ("unexpected_rows_query",)
 
-    @metric_value(engine=SparkDFExecutionEngine)  # type: ignore[untyped-decorator]
-    def _spark(  # noqa: PLR0913 - the signature is Great Expectations'
+    @metric_value(engine=SparkDFExecutionEngine)
+    def _spark(
         cls,  # noqa: N805 - the decorator makes it a class method
         execution_engine: SparkDFExecutionEngine,
         metric_domain_kwargs: dict[str, Any],
@@ -54,7 +54,7 @@ class UnexpectedRows(QueryMetricProvider):  # type: ignore[misc] # untyped base
         return count, json.loads(json.dumps(rows, default=str))
 
 
-class ExpectNoRows(UnexpectedRowsExpectation):  # type: ignore[misc] # untyped base
+class ExpectNoRows(UnexpectedRowsExpectation):
     """Base of all suites' expectations: `unexpected_rows_query` finds nothing; its name and description say what."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = (_METRIC,)
@@ -63,7 +63,7 @@ class ExpectNoRows(UnexpectedRowsExpectation):  # type: ignore[misc] # untyped b
         self,
         metrics: dict[str, Any],
         runtime_configuration: dict[str, Any] | None = None,  # noqa: ARG002
-        execution_engine: ExecutionEngine | None = None,  # noqa: ARG002
+        execution_engine: ExecutionEngine[Any] | None = None,  # noqa: ARG002
     ) -> dict[str, Any]:
         count, rows = metrics[_METRIC]
         return {

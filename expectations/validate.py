@@ -1,7 +1,7 @@
 """Check the Delta tables, as they were at one version each, against the suites.
 
-Run beside the stream, never in it: a failure is a row, a number in the report and a red line in Data Docs. What must never
-happen at all is asserted in the kernel; what is checked here is that history agrees with itself.
+Run beside the stream, never in it: a failure is a row, a number in the report and a red line in Data Docs. What must
+never happen at all is asserted in the kernel; what is checked here is that history agrees with itself.
 """
 
 from __future__ import annotations
@@ -12,8 +12,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import great_expectations as gx
 from delta.tables import DeltaTable
-from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.data_context.types.base import (
+    DataContextConfig,
+    InMemoryStoreBackendDefaults,
+    ProgressBarsConfig,
+)
 
+from connectors.delta.store import newest_versions
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.errors import Invalid
 from expectations.commit_positions import commit_positions_suite
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from great_expectations.data_context import EphemeralDataContext
+    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
     from pyspark.sql import SparkSession
 
 __all__ = ["suites", "validate"]
@@ -74,8 +79,7 @@ def validate(
         session.conf.set(key, value)
     pinned = {table: _pin(session, delta_root, table, (versions or {}).get(table)) for table in AUDIT_TABLES}
     _register_seen(session)
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    context = _context()
     with registered_lease_steps(session):
         outcomes = [
             outcome for suite in suites() for outcome in _run(context, session, suite, table_version=pinned[suite.name])
@@ -94,11 +98,10 @@ def _pin(session: SparkSession, delta_root: Path, table: str, version: int | Non
     if not DeltaTable.isDeltaTable(session, path):
         message = f"there is no Delta table at {path}: has the job run here?"
         raise Invalid(message, subject=table)
-    newest = DeltaTable.forPath(session, path).history(1).first()
-    assert newest is not None, "a Delta table has a first commit"
-    pinned = int(newest["version"]) if version is None else version
-    if pinned > newest["version"]:
-        message = f"{table} has no version {pinned} yet, only up to {newest['version']}"
+    newest, _ = newest_versions(session, table_path(delta_root, table))
+    pinned = newest if version is None else version
+    if pinned > newest:
+        message = f"{table} has no version {pinned} yet, only up to {newest}"
         raise Invalid(message, subject=table)
     session.read.format("delta").option("versionAsOf", pinned).load(path).createOrReplaceTempView(table)
     return pinned
@@ -107,18 +110,27 @@ def _pin(session: SparkSession, delta_root: Path, table: str, version: int | Non
 def _register_seen(session: SparkSession) -> None:
     """Register how far each table is known to go: tables are flushed one after the other.
 
-    A flush brings all rows up to its last apply_seq in one commit, so a table that has a row of apply_seq n has all rows
-    before it. A rule across tables judges only what the others have reached; the rest is judged by the next run.
+    A flush brings all rows up to its last apply_seq in one commit, so a table that has a row of apply_seq n has all
+    rows before it. A rule across tables judges only what the others have reached; the rest is judged by the next run.
     """
     for table in ("operations", "deliveries"):
         query = f"SELECT state_epoch, max(apply_seq) AS apply_seq FROM {table} GROUP BY state_epoch"  # noqa: S608
         rows = session.sql(query).collect()
-        session.createDataFrame(rows, "state_epoch STRING, apply_seq BIGINT").createOrReplaceTempView(f"{table}_reached")
+        session.createDataFrame(rows, "state_epoch STRING, apply_seq BIGINT").createOrReplaceTempView(
+            f"{table}_reached"
+        )
     session.sql("SELECT * FROM operations_reached").createOrReplaceTempView("operations_seen")
     session.sql(
         "SELECT state_epoch, least(o.apply_seq, d.apply_seq) AS apply_seq"
         " FROM operations_reached AS o JOIN deliveries_reached AS d USING (state_epoch)"
     ).createOrReplaceTempView("deliveries_seen")
+
+
+def _context() -> EphemeralDataContext:
+    # By default it makes a folder for Data Docs below /tmp, one for each run, and leaves it there.
+    stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
+    config = DataContextConfig(store_backend_defaults=stores, progress_bars=ProgressBarsConfig(globally=False))
+    return gx.get_context(mode="ephemeral", project_config=config)
 
 
 def _run(
@@ -162,7 +174,7 @@ def _build_docs(context: EphemeralDataContext, folder: Path) -> None:
     fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    site = {
+    site: DataDocsSiteConfigTypedDict = {
         "class_name": "SiteBuilder",
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(fresh.absolute())},

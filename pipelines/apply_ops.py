@@ -21,6 +21,7 @@ from broker_state.kernel.queue_state import QueueState
 from broker_state.kernel.turn import Decision, OpRecord
 from broker_state.keys import op_key, queue_prefix
 from broker_state.overlay import Overlay
+from broker_state.reason import CODE_OF_REASON, Reason
 from broker_state.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.spark_progress import planned_end
@@ -131,7 +132,8 @@ class ApplyOps:
         finally:
             gc.enable()
         report.rejected = len(rejected)
-        report.refused = sum(1 for row in decision.operations if row.code)
+        # A pop that found nothing has a code, and was not refused.
+        report.refused = sum(1 for row in decision.operations if row.code not in {0, CODE_OF_REASON[Reason.NO_MESSAGE]})
         if report.records or end_offset != self.applied.next_offset:
             self._write(report, decision, rejected, end_offset, batch_id)
         deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms() for queue in touched}

@@ -48,6 +48,8 @@ class FlushLoop:
         self._wake = threading.Event()
         self._stopping = False
         self._seq = min(flusher.delivered(table) for table in AUDIT_TABLES)
+        # What a killed predecessor had committed, but not noted, leaves the outbox too.
+        outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=self._seq)])
         self.flushed_rows = 0
         self._thread = InheritableThread(target=self._run, name="flush", daemon=True)
 

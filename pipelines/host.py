@@ -31,7 +31,7 @@ from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.card import JobCard
 from pipelines.job import Job
-from pipelines.jvm import ended_jvm, errors_in
+from pipelines.jvm import ended_jvm, errors_in, silence_query_errors
 from pipelines.logs import configure_logs
 from pipelines.preflight import reach_kafka, require_ready
 from pipelines.settings import JobSettings
@@ -214,6 +214,7 @@ class Host:
             session = build_session("popstream", jars, driver_memory=self.settings.driver_memory, conf=conf)
         if is_ours:
             self._stack.callback(_ended, "spark", session.stop)
+        silence_query_errors()
         # Spark has put its own handler for Ctrl-C in the place of ours.
         self._handle_signals()
         return session

@@ -11,6 +11,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from broker_state.errors import Corrupt
 from pipelines.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
 
 __all__ = ["SLICE_BYTES_MAX", "Intake"]
@@ -72,6 +73,9 @@ class Intake:
             (record.partition, record.kafka_offset): record
             for record in _to_records(_columns(frame, RECORD_BYTES_MAX).toArrow())
         }
+        if missing := sorted(wanted - values.keys()):
+            message = f"{self._topic} had a record at (partition, offset) {missing[0]} a moment ago, and has it no more"
+            raise Corrupt(message, subject=self._topic)
         return [values.get((record.partition, record.kafka_offset), record) for record in pending]
 
 

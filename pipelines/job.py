@@ -112,7 +112,8 @@ class Job:
         )
         self._learn_stored_deadlines()
         self.flush_loop.start()
-        self.ticker.start()
+        if settings.ticks:
+            self.ticker.start()
         self.query = self._start_query(options, checkpoint, applied)
 
     def wait(self, timeout_s: float | None = None) -> bool:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import structlog
 from pyspark import SparkContext
+from pyspark.logger import PySparkLogger
 
-__all__ = ["ended_jvm", "errors_in"]
+__all__ = ["ended_jvm", "errors_in", "silence_query_errors"]
 
 _log = structlog.get_logger(__name__)
 
@@ -42,6 +43,11 @@ def errors_in(path: Path | None) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(before, 2)
         os.close(before)
+
+
+def silence_query_errors() -> None:
+    """Keep PySpark from printing what it raises as well: a page of JSON for a misspelt column."""
+    PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
 def _end_jvm() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import structlog
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import KafkaError
 
 from broker_state.errors import Unavailable
 from broker_state.kernel.turn import DeadLetter
@@ -117,7 +116,7 @@ class Publisher:
                         fetch_max_bytes=_REQUEST_BYTES_MAX,
                     )
                 self._send(entry, [self._copy_of(letter, record) for record in _read(consumer, letter)])
-        except KafkaError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, no letter gets through any more
             self._fail(error)
         finally:
             if consumer is not None:
@@ -139,8 +138,10 @@ class Publisher:
         ]
         if message is None:
             headers.append(("popstream.gone", b"the message had left the log; these are its coordinates"))
-            return self._topics.dead_letters, None, None, None, headers
-        return self._topics.dead_letters, None, message.key, message.value, [*(message.headers or []), *headers]
+            return self._topics.dead_letters, None, None, b"", headers
+        # kafka-python sends no record without key and value; the message may have been one.
+        value = b"" if message.key is None and message.value is None else message.value
+        return self._topics.dead_letters, None, message.key, value, [*(message.headers or []), *headers]
 
 
 def _history(letter: DeadLetter) -> dict[str, int]:
@@ -157,7 +158,8 @@ def _read(consumer: KafkaConsumer, letter: DeadLetter) -> list[tuple[int, Any]]:
     """(queue offset, record or None if it is gone) of every message of the letter."""
     partition = TopicPartition(letter.topic, letter.queue_id)
     found: dict[int, Any] = {}
-    if consumer.partitions_for_topic(letter.topic) is None:
+    # The topic may be gone, or never was: a queue is what a `declare` says, and asking such a partition takes for ever.
+    if letter.queue_id not in (consumer.partitions_for_topic(letter.topic) or ()):
         return [(offset, None) for offset in range(letter.first, letter.last + 1)]
     consumer.assign([partition])
     first = max(letter.first, consumer.beginning_offsets([partition])[partition])

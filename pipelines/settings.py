@@ -14,31 +14,36 @@ class JobSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="POPSTREAM_", env_file=None, frozen=True, extra="forbid")
 
-    folder: Path = Field(Path("var/job"), description="state, checkpoint and Delta tables of this job")
-    bootstrap_servers: str = Field("", description="an existing Kafka; empty: an embedded one")
-    topic_prefix: str = Field("popstream", description="one prefix is one tenant and one job")
+    folder: Path = Field(default=Path("var/job"), description="state, checkpoint and Delta tables of this job")
+    bootstrap_servers: str = Field(default="", description="an existing Kafka; empty: an embedded one")
+    topic_prefix: str = Field(default="popstream", description="one prefix is one tenant and one job")
     ops_partitions: Annotated[int, Field(ge=1, le=1024)] = Field(
-        4, description="fixed once the topic exists; more: more tasks read the log in parallel"
+        default=4, description="fixed once the topic exists; more: more tasks read the log in parallel"
     )
     results_partitions: Annotated[int, Field(ge=1, le=1024)] = Field(
-        32, description="more: a client reads fewer answers that are not its own"
+        default=32, description="more: a client reads fewer answers that are not its own"
     )
     records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
-        50_000, description="more: higher throughput behind the log, longer micro-batches, more memory"
+        default=50_000, description="more: higher throughput behind the log, longer micro-batches, more memory"
     )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
-        5.0, description="longer: fewer and larger Delta files, an older audit"
+        default=5.0, description="longer: fewer and larger Delta files, an older audit"
     )
     outbox_bytes_max: Annotated[int, Field(ge=1 << 20)] = Field(
-        2 << 30, description="beyond it the job stops deciding until Delta has caught up"
+        default=2 << 30, description="beyond it the job stops deciding until Delta has caught up"
+    )
+    ticks: bool = Field(
+        default=True,
+        description="false: nothing is added to the ops topic, as a replay must not; what is due waits for others",
     )
     stall_s_max: Annotated[float, Field(gt=0)] = Field(
-        300.0, description="how long deciding may stand still for a full outbox before the job ends with an error"
+        default=300.0,
+        description="how long deciding may stand still for a full outbox before the job ends with an error",
     )
     handle_keys: dict[str, SecretStr] = Field(
         default_factory=dict, description="key id to secret; empty: handles are not signed"
     )
-    handle_key_active: str = Field("", description="the key that signs; the others are still good")
-    driver_memory: str = Field("1g", description="heap of the JVM")
-    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(0, description="Prometheus metrics; 0: none")
-    log_level: str = Field("INFO", description="DEBUG shows every micro-batch")
+    handle_key_active: str = Field(default="", description="the key that signs; the others are still good")
+    driver_memory: str = Field(default="1g", description="heap of the JVM")
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="Prometheus metrics; 0: none")
+    log_level: str = Field(default="INFO", description="DEBUG shows every micro-batch")

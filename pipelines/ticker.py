@@ -56,7 +56,8 @@ class Ticker:
         with self._lock:
             self._stopping = True
             self._lock.notify()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def learn(self, deadlines: Mapping[tuple[str, int], int], append_ms: int, *, behind: bool) -> None:
         """What a micro-batch left: the earliest deadline of each queue it touched, and the newest append time it saw.

@@ -64,7 +64,7 @@ class Consumer:
         Invalid: The job's topics do not exist, or a setting is wrong.
     """
 
-    def __init__(  # noqa: PLR0913 - all but two have a default
+    def __init__(
         self,
         bootstrap_servers: str,
         *,
@@ -103,7 +103,7 @@ class Consumer:
         """Count the messages popped here that were neither finished nor given back."""
         return len(self._held)
 
-    def pop(  # noqa: PLR0913 - they are the parameters of the operation
+    def pop(
         self,
         topic: str,
         queue_id: int,

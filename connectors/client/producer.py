@@ -58,7 +58,7 @@ class Producer:
         Invalid: The job's topics do not exist, or a setting is wrong.
     """
 
-    def __init__(  # noqa: PLR0913 - all but one have a default
+    def __init__(
         self,
         bootstrap_servers: str,
         *,
@@ -96,7 +96,7 @@ class Producer:
             message = f"Kafka does not answer: {error!r}"
             raise Unavailable(message, subject=bootstrap_servers) from error
 
-    def send(  # noqa: PLR0913, PLR0917 - they are the parts of a message
+    def send(
         self,
         topic: str,
         value: bytes | None,

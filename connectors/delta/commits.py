@@ -1,9 +1,9 @@
 """Delta's commit files, read and made durable.
 
-Nobody else does it: Delta and Spark issue no fsync on a local file system (measured, with a positive control). After a power
-loss a commit may be missing, or be an empty file. An outbox entry may go only when the commit that holds its rows is on
-the disk, with everything in between that a reader of the table needs: commit file, data files, checkpoints, Hadoop's
-checksum sidecars (a stale one makes good data unreadable) and the folders that name them.
+Nobody else does it: Delta and Spark issue no fsync on a local file system (measured, with a positive control). After
+a power loss a commit may be missing, or be an empty file. An outbox entry may go only when the commit that holds its
+rows is on the disk, with everything in between that a reader of the table needs: commit file, data files,
+checkpoints, Hadoop's checksum sidecars (a stale one makes good data unreadable) and the folders that name them.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def commits_back_from(table: Path, version: int) -> Iterator[Commit]:
 def sync_commits(table: Path, commits: Iterable[Commit]) -> None:
     """Make `commits` durable: return only when a power loss cannot take them away.
 
-    A data file that is missing was compacted and vacuumed meanwhile: its rows are in a later commit, which is synced too.
+    A data file that is missing was compacted and vacuumed meanwhile: its rows are in a later commit, which is synced
+    too.
     """
     log = table / "_delta_log"
     files = {log / "_last_checkpoint"}

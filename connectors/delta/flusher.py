@@ -6,9 +6,10 @@ outbox   seq 3   4   5 | 6   7   8   9      v = 5, read from Delta
 ```
 
 Delta remembers the last `txnVersion` of each `txnAppId` in the commit that carries it, so "written" and "known to be
-written" are one fact. A writer that was killed between commit and note finds v in the table and leaves out what it covers,
-however the span is cut the second time. Two traps, both met in tests: Delta *skips in silence* a version at or below v, so
-nothing is handed to it that is not above; and RESTORE brings back old rows but not the old v, so it is looked for.
+written" are one fact. A writer that was killed between commit and note finds v in the table and leaves out what it
+covers, however the span is cut the second time. Two traps, both met in tests: Delta *skips in silence* a version at
+or below v, so nothing is handed to it that is not above; and RESTORE brings back old rows but not the old v, so it is
+looked for.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from delta.exceptions import ConcurrentTransactionException
-from delta.tables import DeltaTable
 
 from connectors.delta.commits import Commit, commits_back_from, read_commit, sync_commits
 from connectors.delta.rows import decode_rows
-from connectors.delta.tables import AUDIT_TABLES, Table, arrow_schema, spark_schema, table_path
-from connectors.errors import Corrupt, Fenced, Invalid
+from connectors.delta.store import ensure_table, newest_versions
+from connectors.delta.tables import AUDIT_TABLES, arrow_schema, spark_schema, table_path
+from connectors.errors import Corrupt, Fenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,38 +37,11 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["AuditFlusher", "ensure_table"]
+__all__ = ["AuditFlusher"]
 
-_PROPERTIES: Final = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 7 days",
-    # No delta.setTransactionRetentionDuration, ever: once v expires Delta accepts the same rows again (measured).
-}
 _ROWS_PER_WRITE: Final = 131_072
 _MS_PER_DAY: Final = 86_400_000
 _NOTHING: Final = -1
-
-
-def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
-    """Create the table unless it is there.
-
-    Raises:
-        Invalid: it is there with other columns.
-    """
-    path = str(table_path(root, table.name))
-    builder = DeltaTable.createIfNotExists(spark).location(path).addColumns(spark_schema(table)).comment(table.comment)
-    if table.partitioned_by is not None:
-        builder = builder.partitionedBy(table.partitioned_by)
-    for key, value in _PROPERTIES.items():
-        builder = builder.property(key, value)
-    builder.execute()
-    found = {field.name: field.dataType for field in spark.read.format("delta").load(path).schema}
-    wanted = {field.name: field.dataType for field in spark_schema(table)}
-    if found != wanted:
-        differences = sorted(f"{name}: {found.get(name)}, not {wanted.get(name)}" for name in found.keys() | wanted.keys()
-                             if found.get(name) != wanted.get(name))
-        message = f"the Delta table at {path} has other columns than this version writes"
-        raise Invalid(message, subject=table.name, details=differences)
 
 
 class _Position(msgspec.Struct):
@@ -104,7 +78,14 @@ class AuditFlusher:
     """
 
     def __init__(
-        self, spark: SparkSession, root: Path, pipeline: str, state_epoch: str, *, ops_topic_id: str, durable: bool = True
+        self,
+        spark: SparkSession,
+        root: Path,
+        pipeline: str,
+        state_epoch: str,
+        *,
+        ops_topic_id: str,
+        durable: bool = True,
     ) -> None:
         """Create missing tables and read from each what it holds already."""
         self._spark = spark
@@ -134,16 +115,22 @@ class AuditFlusher:
             Corrupt: one does; the state was restored, or lost its last writes, without a new state epoch. Its new
                 decisions would get numbers that Delta has seen, and be skipped in silence.
         """
-        ahead = [f"{name}: {position.delivered}" for name, position in self._positions.items() if position.delivered > applied_seq]
+        ahead = [
+            f"{name}: {position.delivered}"
+            for name, position in self._positions.items()
+            if position.delivered > applied_seq
+        ]
         if ahead:
-            message = f"Delta holds rows of later decisions than the state, which ends at apply_seq {applied_seq}: restore it"
+            message = (
+                f"Delta holds rows of later decisions than the state, which ends at apply_seq {applied_seq}: restore it"
+            )
             raise Corrupt(message, subject=self._state_epoch, details=ahead)
 
     def flush(self, table: str, slices: Iterable[tuple[int, bytes]], upto: int) -> int:
         """Write the rows of apply_seq (v, upto] in one commit; return how many rows that were.
 
-        Slices at or below the v that was read at start are left out: a killed predecessor has written them. Without rows
-        nothing is committed, and the table counts as delivered to `upto` until the process ends.
+        Slices at or below the v that was read at start are left out: a killed predecessor has written them. Without
+        rows nothing is committed, and the table counts as delivered to `upto` until the process ends.
 
         Args:
             table: Name of an audit table.
@@ -190,19 +177,15 @@ class AuditFlusher:
         return _Position(delivered=committed, delivered_when_opened=committed, committed=committed, version=version)
 
     def _newest(self, table: str) -> tuple[int, int]:
-        """Newest version of the table, and the version of our transaction in it."""
-        jvm = self._spark._jvm  # noqa: SLF001 - Delta has no public way to read a transaction's version.
-        assert jvm is not None
-        log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(self._spark._jsparkSession, str(table_path(self._root, table)))  # noqa: SLF001
-        none = jvm.scala.Option.empty()
-        snapshot = log.update(False, none, none)  # noqa: FBT003 - stalenessAcceptable; py4j has no keywords.
-        committed = snapshot.transactions().get(self._app_id(table))
-        return int(snapshot.version()), int(committed.get()) if committed.isDefined() else _NOTHING
+        version, committed = newest_versions(self._spark, table_path(self._root, table), self._app_id(table))
+        return version, _NOTHING if committed is None else committed
 
     def _write_scratch(self, table: str, slices: Iterator[tuple[int, bytes]], scratch: Path) -> int:
         """Write the slices as one parquet file, in pieces, so that memory does not grow with the span."""
         rows = 0
-        with pq.ParquetWriter(scratch, arrow_schema(AUDIT_TABLES[table]), compression="lz4", write_statistics=False) as writer:
+        with pq.ParquetWriter(
+            scratch, arrow_schema(AUDIT_TABLES[table]), compression="lz4", write_statistics=False
+        ) as writer:
             for piece in _pieces(self._completed(table, seq, data) for seq, data in slices):
                 writer.write_table(piece)
                 rows += piece.num_rows
@@ -232,7 +215,9 @@ class AuditFlusher:
         except ConcurrentTransactionException as error:
             raise self._fenced(table, version) from error
         newest, _ = self._newest(table)
-        commits = [commit for number in range(position.version + 1, newest + 1) if (commit := read_commit(path, number))]
+        commits = [
+            commit for number in range(position.version + 1, newest + 1) if (commit := read_commit(path, number))
+        ]
         ours = [commit for commit in commits if self._app_id(table) in commit.txns]
         if [commit.user_metadata for commit in ours] != [self._token]:
             raise self._fenced(table, version)
@@ -244,8 +229,9 @@ class AuditFlusher:
 
     def _append(self, table: str, scratch: Path, version: int) -> None:
         frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
-        options = {"userMetadata": self._token, "txnAppId": self._app_id(table), "txnVersion": version}
-        frame.write.format("delta").mode("append").options(**options).save(str(table_path(self._root, table)))
+        writer = frame.write.format("delta").mode("append").option("userMetadata", self._token)
+        writer = writer.option("txnAppId", self._app_id(table)).option("txnVersion", version)
+        writer.save(str(table_path(self._root, table)))
 
     def _fenced(self, table: str, version: int) -> Fenced:
         message = f"another process writes to {table} for the same state (at apply_seq {version}): stop this one"
@@ -281,7 +267,7 @@ def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
 def _refuse_restored(table: str, commits: Iterable[Commit]) -> None:
     if any(commit.operation == "RESTORE" for commit in commits):
         message = (
-            f"{table} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and it would"
-            " skip them in silence. Restore the state too, with a new state epoch"
+            f"{table} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and it"
+            " would skip them in silence. Restore the state too, with a new state epoch"
         )
         raise Corrupt(message, subject=table)

@@ -14,12 +14,12 @@ _HEAD = """\
 Generated from connectors/delta/tables.py by `python -m connectors.delta.reference`; a test keeps it current.
 Times are in milliseconds since 1970, UTC. Offsets are queue offsets, ranges are inclusive.
 
-A row of an audit table is identified by (`ops_topic_id`, `partition`, `kafka_offset`, `ordinal`). That key and all columns but
-`apply_seq` and `state_epoch` are the same in every replay. No column is NOT NULL in Delta; those marked *always* are never null,
-which the suites check.
+A row of an audit table is identified by (`ops_topic_id`, `partition`, `kafka_offset`, `ordinal`). That key and all
+columns but `apply_seq` and `state_epoch` are the same in every replay. No column is NOT NULL in Delta; those marked
+*always* are never null, which the suites check.
 
-The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row for each message of a
-range, with the column `queue_offset`.
+The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row for each
+message of a range, with the column `queue_offset`.
 """
 
 
@@ -34,7 +34,8 @@ def _section(table: Table) -> str:
         f"| `{column.name}` | {column.kind} | {'always' if column.required else ''} | {column.comment} |\n"
         for column in table.columns
     )
-    return f"\n## {table.name}\n\n{table.comment}{partitioned}\n\n| column | type | value | meaning |\n|---|---|---|---|\n{rows}"
+    head = "| column | type | value | meaning |\n|---|---|---|---|\n"
+    return f"\n## {table.name}\n\n{table.comment}{partitioned}\n\n{head}{rows}"
 
 
 if __name__ == "__main__":

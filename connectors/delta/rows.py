@@ -1,7 +1,8 @@
 """Audit rows as Arrow slices: what waits in the outbox between a decision and its Delta commit.
 
 A slice is a complete Arrow IPC stream (schema, dictionaries, one record batch; zstd), so it can be read without the
-code that wrote it. Rows become columns by `zip(*rows)`, one C call for thousands of rows; Python never looks at a value.
+code that wrote it. Rows become columns by `zip(*rows)`, one C call for thousands of rows; Python never looks at a
+value.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.it
 def encode_rows(table: str, rows: Sequence[NamedTuple], limit_bytes: int = SLICE_BYTES_MAX) -> list[bytes]:
     """Pack the rows of one audit table, in order, into slices of at most `limit_bytes` each.
 
-    No row can make it fail, since rows quote what clients sent: a number beyond its column's type becomes the nearest one
-    the type has, text that is not Unicode gets replacement characters, and in a row that alone exceeds the limit each
-    text is cut to 1,024 characters and says so.
+    No row can make it fail, since rows quote what clients sent: a number beyond its column's type becomes the nearest
+    one the type has, text that is not Unicode gets replacement characters, and in a row that alone exceeds the limit
+    each text is cut to 1,024 characters and says so.
     """
     schema = _SCHEMAS[table]
     slices: list[bytes] = []
@@ -51,16 +52,21 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
     Raises:
         Corrupt: a slice is not what was encoded.
     """
-    schema = pa.schema([
-        pa.field(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in _SCHEMAS[table]
-    ])
+    schema = pa.schema(
+        [
+            pa.field(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type)
+            for field in _SCHEMAS[table]
+        ]
+    )
     batches = [_plain(batch, schema) for data in slices for batch in _read(data, table)]
     return pa.Table.from_batches(batches, schema)
 
 
 def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBatch:
     columns = zip(*rows, strict=True)
-    return pa.RecordBatch.from_arrays([_array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [_array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema
+    )
 
 
 def _array(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
@@ -70,7 +76,7 @@ def _array(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:
         return pa.array([_fitted(value, kind) for value in values], kind)
 
 
-def _fitted(value: Any, kind: pa.DataType) -> Any:
+def _fitted(value: object, kind: pa.DataType) -> object:
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, int) and pa.types.is_integer(kind):
@@ -84,7 +90,9 @@ def _slices(batch: pa.RecordBatch, limit_bytes: int) -> list[bytes]:
         return [data]
     if batch.num_rows > 1:
         half = batch.num_rows // 2
-        return _slices(_compacted(batch.slice(0, half)), limit_bytes) + _slices(_compacted(batch.slice(half)), limit_bytes)
+        return _slices(_compacted(batch.slice(0, half)), limit_bytes) + _slices(
+            _compacted(batch.slice(half)), limit_bytes
+        )
     return [_write(_cut(batch))]
 
 
@@ -92,7 +100,8 @@ def _write(batch: pa.RecordBatch) -> bytes:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema, options=_OPTIONS) as writer:
         writer.write_batch(batch)
-    return sink.getvalue().to_pybytes()
+    data: bytes = sink.getvalue().to_pybytes()
+    return data
 
 
 def _compacted(batch: pa.RecordBatch) -> pa.RecordBatch:

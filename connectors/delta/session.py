@@ -57,6 +57,7 @@ def build_session(
     *,
     master: str = "local[2]",
     driver_memory: str = "896m",
+    java_options: Sequence[str] = (),
     conf: Mapping[str, str] | None = None,
 ) -> SparkSession:
     """Start Spark, or give the session that runs already.
@@ -66,6 +67,7 @@ def build_session(
         jars: Delta and the Kafka source (`connectors.jars`): PySpark brings neither.
         master: `local[n]`: n tasks at a time.
         driver_memory: Heap of the JVM. Resident memory goes up to about 400 MiB above it.
+        java_options: Flags of the JVM after ours.
         conf: Spark settings on top of ours, which they override.
     """
     # glibc gives each thread an arena that it seldom returns; with Spark's threads that is hundreds of MiB.
@@ -75,7 +77,7 @@ def build_session(
         .appName(app_name)
         .master(master)
         .config("spark.driver.memory", driver_memory)
-        .config("spark.driver.extraJavaOptions", " ".join(_JVM_FLAGS))
+        .config("spark.driver.extraJavaOptions", " ".join((*_JVM_FLAGS, *java_options)))
         .config("spark.jars", ",".join(str(jar) for jar in jars))
     )
     for key, value in {**_CONF, **(conf or {})}.items():

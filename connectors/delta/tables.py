@@ -5,8 +5,8 @@ kernel rows (broker_state/audit.py) ── outbox_schema ──> Arrow slices in
                                     └─ + FLUSHER_COLUMNS ── arrow_schema, spark_schema ──> Delta
 ```
 
-Every column is nullable in Delta, also those that must not be null: a NOT NULL that fails would stop the flush, and with it
-the job. What must hold is checked beside the stream instead (`expectations`, from `required_columns`).
+Every column is nullable in Delta, also those that must not be null: a NOT NULL that fails would stop the flush, and
+with it the job. What must hold is checked beside the stream instead (`expectations`, from `required_columns`).
 """
 
 from __future__ import annotations
@@ -276,11 +276,15 @@ def table_path(root: Path, table: str) -> Path:
 def outbox_schema(table: Table) -> pa.Schema:
     """Arrow schema of the kernel's columns, in the order of the row type."""
     added = {column.name for column in FLUSHER_COLUMNS}
-    return pa.schema([
-        pa.field(column.name, pa.dictionary(pa.int32(), pa.string()) if column.repeats else _ARROW_TYPES[column.kind])
-        for column in table.columns
-        if column.name not in added
-    ])
+    return pa.schema(
+        [
+            pa.field(
+                column.name, pa.dictionary(pa.int32(), pa.string()) if column.repeats else _ARROW_TYPES[column.kind]
+            )
+            for column in table.columns
+            if column.name not in added
+        ]
+    )
 
 
 def arrow_schema(table: Table) -> pa.Schema:
@@ -290,7 +294,11 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 def spark_schema(table: Table) -> types.StructType:
     """Spark schema of the whole table, with the comments."""
-    return types.StructType([
-        types.StructField(column.name, _SPARK_TYPES[column.kind], nullable=True, metadata={"comment": column.comment})
-        for column in table.columns
-    ])
+    return types.StructType(
+        [
+            types.StructField(
+                column.name, _SPARK_TYPES[column.kind], nullable=True, metadata={"comment": column.comment}
+            )
+            for column in table.columns
+        ]
+    )

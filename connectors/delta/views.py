@@ -19,8 +19,8 @@ __all__ = ["register_views"]
 _BLOCK: Final = 4_096
 _EXPLODED_MAX: Final = 1_000_000
 
-# A refused range may name any offsets up to 2^63 - 1, and the release of a whole lane names offsets that nobody held: such
-# a row stays one row, without a message.
+# A refused range may name any offsets up to 2^63 - 1, and the release of a whole lane names offsets that nobody held:
+# such a row stays one row, without a message.
 _NAMES_MESSAGES: Final = {
     "operations": f"first_offset >= 0 AND last_offset - first_offset BETWEEN 0 AND {_EXPLODED_MAX - 1}",
     "deliveries": "NOT (step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare'))",
@@ -39,8 +39,8 @@ _VIEW: Final = """
 def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> None:
     """Register each table of `paths` (folder by table name) as a temporary view, and the views on messages.
 
-    `operations_by_message` and `deliveries_by_message` have the columns of their table and `queue_offset`, which is null
-    for a row that is about no message.
+    `operations_by_message` and `deliveries_by_message` have the columns of their table and `queue_offset`, which is
+    null for a row that is about no message.
     """
     for table, path in paths.items():
         spark.read.format("delta").load(str(path)).createOrReplaceTempView(table)

@@ -95,7 +95,7 @@ class EmbeddedKafka:
         start_timeout_s: Seconds a start may take before it is given up.
     """
 
-    def __init__(  # noqa: PLR0913 - a broker has that many things to choose, all with defaults
+    def __init__(
         self,
         folder: Path = Path("var/kafka"),
         *,

@@ -145,7 +145,7 @@ class _Again(Exception):  # noqa: N818 - a signal to tenacity, which reaches nob
     """Kafka answered with an error that passes by itself."""
 
 
-def ensure_topics(  # noqa: PLR0913 - three are optional
+def ensure_topics(
     bootstrap_servers: str,
     topics: Topics,
     settings: TopicSettings | None = None,
@@ -219,7 +219,7 @@ def describe(
         return _describe(admin, names)
 
 
-def create_message_topic(  # noqa: PLR0913 - two are optional
+def create_message_topic(
     bootstrap_servers: str,
     name: str,
     partitions: int,

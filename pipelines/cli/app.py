@@ -62,9 +62,7 @@ def up(
     ] = "127.0.0.1",
     kafka_port: Annotated[
         int,
-        typer.Option(
-            help="port of the embedded Kafka; 0: any free one", envvar="POPSTREAM_KAFKA_PORT", min=0, max=65535
-        ),
+        typer.Option(help="port of the embedded Kafka; 0: any", envvar="POPSTREAM_KAFKA_PORT", min=0, max=65535),
     ] = 0,
     log_level: Annotated[str | None, typer.Option(help=meaning("log_level"))] = None,
     log_to_terminal: Annotated[  # noqa: FBT002 - a flag
@@ -75,8 +73,8 @@ def up(
 ) -> None:
     """Run the job in the foreground, with a Kafka of its own unless one is given.
 
-    Every setting may also come from POPSTREAM_<SETTING> or from the settings file. Other commands find the running job by
-    its folder.
+    Every setting may also come from its variable or from the settings file.
+    Other commands find the running job by its folder.
     """
     chosen = load_settings(
         settings,
@@ -99,11 +97,37 @@ def up(
 
 
 @app.command(epilog=EPILOG)
-def demo() -> None:
-    """Run the whole pipeline once on this machine, and tell what happened."""
+def demo(
+    messages: Annotated[int, typer.Option(help="messages to send", min=1)] = 100_000,
+    messages_file: Annotated[
+        Path | None, typer.Option(help="send the lines of this file instead", exists=True, dir_okay=False)
+    ] = None,
+    queues: Annotated[int, typer.Option(help="queues of the message topic", min=1, max=1024)] = 8,
+    groups: Annotated[int, typer.Option(help="consumer groups; each gets every message", min=1)] = 3,
+    bootstrap_servers: Annotated[
+        str,
+        typer.Option(help="an existing Kafka; without: an embedded one", metavar="HOST:PORT,...", show_default=False),
+    ] = "",
+    var: Var = DEFAULT_VAR,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Run the whole pipeline once on this machine, and tell what happened.
+
+    Exit code 1: a check of the demo failed; 130: interrupted.
+    """
     from pipelines.demo import run_demo
 
-    run_demo()
+    code = run_demo(
+        messages_count=messages,
+        messages_file=messages_file,
+        queues=queues,
+        groups=groups,
+        var=var,
+        bootstrap_servers=bootstrap_servers,
+        json_output=as_json,
+    )
+    raise typer.Exit(code)
 
 
 @app.command(epilog=EPILOG)
@@ -153,7 +177,7 @@ def ops(
         print("\n".join(example_lines(example)))
         return
     commands = read_operations(read_text(operation))
-    run_ops(find_target(folder, bootstrap_servers, prefix), commands, timeout_ms=timeout, as_json=as_json)
+    run_ops(find_target(folder, bootstrap_servers, prefix), commands, timeout_ms=int(timeout), as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -189,9 +213,9 @@ def consume(
         typer.Option(parser=Duration.parse, metavar="DURATION", help="stop when nothing has come for so long"),
     ] = A_MOMENT,
     follow: Annotated[bool, typer.Option("--follow", help="do not stop when nothing comes")] = False,  # noqa: FBT002
-    ack: Annotated[  # noqa: FBT002
-        bool, typer.Option(" /--no-ack", help="leave the messages leased: they come again when the time is over")
-    ] = True,
+    no_ack: Annotated[  # noqa: FBT002
+        bool, typer.Option("--no-ack", help="leave the messages leased: they come again when the time is over")
+    ] = False,
     folder: Folder = None,
     bootstrap_servers: Servers = None,
     prefix: Prefix = None,
@@ -207,10 +231,10 @@ def consume(
         topic,
         group,
         count_max=count_max,
-        invisible_time_ms=invisible_time,
-        wait_ms=wait,
+        invisible_time_ms=int(invisible_time),
+        wait_ms=int(wait),
         follow=follow,
-        ack=ack,
+        ack=not no_ack,
         as_json=as_json,
     )
 
@@ -250,11 +274,12 @@ def query(
 ) -> None:
     """Run SQL over the audit tables, also while the job runs.
 
-    Tables: operations, deliveries, commit_positions, rejected, quality_results. Views with a row for each message:
-    operations_by_message, deliveries_by_message.
+    Tables: operations, deliveries, commit_positions, rejected, quality_results.
+    With a row for each message: operations_by_message, deliveries_by_message.
 
-    Time travel: SELECT count(*) FROM operations VERSION AS OF 3 (or TIMESTAMP AS OF '2030-01-31 12:00'); DESCRIBE HISTORY
-    operations tells the versions.
+    Time travel: SELECT count(*) FROM operations VERSION AS OF 3
+    or TIMESTAMP AS OF '2030-01-31 12:00'; DESCRIBE HISTORY operations
+    tells the versions. By path: FROM delta.`/a/folder/delta/operations`.
     """
     from checkpoints.layout import JobFolder
     from pipelines.cli.query import Output, run_query
@@ -270,9 +295,7 @@ def query(
 @app.command(epilog=EPILOG)
 def check(
     folder: Folder = None,
-    data_docs: Annotated[Path, typer.Option(help="where to write Data Docs; replaced by each run")] = Path(
-        "var/data_docs"
-    ),
+    data_docs: Annotated[Path, typer.Option(help="folder for Data Docs; a run replaces them")] = DEFAULT_DATA_DOCS,
     settings: SettingsFile = None,
     var: Var = DEFAULT_VAR,
     *,

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from expectations.report import Report
-from expectations.validate import validate
 from pipelines.cli.exits import Exit, say
+from pipelines.cli.printing import standard_output
 from pipelines.cli.spark_tools import reading_session, working
 
 __all__ = ["run_check"]
@@ -25,6 +25,9 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         typer.Exit: An expectation did not hold.
     """
     with reading_session(var) as spark, working("checking"):
+        # Great Expectations takes seconds to import: by now a person sees that something goes on.
+        from expectations.validate import validate  # noqa: PLC0415
+
         data_docs.parent.mkdir(parents=True, exist_ok=True)
         report = validate(spark, delta_root.absolute(), data_docs=data_docs.absolute())
     if as_json:
@@ -38,7 +41,7 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         }
         print(msgspec.json.encode(document, enc_hook=str).decode())
     else:
-        _print(Console(), report)
+        _print(standard_output(), report)
         say(f"Data Docs: {data_docs.absolute() / 'index.html'}")
     if report.expectations_failed:
         raise typer.Exit(Exit.NOT_AS_ASKED)

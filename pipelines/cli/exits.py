@@ -27,8 +27,8 @@ class Exit(IntEnum):
 
 EPILOG = (
     "Exit codes: 0 done (also when stopped by Ctrl-C or SIGTERM); 1 an operation was refused, an expectation failed, or"
-    " something unforeseen happened; 2 wrong options or settings, or another process owns the folder; 3 something does not"
-    " answer: try again; 4 stored data contradicts itself."
+    " something unforeseen happened; 2 wrong options or settings, or another process owns the folder; 3 something does"
+    " not answer: try again; 4 stored data contradicts itself."
 )
 
 

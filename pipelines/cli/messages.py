@@ -111,12 +111,19 @@ def printable(message: Message, *, as_json: bool) -> str:
 
 
 class _Counted:
-    """How much was printed, and how much of it others will get again."""
+    """What was printed, and how much of it others will get again."""
 
     def __init__(self, count_max: int) -> None:
         self.printed = 0
         self.lost = 0
         self._count_max = count_max
+        self._seen: set[tuple[int, int]] = set()
+
+    def is_first(self, message: Message) -> bool:
+        """Whether this run has not had it before; for --no-ack, which would go round for ever."""
+        before = len(self._seen)
+        self._seen.add((message.queue_id, message.queue_offset))
+        return len(self._seen) > before
 
     @property
     def left(self) -> int:
@@ -147,14 +154,21 @@ def _consume(
             except NotDeclared as error:
                 undeclared += 1
                 if undeclared == len(queue_ids) and not follow and _waited_ms(last_s) >= wait_ms:
-                    message = f"the job knows no queue of {topic}: nothing was sent to it by a popstream Producer yet"
-                    raise NotDeclared(message, subject=topic) from error
+                    reason = f"the job knows no queue of {topic}: nothing was sent to it by a popstream Producer yet"
+                    raise NotDeclared(reason, subject=topic) from error
                 continue
-            for message_ in popped:
-                print(printable(message_, as_json=as_json))
+            again = 0
+            for message in popped:
+                if ack or counted.is_first(message):
+                    print(printable(message, as_json=as_json))
+                    counted.printed += 1
+                else:
+                    again += 1
             sys.stdout.flush()
+            if again:
+                say("stopped: messages come again, their invisible time is over")
+                return
             got_some = got_some or bool(popped.messages)
-            counted.printed += len(popped)
             if ack and popped.messages:
                 counted.lost += sum(not outcome.applied for outcome in consumer.ack(popped.messages))
         if got_some:
@@ -171,7 +185,9 @@ def _waited_ms(since_s: float) -> float:
 
 def _require_topic(target: Target, topic: str) -> None:
     if topic not in describe(target.bootstrap_servers, [topic]):
-        message = f"there is no topic {topic} at {target.bootstrap_servers}; `popstream send --create 4` makes it"
+        message = (
+            f"there is no topic {topic} at {target.bootstrap_servers}; `popstream send {topic} --create 4` makes it"
+        )
         raise Invalid(message, subject=topic)
 
 

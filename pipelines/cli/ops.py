@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from broker_state.answer import Answer
@@ -15,6 +16,7 @@ from broker_state.errors import Invalid
 from broker_state.reason import Reason
 from connectors.client.transport import Transport
 from pipelines.cli.exits import Exit
+from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import Target
 
 __all__ = ["EXAMPLES", "example_lines", "read_operations", "read_text", "run_ops"]
@@ -92,7 +94,7 @@ def run_ops(target: Target, commands: Sequence[Command], *, timeout_ms: int, as_
             if as_json:
                 print(msgspec.json.encode(answer).decode(), flush=True)
             else:
-                _print(Console(), answer)
+                _print(standard_output(), answer)
     if refused:
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
@@ -127,7 +129,7 @@ def _explained(error: msgspec.ValidationError, fields: object) -> str:
 def _print(console: Console, answer: Answer) -> None:
     colour = "green" if answer.reason is Reason.OK else "yellow" if answer.reason in NO_REFUSALS else "red"
     changed = "changed state" if answer.applied else "changed nothing"
-    where = f"{answer.topic}/{answer.queue_id}"
+    where = escape(f"{answer.topic}/{answer.queue_id}")
     console.print(f"[bold]{answer.type}[/] {where}: [{colour}]{answer.reason}[/] ({answer.code}), {changed}")
     facts = {
         field: getattr(answer, field)
@@ -143,11 +145,8 @@ def _print(console: Console, answer: Answer) -> None:
             "handles",
         )
     }
-    grid = Table.grid(padding=(0, 2))
-    for name, value in {**facts, "op_id": answer.op_id, "now_ms": answer.now_ms}.items():
-        if value not in (None, [], {}):
-            grid.add_row("", name, str(value))
-    console.print(grid, soft_wrap=True)
+    facts |= {"op_id": answer.op_id, "now_ms": answer.now_ms}
+    print_facts(console, {name: value for name, value in facts.items() if value not in (None, [], {})}, indent=2)
     _print_rows(console, ("first", "last", "attempt"), ((m.first, m.last, m.attempt) for m in answer.messages))
     _print_rows(
         console,

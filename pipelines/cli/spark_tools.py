@@ -11,7 +11,7 @@ from rich.console import Console
 
 from connectors.delta.session import build_session
 from connectors.jars.resolve import spark_jars
-from pipelines.jvm import ended_jvm, errors_in
+from pipelines.jvm import ended_jvm, errors_in, silence_query_errors
 
 __all__ = ["reading_session", "working"]
 
@@ -24,6 +24,7 @@ def reading_session(var: Path, *, driver_memory: str = "1g") -> Iterator[SparkSe
         conf = {"spark.sql.warehouse.dir": str(Path(scratch, "warehouse")), "spark.local.dir": scratch}
         with working("starting Spark"), errors_in(Path(os.devnull)):
             session = build_session("popstream-read", jars, driver_memory=driver_memory, conf=conf)
+        silence_query_errors()
         try:
             yield session
         finally:

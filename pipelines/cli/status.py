@@ -5,11 +5,13 @@ from datetime import timedelta
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from broker_state.errors import Unavailable
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
+from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import running_job
 from pipelines.status import Status, StatusRequest, ask, is_owned, stored_status
 
@@ -27,7 +29,7 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
     if as_json:
         print(msgspec.json.encode(status).decode())
     else:
-        _print(Console(), status)
+        _print(standard_output(), status)
     if not status.running:
         say(f"no job runs in {folder.root}; this is the state that the last one left")
         raise typer.Exit(Exit.UNAVAILABLE)
@@ -49,32 +51,29 @@ def _status(folder: JobFolder, request: StatusRequest) -> Status:
 
 
 def _print(console: Console, status: Status) -> None:
-    grid = Table.grid(padding=(0, 2))
+    facts = {}
     if status.running:
         up = timedelta(seconds=int(status.up_s or 0))
-        grid.add_row("job", f"process {status.pid}, up {up}, prefix {status.prefix}")
-        grid.add_row("Kafka", status.bootstrap_servers or "")
-    grid.add_row("folder", status.folder)
-    grid.add_row("decided", f"{status.apply_seq:,} micro-batches since the state was made")
+        facts["job"] = f"process {status.pid}, up {up}, prefix {status.prefix}"
+        facts["Kafka"] = status.bootstrap_servers or ""
+    facts["folder"] = status.folder
+    facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was made"
     if status.failure:
-        grid.add_row("failed", f"[red]{status.failure}[/]")
+        facts["failed"] = status.failure
     if status.totals is not None:
         totals = status.totals
-        grid.add_row(
-            "since start",
+        facts["since start"] = (
             f"{totals.operations:,} operations ({status.operations_per_s:,.1f}/s over 10 s),"
-            f" {totals.refused:,} refused runs, {totals.rejected:,} rejected records, {totals.ticks:,} ticks",
+            f" {totals.refused:,} refused runs, {totals.rejected:,} rejected records, {totals.ticks:,} ticks"
         )
         steps = ", ".join(f"{step} {took:g}" for step, took in totals.last_batch_ms.items())
-        grid.add_row(
-            "last micro-batch", f"{sum(totals.last_batch_ms.values()):,.1f} ms: {steps}" if steps else "none yet"
-        )
-        grid.add_row(
-            "audit",
+        took = f"{sum(totals.last_batch_ms.values()):,.1f} ms: {steps}" if steps else "none yet"
+        facts["last micro-batch"] = took
+        facts["audit"] = (
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
-            f" outbox {status.outbox_bytes or 0:,} bytes",
+            f" outbox {status.outbox_bytes or 0:,} bytes"
         )
-    console.print(grid, soft_wrap=True)
+    print_facts(console, facts)
     _print_queues(console, status)
 
 
@@ -82,23 +81,12 @@ def _print_queues(console: Console, status: Status) -> None:
     if not status.queues:
         console.print("no queues to show")
         return
-    columns = (
-        "queue",
-        "written to",
-        "group",
-        "acked to",
-        "lag",
-        "leased",
-        "available",
-        "parked",
-        "acked",
-        "dead letters",
-    )
     table = Table()
-    for column in columns:
-        table.add_column(column, justify="left" if column in {"queue", "group"} else "right", no_wrap=True)
+    for column in ("queue", "written to", "group", "acked to", "lag", "leased", "again", "parked", "dead"):
+        is_name = column in {"queue", "group"}
+        table.add_column(column, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
     for queue in status.queues:
-        place = (f"{queue.topic}/{queue.queue_id}", f"{queue.commit_position:,}")
+        place = (escape(f"{queue.topic}/{queue.queue_id}"), f"{queue.commit_position:,}")
         for lane in queue.lanes:
             numbers = (
                 lane.commit_offset,
@@ -106,13 +94,13 @@ def _print_queues(console: Console, status: Status) -> None:
                 lane.leased,
                 lane.available,
                 lane.parked,
-                lane.acked,
                 lane.dead_lettered,
             )
-            table.add_row(*place, lane.group, *(f"{number:,}" for number in numbers))
+            table.add_row(*place, escape(lane.group), *(f"{number:,}" for number in numbers))
             place = ("", "")
         if not queue.lanes:
             table.add_row(*place, "[dim]none[/]")
     console.print(table)
+    console.print("again: was handed out before and waits to be handed out again; dead: dead-lettered", style="dim")
     if status.is_cut:
         console.print("there are more; --lane, --topic and --limit choose")

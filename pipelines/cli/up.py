@@ -7,9 +7,9 @@ from typing import Self
 import typer
 from rich.console import Console
 from rich.status import Status as Spinner
-from rich.table import Table
 
 from pipelines.cli.exits import Exit, described, exit_code, say
+from pipelines.cli.printing import print_facts, standard_output
 from pipelines.host import Host
 from pipelines.settings import JobSettings
 
@@ -22,7 +22,7 @@ def run_up(settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: s
     Raises:
         typer.Exit: The job failed.
     """
-    console = Console(highlight=False)
+    console = standard_output()
     started = time.monotonic()
     with _Line(console) as line:
         host = Host(
@@ -73,16 +73,16 @@ class _Line:
 
 
 def _introduce(console: Console, host: Host, metrics_host: str) -> None:
-    table = Table.grid(padding=(0, 2))
     owned = f" (embedded, its data is in {host.kafka.folder})" if host.kafka is not None else ""
-    table.add_row("Kafka", host.bootstrap_servers + owned)
-    for name in host.job.topics.names:
-        table.add_row("topic", name)
-    table.add_row("folder", str(host.folder.root))
+    facts = {
+        "Kafka": host.bootstrap_servers + owned,
+        "topics": ", ".join(host.job.topics.names),
+        "folder": host.folder.root,
+        "log": host.log_file or "standard error",
+    }
     if host.settings.metrics_port:
-        table.add_row("metrics", f"http://{metrics_host}:{host.settings.metrics_port}/metrics")
-    table.add_row("log", str(host.log_file or "standard error"))
-    console.print(table, soft_wrap=True)
+        facts["metrics"] = f"http://{metrics_host}:{host.settings.metrics_port}/metrics"
+    print_facts(console, facts)
 
 
 def _summary(host: Host) -> str:

@@ -7,8 +7,8 @@ job ─> Delta tables ───────────────────�
 ```
 
 Each process writes down what it was told before it acts on it. The verdict compares that with the Delta tables, and
-both with the messages themselves. The processes import this package and must not import Spark, so `run_demo` is imported
-when it is asked for.
+both with the messages themselves. The processes import this package and must not import Spark, so `run_demo` is
+imported when it is asked for.
 """
 
 from typing import TYPE_CHECKING, Any

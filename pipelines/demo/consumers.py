@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
@@ -19,12 +19,14 @@ from pipelines.demo.recorder import Recorder, client_options
 
 __all__ = ["is_released", "open_recorder", "run_changer", "run_doomed", "run_steady"]
 
-THREADS_MAX = 8
+THREADS_MAX = 16
+STEADY_THREADS = 2
+"""For each queue: while one works on what it has, the other waits for what comes next."""
 POLL_MS = 2_000
 POLL_SHARED_MS = 300
 """When a thread looks after several queues, none may keep it long."""
 
-STEADY_COUNT = 500
+STEADY_COUNT = 1_000
 STEADY_INVISIBLE_MS = 60_000
 WORK_S = 0.004
 """Work on the messages of one ack; if it were shorter, the client would join acks that are meant to be small."""
@@ -61,7 +63,7 @@ def run_steady(orders: Orders, lifeline: Lifeline) -> None:
     """Pop, work, ack, until `STOP`."""
     with open_recorder(orders, lifeline, ack_delay_ms=1.0 if orders.ack_count else 5.0) as (recorder, _):
         lifeline.wait_for_go()
-        _in_threads(orders, lifeline, partial(_steady, orders, lifeline, recorder))
+        _in_threads(orders, lifeline, partial(_steady, orders, lifeline, recorder), for_each_queue=STEADY_THREADS)
 
 
 def run_doomed(orders: Orders, lifeline: Lifeline) -> None:
@@ -79,10 +81,12 @@ def run_changer(orders: Orders, lifeline: Lifeline) -> None:
         _in_threads(orders, lifeline, partial(_changer, orders, lifeline, recorder))
 
 
-def _in_threads(orders: Orders, lifeline: Lifeline, consume: Any) -> None:  # noqa: ANN401 - a partial
+def _in_threads(
+    orders: Orders, lifeline: Lifeline, consume: Callable[[list[int]], None], *, for_each_queue: int = 1
+) -> None:
     """Let threads share the queues; the first failure ends all."""
-    count = min(orders.queues, THREADS_MAX)
-    shares = [list(range(first, orders.queues, count)) for first in range(count)]
+    count = min(orders.queues, THREADS_MAX // for_each_queue)
+    shares = [list(range(first, orders.queues, count)) for first in range(count)] * for_each_queue
     failures: list[BaseException] = []
     ended = threading.Event()
 
@@ -156,6 +160,7 @@ def _changer(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list
             messages = recorder.pop(queue_id, CHANGER_COUNT, CHANGER_INVISIBLE_MS, poll_time_ms)
             if not messages:
                 continue
+            lifeline.tell("armed")
             poison = [message for message in messages if is_released(orders, message)]
             rest = [message for message in messages if not is_released(orders, message)]
             again = [message for message in rest if (queue_id, message.queue_offset) in met]
@@ -165,7 +170,6 @@ def _changer(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list
             if poison:
                 recorder.change(poison, 0)
             unanswered += _change_minds(recorder, fresh)
-            lifeline.tell("armed")
             for future in unanswered:
                 future.result()
 

@@ -29,7 +29,7 @@ QUEUES_MAX = 4
 ABANDONED_MS = 3_000
 POLL_MS = 20_000
 REQUEST_BYTES_MAX = 16 * 1024 * 1024
-ROUND_COUNT = 20
+ROUND_COUNT = 50
 ROUND_PAUSE_S = 0.1
 """Spread over the run: what is wrong must not disturb what is right beside it."""
 

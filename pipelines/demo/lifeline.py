@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from io import FileIO
 from typing import IO, Literal
 
 import msgspec
@@ -22,7 +23,7 @@ class Lifeline:
         on_end: Called when `orders` ends: the demo has died, or wants this process to.
     """
 
-    def __init__(self, orders: IO[bytes], notes: IO[bytes], *, on_end: Callable[[], None]) -> None:
+    def __init__(self, orders: IO[bytes] | FileIO, notes: IO[bytes], *, on_end: Callable[[], None]) -> None:
         self._orders = orders
         self._notes = notes
         self._on_end = on_end

@@ -1,6 +1,7 @@
 """The demo from beginning to end."""
 
 import contextlib
+import resource
 import secrets
 import shutil
 import sys
@@ -13,12 +14,12 @@ import msgspec
 from pydantic import SecretStr
 
 from broker_state.command import Policy
-from broker_state.errors import PopstreamError
+from broker_state.errors import Invalid, PopstreamError
 from checkpoints.ownership import Ownership
 from connectors.client import ClientSettings, Refused, Transport
 from connectors.client.cluster import describe_topic
 from connectors.client.dispatcher import declare_of
-from connectors.jars.resolve import kafka_jars
+from connectors.jars.resolve import JarError, kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topics import create_message_topic
 from pipelines.demo.cast import group_names, limited_groups, orders_of
@@ -155,6 +156,7 @@ class _Demo:
             quality,
             ops=ops,
             seconds=time.monotonic() - started_s,
+            cpu_seconds=_cpu_seconds(),
             phases=self._phases,
             memory=memory.peaks,
         )
@@ -176,7 +178,11 @@ class _Demo:
             servers = self._given_servers
             if not servers:
                 view.say("starting Kafka")
-                kafka = stack.enter_context(EmbeddedKafka(self.folder / "kafka", jars=kafka_jars(self._var)))
+                try:
+                    jars = kafka_jars(self._var)
+                except JarError as error:
+                    raise Invalid(str(error)) from error
+                kafka = stack.enter_context(EmbeddedKafka(self.folder / "kafka", jars=jars))
                 memory.kafka_pid = kafka.pid
                 servers = kafka.bootstrap_servers
             settings: dict[str, Any] = {
@@ -269,3 +275,9 @@ class _Demo:
         report = validate(host.spark, host.job.folder.delta, versions=self._versions)
         self._phases.quality = time.monotonic() - began_s
         return report
+
+
+def _cpu_seconds() -> float:
+    """Of this process and of all that it has started and seen the end of."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -15,6 +15,7 @@ __all__ = ["run_sender"]
 
 UNDER_WAY_BYTES_MAX = 32 * 1024 * 1024
 FLUSH_TIMEOUT_MS = 120_000
+COUNT_EVERY = 100
 
 
 class _Window:
@@ -46,18 +47,20 @@ def run_sender(orders: Orders, lifeline: Lifeline) -> None:
     window = _Window(UNDER_WAY_BYTES_MAX)
     with (
         Journal(Path(orders.journal), Opened(orders.name, orders.role, "")),
-        Producer(orders.bootstrap_servers, dispatch_delay_ms=20.0, **options) as producer,
+        Producer(orders.bootstrap_servers, dispatch_delay_ms=100.0, **options) as producer,
     ):
         lifeline.wait_for_go()
+        number = -1
         for number, value in enumerate(orders.source.values()):
             size = len(value) + 512
             window.enter(size)
             sent = producer.send(orders.topic, value, queue_id=number % orders.queues)
             sent.add_done_callback(lambda future, size=size: window.leave(size, future))  # type: ignore[misc]
-            if number % 100 == 0:
+            if number % COUNT_EVERY == COUNT_EVERY - 1:
                 if lifeline.is_stopping:
                     return
-                lifeline.count(sent=min(100, number))
+                lifeline.count(sent=COUNT_EVERY)
+        lifeline.count(sent=(number + 1) % COUNT_EVERY)
         producer.flush(FLUSH_TIMEOUT_MS)
         if window.failure is not None:
             raise window.failure

@@ -47,7 +47,11 @@ class Quality(Protocol):
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of one run. `ops` are all records of the ops topic; memory is resident, in MiB, at its peak."""
+    """The numbers of one run.
+
+    `ops` are all records of the ops topic, `ops_per_s` those while the consumers ran; memory is resident, in MiB, at
+    its peak; `cpu_seconds` are of all processes together.
+    """
 
     verdict: Literal["ok", "failed"]
     messages: int
@@ -63,6 +67,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     ops: int
     ops_per_s: float
     seconds: float
+    cpu_seconds: float
     expectations_failed: int
     checks_failed: list[Check]
     expectations_not_met: list[str]
@@ -83,7 +88,7 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
             ("rejected", self.rejected),
             ("operations", f"{self.ops}, {self.ops_per_s:.0f}/s"),
             ("expectations failed", self.expectations_failed),
-            ("seconds", f"{self.seconds:.1f}"),
+            ("seconds", f"{self.seconds:.1f}, {self.cpu_seconds:.0f} of CPU"),
         )
         width = max(len(name) for name, _ in numbers)
         lines = [f"  {name:<{width}}  {value}" for name, value in numbers]
@@ -102,6 +107,7 @@ def summarize(
     *,
     ops: int,
     seconds: float,
+    cpu_seconds: float,
     phases: Phases,
     memory: Peaks,
 ) -> Summary:
@@ -123,6 +129,7 @@ def summarize(
         ops=ops,
         ops_per_s=round(ops / phases.load, 1) if phases.load else 0.0,
         seconds=round(seconds, 1),
+        cpu_seconds=round(cpu_seconds, 1),
         expectations_failed=quality.expectations_failed,
         checks_failed=[check for check in verdict.checks if not check.ok],
         expectations_not_met=[f"{failure.suite}: {failure.expectation}" for failure in quality.failures],

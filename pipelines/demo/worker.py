@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from io import FileIO
 
 import msgspec
 
@@ -35,7 +36,8 @@ def main(arguments: list[str]) -> int:
     )
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     orders = msgspec.json.decode(arguments[0], type=Orders)
-    lifeline = Lifeline(sys.stdin.buffer, sys.stdout.buffer, on_end=_end)
+    # Unbuffered: a thread that waits in a buffered read would hold a lock that the interpreter wants when it ends.
+    lifeline = Lifeline(FileIO(0, closefd=False), sys.stdout.buffer, on_end=_end)
     try:
         _ROLES[orders.role](orders, lifeline)
     except ClientClosed:

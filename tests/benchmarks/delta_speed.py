@@ -2,8 +2,9 @@
 
     python tests/benchmarks/delta_speed.py [rows of deliveries] [folder]
 
-State machine: none, the rows are made up. Data: 8 lanes; each pop leases 10 messages, 7 are acked in one range, 3 expire, are
-leased again by the next pop and then acked. So 5 rows of deliveries, 4 of operations and 2 of commit_positions for 10 messages.
+State machine: none, the rows are made up. Data: 8 lanes; each pop leases 10 messages, 7 are acked in one range, 3
+expire, are leased again by the next pop and then acked. So 5 rows of deliveries, 4 of operations and 2 of
+commit_positions for 10 messages.
 """
 
 from __future__ import annotations
@@ -39,13 +40,39 @@ def history(deliveries: int) -> dict[str, list[DeliveryRow] | list[OperationRow]
         first, epoch, record, now = round_no * 10, round_no * 2 + 1, turn * 4, NOW_MS + turn * 4
         end, client = now + 2, f"client-{turn % 50}"
 
-        def lease(  # noqa: PLR0913
-            record: int, step: str, low: int, high: int, epoch: int, attempt: int, end: int, cause: str, ordinal: int = 0,
-            *, lane: int = lane, client: str = client,
+        def lease(
+            record: int,
+            step: str,
+            low: int,
+            high: int,
+            epoch: int,
+            attempt: int,
+            end: int,
+            cause: str,
+            ordinal: int = 0,
+            *,
+            lane: int = lane,
+            client: str = client,
         ) -> DeliveryRow:
             at = NOW_MS + record
             return DeliveryRow(
-                lane % 2, record, ordinal, at, "orders", lane, "billing", step, low, high, epoch, 0, attempt, at, end, cause, client
+                lane % 2,
+                record,
+                ordinal,
+                at,
+                "orders",
+                lane,
+                "billing",
+                step,
+                low,
+                high,
+                epoch,
+                0,
+                attempt,
+                at,
+                end,
+                cause,
+                client,
             )
 
         again = now + 60_002
@@ -57,23 +84,64 @@ def history(deliveries: int) -> dict[str, list[DeliveryRow] | list[OperationRow]
             lease(record + 3, "acked", first + 7, first + 9, epoch + 1, 2, again, "ack"),
         )
         for number, kind, low, high in (
-            (0, "pop", 0, 9), (1, "ack", 0, 6), (2, "pop", 7, 9), (3, "ack", 7, 9),
+            (0, "pop", 0, 9),
+            (1, "ack", 0, 6),
+            (2, "pop", 7, 9),
+            (3, "ack", 7, 9),
         ):
             at = NOW_MS + record + number
             is_pop = kind == "pop"
             operations.append(
                 OperationRow(
-                    lane % 2, record + number, 0, at, kind, "orders", lane, "billing", f"op-{record + number}", client,
-                    None if is_pop else 0, first + low, first + high, None if is_pop else f"1.{epoch:060d}",
-                    f"1.{epoch:060d}" if is_pop else None, 0, "OK", True, False, None, at + 60_000 if is_pop else None, 1, None,
+                    lane % 2,
+                    record + number,
+                    0,
+                    at,
+                    kind,
+                    "orders",
+                    lane,
+                    "billing",
+                    f"op-{record + number}",
+                    client,
+                    None if is_pop else 0,
+                    first + low,
+                    first + high,
+                    None if is_pop else f"1.{epoch:060d}",
+                    f"1.{epoch:060d}" if is_pop else None,
+                    0,
+                    "OK",
+                    True,
+                    False,
+                    None,
+                    at + 60_000 if is_pop else None,
+                    1,
+                    None,
                 )
             )
         for number, before, after in ((1, 0, 7), (3, 7, 10)):
             acked, leased = first + after, 10 - after
             positions.append(
                 CommitPositionRow(
-                    lane % 2, record + number, 0, NOW_MS + record + number, "orders", lane, "billing", first + before,
-                    first + after, 0, first + 10, 0, acked, leased, 0, 0, 0, 0, 0, 0,
+                    lane % 2,
+                    record + number,
+                    0,
+                    NOW_MS + record + number,
+                    "orders",
+                    lane,
+                    "billing",
+                    first + before,
+                    first + after,
+                    0,
+                    first + 10,
+                    0,
+                    acked,
+                    leased,
+                    0,
+                    0,
+                    0,
+                    0,
+                    0,
+                    0,
                 )
             )
     return {"deliveries": leases, "operations": operations, "commit_positions": positions}
@@ -100,7 +168,9 @@ def main(rows: int, root: Path) -> None:
         started = time.process_time()
         step = ROWS_PER_BATCH * len(made) // rows
         slices[table] = [
-            (start // step, data) for start in range(0, len(made), step) for data in encode_rows(table, made[start : start + step])
+            (start // step, data)
+            for start in range(0, len(made), step)
+            for data in encode_rows(table, made[start : start + step])
         ]
         seconds = time.process_time() - started
         size = sum(len(data) for _, data in slices[table])
@@ -116,12 +186,18 @@ def main(rows: int, root: Path) -> None:
             started, cpu = time.perf_counter(), cpu_seconds()
             count = flusher.flush(table, chosen, end)
             seconds = time.perf_counter() - started
-            print(f"flush {table}: {count} rows in {seconds:.1f} s, {count / seconds:,.0f} rows/s, CPU {cpu_seconds() - cpu:.1f} s; JVM {resident_mib()} MiB")
+            print(
+                f"flush {table}: {count} rows in {seconds:.1f} s, {count / seconds:,.0f} rows/s,"
+                f" CPU {cpu_seconds() - cpu:.1f} s; JVM {resident_mib()} MiB"
+            )
     for _ in range(2):
         started, cpu = time.perf_counter(), cpu_seconds()
         report = validate(spark, root, data_docs=root / "data_docs")
         seconds = time.perf_counter() - started
-        print(f"validate: {seconds:.1f} s, CPU {cpu_seconds() - cpu:.1f} s, {report.expectations_failed} failed; JVM {resident_mib()} MiB")
+        print(
+            f"validate: {seconds:.1f} s, CPU {cpu_seconds() - cpu:.1f} s,"
+            f" {report.expectations_failed} failed; JVM {resident_mib()} MiB"
+        )
         for failure in report.failures:
             print(f"  {failure}")
 
@@ -129,5 +205,5 @@ def main(rows: int, root: Path) -> None:
 if __name__ == "__main__":
     main(
         int(sys.argv[1]) if len(sys.argv) > 1 else 1_000_000,
-        Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "var" / "bench-delta",  # noqa: PLR2004
+        Path(sys.argv[2]) if len(sys.argv) > 2 else ROOT / "var" / "bench-delta",
     )

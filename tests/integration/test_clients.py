@@ -81,7 +81,7 @@ class SmallJob:
         producer.close()
         consumer.close()
 
-    def _record(self, record: Any) -> OpRecord:  # noqa: ANN401 - kafka-python has no types
+    def _record(self, record: Any) -> OpRecord:
         command = _decode(record.value)
         self.commands.append(command)
         key = ops_key(command.topic, command.queue_id)
@@ -114,7 +114,7 @@ def payloads(servers: str) -> Iterator[KafkaPayloads]:
     made.close()
 
 
-def fill(servers: str, topic: str, values: list[bytes | None], partition: int = 0, **options: Any) -> None:  # noqa: ANN401
+def fill(servers: str, topic: str, values: list[bytes | None], partition: int = 0, **options: Any) -> None:
     producer = KafkaProducer(
         bootstrap_servers=servers, max_request_size=8 * MIB, linger_ms=20, batch_size=MIB // 4, **options
     )

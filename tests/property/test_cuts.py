@@ -1,8 +1,8 @@
 """Claim: state, answers and rows are functions of the log alone, and no value of the state exceeds 4 KiB.
 
-Method: generated logs (tests/model/generator.py) are decided in one micro-batch, in random ones, record by record, with an
-overlay that keeps nothing, on disk, and in processes with another hash seed and a clock an hour off; all must leave
-the same bytes. Histories made to hurt are held to the size limits as well.
+Method: generated logs (tests/model/generator.py) are decided in one micro-batch, in random ones, record by record,
+with an overlay that keeps nothing, on disk, and in processes with another hash seed and a clock an hour off; all must
+leave the same bytes. Histories made to hurt are held to the size limits as well.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from tests.model.reference import Record
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(int(os.environ.get("POPSTREAM_CUT_SEEDS", "12")))
-RECORDS = 700
+SEEDS = range(int(os.environ.get("POPSTREAM_CUT_SEEDS", "6")))
+RECORDS = 500
 VALUE_BYTES_MAX = 4096
 U64_MAX = 2**64 - 1
 MS = 1_790_000_000_000
@@ -147,7 +147,11 @@ def test_another_process_with_another_hash_seed_and_clock(hash_seed: str, clock_
         text=True,
         check=True,
         cwd=ROOT,
-        env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT)},
+        env={
+            **os.environ,
+            "PYTHONHASHSEED": hash_seed,
+            "PYTHONPATH": os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(ROOT)))),
+        },
         timeout=120,
     )
     assert done.stdout.splitlines() == [one_digest(*reference(int(seed))) for seed in seeds]
@@ -226,7 +230,7 @@ def test_tag_page_of_the_largest_numbers() -> None:
 
 
 def test_ten_thousand_scattered_acks_in_one_operation(queue: Queue) -> None:
-    """Every other message of 20,000, in random order: an answer far beyond one value and one frame, remembered and repeated."""
+    """Every other message of 20,000, in random order: an answer far beyond a value and a frame, given again whole."""
     queue.send("dispatch", ranges=[{"first": 0, "last": 19_999}])
     handles = []
     for _ in range(2):
@@ -275,8 +279,12 @@ def invalid_operations() -> Iterator[tuple[str, dict[str, Any]]]:
         for name in ("group", "client_id", "attempt_id"):
             yield "pop", {**pop, name: text}
         for kind in ("return_client", "reset_offset", "forget_lane", "policy"):
-            more = {"return_client": {"client_id": "c"}, "reset_offset": {"queue_offset": 1}}.get(kind, {})
-            yield kind, {"group": text, **more}
+            fields: dict[str, Any] = {"group": text}
+            if kind == "return_client":
+                fields["client_id"] = "c"
+            elif kind == "reset_offset":
+                fields["queue_offset"] = 1
+            yield kind, fields
         yield "return_client", {"group": "g", "client_id": text}
         yield "cancel", {"target_op_id": text}
         yield "tick", {"op_id": text}

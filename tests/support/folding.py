@@ -80,9 +80,14 @@ class Folding:
 
     def decide(self, records: Iterable[Record | KafkaRecord]) -> Decision:
         """One micro-batch."""
-        decision, rejected, operations = Decision(), [], []
+        decision = Decision()
+        rejected: list[Rejected] = []
+        operations: list[OpRecord] = []
         for command in decoded(records, self._decoder):
-            (rejected if isinstance(command, Rejected) else operations).append(command)  # type: ignore[arg-type]
+            if isinstance(command, Rejected):
+                rejected.append(command)
+            else:
+                operations.append(command)
         fold(self._overlay, operations, decision)
         self.store.write(self._overlay)
         self.folded.add(decision, rejected)

@@ -104,7 +104,12 @@ def _run(orders: dict[str, Any]) -> int:
     spark = build_session("crash test", spark_jars(ROOT / "var"), driver_memory="600m")
     job = Job(settings, orders["servers"], spark, ownership)
     stopping = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stopping.set()), daemon=True).start()
+
+    def wait_for_end_of_input() -> None:
+        sys.stdin.read()
+        stopping.set()
+
+    threading.Thread(target=wait_for_end_of_input, daemon=True).start()
     while not stopping.is_set() and not job.wait(0.1):
         decided = job.apply_ops.applied.next_offset
         if until and all(decided.get(partition, 0) >= offset for partition, offset in until.items()):

@@ -1,4 +1,4 @@
-"""Clients without manners: many operations of all kinds on a few queues, answers recorded, nothing retried but by bytes."""
+"""Clients without manners: many operations of all kinds on a few queues, some sent twice, all answers recorded."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Workload:
         pause_s: Between two operations.
     """
 
-    def __init__(self, servers: str, topics: Topics, ops_partitions: int, *, seed: int, pause_s: float = 0.02) -> None:
+    def __init__(self, servers: str, topics: Topics, ops_partitions: int, *, seed: int, pause_s: float = 0.06) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
         self.frames: list[bytes] = []
         self.sent = 0

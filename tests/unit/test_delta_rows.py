@@ -23,8 +23,8 @@ ROOT = Path(__file__).parents[2]
 
 def delivery(number: int) -> DeliveryRow:
     return DeliveryRow(
-        number % 4, number, 0, 1_795_262_400_000 + number, "orders", 0, "billing", "leased", number * 10, number * 10 + 9,
-        number + 1, 0, 1, 1_795_262_400_000 + number, None if number % 3 else number, "pop", f"client-{number % 9}",
+        number % 4, number, 0, 1_795_262_400_000 + number, "orders", 0, "billing", "leased", number * 10,
+        number * 10 + 9, number + 1, 0, 1, 1_795_262_400_000 + number, None if number % 3 else number, "pop", f"client-{number % 9}",
     )  # fmt: skip
 
 
@@ -109,9 +109,11 @@ def test_each_row_field_has_a_column_of_its_type(table: object) -> None:
 
     fields = [column for column in table.columns if column not in FLUSHER_COLUMNS]
 
-    assert tuple(column.name for column in fields) == table.row_type._fields  # type: ignore[attr-defined]
+    assert tuple(column.name for column in fields) == table.row_type._fields
     for column in fields:
-        base = next(kind for kind in kinds if kind in (hints[column.name], *getattr(hints[column.name], "__args__", ())))
+        base = next(
+            kind for kind in kinds if kind in (hints[column.name], *getattr(hints[column.name], "__args__", ()))
+        )
         assert column.kind in kinds[base], column.name
         assert column.required == (type(None) not in getattr(hints[column.name], "__args__", ())), column.name
 

@@ -33,7 +33,7 @@ class FakeKafkaProducer:
         self.fails: Exception | None = None
         self._next = dict(TOPIC.ends)
 
-    def send(self, topic: str, **record: Any) -> KafkaFuture:  # noqa: ANN401 - as KafkaProducer's
+    def send(self, topic: str, **record: Any) -> KafkaFuture:
         if self.raises is not None:
             raise self.raises
         self.sent.append(record)

@@ -32,7 +32,7 @@ def answer_to(command: Command, **fields: object) -> Answer:
 @contextmanager
 def transport_with(
     answer: Callable[[bytes, bytes], Iterable[bytes]] = lambda _key, _value: (),
-    **settings: Any,  # noqa: ANN401 - as ClientSettings'
+    **settings: Any,
 ) -> Iterator[tuple[Transport, MemoryLink]]:
     link = MemoryLink(answer)
     with Transport(ClientSettings(bootstrap_servers="memory", client_id="c", **settings), link=link) as transport:

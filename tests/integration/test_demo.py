@@ -1,0 +1,107 @@
+"""The demo as a user runs it, in small: of its own messages, of a user's file, and interrupted half-way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+
+CODE = """
+import sys, json, pathlib
+from pipelines.demo import run_demo
+options = json.loads(sys.argv[1])
+if "messages_file" in options:
+    options["messages_file"] = pathlib.Path(options["messages_file"])
+sys.exit(run_demo(var=pathlib.Path("var"), json_output=True, **options))
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    """A folder with the jars of the checkout, and nothing else."""
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "jars").symlink_to(ROOT / "var" / "jars")
+    return tmp_path
+
+
+def start(here: Path, **options: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", CODE, json.dumps(options)],
+        cwd=here,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=(here / "said").open("w"),
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(here: Path, **options: object) -> tuple[int, dict[str, Any]]:
+    process = start(here, **options)
+    out, _ = process.communicate(timeout=500)
+    assert out, (here / "said").read_text()
+    printed = json.loads(out)
+    assert printed == json.loads((here / "var" / "demo" / "summary.json").read_text())
+    return process.returncode, printed
+
+
+def left_over(here: Path) -> list[str]:
+    """Command lines of processes that work below `here`."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "pid"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if str(here) in line:
+            found.append(line[:200])
+    return found
+
+
+def test_the_demo_in_small_holds_every_check(here: Path) -> None:
+    code, summary = finish(here, messages_count=2000, rejected_count=200, refused_count=100)
+    assert summary["checks_failed"] == []
+    assert summary["expectations_not_met"] == []
+    assert (code, summary["verdict"]) == (0, "ok")
+    assert (summary["messages"], summary["groups"], summary["lost"], summary["double_leased"]) == (2000, 3, 0, 0)
+    assert (summary["acked"], summary["dead_lettered"]) == (3 * 2000 - 2, 2)
+    assert summary["redelivered"] > 0
+    assert (summary["rejected"], summary["expectations_failed"]) == (200, 0)
+    assert summary["refused"] >= 100
+    assert summary["memory_mib"]["jvm"] < 1536
+    assert summary["memory_mib"]["python"] < 600
+    assert left_over(here) == []
+
+
+def test_a_file_of_a_user_arrives_line_by_line(here: Path) -> None:
+    lines = [b"first", b"", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"first", b'{"poison":true}', b"", b"ends with \r"]
+    (here / "mine.txt").write_bytes(b"\r\n".join(lines) + b"\nlast, without an end")
+    code, summary = finish(here, messages_file="mine.txt", queues=3, groups=2, rejected_count=20, refused_count=20)
+    assert summary["checks_failed"] == []
+    assert (code, summary["verdict"], summary["messages"]) == (0, "ok", 9)
+    assert (summary["acked"], summary["lost"], summary["dead_lettered"]) == (18, 0, 0)
+
+
+def test_ctrl_c_stops_everything(here: Path) -> None:
+    process = start(here, messages_count=50_000)
+    said = here / "said"
+    deadline = time.monotonic() + 200
+    while "ready: here they go" not in said.read_text() and time.monotonic() < deadline:
+        assert process.poll() is None, said.read_text()
+        time.sleep(0.2)
+    time.sleep(2)
+    assert len(left_over(here)) > 3
+    process.send_signal(signal.SIGINT)
+    assert process.wait(180) == 130, said.read_text()
+    assert process.stdout is not None
+    assert process.stdout.read() == ""
+    process.stdout.close()
+    assert left_over(here) == []

@@ -1,0 +1,165 @@
+"""A client of few lines, without anything of `connectors.client`, and a job in this process."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from checkpoints.ownership import Ownership
+from connectors.kafka.partitioner import ops_key, partition_of
+from pipelines.job import Job
+from pipelines.settings import JobSettings
+from tests.support.left_behind import audit_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["Wire", "start_job", "wait_for"]
+
+# For machines on which other things run.
+PATIENCE_S = 90.0
+REQUEST_BYTES_MAX = 17 * 1024 * 1024
+
+
+def start_job(spark: SparkSession, servers: str, folder: Path, prefix: str, **settings: Any) -> Job:
+    """A job in this process; `stop` it."""
+    more = {"ops_partitions": 2, "results_partitions": 4, "flush_interval_s": 0.5, **settings}
+    return Job(JobSettings(folder=folder, topic_prefix=prefix, **more), servers, spark, Ownership(folder / "lock"))
+
+
+def wait_for(what: Callable[[], Any], job: Job | None = None) -> Any:
+    """The first true value of `what`.
+
+    Raises:
+        AssertionError: the job failed, or it took too long.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    while not (found := what()):
+        assert job is None or job.failure is None, f"the job failed: {job.failure!r}"
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+class Wire:
+    """Sends bytes to the ops topic and reads one partition of the results topic from its end.
+
+    Args:
+        job: Whose topics are used; after a restart, set the new one.
+        reply_to: The partition that is read.
+    """
+
+    def __init__(self, job: Job, reply_to: int = 1) -> None:
+        self.job = job
+        self.reply_to = reply_to
+        self.frames: list[bytes] = []
+        self._answers: dict[str, list[dict[str, Any]]] = {}
+        self._number = 0
+        self._name = secrets.token_hex(4)
+        self.producer = KafkaProducer(
+            bootstrap_servers=job.bootstrap_servers, acks="all", linger_ms=0, max_request_size=REQUEST_BYTES_MAX
+        )
+        self._consumer = KafkaConsumer(bootstrap_servers=job.bootstrap_servers, isolation_level="read_committed")
+        self._partition = TopicPartition(job.topics.results, reply_to)
+        self._consumer.assign([self._partition])
+        self._consumer.seek_to_end(self._partition)
+        self._consumer.position(self._partition)
+
+    def operation(self, kind: str, topic: str = "orders", queue_id: int = 0, **fields: Any) -> dict[str, Any]:
+        """One operation with an op_id of its own, as what its JSON says."""
+        self._number += 1
+        head = {"v": 1, "type": kind, "topic": topic, "queue_id": queue_id, "op_id": f"{self._name}-{self._number}"}
+        return {**head, "reply_to": self.reply_to, **fields}
+
+    def place(self, topic: str, queue_id: int) -> tuple[bytes, int]:
+        """Key and partition of a queue's operations."""
+        key = ops_key(topic, queue_id)
+        return key, partition_of(key, self.job.ops.partition_count)
+
+    def write(self, value: bytes | None, key: bytes | None, partition: int) -> int:
+        """Any bytes to any place; the offset they got."""
+        future = self.producer.send(self.job.topics.ops, value=value, key=key, partition=partition)
+        return int(future.get(30).offset)
+
+    def send(self, operation: dict[str, Any], padding: int = 0) -> int:
+        """One operation to where it belongs, its JSON `padding` bytes longer than need be."""
+        text = json.dumps(operation).encode()
+        return self.write(text[:-1] + b" " * padding + b"}", *self.place(operation["topic"], operation["queue_id"]))
+
+    def ask(self, kind: str, topic: str = "orders", queue_id: int = 0, **fields: Any) -> dict[str, Any]:
+        """Send one operation and wait for the answer to it."""
+        operation = self.operation(kind, topic, queue_id, **fields)
+        self.send(operation)
+        return self.answer(operation["op_id"])
+
+    def answer(self, op_id: str) -> dict[str, Any]:
+        """Wait for an answer, joined if it comes in parts."""
+
+        def is_whole() -> bool:
+            self._poll()
+            return self._is_whole(op_id)
+
+        wait_for(is_whole, self.job)
+        return joined(self._answers[op_id])
+
+    def parts(self, op_id: str) -> list[dict[str, Any]]:
+        """The pieces of an answer that came, copies and all."""
+        return self._answers.get(op_id, [])
+
+    def forget(self, op_id: str) -> None:
+        """Whatever comes from now on is new."""
+        self._answers.pop(op_id, None)
+
+    def rows(self, table: str, **wanted: Any) -> list[dict[str, Any]]:
+        """Wait for rows of an audit table with these values."""
+
+        def found() -> list[dict[str, Any]]:
+            rows = audit_rows(self.job.folder.delta, table)
+            return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+        result: list[dict[str, Any]] = wait_for(found, self.job)
+        return result
+
+    def row(self, table: str, **wanted: Any) -> dict[str, Any]:
+        """Wait for the one row with these values."""
+        (row,) = self.rows(table, **wanted)
+        return row
+
+    def _poll(self) -> None:
+        for record in self._consumer.poll(timeout_ms=50).get(self._partition, []):
+            self.frames.append(record.value)
+            for answer in json.loads(record.value)["answers"]:
+                self._answers.setdefault(answer["op_id"], []).append(answer)
+
+    def _is_whole(self, op_id: str) -> bool:
+        parts = self._answers.get(op_id, [])
+        return bool(parts) and {part.get("part", 0) for part in parts} == set(range(parts[0].get("parts", 1)))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.producer.close()
+        self._consumer.close()
+
+
+def joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """docs/wire.md, "Receiving answers", 5."""
+    by_number = {part.get("part", 0): part for part in parts}
+    whole = dict(by_number[0])
+    for number in range(1, len(by_number)):
+        for name in ("messages", "runs", "handles", "released"):
+            if name in by_number[number]:
+                whole[name] = [*whole.get(name, []), *by_number[number][name]]
+        whole.setdefault("commit_offsets", {}).update(by_number[number].get("commit_offsets", {}))
+    return whole

@@ -1,0 +1,382 @@
+"""Claim: a micro-batch is one synced WriteBatch, whole or not at all, and a failed one is the end.
+
+Method: rocksdict's own class is wrapped, so that every write is seen; ApplyOps runs over the real store with Spark's
+part given as a list of records.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from rocksdict import Rdict, WriteOptions
+
+from broker_state import rocks_store
+from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, queue_prefix
+from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
+from broker_state.rocks_store import FAMILIES, META, OUTBOX, RocksStore, StoreStopped
+from checkpoints.applied import APPLIED_KEY, Applied
+from connectors.delta.tables import AUDIT_TABLES
+from connectors.kafka.partitioner import ops_key
+from pipelines.apply_ops import ApplyOps, BatchReport
+from pipelines.decode import Decoder, KafkaRecord
+from pipelines.flush import FlushLoop
+from pipelines.outbox import Entry, EntryKind, Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+TOPIC = "popstream.ops"
+READS = {"get", "iter", "get_column_family", "get_column_family_handle", "close"}
+
+
+class Disk:
+    """Stands where `Rdict` stood: counts writes, can refuse them, and knows no other way to change anything."""
+
+    writes: list[int]
+    broken: bool
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._db = Rdict(*args, **kwargs)
+
+    def write(self, batch: Any, options: WriteOptions | None = None) -> None:
+        assert options is not None, "a write without options is not synced"
+        assert options.sync, "a write that is not synced can be lost after it was answered"
+        if Disk.broken:
+            message = "IO error: No space left on device"
+            raise OSError(message)
+        Disk.writes.append(batch.size_in_bytes())
+        self._db.write(batch, options)
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in READS, f"Rdict.{name} is not how this store is read or written"
+        found = getattr(self._db, name)
+        return (lambda family: _ReadOnly(found(family))) if name == "get_column_family" else found
+
+
+class _ReadOnly:
+    """A column family that cannot be written past the WriteBatch."""
+
+    def __init__(self, family: Rdict) -> None:
+        self._family = family
+
+    def __getattr__(self, name: str) -> Any:
+        assert name in READS, f"Rdict.{name} goes past the WriteBatch"
+        return getattr(self._family, name)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> type[Disk]:
+    monkeypatch.setattr(rocks_store, "Rdict", Disk)
+    Disk.writes, Disk.broken = [], False
+    return Disk
+
+
+class Text:
+    """A value that is its own stored form."""
+
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+    def encode(self) -> bytes:
+        return self.value
+
+
+def written(overlay: Overlay, **values: bytes) -> Overlay:
+    for key, value in values.items():
+        overlay.put(key.encode(), Text(value))
+    return overlay
+
+
+def all_of(store: RocksStore) -> dict[str, dict[bytes, bytes]]:
+    return {family: dict(store.scan(family, b"")) for family in FAMILIES}
+
+
+def test_everything_that_must_agree_is_in_one_synced_write(tmp_path: Path, disk: type[Disk]) -> None:
+    with RocksStore(tmp_path) as store:
+        overlay = written(Overlay(store), a=b"1", b=b"2")
+        overlay.set_bits(b"bits", 0b101)
+        overlay.set_op(b"op", b"answer")
+        overlay.set_deadline(queue_prefix("t", 0), 1, DEADLINE_PAGE, 2, 0, 7)
+        size = store.write(overlay, [(META, b"applied", b"x"), (OUTBOX, b"entry", b"y")])
+        assert disk.writes == [size]
+        assert store.batches_written == 1
+        assert {family: len(values) for family, values in all_of(store).items()} == {
+            STATE: 3,
+            OPS: 1,
+            DEADLINES: 1,
+            OUTBOX: 1,
+            META: 1,
+        }
+
+
+def test_reopening_reads_what_was_written(tmp_path: Path) -> None:
+    with RocksStore(tmp_path) as store:
+        store.write(written(Overlay(store), a=b"1", b=b"2"), [(META, b"m", b"3")])
+        overlay = Overlay(store)
+        overlay.delete(b"a")
+        store.write(overlay)
+        before = all_of(store)
+    with RocksStore(tmp_path) as store:
+        assert all_of(store) == before
+        assert store.get(STATE, b"a") is None
+        assert store.get_many(STATE, [b"b", b"a"]) == [b"2", None]
+        assert store.get_many(STATE, []) == []
+    with RocksStore(tmp_path, read_only=True) as store:
+        assert all_of(store) == before
+
+
+def test_erasures_come_before_puts(tmp_path: Path) -> None:
+    """In one micro-batch a lane is forgotten and made again: the new values stay, whatever was there goes."""
+    with RocksStore(tmp_path) as store:
+        store.write(written(Overlay(store), lane1=b"old", lane2=b"old", lanf=b"neighbour", lan=b"neighbour"))
+        overlay = written(Overlay(store), lane3=b"lost")
+        overlay.erase(b"lane")
+        assert overlay.get(b"lane1", Text) is None
+        written(overlay, lane1=b"new")
+        store.write(overlay)
+        assert dict(store.scan(STATE, b"")) == {b"lan": b"neighbour", b"lane1": b"new", b"lanf": b"neighbour"}
+
+
+def test_erasing_a_prefix_of_ff_bytes_ends_where_it_should(tmp_path: Path) -> None:
+    with RocksStore(tmp_path) as store:
+        overlay = Overlay(store)
+        for key in (b"a\xff", b"a\xff\x01", b"b"):
+            overlay.put(key, Text(b"x"))
+        store.write(overlay)
+        overlay = Overlay(store)
+        overlay.erase(b"a\xff")
+        store.write(overlay)
+        assert dict(store.scan(STATE, b"")) == {b"b": b"x"}
+
+
+def test_a_failed_write_stops_the_store_for_good(tmp_path: Path, disk: type[Disk]) -> None:
+    with RocksStore(tmp_path) as store:
+        store.write(written(Overlay(store), a=b"1"))
+        overlay = written(Overlay(store), b=b"2")
+        disk.broken = True
+        with pytest.raises(StoreStopped, match="No space left"):
+            store.write(overlay)
+        disk.broken = False
+        with pytest.raises(StoreStopped, match="No space left"):
+            store.write(overlay)
+        assert len(disk.writes) == store.batches_written == 1
+    with RocksStore(tmp_path) as store:
+        assert dict(store.scan(STATE, b"")) == {b"a": b"1"}
+
+
+def test_deadlines_of_a_queue_come_in_order_and_of_no_other(tmp_path: Path) -> None:
+    """Also of the queue whose name sorts next to it, past the limit, and with the largest of numbers."""
+    queue, other = queue_prefix("t", 1), queue_prefix("t", 2)
+    refs = [
+        DeadlineRef(5, 2, DEADLINE_PARKED, 1),
+        DeadlineRef(5, 1, DEADLINE_PAGE, 2**57),
+        DeadlineRef(1_790_000_000_000, 1, DEADLINE_PAGE, 0),
+        DeadlineRef(9, 2**32 - 1, DEADLINE_PARKED, 2**64 - 1),
+    ]
+    with RocksStore(tmp_path) as store:
+        overlay = Overlay(store)
+        for ref in refs:
+            overlay.set_deadline(queue, ref.lane_no, ref.kind, ref.number, 0, ref.deadline_ms)
+        overlay.set_deadline(other, 1, DEADLINE_PAGE, 1, 0, 1)
+        store.write(overlay)
+        ordered = sorted(refs)
+        assert store.deadlines(queue, None, 2**62, 100) == ordered
+        assert store.deadlines(queue, None, 2**62, 2) == ordered[:2]
+        assert store.deadlines(queue, ordered[1], 2**62, 100) == ordered[2:]
+        assert store.deadlines(queue, None, 5, 100) == ordered[:2]
+        assert store.deadlines(queue_prefix("t", 3), None, 2**62, 100) == []
+
+
+# ------------------------------------------------------------------------------------------- the job over it
+
+
+class Records:
+    """In place of `Intake`: what Spark would have handed over, in two slices."""
+
+    def __init__(self) -> None:
+        self.batch: list[KafkaRecord] = []
+
+    def records(self, _: object) -> Iterator[list[KafkaRecord]]:
+        half = len(self.batch) // 2
+        yield self.batch[:half]
+        yield self.batch[half:]
+
+
+class SmallJob:
+    """ApplyOps with its store and outbox; `run` is a micro-batch."""
+
+    def __init__(self, root: Path, store: RocksStore) -> None:
+        self.checkpoint = root / "spark"
+        (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+        stored = store.get(META, APPLIED_KEY)
+        applied = Applied.decode(stored) if stored else Applied(state_epoch="e", ops_topic=TOPIC, ops_topic_id="t")
+        self.outbox = Outbox(store)
+        self.published: list[Entry] = []
+        self.reports: list[BatchReport] = []
+        self._records = Records()
+        self._next = applied.next_offset.get(0, 0)
+        self._batch_id = 0
+        self.apply_ops = ApplyOps(
+            store=store,
+            outbox=self.outbox,
+            applied=applied,
+            decoder=Decoder(1),
+            intake=self._records,  # type: ignore[arg-type]
+            checkpoint=self.checkpoint,
+            results_partitions=1,
+            signer=None,
+            publish=self.published.extend,
+            after_batch=self._after_batch,
+        )
+
+    def run(self, *operations: dict[str, Any], planned_end: int | None = None) -> None:
+        batch = []
+        for number, operation in enumerate(operations):
+            full = {"v": 1, "topic": "t", "queue_id": 0, "reply_to": 0, "op_id": f"{self._next + number}", **operation}
+            value = json.dumps(full).encode()
+            batch.append(KafkaRecord(0, self._next + number, 1_000, ops_key("t", 0), value, len(value)))
+        self.run_records(batch, planned_end if planned_end is not None else self._next + len(batch))
+
+    def run_records(self, batch: list[KafkaRecord], planned_end: int) -> None:
+        plan = f'v1\n{{}}\n{{"{TOPIC}":{{"0":{planned_end}}}}}'
+        (self.checkpoint / "offsets" / str(self._batch_id)).write_text(plan)
+        self._records.batch = batch
+        self.apply_ops(None, self._batch_id)  # type: ignore[arg-type]
+        self._next = planned_end
+        self._batch_id += 1
+
+    def _after_batch(self, report: BatchReport, _: Mapping[tuple[str, int], int], __: int) -> None:
+        self.reports.append(report)
+
+
+DECLARE = {"type": "declare", "topic_id": "t"}
+POP = {"type": "pop", "group": "g", "max_messages": 1, "invisible_time_ms": 1000, "poll_time_ms": 9000}
+
+
+def written_to(first: int, last: int) -> dict[str, Any]:
+    return {"type": "dispatch", "ranges": [{"first": first, "last": last}]}
+
+
+def test_each_micro_batch_is_one_write_with_everything_in_it(tmp_path: Path, disk: type[Disk]) -> None:
+    """Declares, pops that park, messages that serve them, what is rejected: one write a micro-batch all the same."""
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        batches: list[list[dict[str, Any]]] = [
+            [DECLARE, POP],
+            [written_to(0, 9), POP, {"type": "nonsense"}],
+            [POP, {"type": "tick"}, POP],
+        ]
+        for number, batch in enumerate(batches, 1):
+            job.run(*batch)
+            assert len(disk.writes) == store.batches_written == number
+            assert job.apply_ops.applied.apply_seq == number
+            stored = store.get(META, APPLIED_KEY)
+            assert stored is not None
+            assert Applied.decode(stored) == job.apply_ops.applied
+            assert job.reports[-1].write_batch_bytes == disk.writes[-1]
+        assert {entry.apply_seq for entry in job.published} == {1, 2, 3}
+        assert dict(store.scan(OUTBOX, b"")) == {entry.key: entry.value for entry in job.published}
+
+
+def test_an_empty_planned_range_still_moves_the_position(tmp_path: Path, disk: type[Disk]) -> None:
+    """Control records fill it: they are passed by a write of their own, once."""
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE)
+        job.run(planned_end=5)
+        assert job.apply_ops.applied.next_offset == {0: 5}
+        job.run(planned_end=5)
+        assert len(disk.writes) == 2
+
+
+def test_what_is_applied_is_not_decided_again(tmp_path: Path, disk: type[Disk]) -> None:
+    """Spark runs a micro-batch again, whole or regrouped with the next: known records fall out, nothing is written."""
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE, written_to(0, 9))
+        before = all_of(store)
+        published = len(job.published)
+        job.run_records(job._records.batch, 2)
+        assert len(disk.writes) == 1
+        assert all_of(store) == before
+        assert len(job.published) == published
+
+
+def test_a_failed_write_ends_the_job_and_nothing_is_published(tmp_path: Path, disk: type[Disk]) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE)
+        before, applied, published = all_of(store), job.apply_ops.applied, list(job.published)
+        disk.broken = True
+        with pytest.raises(StoreStopped):
+            job.run(written_to(0, 9))
+        disk.broken = False
+        with pytest.raises(StoreStopped):
+            job.run(written_to(0, 9))
+        assert job.published == published
+        assert job.apply_ops.applied == applied
+        assert all_of(store) == before
+    with RocksStore(tmp_path / "state") as store:
+        again = SmallJob(tmp_path, store)
+        again.run(written_to(0, 9))
+        assert b'"commit_position":10' in again.published[0].value
+
+
+def test_delivered_entries_leave_with_the_next_write(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE)
+        size = job.outbox.undelivered_bytes
+        job.outbox.delivered([entry.key for entry in job.published])
+        assert size > 0
+        assert (job.outbox.undelivered_bytes, len(job.outbox)) == (0, 0)
+        assert len(list(store.scan(OUTBOX, b""))) == len(job.published)
+        job.run(written_to(0, 9))
+        assert {key[1:9] for key, _ in store.scan(OUTBOX, b"")} == {(2).to_bytes(8, "big")}
+        assert len(Outbox(store)) == len(job.outbox)
+
+
+class Tables:
+    """In place of `AuditFlusher`: all tables have what a killed predecessor had committed."""
+
+    def __init__(self, delivered: int) -> None:
+        self._delivered = delivered
+        self.spans: list[tuple[str, int, list[int]]] = []
+
+    def delivered(self, _: str) -> int:
+        return self._delivered
+
+    def flush(self, table: str, slices: Iterable[tuple[int, bytes]], upto: int) -> int:
+        self.spans.append((table, upto, [seq for seq, _ in slices]))
+        return 0
+
+
+def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path) -> None:
+    """Killed between the commit and its note: nobody will deliver these rows, so they must not wait for ever."""
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE)
+        job.run(written_to(0, 9))
+    with RocksStore(tmp_path / "state") as store:
+        again = SmallJob(tmp_path, store)
+        tables = Tables(delivered=1)
+        failures: list[BaseException] = []
+        loop = FlushLoop(
+            again.outbox,
+            tables,  # type: ignore[arg-type]
+            interval_s=1,
+            applied_seq=lambda: again.apply_ops.applied.apply_seq,
+            on_failure=failures.append,
+        )
+        loop.flush()
+        assert not failures
+        assert {upto for _, upto, _ in tables.spans} == {2}
+        assert {seq for _, _, seqs in tables.spans for seq in seqs} == {2}
+        assert [table for table, _, _ in tables.spans] == list(AUDIT_TABLES)
+        assert list(again.outbox.undelivered(EntryKind.AUDIT)) == []
+        again.run(POP)
+        audit = [key for key, _ in store.scan(OUTBOX, b"") if key[0] == EntryKind.AUDIT]
+        assert {key[1:9] for key in audit} == {(3).to_bytes(8, "big")}
