@@ -8,12 +8,11 @@ PYTHON_DIRS := broker_state checkpoints connectors expectations pipelines popstr
 # Code must not lean on the order of a set or on hash(): another seed every time, printed so that a failure can be repeated.
 PYTHONHASHSEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 PYTEST = echo "PYTHONHASHSEED=$(PYTHONHASHSEED)" && PYTHONHASHSEED=$(PYTHONHASHSEED) $(BIN)/pytest
-SOAK_SECONDS ?= 1800
 UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo test check format integration bench crash soak lock lock-jars clean
+.PHONY: help setup demo test unit model check format integration bench crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -24,8 +23,14 @@ setup: ## make .venv and fetch the jars; does nothing when both are up to date
 demo: setup ## run the whole pipeline once, on this machine
 	@$(BIN)/popstream demo
 
-test: setup ## unit, property and doc tests: all but integration, crash and soak
-	@$(PYTEST) -m "not integration and not crash and not soak"
+test: setup ## unit, property and doc tests, and those with Spark and a real Kafka, one kill among them
+	@$(PYTEST) -m "not crash"
+
+unit: setup ## only the tests that need neither Spark nor Kafka
+	@$(PYTEST) -m "not integration and not crash"
+
+model: setup ## the kernel against the reference model over 1,000,000 records
+	@POPSTREAM_MODEL_RECORDS=1000000 $(PYTEST) tests/property/test_reference_model.py --timeout 3600
 
 check: setup ## format, lint, types and layers
 	$(BIN)/ruff format --check .
@@ -38,16 +43,13 @@ format: setup ## rewrite the code the way `check` wants it
 	$(BIN)/ruff check --fix .
 
 integration: setup ## tests with Spark and a real Kafka broker
-	@$(PYTEST) -m "integration and not crash and not soak"
+	@$(PYTEST) -m "integration and not crash"
 
 bench: setup ## measure; the report names machine, data and command
 	@$(BIN)/popstream bench
 
 crash: setup ## kill the job at its fail-points and compare what it left
 	@$(PYTEST) -m crash
-
-soak: setup ## run for SOAK_SECONDS (default 1800)
-	@export SOAK_SECONDS=$(SOAK_SECONDS); $(PYTEST) -m soak --timeout $$(($(SOAK_SECONDS) * 2 + 600))
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

@@ -174,7 +174,7 @@ def _build_docs(context: EphemeralDataContext, folder: Path) -> None:
     fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    site: DataDocsSiteConfigTypedDict = {
+    site: Any = {
         "class_name": "SiteBuilder",
         "site_index_builder": {"class_name": "DefaultSiteIndexBuilder"},
         "store_backend": {"class_name": "TupleFilesystemStoreBackend", "base_directory": str(fresh.absolute())},

@@ -31,7 +31,7 @@ from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.card import JobCard
 from pipelines.job import Job
-from pipelines.jvm import ended_jvm, errors_in, silence_query_errors
+from pipelines.jvm import ended_jvm, errors_in, kill_jvm, silence_query_errors
 from pipelines.logs import configure_logs
 from pipelines.preflight import reach_kafka, require_ready
 from pipelines.settings import JobSettings
@@ -44,7 +44,9 @@ _log = structlog.get_logger(__name__)
 LOG_FILE = "job.log"
 JVM_LOG_FILE = "jvm.log"
 KAFKA_FOLDER = "kafka"
-JVM_GRACE_S = 10.0
+# Below the 60 s that `docker/compose.yaml` grants.
+STOP_S_MAX = 40.0
+STOP_BROKEN_S_MAX = 8.0
 LOOK_S = 0.25
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -94,6 +96,7 @@ class Host:
         self._stack = contextlib.ExitStack()
         self._asked_to_stop = threading.Event()
         self._is_starting = False
+        self._gave_up = False
 
     @property
     def log_file(self) -> Path | None:
@@ -156,7 +159,7 @@ class Host:
             },
         )
         ownership = Ownership(self.folder.lock)
-        self._stack.callback(ownership.release)
+        self._stack.callback(self._let_go, ownership)
         # Of a job that was killed. From here on nobody else can own a card in this folder.
         self.folder.card.unlink(missing_ok=True)
         configure_logs(settings.log_level, self.log_file)
@@ -170,7 +173,7 @@ class Host:
         self.job = Job(
             settings.model_copy(update={"folder": self.folder.root}), self.bootstrap_servers, self.spark, ownership
         )
-        self._stack.callback(_ended, "job", self.job.stop)
+        self._stack.callback(self._stop_job)
         if settings.metrics_port:
             self._serve_metrics(settings.metrics_port)
         self.status_server = server = enter(StatusServer(self.job))
@@ -218,6 +221,26 @@ class Host:
         # Spark has put its own handler for Ctrl-C in the place of ours.
         self._handle_signals()
         return session
+
+    def _stop_job(self) -> None:
+        """Stop the job in order, but not for ever: Spark waits a minute for a Kafka that is gone.
+
+        What is decided and not delivered by then is in the outbox, and leaves with the next start.
+        """
+        is_broken = self.job.failure is not None or (self.kafka is not None and not self.kafka.is_running)
+        stopping = threading.Thread(target=_ended, args=("job", self.job.stop), name="stop", daemon=True)
+        stopping.start()
+        stopping.join(STOP_BROKEN_S_MAX if is_broken else STOP_S_MAX)
+        if stopping.is_alive():
+            _log.error("stop_given_up", after_s=STOP_BROKEN_S_MAX if is_broken else STOP_S_MAX)
+            self._gave_up = True
+            kill_jvm()
+            stopping.join(STOP_BROKEN_S_MAX)
+
+    def _let_go(self, ownership: Ownership) -> None:
+        # A job that did not stop may still write: then only the end of this process lets another one take over.
+        if not self._gave_up:
+            ownership.release()
 
     def _serve_metrics(self, port: int) -> None:
         try:

@@ -11,7 +11,7 @@ import structlog
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 
-__all__ = ["ended_jvm", "errors_in", "silence_query_errors"]
+__all__ = ["ended_jvm", "errors_in", "kill_jvm", "silence_query_errors"]
 
 _log = structlog.get_logger(__name__)
 
@@ -43,6 +43,12 @@ def errors_in(path: Path | None) -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(before, 2)
         os.close(before)
+
+
+def kill_jvm() -> None:
+    """End the JVM at once; calls into it that are under way fail, instead of hanging."""
+    if SparkContext._gateway is not None:  # noqa: SLF001 - PySpark has no public way to end its JVM
+        SparkContext._gateway.proc.kill()  # noqa: SLF001
 
 
 def silence_query_errors() -> None:

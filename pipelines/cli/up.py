@@ -33,10 +33,14 @@ def run_up(settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: s
             metrics_host=metrics_host,
             log_to_terminal=log_to_terminal,
         )
-        with host:
-            _introduce(console, host, metrics_host)
-            console.print(f"[bold green]ready[/] after {time.monotonic() - started:.1f} s; Ctrl-C stops it")
-            failure = host.wait(each=lambda: line.show(_summary(host)))
+        try:
+            with host:
+                _introduce(console, host, metrics_host)
+                console.print(f"[bold green]ready[/] after {time.monotonic() - started:.1f} s; Ctrl-C stops it")
+                failure = host.wait(each=lambda: line.show(_summary(host)))
+        except KeyboardInterrupt:
+            console.print("stopped before it was ready")
+            raise typer.Exit(Exit.OK) from None
     if failure is not None:
         say(f"the job ended: {described(failure)}")
         if host.log_file is not None:

@@ -36,20 +36,24 @@ def here(tmp_path: Path) -> Path:
 
 
 def start(here: Path, **options: object) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", CODE, json.dumps(options)],
-        cwd=here,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=(here / "said").open("w"),
-        text=True,
-        start_new_session=True,
-    )
+    # A file: PySpark takes `python -c` for a doctest, and ends it.
+    script = here / "script.py"
+    script.write_text(CODE)
+    with (here / "said").open("w") as said:
+        return subprocess.Popen(
+            [sys.executable, str(script), json.dumps(options)],
+            cwd=here,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            start_new_session=True,
+        )
 
 
 def finish(here: Path, **options: object) -> tuple[int, dict[str, Any]]:
     process = start(here, **options)
-    out, _ = process.communicate(timeout=500)
+    out, _ = process.communicate(timeout=550)
     assert out, (here / "said").read_text()
     printed = json.loads(out)
     assert printed == json.loads((here / "var" / "demo" / "summary.json").read_text())

@@ -129,9 +129,9 @@ class Workload:
         elif what < 0.99:
             self._send(producer, queue, "forget_lane", group="search")
         else:
-            self._write(
-                producer, queue, chance.choice([b"", b"{nope", b'{"v":2,"type":"pop","op_id":"old","reply_to":0}'])
-            )
+            self._write(producer, queue, chance.choice([b"", b"{nope"]))
+            self._send(producer, queue, "pop", v=2)
+            self._bytes.pop()  # what cannot be read is not remembered: sent again, it is answered at another time
 
     def _answer_a_pop(self, producer: KafkaProducer) -> None:
         chance = self._random

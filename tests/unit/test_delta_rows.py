@@ -24,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 def delivery(number: int) -> DeliveryRow:
     return DeliveryRow(
         number % 4, number, 0, 1_795_262_400_000 + number, "orders", 0, "billing", "leased", number * 10,
-        number * 10 + 9, number + 1, 0, 1, 1_795_262_400_000 + number, None if number % 3 else number, "pop", f"client-{number % 9}",
+        number * 10 + 9, number + 1, 0, 1, 1_795_262_400_000 + number, None if number % 3 else number, "pop",
+        f"client-{number % 9}",
     )  # fmt: skip
 
 
