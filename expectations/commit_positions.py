@@ -59,18 +59,33 @@ class ExpectEveryMessageToBeAccountedFor(ExpectNoRows):
 
 
 class ExpectCountsToBePossible(ExpectNoRows):
-    """A count below zero, or parts that exceed their whole, can still balance: look at each."""
+    """A count below zero can still balance: look at each."""
 
-    description: str = "No count is negative, the parts of `acked` do not exceed it, to_offset lies in the account."
+    description: str = "No count is negative, and a lane's position lies between its start and its next offset."
     unexpected_rows_query: str = """
         SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`, start_offset, to_offset, next_offset, holes,
                acked, leased, available, parked, dead_lettered, expired_from_log, passed_over, skipped_by_reset
         FROM {batch}
         WHERE least(from_offset, to_offset, start_offset, holes, acked, leased, available, parked,
                     dead_lettered, expired_from_log, passed_over, skipped_by_reset) < 0
-           OR `group` IS NOT NULL AND (
-               to_offset < start_offset OR to_offset > next_offset
-               OR dead_lettered + expired_from_log + passed_over + skipped_by_reset > acked)
+           OR `group` IS NOT NULL AND (to_offset < start_offset OR to_offset > next_offset)
+    """
+
+
+class ExpectPartsNotToExceedTheWhole(ExpectNoRows):
+    """A reset_offset takes messages off `acked`, but not off the parts: they count for the lane's whole life."""
+
+    description: str = "Unless the lane was reset, the parts of `acked` do not exceed it."
+    unexpected_rows_query: str = """
+        SELECT p.partition, p.kafka_offset, p.ordinal, p.topic, p.queue_id, p.`group`, p.acked,
+               p.dead_lettered, p.expired_from_log, p.passed_over, p.skipped_by_reset
+        FROM {batch} AS p
+        JOIN operations_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
+        LEFT ANTI JOIN operations AS o
+            ON o.ops_topic_id = p.ops_topic_id AND o.topic = p.topic AND o.queue_id = p.queue_id
+            AND o.`group` = p.`group` AND o.kafka_offset <= p.kafka_offset AND o.applied AND o.kind = 'reset_offset'
+        WHERE p.`group` IS NOT NULL
+          AND p.dead_lettered + p.expired_from_log + p.passed_over + p.skipped_by_reset > p.acked
     """
 
 
@@ -112,6 +127,7 @@ def commit_positions_suite() -> ExpectationSuite:
             ExpectPositionsToChain(),
             ExpectEveryMessageToBeAccountedFor(),
             ExpectCountsToBePossible(),
+            ExpectPartsNotToExceedTheWhole(),
             ExpectLeasedToAgreeWithDeliveries(),
         ],
     )

@@ -144,17 +144,18 @@ def _run(
     validation = definition.run(
         batch_parameters={"dataframe": session.table(suite.name)}, result_format={"result_format": "COMPLETE"}
     )
-    return [_outcome(suite.name, table_version, result) for result in validation.results]
+    descriptions = {expectation.expectation_type: expectation.description or "" for expectation in suite.expectations}
+    return [_outcome(suite.name, table_version, result, descriptions) for result in validation.results]
 
 
-def _outcome(suite: str, table_version: int, result: Any) -> Outcome:  # noqa: ANN401 - untyped library
+def _outcome(suite: str, table_version: int, result: Any, descriptions: Mapping[str, str]) -> Outcome:  # noqa: ANN401 - untyped library
     found = result.result
-    config = result.expectation_config
+    name = result.expectation_config.type
     error = "" if "observed_value" in found else _error(result.exception_info)
     return Outcome(
         suite=suite,
-        expectation=config.type,
-        description=config.description or "",
+        expectation=name,
+        description=descriptions[name],
         table_version=table_version,
         success=bool(result.success),
         unexpected_count=found.get("observed_value", -1),

@@ -218,10 +218,12 @@ _COMMIT_POSITIONS: Final = Table(
         _long("leased", "Messages that a client holds."),
         _long("available", "Messages handed out before that wait to be handed out again."),
         _int("parked", "Pops that wait for a message."),
-        _long("dead_lettered", "Of `acked`: went to the dead-letter topic."),
-        _long("expired_from_log", "Of `acked`: left the log before they were consumed."),
-        _long("passed_over", "Of `acked`: had none of the tags that the pop asked for."),
-        _long("skipped_by_reset", "Of `acked`: were skipped by a reset_offset."),
+        _long(
+            "dead_lettered", "Of `acked`: went to the dead-letter topic (a reset_offset does not take them off here)."
+        ),
+        _long("expired_from_log", "Of `acked`, likewise: left the log before they were consumed."),
+        _long("passed_over", "Of `acked`, likewise: had none of the tags that the pop asked for."),
+        _long("skipped_by_reset", "Of `acked`, likewise: were skipped by a reset_offset."),
         *FLUSHER_COLUMNS,
     ),
     CommitPositionRow,

@@ -52,7 +52,7 @@ class Rows:
         self.tables: dict[str, list[tuple[int, Any]]] = {table: [] for table in AUDIT_TABLES}
         self.wrong_date: list[tuple[str, Any]] = []
 
-    def add(self, table: str, *rows: NamedTuple, seq: int = 1) -> None:
+    def add(self, table: str, *rows: Any, seq: int = 1) -> None:
         self.tables[table] += [(seq, row) for row in rows]
 
     def replace(self, table: str, index: int, **changed: Any) -> None:
@@ -308,6 +308,11 @@ FAULTS = [
     Fault(
         "commit_positions",
         "expect_counts_to_be_possible",
+        lambda rows: rows.replace("commit_positions", 0, parked=-1),
+    ),
+    Fault(
+        "commit_positions",
+        "expect_parts_not_to_exceed_the_whole",
         lambda rows: rows.replace("commit_positions", 0, passed_over=6),
     ),
     Fault(
