@@ -98,9 +98,10 @@ def up(
 
 @app.command(epilog=EPILOG)
 def demo(
-    messages: Annotated[int, typer.Option(help="messages to send", min=1)] = 100_000,
-    messages_file: Annotated[
-        Path | None, typer.Option(help="send the lines of this file instead", exists=True, dir_okay=False)
+    count: Annotated[int, typer.Option(help="messages to send", min=1)] = 100_000,
+    messages: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="send the lines of this file instead", exists=True, dir_okay=False),
     ] = None,
     queues: Annotated[int, typer.Option(help="queues of the message topic", min=1, max=1024)] = 8,
     groups: Annotated[int, typer.Option(help="consumer groups; each gets every message", min=1)] = 3,
@@ -119,8 +120,8 @@ def demo(
     from pipelines.demo import run_demo
 
     code = run_demo(
-        messages_count=messages,
-        messages_file=messages_file,
+        messages_count=count,
+        messages_file=messages,
         queues=queues,
         groups=groups,
         var=var,

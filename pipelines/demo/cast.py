@@ -11,7 +11,7 @@ STAGES: tuple[Role, ...] = ("intruder", "doomed", "changer", "steady")
 """In one group the next begin when those before have what they need: there must be something to hold and to lose."""
 
 _NAMES = ("billing", "shipping", "search")
-_ACK_COUNT = 25
+_ACK_COUNT = 20
 
 
 def group_names(count: int) -> list[str]:
