@@ -77,7 +77,8 @@ class CommitPositionRow(NamedTuple):
     """A position that moved, and the account of the lane (or queue: `group` null) after the record.
 
     Conservation: next_offset - start_offset = holes + acked + leased + available, in every lane row.
-    `acked` includes `dead_lettered`, `expired_from_log`, `passed_over` and `skipped_by_reset`.
+    `acked` includes `dead_lettered`, `expired_from_log`, `passed_over` and `skipped_by_reset`, until a reset: it counts
+    `acked` anew from the lane's start, while those four go on as totals.
     """
 
     partition: int
