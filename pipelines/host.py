@@ -31,7 +31,7 @@ from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.card import JobCard
 from pipelines.job import Job
-from pipelines.jvm import ended_jvm, errors_in, kill_jvm, silence_query_errors
+from pipelines.jvm import SIGNALS, ended_jvm, errors_in, held_signals, kill_jvm, silence_query_errors
 from pipelines.logs import configure_logs
 from pipelines.preflight import reach_kafka, require_ready
 from pipelines.settings import JobSettings
@@ -48,7 +48,6 @@ KAFKA_FOLDER = "kafka"
 STOP_S_MAX = 40.0
 STOP_BROKEN_S_MAX = 8.0
 LOOK_S = 0.25
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Host:
@@ -148,7 +147,7 @@ class Host:
         settings, enter = self.settings, self._stack.enter_context
         enter(_umask(0o077))
         enter(self._signals())
-        self._say("looking for Java, jars and disk space")
+        self._step("looking for Java, jars and disk space")
         require_ready(
             self.folder.root,
             self._var,
@@ -164,11 +163,11 @@ class Host:
         self.folder.card.unlink(missing_ok=True)
         configure_logs(settings.log_level, self.log_file)
         self.bootstrap_servers = settings.bootstrap_servers or self._start_kafka()
-        self._say(f"connecting to Kafka at {self.bootstrap_servers}")
+        self._step(f"connecting to Kafka at {self.bootstrap_servers}")
         reach_kafka(self.bootstrap_servers)
-        self._say("starting Spark")
+        self._step("starting Spark")
         self.spark = self._start_spark()
-        self._say("reconciling state, log and tables")
+        self._step("reconciling state, log and tables")
         # It takes the ownership over and lets go of it in `stop`; letting go twice is fine.
         self.job = Job(
             settings.model_copy(update={"folder": self.folder.root}), self.bootstrap_servers, self.spark, ownership
@@ -189,8 +188,14 @@ class Host:
         self.card.write(self.folder.card)
         self._stack.callback(self.folder.card.unlink, missing_ok=True)
 
+    def _step(self, text: str) -> None:
+        """Begin a step, unless somebody wants to stop: the KeyboardInterrupt may have come where it is ignored."""
+        if self._asked_to_stop.is_set():
+            raise KeyboardInterrupt
+        self._say(text)
+
     def _start_kafka(self) -> str:
-        self._say("starting Kafka")
+        self._step("starting Kafka")
         try:
             jars = kafka_jars(self._var)
         except JarError as error:
@@ -213,13 +218,11 @@ class Host:
             # Hadoop sets permissions itself, whatever the umask of the process.
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
-        with errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
+        with held_signals(), errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
             session = build_session("popstream", jars, driver_memory=self.settings.driver_memory, conf=conf)
-        if is_ours:
-            self._stack.callback(_ended, "spark", session.stop)
+            if is_ours:
+                self._stack.callback(_ended, "spark", session.stop)
         silence_query_errors()
-        # Spark has put its own handler for Ctrl-C in the place of ours.
-        self._handle_signals()
         return session
 
     def _stop_job(self) -> None:
@@ -261,17 +264,13 @@ class Host:
             yield
             return
         before = {number: signal.getsignal(number) for number in SIGNALS}
-        self._handle_signals()
+        for number in SIGNALS:
+            signal.signal(number, self._on_signal)
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-    def _handle_signals(self) -> None:
-        if threading.current_thread() is threading.main_thread():
-            for number in SIGNALS:
-                signal.signal(number, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         is_first = not self._asked_to_stop.is_set()

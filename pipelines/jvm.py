@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +13,12 @@ import structlog
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 
-__all__ = ["ended_jvm", "errors_in", "kill_jvm", "silence_query_errors"]
+__all__ = ["SIGNALS", "ended_jvm", "errors_in", "held_signals", "kill_jvm", "silence_query_errors"]
 
 _log = structlog.get_logger(__name__)
 
 GRACE_S = 10.0
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
@@ -25,6 +28,29 @@ def ended_jvm() -> Iterator[None]:
         yield
     finally:
         _end_jvm()
+
+
+@contextlib.contextmanager
+def held_signals() -> Iterator[None]:
+    """Let signals that come inside take effect at the end, by the handlers from before.
+
+    PySpark must not be interrupted while it launches its JVM: it removes the folder that the JVM is about to write to,
+    and the JVM then stays for ever, unknown to anyone. It also leaves a handler of its own for Ctrl-C, which goes too.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    for number in SIGNALS:
+        signal.signal(number, lambda which, _: came.append(which))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
 
 
 @contextlib.contextmanager
