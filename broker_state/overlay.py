@@ -121,7 +121,11 @@ class Overlay:
         moved[ref] = (before_ms if stored is None else stored[0], after_ms)
 
     def erase_deadlines(self, queue: bytes, lane_no: int | None) -> None:
-        """Nothing of the lane (None: of the queue) is due any more; what is stored unread is found spent later."""
+        """Nothing of the lane (None: of the queue) is due any more; what is stored of it goes with this micro-batch."""
+        after: DeadlineRef | None = None
+        while stored := self._kv.deadlines(queue, after, (1 << 63) - 1, 1_000):
+            after = stored[-1]
+            self._spent.update(deadline_key(queue, ref) for ref in stored if lane_no is None or ref.lane_no == lane_no)
         moved = self._deadlines.get(queue, {})
         for ref, (before_ms, _) in moved.items():
             if lane_no is None or ref[0] == lane_no:
@@ -165,6 +169,8 @@ class Overlay:
         for queue, moved in self._deadlines.items():
             for (lane_no, kind, number), (before_ms, after_ms) in moved.items():
                 if before_ms == after_ms:
+                    if after_ms:  # erased and restored
+                        index.pop(deadline_key(queue, DeadlineRef(after_ms, lane_no, kind, number)), None)
                     continue
                 if before_ms:
                     index[deadline_key(queue, DeadlineRef(before_ms, lane_no, kind, number))] = None

@@ -115,7 +115,7 @@ class DeliveryPage(Runs[Delivery]):
     __slots__ = ("clients", "due_ms", "page_no")
 
     _FORMAT = b"\x01"
-    _WIDTH = 11
+    _WIDTH = 10
 
     def __init__(self, page_no: int, due_ms: int, clients: list[int], runs: list[tuple[int, int, Delivery]]) -> None:
         super().__init__(runs)
@@ -147,8 +147,7 @@ class DeliveryPage(Runs[Delivery]):
                 d.invisible_time_ms,
                 d.client,
                 d.attempt,
-                d.state,
-                int(d.suspended),
+                d.state << 1 | d.suspended,
             )
         return self._FORMAT + _encode(flat)
 
@@ -162,10 +161,10 @@ class DeliveryPage(Runs[Delivery]):
         runs = []
         before: Delivery | None = None
         for at in range(start, len(flat), cls._WIDTH):
-            first, length, epoch, revision, pop_ms, until_ms, hidden, client, attempt, state, suspended = flat[
+            first, length, epoch, revision, pop_ms, until_ms, hidden, client, attempt, flags = flat[
                 at : at + cls._WIDTH
             ]
-            delivery = Delivery(epoch, revision, pop_ms, until_ms, hidden, client, attempt, state, bool(suspended))
+            delivery = Delivery(epoch, revision, pop_ms, until_ms, hidden, client, attempt, flags >> 1, bool(flags & 1))
             if before is not None and delivery == before:
                 delivery = before
             before = delivery

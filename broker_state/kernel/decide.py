@@ -29,7 +29,7 @@ from broker_state.kernel.administration import (
 )
 from broker_state.kernel.delivery import catch_up, end_lease
 from broker_state.kernel.entries import decide_entries
-from broker_state.kernel.limits import is_op_id, is_queue_name, what_is_invalid
+from broker_state.kernel.limits import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.kernel.parking import (
     decide_cancel,
     decide_pop,
@@ -96,12 +96,15 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
     events: list[tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop, Delivery | None]] = []
     pages: list[tuple[LaneState, DeliveryPage]] = []
     now_ms = turn.now_ms
-    for ref in queue.deadlines.take(now_ms):
+    for ref in sorted(queue.deadlines.take(now_ms)):
         lane = queue.lane_by_no(ref.lane_no)
-        if lane is not None:
-            catch_up(turn, lane)  # what has left the log does not expire, nor go to the dead letters
         if lane is not None and ref.kind == DEADLINE_PAGE:
             page = lane.page(ref.number)
+            if page is not None and page.due_ms == ref.deadline_ms:
+                # What has left the log does not expire, nor go to the dead letters. Only now that the deadline is
+                # known to be real: one that has moved is in the heap or not, as the log was cut.
+                catch_up(turn, lane)
+                page = lane.page(ref.number)
             if page is not None and page.due_ms == ref.deadline_ms:
                 pages.append((lane, page))
                 group = lane.record.group.encode()
@@ -223,7 +226,7 @@ def _remember(turn: Turn, op_id: str, *, parked: int) -> None:
         op_id,
         digest=turn.record.digest,
         kind=turn.kind,
-        group=getattr(turn.command, "group", None),
+        group=known_group(getattr(turn.command, "group", None)),
         answer=turn.answer,
         parked=parked,
         now_ms=turn.now_ms,

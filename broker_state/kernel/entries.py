@@ -310,7 +310,7 @@ def _apply(
         record.available -= end - first
     ack_range(lane, first, end)
     if isinstance(entry, RejectEntry):
-        cause = entry.cause or "rejected"
+        cause = shortened(entry.cause) or "rejected"
         record.dead_lettered += end - first
         turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=turn.client_id)
         turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)

@@ -24,6 +24,7 @@ __all__ = [
     "is_op_id",
     "is_queue_name",
     "is_range",
+    "known_group",
     "what_is_invalid",
 ]
 
@@ -50,6 +51,11 @@ def is_queue_name(topic: str, queue_id: int) -> bool:
 def is_op_id(op_id: str) -> bool:
     """Whether operations can be told apart by it."""
     return 0 < len(op_id.encode()) <= _OP_ID_BYTES_MAX
+
+
+def known_group(group: str | None) -> str | None:
+    """The group, if a lane can have this name; what is stored must be short."""
+    return group if group is not None and len(group.encode()) <= _NAME_BYTES_MAX else None
 
 
 def is_range(first: int, last: int) -> bool:

@@ -212,7 +212,13 @@ def test_page_of_the_largest_numbers_that_can_be(clients: int) -> None:
     """What no history of a test reaches: the generation in the high bits of the epoch, years of attempts."""
     far = 1 << 42
     runs = [
-        (n, n + 1, Delivery(U64_MAX - n, 65_535, far + n, far - n, 43_200_000 - n, U64_MAX - n, 65_535, 1, n % 2 == 0))
+        (
+            n,
+            n + 1,
+            Delivery(
+                U64_MAX - n, (1 << 32) - 1, far + n, far - n, 43_200_000 - n, U64_MAX - n, (1 << 32) - 1, 1, n % 2 == 0
+            ),
+        )
         for n in range(64)
     ]
     page = DeliveryPage(0, far, [U64_MAX - n for n in range(clients)], runs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import stat
 from pathlib import Path
@@ -27,6 +28,7 @@ from pipelines.cli.messages import printable
 from pipelines.cli.ops import EXAMPLES, read_operations
 from pipelines.cli.options import load_settings
 from pipelines.cli.query import require_reading
+from pipelines.jvm import held_signals
 from pipelines.metrics import Totals
 from pipelines.preflight import reach_kafka, require_ready
 from pipelines.status import StatusRequest, StatusServer, ask
@@ -318,3 +320,11 @@ def test_a_card_is_for_its_user_alone(tmp_path: Path) -> None:
     assert JobCard.read(tmp_path / "job.json") == card
     (tmp_path / "job.json").write_text("{")
     assert JobCard.read(tmp_path / "job.json") is None
+
+
+def test_a_signal_while_spark_is_launched_takes_effect_afterwards() -> None:
+    reached = False
+    with pytest.raises(KeyboardInterrupt), held_signals():  # noqa: PT012 - the point is how far it gets
+        signal.raise_signal(signal.SIGINT)
+        reached = True
+    assert reached
