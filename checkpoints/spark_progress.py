@@ -9,7 +9,7 @@ from pathlib import Path
 
 from broker_state.errors import Corrupt
 
-__all__ = ["planned_end", "usable_checkpoint"]
+__all__ = ["planned_end", "query_id", "usable_checkpoint"]
 
 
 def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
@@ -27,6 +27,20 @@ def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
         message = (
             f"Spark's plan of micro-batch {batch_id} cannot be read from {file}: remove the checkpoint, it is rebuilt"
         )
+        raise Corrupt(message, subject=str(file)) from error
+
+
+def query_id(checkpoint: Path) -> str:
+    """Spark's id of the query that owns the checkpoint.
+
+    Raises:
+        Corrupt: the checkpoint does not say.
+    """
+    file = checkpoint / "metadata"
+    try:
+        return str(json.loads(file.read_text())["id"])
+    except (OSError, KeyError, ValueError) as error:
+        message = f"Spark's id of the query cannot be read from {file}: remove the checkpoint, it is rebuilt"
         raise Corrupt(message, subject=str(file)) from error
 
 

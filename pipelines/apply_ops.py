@@ -24,7 +24,7 @@ from broker_state.overlay import Overlay
 from broker_state.reason import CODE_OF_REASON, Reason
 from broker_state.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
-from checkpoints.spark_progress import planned_end
+from checkpoints.spark_progress import planned_end, query_id
 from pipelines.decode import Decoder, Rejected
 from pipelines.failpoints import failpoint
 from pipelines.frames import entries_of
@@ -93,6 +93,7 @@ class ApplyOps:
         self._after_batch = after_batch
         self._overlay = Overlay(store)
         self._query_id = ""
+        """Spark's id of the query, known once the query has written it."""
 
     def __call__(self, frame: DataFrame, batch_id: int) -> None:
         """Apply one micro-batch; any exception ends the job."""
@@ -172,6 +173,7 @@ class ApplyOps:
         batch_id: int,
     ) -> None:
         started = time.perf_counter()
+        self._query_id = self._query_id or query_id(self._checkpoint)
         applied = self.applied.after(end_offset, self._query_id, batch_id)
         entries = entries_of(
             decision,

@@ -1,5 +1,6 @@
 """The running job: everything wired together, started in the order that recovery needs, stopped in reverse."""
 
+import contextlib
 import json
 import threading
 import uuid
@@ -67,6 +68,15 @@ class Job:
         self._ownership = ownership
         self._failure: BaseException | None = None
         self._ended = threading.Event()
+        self._stack = contextlib.ExitStack()
+        with self._stack:  # what was opened is closed again when a later step fails
+            self._start()
+            self._stack = self._stack.pop_all()
+
+    def _start(self) -> None:
+        settings, spark, bootstrap_servers = self.settings, self._spark, self.bootstrap_servers
+        self._stack.callback(self._ended.set)
+        self._stack.callback(self._ownership.release)
         self.topics = Topics.of(settings.topic_prefix)
         facts = ensure_topics(
             bootstrap_servers,
@@ -76,6 +86,7 @@ class Job:
         self.ops = facts[self.topics.ops]
         self.results = facts[self.topics.results]
         self.store = RocksStore(self.folder.state)
+        self._stack.callback(self.store.close)
         applied = self._applied()
         refuse_lost_records(applied, self.ops.topic_id, *_ends(bootstrap_servers, self.ops))
         self.outbox = Outbox(self.store)
@@ -83,10 +94,12 @@ class Job:
             spark, self.folder.delta, PIPELINE, applied.state_epoch, ops_topic_id=self.ops.topic_id
         )
         self._flusher.require_not_ahead(applied.apply_seq)
-        self.publisher = Publisher(bootstrap_servers, self.topics, self.outbox)
         self._tick_producer = KafkaProducer(
             bootstrap_servers=bootstrap_servers, acks="all", enable_idempotence=True, linger_ms=0
         )
+        self._stack.callback(self._tick_producer.close, timeout=5)
+        self.publisher = Publisher(bootstrap_servers, self.topics, self.outbox)
+        self._stack.callback(self.publisher.close)
         self.ticker = Ticker(self._send_tick, self.fail)
         checkpoint = usable_checkpoint(self.folder.spark, applied.next_offset, self.topics.ops)
         options = self._source_options()
@@ -112,9 +125,12 @@ class Job:
         )
         self._learn_stored_deadlines()
         self.flush_loop.start()
+        self._stack.callback(self.flush_loop.stop)
+        self.query = self._start_query(options, checkpoint, applied)
+        self._stack.callback(self.query.stop)
         if settings.ticks:
             self.ticker.start()
-        self.query = self._start_query(options, checkpoint, applied)
+        self._stack.callback(self.ticker.stop)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed; False when it still runs after `timeout_s`."""
@@ -133,15 +149,8 @@ class Job:
         return self._failure
 
     def stop(self) -> None:
-        """Stop deciding, deliver what is decided, release the state."""
-        self.ticker.stop()
-        self.query.stop()
-        self.flush_loop.stop()
-        self.publisher.close()
-        self._tick_producer.close(timeout=5)
-        self.store.close()
-        self._ownership.release()
-        self._ended.set()
+        """Stop deciding, deliver what is decided, release the state; each step is tried, whatever another one raises."""
+        self._stack.close()
 
     def _applied(self) -> Applied:
         stored = self.store.get(META, APPLIED_KEY)

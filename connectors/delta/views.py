@@ -8,13 +8,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from delta.tables import DeltaTable
+
+from broker_state.errors import Invalid
+from connectors.delta.tables import TABLES, table_path
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-__all__ = ["register_views"]
+__all__ = ["register_tables", "register_views"]
 
 _BLOCK: Final = 4_096
 _EXPLODED_MAX: Final = 1_000_000
@@ -36,14 +41,38 @@ _VIEW: Final = """
 """
 
 
-def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> None:
-    """Register each table of `paths` (folder by table name) as a temporary view, and the views on messages.
+def register_tables(spark: SparkSession, root: Path) -> Sequence[str]:
+    """Give the tables below `root` that exist their names in the session, with the views on messages; all the names.
 
-    `operations_by_message` and `deliveries_by_message` have the columns of their table and `queue_offset`, which is
-    null for a row that is about no message.
+    A table is registered where it lies and not as a view, so that `operations VERSION AS OF 3` and
+    `DESCRIBE HISTORY operations` work.
+
+    Raises:
+        Invalid: there is none.
     """
+    found = [name for name in TABLES if DeltaTable.isDeltaTable(spark, str(table_path(root, name)))]
+    if not found:
+        message = f"there are no tables in {root}: has the job run here?"
+        raise Invalid(message, subject=str(root))
+    for name in found:
+        location = str(table_path(root, name).absolute()).replace("\\", "\\\\").replace("'", "\\'")
+        spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{location}'")
+    return [*found, *_register_by_message(spark, found)]
+
+
+def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> None:
+    """Register each table of `paths` (folder by table name) as a temporary view, and the views on messages."""
     for table, path in paths.items():
         spark.read.format("delta").load(str(path)).createOrReplaceTempView(table)
+    _register_by_message(spark, paths)
+
+
+def _register_by_message(spark: SparkSession, tables: Iterable[str]) -> list[str]:
+    """`<table>_by_message` has the columns of its table and `queue_offset`, null for a row that is about no message."""
+    names = []
+    for table in tables:
         if table in _NAMES_MESSAGES:
             query = _VIEW.format(table=table, block=_BLOCK, names_messages=_NAMES_MESSAGES[table])
-            spark.sql(query).createOrReplaceTempView(f"{table}_by_message")
+            names.append(f"{table}_by_message")
+            spark.sql(query).createOrReplaceTempView(names[-1])
+    return names

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from broker_state.errors import Invalid
+from connectors.delta.views import register_tables
 from pipelines.cli.exits import say
 from pipelines.cli.spark_tools import reading_session, working
-from pipelines.views import register_tables
 
 __all__ = ["Output", "require_reading", "run_query"]
 

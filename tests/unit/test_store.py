@@ -211,6 +211,7 @@ class SmallJob:
     def __init__(self, root: Path, store: RocksStore) -> None:
         self.checkpoint = root / "spark"
         (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+        (self.checkpoint / "metadata").write_text('{"id":"query"}')
         stored = store.get(META, APPLIED_KEY)
         applied = Applied.decode(stored) if stored else Applied(state_epoch="e", ops_topic=TOPIC, ops_topic_id="t")
         self.outbox = Outbox(store)
