@@ -30,7 +30,7 @@ unit: setup ## only the tests that need neither Spark nor Kafka
 	@$(PYTEST) -m "not integration and not crash"
 
 model: setup ## the kernel against the reference model over 1,000,000 records
-	@POPSTREAM_MODEL_RECORDS=1000000 $(PYTEST) tests/property/test_reference_model.py --timeout 3600
+	@export POPSTREAM_MODEL_RECORDS=1000000; $(PYTEST) tests/property/test_reference_model.py --timeout 3600
 
 check: setup ## format, lint, types and layers
 	$(BIN)/ruff format --check .

@@ -49,6 +49,9 @@ from broker_state.records import OpMemory, ParkedPop
 __all__ = ["decide"]
 
 _LEASED, _AVAILABLE = DeliveryState.LEASED, DeliveryState.AVAILABLE
+_Event = tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop, Delivery | None]
+"""(deadline, group, 0 lease or 1 parked pop, first or number, end, lane, subject, delivery)"""
+
 _KINDS = {command: kind for kind, command in COMMAND_TYPES.items()}
 
 
@@ -93,31 +96,18 @@ def _refuse_without_queue(
 
 def _take_due(turn: Turn, queue: QueueState) -> None:
     """Step 1: what is due takes effect, in the order (deadline, group, leases before parked pops, place)."""
-    events: list[tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop, Delivery | None]] = []
-    pages: list[tuple[LaneState, DeliveryPage]] = []
     now_ms = turn.now_ms
-    for ref in sorted(queue.deadlines.take(now_ms)):
-        lane = queue.lane_by_no(ref.lane_no)
-        if lane is not None and ref.kind == DEADLINE_PAGE:
-            page = lane.page(ref.number)
-            if page is not None and page.due_ms == ref.deadline_ms:
-                # What has left the log does not expire, nor go to the dead letters. Only now that the deadline is
-                # known to be real: one that has moved is in the heap or not, as the log was cut.
-                catch_up(turn, lane)
-                page = lane.page(ref.number)
-            if page is not None and page.due_ms == ref.deadline_ms:
-                pages.append((lane, page))
-                group = lane.record.group.encode()
-                for first, end, hidden in page.runs:
-                    if 0 < hidden.deadline_ms <= now_ms:
-                        events.append((hidden.deadline_ms, group, 0, first, end, lane, page, hidden))
-                continue
-        elif lane is not None:
-            pop = lane.parked(ref.number)
-            if pop is not None and pop.deadline_ms == ref.deadline_ms:
-                events.append((pop.deadline_ms, lane.record.group.encode(), 1, pop.number, 0, lane, pop, None))
-                continue
-        queue.overlay.drop_spent_deadline(queue.prefix, ref)
+    pages, events = _due_subjects(queue, now_ms)
+    # What has left the log does not expire, nor go to the dead letters. Only for deadlines that are real: one that has
+    # moved is found here or not, as the log was cut.
+    for lane, _ in pages:
+        catch_up(turn, lane)
+    left = [(lane, page) for lane, page in pages if page.runs]
+    for lane, page in left:
+        group = lane.record.group.encode()
+        for first, end, hidden in page.runs:
+            if 0 < hidden.deadline_ms <= now_ms:
+                events.append((hidden.deadline_ms, group, 0, first, end, lane, page, hidden))
     events.sort(key=lambda event: event[:4])
     for deadline_ms, _, _, first, end, lane, subject, delivery in events:
         turn.touch(lane)
@@ -137,8 +127,28 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
             )
         elif delivery is not None:
             subject.replace(first, end, _offered_again(delivery))
-    for lane, page in pages:
+    for lane, page in left:
         lane.settle(page)
+
+
+def _due_subjects(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, DeliveryPage]], list[_Event]]:
+    """The pages with something due, and the parked pops that are; index entries of what is gone or moved go."""
+    pages: list[tuple[LaneState, DeliveryPage]] = []
+    pops: list[_Event] = []
+    for ref in sorted(queue.deadlines.take(now_ms)):
+        lane = queue.lane_by_no(ref.lane_no)
+        if lane is not None and ref.kind == DEADLINE_PAGE:
+            page = lane.page(ref.number)
+            if page is not None and page.due_ms == ref.deadline_ms:
+                pages.append((lane, page))
+                continue
+        elif lane is not None:
+            pop = lane.parked(ref.number)
+            if pop is not None and pop.deadline_ms == ref.deadline_ms:
+                pops.append((pop.deadline_ms, lane.record.group.encode(), 1, pop.number, 0, lane, pop, None))
+                continue
+        queue.overlay.drop_spent_deadline(queue.prefix, ref)
+    return pages, pops
 
 
 def _offered_again(delivery: Delivery) -> Delivery:

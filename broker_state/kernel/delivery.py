@@ -277,16 +277,15 @@ def catch_up(turn: Turn, lane: LaneState) -> None:
     """Account for what left the log since the lane's last operation."""
     if not lane.is_behind:
         return
+    turn.touch(lane)  # also for a refused entry: what is counted here must be stored with the bits that it set
     record = lane.record
     queue = lane.queue.record
     if record.min_seen < queue.min_offset:
-        turn.touch(lane)
         record.expired_from_log += _expire_handed_out(turn, lane, lane.acked.floor, queue.min_offset)
         if record.next_offset < queue.min_offset:
             record.expired_from_log += _skip_fresh(lane, queue.min_offset)
         record.min_seen = queue.min_offset
     while record.late_skips_seen < queue.late_skips:
-        turn.touch(lane)
         skip = lane.queue.late_skip(record.late_skips_seen)
         record.expired_from_log += _expire_handed_out(turn, lane, skip.first, skip.end)
         record.late_skips_seen += 1

@@ -12,6 +12,7 @@ from broker_state.command import (
     ReturnClient,
     WrittenRange,
 )
+from broker_state.overlay import Overlay
 from tests.support.lane_lab import GROUP, QUEUE, LaneLab, ranges_of
 
 
@@ -327,3 +328,22 @@ def test_in_flight_is_bounded_by_policy_and_an_ack_makes_room() -> None:
     lab.pop(10, poll_time_ms=60_000, op_id="waiting")
     lab.ack(answer.handle, (0, 0))
     assert ranges_of(lab.answers["waiting"]) == [(3, 3, 1)]
+
+
+def test_holes_that_a_refused_ack_came_upon_are_stored_with_their_count() -> None:
+    lab = LaneLab(written=3)
+    lab.ack(lab.pop(3).handle, (1, 2))
+    lab.do(Dispatch(**QUEUE, skip=[(3, 4)]))
+    assert lab.ack("forged", (0, 0)) == [(0, 0, "UNKNOWN_HANDLE")]
+    lab.overlay = Overlay(lab.kv)  # as after a restart
+    record = lab.lane().record
+    assert (record.next_offset, record.holes, record.acked_above) == (5, 2, 4)
+
+
+def test_of_two_deadlines_of_a_page_the_second_takes_effect_though_the_first_has_left_the_log() -> None:
+    lab = LaneLab(written=5)
+    lab.pop(2, 1_000)
+    lab.pop(2, 2_000)
+    lab.do(Dispatch(**QUEUE, skip=[(0, 1)]))
+    lab.tick(10_000)
+    assert lab.steps == [("expired_from_log", 0, 1, 1), ("expired", 2, 3, 1)]
