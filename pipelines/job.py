@@ -149,7 +149,7 @@ class Job:
         return self._failure
 
     def stop(self) -> None:
-        """Stop deciding, deliver what is decided, release the state; each step is tried, whatever another one raises."""
+        """Stop deciding, deliver what is decided, release the state; each step is tried, even if another raises."""
         self._stack.close()
 
     def _applied(self) -> Applied:
