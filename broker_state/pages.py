@@ -123,15 +123,6 @@ class DeliveryPage(Runs[Delivery]):
         self.due_ms = due_ms
         self.clients = clients
 
-    def earliest_ms(self) -> int:
-        """The earliest deadline in the page, 0 for none."""
-        due = 0
-        for _, _, delivery in self.runs:
-            deadline = delivery.deadline_ms
-            if deadline and (not due or deadline < due):
-                due = deadline
-        return due
-
     def encode(self) -> bytes:
         """See the class."""
         base = self.page_no << PAGE_SHIFT

@@ -216,12 +216,13 @@ class Job:
 
     def _learn_stored_deadlines(self) -> None:
         deadlines = {}
-        for queue in queues_in(self.store):
+        queues = list(queues_in(self.store))
+        for queue in queues:
             prefix = queue_prefix(queue.topic, queue.queue_id)
             first = self.store.deadlines(prefix, None, (1 << 63) - 1, 1)
             if first:
                 deadlines[queue.topic, queue.queue_id] = first[0].deadline_ms
-        self.ticker.learn(deadlines, max((q.now_ms for q in queues_in(self.store)), default=0), behind=False)
+        self.ticker.learn(deadlines, max((queue.now_ms for queue in queues), default=0), behind=False)
 
     def _send_tick(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
         key = ops_key(*queue)

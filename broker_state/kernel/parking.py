@@ -9,7 +9,7 @@ from broker_state.kernel.memory import answered_pop, recall, remember_parked_ans
 from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.turn import Turn, client_hash, handle_text, read_handle
 from broker_state.keys import DEADLINE_PARKED
-from broker_state.pages import Delivery, DeliveryState, windows
+from broker_state.pages import Delivery, DeliveryPage, DeliveryState, windows
 from broker_state.reason import Reason, code_of
 from broker_state.records import ParkedPop
 
@@ -145,7 +145,7 @@ def _release_answered(turn: Turn, lane: LaneState, answer: Answer) -> list[tuple
                 continue
             for first, end, delivery in page.within(low, high):
                 if delivery is not None and delivery.epoch == handle.epoch and delivery.state == _LEASED:
-                    _release(turn, lane, page_no, first, end, delivery, "cancel", counted=False)
+                    _release(turn, lane, page, first, end, delivery, "cancel", counted=False)
                     _append_range(released, first, end - 1)
             lane.settle(page)
     return released
@@ -167,7 +167,7 @@ def decide_return_client(turn: Turn, command: ReturnClient) -> None:
             assert page is not None, "a page that a client is noted in exists"
             for first, end, delivery in list(page.runs):
                 if delivery.client == client and delivery.state == _LEASED:
-                    _release(turn, lane, page_no, first, end, delivery, "return_client", counted=True)
+                    _release(turn, lane, page, first, end, delivery, "return_client", counted=True)
                     _append_range(released, first, end - 1)
             lane.settle(page)
             page_no = lane.client_pages(client).first(page_no + 1)
@@ -177,10 +177,16 @@ def decide_return_client(turn: Turn, command: ReturnClient) -> None:
 
 
 def _release(
-    turn: Turn, lane: LaneState, page_no: int, first: int, end: int, delivery: Delivery, cause: str, *, counted: bool
+    turn: Turn,
+    lane: LaneState,
+    page: DeliveryPage,
+    first: int,
+    end: int,
+    delivery: Delivery,
+    cause: str,
+    *,
+    counted: bool,
 ) -> None:
-    page = lane.page(page_no)
-    assert page is not None, "the page is at hand"
     end_lease(
         turn,
         lane,
