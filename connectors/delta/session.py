@@ -39,6 +39,10 @@ _CONF: Final = {
     "spark.driver.host": "127.0.0.1",
     # Fair: a flush or a validation must not queue behind the other query's jobs (design, section 4).
     "spark.scheduler.mode": "FAIR",
+    # The default one asks a process of the operating system for each link status: 100 ms a file instead of 12.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
     # A Delta snapshot is a Spark job of this many tasks (50 by default): most of the time of a small commit.
     "spark.databricks.delta.snapshotPartitions": "2",
     # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.
@@ -55,7 +59,7 @@ def build_session(
     app_name: str,
     jars: Sequence[Path],
     *,
-    master: str = "local[2]",
+    master: str = "local[4]",
     driver_memory: str = "896m",
     java_options: Sequence[str] = (),
     conf: Mapping[str, str] | None = None,
