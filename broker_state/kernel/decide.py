@@ -80,7 +80,7 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
         is_new = True
     now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)
     turn = Turn(record, kind, decision, queue, now_ms)
-    if queue.deadlines.earliest_ms() <= now_ms:
+    if queue.deadlines.earliest_ms <= now_ms:
         _take_due(turn, queue)
     waiting = _decide_command(turn, is_new=is_new)
     _grant(turn, waiting)

@@ -1,6 +1,7 @@
 """The ranges of values that a command may have (docs/semantics.md, "Ranges of values")."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from broker_state.command import (
     Ack,
@@ -43,19 +44,20 @@ _U64_MAX = (1 << 64) - 1
 _WINDOW_MIN, _WINDOW_MAX = 1_000_000, 1 << 30
 
 
+@lru_cache(maxsize=65_536)
 def is_queue_name(topic: str, queue_id: int) -> bool:
     """Whether a queue can have this name at all (Kafka's limits)."""
-    return 0 < len(topic.encode()) <= _TOPIC_BYTES_MAX and 0 <= queue_id <= _QUEUE_ID_MAX
+    return _fits(topic, _TOPIC_BYTES_MAX) and 0 <= queue_id <= _QUEUE_ID_MAX
 
 
 def is_op_id(op_id: str) -> bool:
     """Whether operations can be told apart by it."""
-    return 0 < len(op_id.encode()) <= _OP_ID_BYTES_MAX
+    return _fits(op_id, _OP_ID_BYTES_MAX)
 
 
 def known_group(group: str | None) -> str | None:
     """The group, if a lane can have this name; what is stored must be short."""
-    return group if group is not None and len(group.encode()) <= _NAME_BYTES_MAX else None
+    return group if group is None or not group or _fits(group, _NAME_BYTES_MAX) else None
 
 
 def is_range(first: int, last: int) -> bool:
@@ -68,68 +70,69 @@ def what_is_invalid(command: Command) -> str | None:
 
     Single entries, dispatched ranges and the target of a reset are judged where they are decided.
     """
-    for field, value, longest in _texts(command):
-        if value is not None and not 0 < len(value.encode()) <= longest:
-            return f"{field} takes 1..{longest} bytes"
-    for field, number, least, greatest in _numbers(command):
-        if not least <= number <= greatest:
-            return f"{field} takes {least}..{greatest}"
-    return None
-
-
-def _texts(command: Command) -> Sequence[tuple[str, str | None, int]]:
-    match command:
-        case Ack() | ChangeInvisible() | Reject():
-            return (("client_id", command.client_id, _NAME_BYTES_MAX),)
-        case Pop():
-            return (
-                ("group", command.group, _NAME_BYTES_MAX),
-                ("client_id", command.client_id, _NAME_BYTES_MAX),
-                ("attempt_id", command.attempt_id, _NAME_BYTES_MAX),
-            )
-        case Policy() | ResetOffset() | ForgetLane():
-            return (("group", command.group, _NAME_BYTES_MAX),)
-        case ReturnClient():
-            return (("group", command.group, _NAME_BYTES_MAX), ("client_id", command.client_id, _NAME_BYTES_MAX))
-        case Cancel():
-            return (("target_op_id", command.target_op_id, _OP_ID_BYTES_MAX),)
-        case Declare():
-            return (("topic_id", command.topic_id, _NAME_BYTES_MAX),)
-    return ()
-
-
-def _numbers(command: Command) -> Sequence[tuple[str, int, int, int]]:
     match command:
         case Ack() | ChangeInvisible() | Reject():
             ranges = 0
             for entry in command.entries:
                 ranges += len(entry.offsets)
             return (
-                ("number of handles", len(command.handles), 0, _ENTRIES_MAX),
-                ("number of entries", len(command.entries), 1, _ENTRIES_MAX),
-                ("number of offset ranges", ranges, 0, _ENTRIES_MAX),
+                _name("client_id", command.client_id)
+                or _number("number of handles", len(command.handles), 0, _ENTRIES_MAX)
+                or _number("number of entries", len(command.entries), 1, _ENTRIES_MAX)
+                or _number("number of offset ranges", ranges, 0, _ENTRIES_MAX)
             )
         case Pop():
-            numbers = [
-                ("max_messages", command.max_messages, 1, _MESSAGES_MAX),
-                ("invisible_time_ms", command.invisible_time_ms, 1, INVISIBLE_TIME_MS_MAX),
-                ("poll_time_ms", command.poll_time_ms, 0, INVISIBLE_TIME_MS_MAX),
-            ]
-            if command.tags is not None:
-                numbers.append(("number of tags", len(command.tags), 1, _TAGS_MAX))
-                numbers += (("tag", tag, 1, _U64_MAX) for tag in command.tags)
-            return numbers
+            return (
+                _name("group", command.group)
+                or _name("client_id", command.client_id)
+                or _name("attempt_id", command.attempt_id)
+                or _number("max_messages", command.max_messages, 1, _MESSAGES_MAX)
+                or _number("invisible_time_ms", command.invisible_time_ms, 1, INVISIBLE_TIME_MS_MAX)
+                or _number("poll_time_ms", command.poll_time_ms, 0, INVISIBLE_TIME_MS_MAX)
+                or (None if command.tags is None else _numbers("tag", command.tags, 1, _U64_MAX, 1, _TAGS_MAX))
+            )
         case Policy():
             return (
-                ("max_attempts", command.max_attempts, 0, 65_535),
-                ("parked_max", command.parked_max, 0, 65_536),
-                ("in_flight_max", command.in_flight_max, 0, (1 << 31) - 1),
-                ("window_max", command.window_max, _WINDOW_MIN, _WINDOW_MAX),
-                ("number of back_off_ms", len(command.back_off_ms), 0, 32),
-                *(("back_off_ms", value, 0, INVISIBLE_TIME_MS_MAX) for value in command.back_off_ms),
+                _name("group", command.group)
+                or _number("max_attempts", command.max_attempts, 0, 65_535)
+                or _number("parked_max", command.parked_max, 0, 65_536)
+                or _number("in_flight_max", command.in_flight_max, 0, (1 << 31) - 1)
+                or _number("window_max", command.window_max, _WINDOW_MIN, _WINDOW_MAX)
+                or _numbers("back_off_ms", command.back_off_ms, 0, INVISIBLE_TIME_MS_MAX, 0, 32)
             )
+        case ResetOffset() | ForgetLane():
+            return _name("group", command.group)
+        case ReturnClient():
+            return _name("group", command.group) or _name("client_id", command.client_id)
+        case Cancel():
+            return None if is_op_id(command.target_op_id) else f"target_op_id takes 1..{_OP_ID_BYTES_MAX} bytes"
         case Declare():
-            return (("min_offset", command.min_offset, 0, OFFSET_MAX),)
+            return _name("topic_id", command.topic_id) or _number("min_offset", command.min_offset, 0, OFFSET_MAX)
         case Dispatch():
-            return (("number of ranges", len(command.ranges) + len(command.skip), 1, _ENTRIES_MAX),)
-    return ()
+            return _number("number of ranges", len(command.ranges) + len(command.skip), 1, _ENTRIES_MAX)
+    return None
+
+
+def _fits(text: str, bytes_max: int) -> bool:
+    length = len(text)
+    # A character has 4 bytes at most: most names need not be encoded to be measured.
+    return length > 0 and (length * 4 <= bytes_max or (length <= bytes_max and len(text.encode()) <= bytes_max))
+
+
+def _name(field: str, value: str | None) -> str | None:
+    if value is None or _fits(value, _NAME_BYTES_MAX):
+        return None
+    return f"{field} takes 1..{_NAME_BYTES_MAX} bytes"
+
+
+def _number(field: str, value: int, least: int, greatest: int) -> str | None:
+    return None if least <= value <= greatest else f"{field} takes {least}..{greatest}"
+
+
+def _numbers(
+    field: str, values: Sequence[int], least: int, greatest: int, count_least: int, count_greatest: int
+) -> str | None:
+    wrong = _number(f"number of {field} values", len(values), count_least, count_greatest)
+    for value in values:
+        wrong = wrong or _number(field, value, least, greatest)
+    return wrong

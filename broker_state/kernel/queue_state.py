@@ -19,7 +19,7 @@ _AVAILABLE = DeliveryState.AVAILABLE
 class Deadlines:
     """The deadlines of one queue during one micro-batch: those stored before it merged with those set in it."""
 
-    __slots__ = ("_heap", "_overlay", "_prefix", "_stored", "generation")
+    __slots__ = ("_heap", "_overlay", "_prefix", "_stored", "earliest_ms", "generation")
 
     def __init__(self, overlay: Overlay, prefix: bytes) -> None:
         self._overlay = overlay
@@ -27,13 +27,15 @@ class Deadlines:
         self._heap: list[DeadlineRef] = []
         self._stored = overlay.stored_deadlines(prefix, None, _FOREVER_MS, 1)
         self.generation = overlay.generation
+        self.earliest_ms = self._find_earliest_ms()
+        """No deadline is earlier; `_FOREVER_MS` when there is none."""
 
     def push(self, ref: DeadlineRef) -> None:
         """Something is due; that it moved again later is for the taker to find out."""
         heapq.heappush(self._heap, ref)
+        self.earliest_ms = min(self.earliest_ms, ref.deadline_ms)
 
-    def earliest_ms(self) -> int:
-        """No deadline is earlier; `_FOREVER_MS` when there is none."""
+    def _find_earliest_ms(self) -> int:
         heap = self._heap[0].deadline_ms if self._heap else _FOREVER_MS
         return min(heap, self._stored[0].deadline_ms) if self._stored else heap
 
@@ -49,6 +51,7 @@ class Deadlines:
                 self._stored = [ref for ref in self._stored if ref.deadline_ms > now_ms]
             else:
                 self._stored = self._overlay.stored_deadlines(self._prefix, taken, _FOREVER_MS, _SCAN_MAX)
+        self.earliest_ms = self._find_earliest_ms()
         return due
 
 
@@ -125,18 +128,11 @@ class LaneState:
 
     def settle(self, page: DeliveryPage) -> None:
         """A page was changed: bring its deadline, the tree of available pages and its key in line."""
-        due = 0
-        available = False
-        for _, _, delivery in page.runs:
-            deadline = delivery.deadline_ms
-            if deadline and (not due or deadline < due):
-                due = deadline
-            if delivery.state == _AVAILABLE:
-                available = True
+        due = min([delivery.deadline_ms for _, _, delivery in page.runs if delivery.deadline_ms], default=0)
         if due != page.due_ms:
             self.queue.set_deadline(self.record.lane_no, DEADLINE_PAGE, page.page_no, page.due_ms, due)
             page.due_ms = due
-        if available:
+        if self.record.available and any(run[2].state == _AVAILABLE for run in page.runs):
             self.available.add(page.page_no)
         elif self.available.count:
             self.available.discard(page.page_no)
