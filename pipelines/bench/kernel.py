@@ -18,8 +18,10 @@ from broker_state.memory_kv import MemoryKv
 from broker_state.overlay import Overlay
 from broker_state.rocks_store import RocksStore
 from pipelines.bench.workload import declare_queue, single_entry_ops, single_pops, whole_pop_ops
+from pipelines.frames import entries_of
+from pipelines.outbox import Outbox
 
-__all__ = ["Rate", "expire_a_million", "kernel_rates", "profile_top"]
+__all__ = ["Rate", "expire_at_once", "kernel_rates", "profile_top"]
 
 _TOPIC = "bench"
 _MS_BASE = 1_000_000
@@ -104,8 +106,8 @@ def profile_top(messages: int, count: int = 10) -> list[dict[str, object]]:
     ]
 
 
-def expire_a_million(leases: int, *, messages_a_pop: int) -> dict[str, object]:
-    """`leases` leases of one queue end at one record: the size of its WriteBatch and the longest value in it."""
+def expire_at_once(leases: int, *, messages_a_pop: int) -> dict[str, object]:
+    """`leases` leases of one queue end at one record: the size of its WriteBatch, answers and audit rows included."""
     with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
         overlay = Overlay(store)
         fold(overlay, _records(declare_queue(_TOPIC, 0, leases)), Decision())
@@ -124,8 +126,9 @@ def expire_a_million(leases: int, *, messages_a_pop: int) -> dict[str, object]:
         fold(overlay, [tick], decision)
         decided = time.perf_counter() - started
         longest = max(len(value or b"") for family, _, value in overlay.changes() if family in {"state", "ops"})
+        entries = entries_of(decision, [], 1, results_partitions=1, signer=None)
         started = time.perf_counter()
-        size = store.write(overlay)
+        size = store.write(overlay, Outbox(store).changes(entries))
         expired = sum(row.last_offset - row.first_offset + 1 for row in decision.deliveries if row.step == "expired")
         return {
             "leases": leases,
@@ -135,6 +138,7 @@ def expire_a_million(leases: int, *, messages_a_pop: int) -> dict[str, object]:
             "decide_seconds": round(decided, 2),
             "write_seconds": round(time.perf_counter() - started, 2),
             "write_batch_bytes": size,
+            "outbox_bytes": sum(len(entry.value) for entry in entries),
             "longest_value_bytes": longest,
         }
 

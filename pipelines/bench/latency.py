@@ -1,5 +1,6 @@
 """How long one waits: operation to answer at a steady rate, and message appended to handler of a waiting consumer."""
 
+import itertools
 import statistics
 import threading
 import time
@@ -11,10 +12,12 @@ from broker_state.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Po
 from connectors.client import Consumer, Producer, Transport
 from connectors.client.settings import ClientSettings
 from connectors.kafka.topics import create_message_topic
+from pipelines.bench.workload import declare_queue, single_pops
 
-__all__ = ["message_latency", "operation_latency"]
+__all__ = ["lease_many", "message_latency", "operation_latency"]
 
 _QUEUES = 8
+LEASE_MS = 300_000
 
 
 def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
@@ -70,6 +73,20 @@ def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds
         while transport.waiting_count:
             time.sleep(0.05)
     return {"rate": rate, "operations": len(waits), **_quantiles(waits)}
+
+
+def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
+    """Lease that many messages of one queue, each by a pop of its own; when the last lease ends, in ms."""
+    queue = ("latency-leases", 0)
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    with Transport(settings) as transport:
+        for command in declare_queue(*queue, leases):
+            transport.request(command)
+        pops = single_pops(*queue, "group", leases, invisible_time_ms=LEASE_MS)
+        for command in itertools.islice(pops, leases - 1):
+            transport.post(command)
+        granted = transport.request(next(pops), timeout_ms=LEASE_MS)
+    return float(granted.now_ms + LEASE_MS)
 
 
 def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:

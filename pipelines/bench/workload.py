@@ -3,6 +3,7 @@
 Handles are made, not learnt: an ack is judged by the epoch of the delivery, and the n-th pop of a lane has epoch n.
 """
 
+import itertools
 from collections.abc import Iterator
 
 from broker_state.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Pop, WrittenRange
@@ -21,13 +22,23 @@ def declare_queue(topic: str, queue_id: int, messages: int) -> Iterator[Command]
         yield Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=[WrittenRange(first, last)])
 
 
-def single_pops(topic: str, queue_id: int, group: str, messages: int) -> Iterator[Command]:
+def single_pops(
+    topic: str, queue_id: int, group: str, messages: int, *, invisible_time_ms: int = 3_600_000
+) -> Iterator[Command]:
     """Pops of one message each."""
-    return (c for c in single_entry_ops(topic, queue_id, group, messages, held=messages) if isinstance(c, Pop))
+    commands = single_entry_ops(topic, queue_id, group, messages, held=messages, invisible_time_ms=invisible_time_ms)
+    return itertools.islice(commands, messages)
 
 
 def single_entry_ops(
-    topic: str, queue_id: int, group: str, messages: int, *, held: int = 100, reply_to: int | None = None
+    topic: str,
+    queue_id: int,
+    group: str,
+    messages: int,
+    *,
+    held: int = 100,
+    reply_to: int | None = None,
+    invisible_time_ms: int = 3_600_000,
 ) -> Iterator[Command]:
     """Two operations a message: popped alone, and acked alone once `held` others were popped after it."""
     check = lane_check(topic, queue_id, group)
@@ -41,7 +52,7 @@ def single_entry_ops(
                 reply_to=reply_to,
                 group=group,
                 max_messages=1,
-                invisible_time_ms=3_600_000,
+                invisible_time_ms=invisible_time_ms,
                 client_id="bench",
             )
         acked = number - held
