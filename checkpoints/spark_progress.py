@@ -5,6 +5,7 @@ A planned range, not the records that came, says how far a micro-batch reaches: 
 """
 
 import json
+import shutil
 from pathlib import Path
 
 from broker_state.errors import Corrupt
@@ -48,17 +49,18 @@ def usable_checkpoint(root: Path, applied_next: dict[int, int], topic: str) -> P
     """The checkpoint to go on with: the newest one if it agrees with the state, else a new folder.
 
     It agrees when its last plan starts where, or before where, the state ends: the plan is then run again and what the
-    state covers of it is dropped. Otherwise (it is lost, damaged, or ahead because the state was restored) the query
-    starts from the state's own positions.
+    state covers of it is dropped. Otherwise (it is lost, damaged, or ahead: the job was killed while it read ahead, or
+    the state was restored) the query starts from the state's own positions. Checkpoints that are passed over go.
     """
     root.mkdir(parents=True, exist_ok=True)
-    numbers = sorted(int(path.name) for path in root.iterdir() if path.name.isdigit())
-    if not numbers:
-        return root / "1"
-    newest = root / str(numbers[-1])
-    if _agrees(newest, applied_next, topic):
-        return newest
-    return root / str(numbers[-1] + 1)
+    numbers = sorted(_numbers(root))
+    newest = numbers[-1] if numbers else 0
+    if not _agrees(root / str(newest), applied_next, topic):
+        newest += 1
+    for number in numbers:
+        if number < newest:
+            shutil.rmtree(root / str(number), ignore_errors=True)
+    return root / str(newest)
 
 
 def _agrees(checkpoint: Path, applied_next: dict[int, int], topic: str) -> bool:

@@ -5,13 +5,11 @@ leaves the job (answers, notifications, dead letters, audit rows) leaves from th
 runs again is never decided again.
 """
 
-import gc
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
-from pyspark.sql import DataFrame
 
 from broker_state.batch import fold
 from broker_state.errors import Corrupt
@@ -28,7 +26,7 @@ from checkpoints.spark_progress import planned_end, query_id
 from pipelines.decode import Decoder, Rejected
 from pipelines.failpoints import failpoint
 from pipelines.frames import entries_of
-from pipelines.intake import Intake
+from pipelines.intake import Intake, MicroBatch
 from pipelines.outbox import Entry, Outbox
 
 __all__ = ["ApplyOps", "BatchReport"]
@@ -52,14 +50,14 @@ class BatchReport:
 
 
 class ApplyOps:
-    """The foreachBatch sink of the ops topic.
+    """What becomes of the micro-batches of the ops topic, in their order.
 
     Args:
         store: The state; this object is its only writer.
         outbox: The outbox in it.
         applied: How far the log is decided.
         decoder: Step 1.
-        intake: Reads Spark's micro-batch.
+        intake: Has the records of a micro-batch.
         checkpoint: Spark's checkpoint, which has the planned ranges.
         results_partitions: Partitions of the results topic; answers for others go nowhere.
         signer: Signs handles on their way out, if handles are signed.
@@ -95,9 +93,11 @@ class ApplyOps:
         self._query_id = ""
         """Spark's id of the query, known once the query has written it."""
 
-    def __call__(self, frame: DataFrame, batch_id: int) -> None:
+    def __call__(self, micro_batch: MicroBatch) -> None:
         """Apply one micro-batch; any exception ends the job."""
         report = BatchReport()
+        report.seconds["fetch"] = micro_batch.fetch_seconds
+        batch_id = micro_batch.spark_batch_id
         end_offset = self._planned(batch_id)
         decision = Decision()
         rejected: list[Rejected] = []
@@ -105,39 +105,35 @@ class ApplyOps:
         newest_ms = 0
         failpoint("decode")
         started = time.perf_counter()
-        gc.disable()  # a micro-batch makes many objects and no cycles
-        try:
-            for records in self._intake.records(frame):
-                _lap(report, "fetch", started)
-                started = time.perf_counter()
-                operations: list[OpRecord] = []
-                for record in records:
-                    newest_ms = max(newest_ms, record.timestamp_ms)
-                    if record.kafka_offset < self.applied.next_offset.get(record.partition, 0):
-                        continue
-                    report.records += 1
-                    command = self._decoder.decode(record)
-                    if isinstance(command, Rejected):
-                        rejected.append(command)
-                    else:
-                        operations.append(command)
-                started = _lap(report, "decode", started)
-                failpoint("order")
-                failpoint("prefetch")
-                self._prefetch(operations)
-                started = _lap(report, "prefetch", started)
-                failpoint("decide")
-                touched |= fold(self._overlay, operations, decision)
-                report.operations += len(operations)
-                started = _lap(report, "decide", started)
-        finally:
-            gc.enable()
+        for records in self._intake.records(micro_batch):
+            _lap(report, "fetch", started)
+            started = time.perf_counter()
+            operations: list[OpRecord] = []
+            for record in records:
+                newest_ms = max(newest_ms, record.timestamp_ms)
+                if record.kafka_offset < self.applied.next_offset.get(record.partition, 0):
+                    continue
+                report.records += 1
+                command = self._decoder.decode(record)
+                if isinstance(command, Rejected):
+                    rejected.append(command)
+                else:
+                    operations.append(command)
+            started = _lap(report, "decode", started)
+            failpoint("order")
+            failpoint("prefetch")
+            self._prefetch(operations)
+            started = _lap(report, "prefetch", started)
+            failpoint("decide")
+            touched |= fold(self._overlay, operations, decision)
+            report.operations += len(operations)
+            started = _lap(report, "decide", started)
         report.rejected = len(rejected)
         # A pop that found nothing has a code, and was not refused.
         report.refused = sum(1 for row in decision.operations if row.code not in {0, CODE_OF_REASON[Reason.NO_MESSAGE]})
         if report.records or end_offset != self.applied.next_offset:
             self._write(report, decision, rejected, end_offset, batch_id)
-        deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms() for queue in touched}
+        deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in touched}
         self._after_batch(report, deadlines, newest_ms)
 
     def _planned(self, batch_id: int) -> dict[int, int]:

@@ -1,11 +1,13 @@
-"""From Spark's micro-batch to records in memory, never more than 64 MiB of values at a time.
+"""From the ops topic to records in memory, never more than 64 MiB of values at a time.
 
 Small values come with their coordinates, sizes and keys in one pass. A value too long for that is left behind, and read
 again by offset in slices; of one over the cap only the head, the size and the hash leave the JVM.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -14,17 +16,25 @@ from pyspark.sql import functions as f
 from broker_state.errors import Corrupt
 from pipelines.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
 
-__all__ = ["SLICE_BYTES_MAX", "Intake"]
+__all__ = ["SLICE_BYTES_MAX", "Intake", "MicroBatch"]
 
 SLICE_BYTES_MAX = 64 * 1024 * 1024
 
 
+class MicroBatch(NamedTuple):
+    """A micro-batch out of Spark's hands, but for the values that were too long to come along."""
+
+    spark_batch_id: int
+    table: pa.Table
+    fetch_seconds: float
+
+
 class Intake:
-    """Reads micro-batches of at most `records_max` records.
+    """Reads the ops topic in micro-batches of at most `records_max` records.
 
     Args:
-        spark: The session, for reading long values again.
-        source_options: Options of Spark's Kafka source, the same as the stream's.
+        spark: The session.
+        source_options: Options of Spark's Kafka source.
         topic: The ops topic.
         records_max: `maxOffsetsPerTrigger`: it bounds how long a value may be to come along at once.
     """
@@ -33,12 +43,33 @@ class Intake:
         self._spark = spark
         self._options = source_options
         self._topic = topic
+        self._records_max = records_max
         self._inline_max = max(SLICE_BYTES_MAX // records_max, 1024)
 
-    def records(self, frame: DataFrame) -> Iterator[list[KafkaRecord]]:
-        """The records of a micro-batch by (partition, kafka offset), in slices that fit in memory."""
-        first_pass = _columns(frame, self._inline_max).toArrow()
-        records = sorted(_to_records(first_pass))
+    def stream(self, next_offset: Mapping[int, int]) -> DataFrame:
+        """The topic from the given Kafka offsets on, by partition; `fetch` takes its micro-batches.
+
+        The columns are chosen here, once: building them anew for every micro-batch would cost each some 60 ms.
+        """
+        frame = (
+            self._spark.readStream.format("kafka")
+            .options(**self._options)
+            .option("subscribe", self._topic)
+            .option("startingOffsets", json.dumps({self._topic: {str(p): o for p, o in next_offset.items()}}))
+            .option("maxOffsetsPerTrigger", self._records_max)
+            .load()
+        )
+        return _columns(frame, self._inline_max)
+
+    def fetch(self, frame: DataFrame, spark_batch_id: int) -> MicroBatch:
+        """Take a micro-batch over from Spark, which may forget it then."""
+        started = time.perf_counter()
+        table = frame.toArrow()
+        return MicroBatch(spark_batch_id, table, time.perf_counter() - started)
+
+    def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
+        """The records by (partition, kafka offset), in slices that fit in memory."""
+        records = sorted(_to_records(micro_batch.table))
         pending: list[KafkaRecord] = []
         long: list[KafkaRecord] = []
         long_bytes = 0

@@ -1,7 +1,7 @@
 """The running job: everything wired together, started in the order that recovery needs, stopped in reverse."""
 
 import contextlib
-import json
+import gc
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -28,10 +28,11 @@ from pipelines.decode import Decoder
 from pipelines.failpoints import failpoint
 from pipelines.flush import FlushLoop
 from pipelines.inspect_state import queues_in
-from pipelines.intake import Intake
+from pipelines.intake import Intake, MicroBatch
 from pipelines.metrics import Metrics
 from pipelines.outbox import Outbox
 from pipelines.publish import Publisher
+from pipelines.read_ahead import ReadAhead
 from pipelines.settings import JobSettings
 from pipelines.ticker import Ticker
 
@@ -102,14 +103,14 @@ class Job:
         self._stack.callback(self.publisher.close)
         self.ticker = Ticker(self._send_tick, self.fail)
         checkpoint = usable_checkpoint(self.folder.spark, applied.next_offset, self.topics.ops)
-        options = self._source_options()
+        self._intake = Intake(spark, self._source_options(), self.topics.ops, settings.records_per_batch_max)
         signer = _signer(settings)
         self.apply_ops = ApplyOps(
             store=self.store,
             outbox=self.outbox,
             applied=applied,
             decoder=Decoder(self.ops.partition_count, signer),
-            intake=Intake(spark, options, self.topics.ops, settings.records_per_batch_max),
+            intake=self._intake,
             checkpoint=checkpoint,
             results_partitions=self.results.partition_count,
             signer=signer,
@@ -126,7 +127,9 @@ class Job:
         self._learn_stored_deadlines()
         self.flush_loop.start()
         self._stack.callback(self.flush_loop.stop)
-        self.query = self._start_query(options, checkpoint, applied)
+        self._read_ahead = ReadAhead(self._apply, self._join_pool)
+        self._stack.callback(self._read_ahead.close)
+        self.query = self._start_query(checkpoint, applied)
         self._stack.callback(self.query.stop)
         if settings.ticks:
             self.ticker.start()
@@ -167,34 +170,42 @@ class Job:
             "failOnDataLoss": "true",
         }
 
-    def _start_query(self, options: dict[str, str], checkpoint: Path, applied: Applied) -> StreamingQuery:
+    def _start_query(self, checkpoint: Path, applied: Applied) -> StreamingQuery:
         next_offset = {p: applied.next_offset.get(p, 0) for p in range(self.ops.partition_count)}
-        starting = json.dumps({self.topics.ops: {str(p): offset for p, offset in next_offset.items()}})
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
+        self._join_pool()
         query = (
-            self._spark.readStream.format("kafka")
-            .options(**options)
-            .option("subscribe", self.topics.ops)
-            .option("startingOffsets", starting)
-            .option("maxOffsetsPerTrigger", self.settings.records_per_batch_max)
-            .load()
+            self._intake.stream(next_offset)
             .writeStream.queryName(PIPELINE)
             .option("checkpointLocation", str(checkpoint))
-            .foreachBatch(self._apply)
+            .foreachBatch(self._take)
             .start()
         )
         threading.Thread(target=self._watch, args=(query,), name="watch", daemon=True).start()
         return query
 
-    def _apply(self, frame: DataFrame, batch_id: int) -> None:
+    def _join_pool(self) -> None:
+        """What this thread asks of Spark is scheduled fairly with the other pools."""
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
+
+    def _take(self, frame: DataFrame, batch_id: int) -> None:
         """Spark calls this; whatever goes wrong in it is kept as it was, and not as Spark retells it."""
         try:
             self.publisher.check()
             self._wait_for_room()
-            self.apply_ops(frame, batch_id)
+            self._read_ahead.hand_over(self._intake.fetch(frame, batch_id))
         except BaseException as error:
             self.fail(error)
             raise
+
+    def _apply(self, micro_batch: MicroBatch) -> None:
+        gc.disable()  # a micro-batch makes many objects and no cycles; they are gone before the collector looks again
+        try:
+            self.apply_ops(micro_batch)
+        except BaseException as error:
+            self.fail(error)
+            raise
+        finally:
+            gc.enable()
 
     def _wait_for_room(self) -> None:
         waited_s = 0.0

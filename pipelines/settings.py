@@ -24,7 +24,7 @@ class JobSettings(BaseSettings):
         default=32, description="more: a client reads fewer answers that are not its own"
     )
     records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
-        default=50_000, description="more: higher throughput behind the log, longer micro-batches, more memory"
+        default=20_000, description="more: higher throughput behind the log, longer micro-batches, more memory"
     )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=5.0, description="longer: fewer and larger Delta files, an older audit"

@@ -23,6 +23,7 @@ from connectors.kafka.partitioner import ops_key
 from pipelines.apply_ops import ApplyOps, BatchReport
 from pipelines.decode import Decoder, KafkaRecord
 from pipelines.flush import FlushLoop
+from pipelines.intake import MicroBatch
 from pipelines.outbox import Entry, EntryKind, Outbox
 
 if TYPE_CHECKING:
@@ -245,7 +246,7 @@ class SmallJob:
         plan = f'v1\n{{}}\n{{"{TOPIC}":{{"0":{planned_end}}}}}'
         (self.checkpoint / "offsets" / str(self._batch_id)).write_text(plan)
         self._records.batch = batch
-        self.apply_ops(None, self._batch_id)  # type: ignore[arg-type]
+        self.apply_ops(MicroBatch(self._batch_id, None, 0.0))
         self._next = planned_end
         self._batch_id += 1
 
