@@ -8,7 +8,7 @@ the flusher adds (`apply_seq`, `state_epoch`, `ops_topic_id`, `op_date`); see co
 import enum
 from typing import NamedTuple
 
-__all__ = ["CommitPositionRow", "DeliveryRow", "DeliveryStep", "OperationRow", "RejectedRow"]
+__all__ = ["CommitPositionRow", "DeliveryRow", "DeliveryStep", "OperationRow", "OrderInfoRow", "RejectedRow"]
 
 
 class DeliveryStep(enum.StrEnum):
@@ -101,6 +101,29 @@ class CommitPositionRow(NamedTuple):
     expired_from_log: int
     passed_over: int
     skipped_by_reset: int
+
+
+class OrderInfoRow(NamedTuple):
+    """The batch of an orderly lane after a record that changed it; `free_at_ms` null: nothing blocks the lane."""
+
+    partition: int
+    kafka_offset: int
+    ordinal: int
+    now_ms: int
+    topic: str
+    queue_id: int
+    group: str
+    epoch: int
+    pop_time_ms: int
+    invisible_time_ms: int
+    attempt_id: str | None
+    first_offset: int
+    last_offset: int
+    members: int
+    acked: int
+    commit_offset: int
+    free_at_ms: int | None
+    least_count: int
 
 
 class RejectedRow(NamedTuple):

@@ -15,6 +15,8 @@ state      <queue> 'Q'                               the queue            Queue
            <lane>  'v' depth u8, node u64            pages with something available
            <lane>  'w' number u64                    a parked pop
            <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases
+           <lane>  'o'                              the batch of an orderly lane      OrderInfo
+           <lane>  'm' page no u64                  members of the batch among 64 offsets
 ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id
 deadlines  <queue> ms u64, lane no u32, kind u8, number u64   (no value)
 
@@ -26,6 +28,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 __all__ = [
+    "DEADLINE_BATCH",
     "DEADLINE_PAGE",
     "DEADLINE_PARKED",
     "DeadlineRef",
@@ -39,12 +42,13 @@ __all__ = [
 
 DEADLINE_PAGE = 0
 DEADLINE_PARKED = 1
+DEADLINE_BATCH = 2
 
 _DEADLINE = struct.Struct(">QIBQ")
 
 
 class DeadlineRef(NamedTuple):
-    """What falls due at `deadline_ms`: a page of deliveries or a parked pop of a lane."""
+    """What falls due at `deadline_ms`: a page of deliveries, a parked pop or the batch of a lane."""
 
     deadline_ms: int
     lane_no: int

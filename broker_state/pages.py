@@ -11,12 +11,25 @@ import msgspec
 
 from broker_state.errors import CorruptValueError
 
-__all__ = ["PAGE_OFFSETS", "PAGE_SHIFT", "Delivery", "DeliveryPage", "DeliveryState", "TagPage", "UnitFacts", "windows"]
+__all__ = [
+    "PAGE_OFFSETS",
+    "PAGE_SHIFT",
+    "Delivery",
+    "DeliveryPage",
+    "DeliveryState",
+    "Runs",
+    "TagPage",
+    "UnitFacts",
+    "decode_ints",
+    "encode_ints",
+    "windows",
+]
 
 PAGE_SHIFT = 6
 PAGE_OFFSETS = 1 << PAGE_SHIFT
 
-_encode = msgspec.msgpack.Encoder().encode
+encode_ints = msgspec.msgpack.Encoder().encode
+"""Numbers of a page as its value, without the format byte."""
 _decode_ints = msgspec.msgpack.Decoder(list[int]).decode
 
 Fact = TypeVar("Fact")
@@ -140,12 +153,12 @@ class DeliveryPage(Runs[Delivery]):
                 d.attempt,
                 d.state << 1 | d.suspended,
             )
-        return self._FORMAT + _encode(flat)
+        return self._FORMAT + encode_ints(flat)
 
     @classmethod
     def decode(cls, value: bytes) -> "DeliveryPage":
         """Raises CorruptValueError for another format byte."""
-        flat = _ints("delivery page", cls._FORMAT, value)
+        flat = decode_ints("delivery page", cls._FORMAT, value)
         page_no, due_ms, client_count = flat[:3]
         base = page_no << PAGE_SHIFT
         start = 3 + client_count
@@ -183,12 +196,12 @@ class TagPage(Runs[UnitFacts]):
         flat = [self.page_no]
         for first, end, facts in self.runs:
             flat += (first - base, end - first, facts.tag, facts.count)
-        return self._FORMAT + _encode(flat)
+        return self._FORMAT + encode_ints(flat)
 
     @classmethod
     def decode(cls, value: bytes) -> "TagPage":
         """Raises CorruptValueError for another format byte."""
-        flat = _ints("tag page", cls._FORMAT, value)
+        flat = decode_ints("tag page", cls._FORMAT, value)
         base = flat[0] << PAGE_SHIFT
         return cls(
             flat[0],
@@ -214,7 +227,12 @@ def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
     yield page_no, first, end
 
 
-def _ints(what: str, form: bytes, value: bytes) -> list[int]:
+def decode_ints(what: str, form: bytes, value: bytes) -> list[int]:
+    """The numbers of a page's value.
+
+    Raises:
+        CorruptValueError: the format byte is not `form`.
+    """
     if value[:1] != form:
         raise CorruptValueError(what, value)
     return _decode_ints(value[1:])

@@ -51,6 +51,7 @@ def entries_of(
         "deliveries": decision.deliveries,
         "commit_positions": decision.commit_positions,
         "rejected": [r.row for r in rejected],
+        "order_info": decision.order_infos,
     }
     add(
         EntryKind.AUDIT,

@@ -3,7 +3,8 @@
 from broker_state.answer import Run
 from broker_state.audit import DeliveryStep
 from broker_state.command import Declare, Dispatch, ForgetLane, Policy, ResetOffset, WrittenRange
-from broker_state.kernel.delivery import absorb_holes, catch_up
+from broker_state.kernel.catch_up import enter
+from broker_state.kernel.delivery import absorb_holes
 from broker_state.kernel.limits import RANGE_OFFSETS_MAX, is_range
 from broker_state.kernel.parking import answer_all_parked
 from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, new_queue
@@ -69,18 +70,25 @@ def decide_policy(turn: Turn, command: Policy) -> None:
     """A policy for a lane, or for the queue and the lanes that have none of their own."""
     queue = turn.queue
     policy = LanePolicy(command.max_attempts, tuple(command.back_off_ms), command.parked_max, command.in_flight_max)
-    if command.orderly:
-        turn.refuse(Reason.NOT_SUPPORTED, "orderly lanes come with the next version", command.group)
-        return
     if command.group is None:
+        if command.orderly is not None:
+            turn.refuse(Reason.INVALID_PARAMETER, "orderly is of a lane: name its group")
+            return
         queue.record.policy = policy
         queue.record.window_max = command.window_max
         turn.serve_watching = True
     else:
         lane = queue.lane(command.group) or queue.make_lane(command.group, queue.record.min_offset)
-        turn.touch(lane)
-        catch_up(turn, lane)
-        lane.record.policy = policy
+        enter(turn, lane)
+        record = lane.record
+        if command.orderly is not None and command.orderly != record.orderly:
+            # Without a mode there was no pop, so nothing is handed out.
+            if lane.acked.floor < record.next_offset or record.parked:
+                turn.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
+                return
+            lane.clear()
+            record.orderly = command.orderly
+        record.policy = policy
     turn.row(Reason.OK, applied=True, group=command.group)
     turn.respond(Reason.OK, applied=True)
 
@@ -188,15 +196,10 @@ def decide_reset_offset(turn: Turn, command: ResetOffset) -> None:
         turn.refuse(Reason.ABOVE_MAX, f"the commit position is {queue.written.floor}", command.group)
         return
     lane = queue.lane(command.group) or queue.make_lane(command.group, queue.record.min_offset)
-    turn.touch(lane)
-    catch_up(turn, lane)
+    enter(turn, lane)
     record = lane.record
     if target > lane.acked.floor:
-        handed_out = min(target, record.next_offset)
-        skipped = handed_out - lane.acked.floor - lane.acked.count(lane.acked.floor, handed_out)
-        if target > record.next_offset:
-            skipped += target - record.next_offset - queue.count_holes(record.next_offset, target)
-        record.skipped_by_reset += skipped
+        record.skipped_by_reset += _not_done(lane, target)
     parked = lane.take_parked()
     _end_all_leases(turn, lane, "reset_offset")
     record.next_offset = target
@@ -209,6 +212,16 @@ def decide_reset_offset(turn: Turn, command: ResetOffset) -> None:
     absorb_holes(lane)
     turn.row(Reason.OK, applied=True, group=command.group, first=target, end=target + 1)
     turn.respond(Reason.OK, applied=True, commit_offset=lane.acked.floor)
+
+
+def _not_done(lane: LaneState, end: int) -> int:
+    """How many messages from the commit offset up to `end` are not done."""
+    queue, floor = lane.queue, lane.acked.floor
+    if lane.record.orderly:
+        return end - floor - queue.count_holes(floor, end)
+    handed_out = min(end, lane.record.next_offset)
+    fresh = end - handed_out - queue.count_holes(handed_out, end)
+    return handed_out - floor - lane.acked.count(floor, handed_out) + fresh
 
 
 def decide_forget_lane(turn: Turn, command: ForgetLane) -> None:

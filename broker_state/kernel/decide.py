@@ -27,9 +27,12 @@ from broker_state.kernel.administration import (
     decide_reset_offset,
     declare,
 )
-from broker_state.kernel.delivery import catch_up, end_lease
+from broker_state.kernel.catch_up import catch_up
+from broker_state.kernel.delivery import end_lease
 from broker_state.kernel.entries import decide_entries
+from broker_state.kernel.in_order import settle_batch
 from broker_state.kernel.limits import is_op_id, is_queue_name, known_group, what_is_invalid
+from broker_state.kernel.order_info import OrderInfo
 from broker_state.kernel.parking import (
     decide_cancel,
     decide_pop,
@@ -40,7 +43,7 @@ from broker_state.kernel.parking import (
 )
 from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
 from broker_state.kernel.turn import Decision, OpRecord, Turn
-from broker_state.keys import DEADLINE_PAGE
+from broker_state.keys import DEADLINE_BATCH, DEADLINE_PAGE
 from broker_state.overlay import Overlay
 from broker_state.pages import Delivery, DeliveryPage, DeliveryState
 from broker_state.reason import Reason
@@ -49,8 +52,8 @@ from broker_state.records import OpMemory, ParkedPop
 __all__ = ["decide"]
 
 _LEASED, _AVAILABLE = DeliveryState.LEASED, DeliveryState.AVAILABLE
-_Event = tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop, Delivery | None]
-"""(deadline, group, 0 lease or 1 parked pop, first or number, end, lane, subject, delivery)"""
+_Event = tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop | OrderInfo, Delivery | None]
+"""(deadline, group, 0 lease or batch or 1 parked pop, first or number, end, lane, subject, delivery)"""
 
 _KINDS = {command: kind for kind, command in COMMAND_TYPES.items()}
 
@@ -113,6 +116,9 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
         turn.touch(lane)
         if isinstance(subject, ParkedPop):
             time_out(turn, lane, subject)
+        elif isinstance(subject, OrderInfo):
+            catch_up(turn, lane)
+            settle_batch(turn, lane)
         elif delivery is not None and delivery.state == _LEASED:
             end_lease(
                 turn,
@@ -132,9 +138,9 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
 
 
 def _due_subjects(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, DeliveryPage]], list[_Event]]:
-    """The pages with something due, and the parked pops that are; index entries of what is gone or moved go."""
+    """The pages with something due, and the batches and parked pops that are; entries of what is gone or moved go."""
     pages: list[tuple[LaneState, DeliveryPage]] = []
-    pops: list[_Event] = []
+    others: list[_Event] = []
     for ref in sorted(queue.deadlines.take(now_ms)):
         lane = queue.lane_by_no(ref.lane_no)
         if lane is not None and ref.kind == DEADLINE_PAGE:
@@ -142,13 +148,18 @@ def _due_subjects(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState,
             if page is not None and page.due_ms == ref.deadline_ms:
                 pages.append((lane, page))
                 continue
+        elif lane is not None and ref.kind == DEADLINE_BATCH:
+            info = lane.order_info
+            if info.due_ms == ref.deadline_ms:
+                others.append((info.due_ms, lane.record.group.encode(), 0, 0, 0, lane, info, None))
+                continue
         elif lane is not None:
             pop = lane.parked(ref.number)
             if pop is not None and pop.deadline_ms == ref.deadline_ms:
-                pops.append((pop.deadline_ms, lane.record.group.encode(), 1, pop.number, 0, lane, pop, None))
+                others.append((pop.deadline_ms, lane.record.group.encode(), 1, pop.number, 0, lane, pop, None))
                 continue
         queue.overlay.drop_spent_deadline(queue.prefix, ref)
-    return pages, pops
+    return pages, others
 
 
 def _offered_again(delivery: Delivery) -> Delivery:

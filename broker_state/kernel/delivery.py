@@ -4,63 +4,36 @@ from collections.abc import Iterator
 
 from broker_state.answer import LeasedRange
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.kernel.turn import Turn, client_hash
 from broker_state.pages import Delivery, DeliveryPage, DeliveryState, UnitFacts, windows
 from broker_state.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
 
-__all__ = ["absorb_holes", "ack_range", "catch_up", "end_lease", "grant"]
+__all__ = ["Choice", "absorb_holes", "ack_range", "end_lease", "grant"]
 
 _NO_FACTS = UnitFacts(0, 1)
 _LEASED, _BACKING_OFF, _AVAILABLE = DeliveryState.LEASED, DeliveryState.BACKING_OFF, DeliveryState.AVAILABLE
 
 
-class _Grant:
-    """One pop being served: what is left to give, and what was given."""
+class Choice:
+    """What one pop may take: so many messages, in so many units, with these tags."""
 
-    __slots__ = ("budget", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "tags", "turn", "units")
+    __slots__ = ("budget", "is_untouched", "queue", "tags", "units")
 
-    def __init__(
-        self,
-        turn: Turn,
-        lane: LaneState,
-        budget: int,
-        units: int,
-        invisible_time_ms: int,
-        client: int,
-        tags: tuple[int, ...] | None,
-    ) -> None:
-        self.turn = turn
-        self.lane = lane
+    def __init__(self, queue: QueueState, budget: int, units: int, tags: tuple[int, ...] | None) -> None:
+        self.queue = queue
         self.budget = budget
         self.units = units
-        self.invisible_time_ms = invisible_time_ms
-        self.client = client
         self.tags = None if tags is None else frozenset(tags)
-        self.now_ms = turn.now_ms
-        self.epoch = lane.record.epoch + 1
-        self.leased: list[tuple[int, int, Delivery]] = []
+        self.is_untouched = True
 
     def is_open(self) -> bool:
         """Whether there is more to give; a method, for it changes while one looks."""
         return self.budget > 0 and self.units > 0
 
-    def delivery(self, attempt: int) -> Delivery:
-        if self.leased and self.leased[-1][2].attempt == attempt:
-            return self.leased[-1][2]
-        now, hidden = self.now_ms, self.invisible_time_ms
-        return Delivery(self.epoch, 0, now, now + hidden, hidden, self.client, attempt, _LEASED, False)
-
-    def record(self, first: int, end: int, delivery: Delivery) -> None:
-        leased = self.leased
-        if leased and leased[-1][1] == first and leased[-1][2] is delivery:
-            leased[-1] = (leased[-1][0], end, delivery)
-        else:
-            leased.append((first, end, delivery))
-
-    def choose(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+    def cut(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
         """Cut [first, end) into (first, end, give or pass over) until the pop is full."""
-        queue = self.lane.queue
+        queue = self.queue
         if not queue.record.has_unit_facts and self.tags is None:
             count = min(self.budget, self.units, end - first)
             self.budget -= count
@@ -77,17 +50,46 @@ class _Grant:
                 if self.tags is not None and facts.tag not in self.tags:
                     yield at, stop, False
                     continue
-                untouched = not self.leased
-                count = min(stop - at, self.units, max(self.budget // facts.count, 1 if untouched else 0))
+                count = min(stop - at, self.units, max(self.budget // facts.count, 1 if self.is_untouched else 0))
                 if not count:
                     self.budget = 0
                     return
+                self.is_untouched = False
                 self.budget -= count * facts.count
                 self.units -= count
                 yield at, at + count, True
                 if at + count < stop:
                     self.budget = 0  # a unit that does not fit ends the pop: a later one must not overtake it
                     return
+
+
+class _Grant:
+    """One pop of a concurrent lane being served: what it may take, and what it was given."""
+
+    __slots__ = ("choice", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "turn")
+
+    def __init__(self, turn: Turn, lane: LaneState, choice: Choice, invisible_time_ms: int, client: int) -> None:
+        self.turn = turn
+        self.lane = lane
+        self.choice = choice
+        self.invisible_time_ms = invisible_time_ms
+        self.client = client
+        self.now_ms = turn.now_ms
+        self.epoch = lane.record.epoch + 1
+        self.leased: list[tuple[int, int, Delivery]] = []
+
+    def delivery(self, attempt: int) -> Delivery:
+        if self.leased and self.leased[-1][2].attempt == attempt:
+            return self.leased[-1][2]
+        now, hidden = self.now_ms, self.invisible_time_ms
+        return Delivery(self.epoch, 0, now, now + hidden, hidden, self.client, attempt, _LEASED, False)
+
+    def record(self, first: int, end: int, delivery: Delivery) -> None:
+        leased = self.leased
+        if leased and leased[-1][1] == first and leased[-1][2] is delivery:
+            leased[-1] = (leased[-1][0], end, delivery)
+        else:
+            leased.append((first, end, delivery))
 
 
 def grant(
@@ -106,10 +108,11 @@ def grant(
     record = lane.record
     limit = lane.policy.in_flight_max
     units = limit - record.leased if limit else max_messages
-    work = _Grant(turn, lane, max_messages, units, invisible_time_ms, client_hash(client_id) if client_id else 0, tags)
+    choice = Choice(lane.queue, max_messages, units, tags)
+    work = _Grant(turn, lane, choice, invisible_time_ms, client_hash(client_id) if client_id else 0)
     if lane.available.count:
         _grant_available(work)
-    if work.is_open() and record.next_offset < lane.queue.written.floor:
+    if choice.is_open() and record.next_offset < lane.queue.written.floor:
         _grant_fresh(work)
     if not work.leased:
         return None
@@ -126,15 +129,15 @@ def _grant_available(work: _Grant) -> None:
     lane = work.lane
     record = lane.record
     page_no = lane.available.first()
-    while page_no is not None and work.is_open():
+    while page_no is not None and work.choice.is_open():
         page = lane.page(page_no)
         assert page is not None, "a page in the tree of available pages exists"
         for run_first, run_end, before in list(page.runs):
             if before.state != _AVAILABLE:
                 continue
-            if not work.is_open():
+            if not work.choice.is_open():
                 break
-            for first, end, given in work.choose(run_first, run_end):
+            for first, end, given in work.choice.cut(run_first, run_end):
                 record.available -= end - first
                 if given:
                     delivery = work.delivery(before.attempt + (0 if before.suspended else 1))
@@ -153,7 +156,7 @@ def _grant_fresh(work: _Grant) -> None:
     lane = work.lane
     record = lane.record
     for first, end in _fresh_runs(lane):
-        for low, high, given in work.choose(first, end):
+        for low, high, given in work.choice.cut(first, end):
             record.next_offset = high
             if not given:
                 _pass_over(lane, low, high)
@@ -166,7 +169,7 @@ def _grant_fresh(work: _Grant) -> None:
                     lane.add_client_page(work.client, page)
                 lane.settle(page)
             work.record(low, high, delivery)
-        if not work.is_open():
+        if not work.choice.is_open():
             break
     absorb_holes(lane)
 
@@ -271,56 +274,3 @@ def ack_range(lane: LaneState, first: int, end: int) -> None:
     """Offsets that were handed out are done."""
     lane.acked.mark(first, end)
     lane.record.acked += end - first
-
-
-def catch_up(turn: Turn, lane: LaneState) -> None:
-    """Account for what left the log since the lane's last operation."""
-    if not lane.is_behind:
-        return
-    turn.touch(lane)  # also for a refused entry: what is counted here must be stored with the bits that it set
-    record = lane.record
-    queue = lane.queue.record
-    if record.min_seen < queue.min_offset:
-        record.expired_from_log += _expire_handed_out(turn, lane, lane.acked.floor, queue.min_offset)
-        if record.next_offset < queue.min_offset:
-            record.expired_from_log += _skip_fresh(lane, queue.min_offset)
-        record.min_seen = queue.min_offset
-    while record.late_skips_seen < queue.late_skips:
-        skip = lane.queue.late_skip(record.late_skips_seen)
-        record.expired_from_log += _expire_handed_out(turn, lane, skip.first, skip.end)
-        record.late_skips_seen += 1
-    absorb_holes(lane)
-
-
-def _expire_handed_out(turn: Turn, lane: LaneState, first: int, end: int) -> int:
-    """End what was handed out of [first, end) and is not acked; how many messages."""
-    record = lane.record
-    gone = 0
-    for low, high in lane.acked.unmarked(first, min(end, record.next_offset)):
-        for page_no, page_first, page_end in windows(low, high):
-            page = lane.page(page_no)
-            assert page is not None, "an offset below next_offset is acked or in a page"
-            for at, stop, delivery in page.within(page_first, page_end):
-                assert delivery is not None, "an offset below next_offset is acked or in a page"
-                if delivery.state == _LEASED:
-                    record.leased -= stop - at
-                else:
-                    record.available -= stop - at
-                turn.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
-            page.replace(page_first, page_end, None)
-            lane.settle(page)
-        gone += high - low
-        ack_range(lane, low, high)
-    return gone
-
-
-def _skip_fresh(lane: LaneState, end: int) -> int:
-    """Pass the fresh offsets below `end`; how many were messages. Holes among them count as holes."""
-    record = lane.record
-    first = record.next_offset
-    holes = lane.queue.holes.count(first, end) if lane.queue.record.holes else 0
-    lane.acked.mark(first, end)
-    record.holes += holes
-    record.acked += end - first - holes
-    record.next_offset = end
-    return end - first - holes

@@ -3,14 +3,15 @@
 from bisect import bisect_right
 from collections.abc import Sequence
 
-import msgspec
-
 from broker_state.answer import Run
 from broker_state.audit import DeliveryStep
 from broker_state.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, Reject, RejectEntry
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
-from broker_state.kernel.delivery import ack_range, catch_up, end_lease
-from broker_state.kernel.limits import INVISIBLE_TIME_MS_MAX, is_range
+from broker_state.kernel.catch_up import catch_up, enter
+from broker_state.kernel.delivery import ack_range, end_lease
+from broker_state.kernel.in_order import judge_in_order
+from broker_state.kernel.limits import INVISIBLE_TIME_MS_MAX, is_of_lite_topic, is_range
+from broker_state.kernel.outcome import Piece
 from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.turn import Turn, handle_text, read_handle, shortened
 from broker_state.pages import Delivery, DeliveryPage, DeliveryState, windows
@@ -22,16 +23,6 @@ _LEASED = DeliveryState.LEASED
 
 Entries = Ack | ChangeInvisible | Reject
 Entry = AckEntry | ChangeEntry | RejectEntry
-
-
-class _Piece(msgspec.Struct, frozen=True, gc=False):
-    """Neighbouring offsets judged alike; `before` and `after` are their delivery before and after the operation."""
-
-    first: int
-    end: int
-    reason: Reason
-    before: Delivery | None = None
-    after: Delivery | None = None
 
 
 class _Named:
@@ -83,7 +74,7 @@ class _Request:
     def run(
         self,
         index: int,
-        piece: _Piece,
+        piece: Piece,
         *,
         group: str | None,
         handle_before: str | None,
@@ -94,7 +85,7 @@ class _Request:
         reason, before, after = piece.reason, piece.before, piece.after
         applied = reason is Reason.OK
         code = code_of(reason, is_ack=not isinstance(self.command, ChangeInvisible), orderly=orderly)
-        changed = after if applied else None
+        pop_time_ms, invisible_time_ms, revive_queue_id = piece.header or (None, None, None)
         self.runs.append(
             Run(
                 entry=index,
@@ -103,9 +94,9 @@ class _Request:
                 code=code,
                 reason=reason,
                 applied=applied,
-                pop_time_ms=changed.pop_time_ms if changed else None,
-                invisible_time_ms=changed.invisible_time_ms if changed else None,
-                revive_queue_id=0 if changed else None,
+                pop_time_ms=pop_time_ms,
+                invisible_time_ms=invisible_time_ms,
+                revive_queue_id=revive_queue_id,
                 handle=handle_index,
             )
         )
@@ -120,7 +111,7 @@ class _Request:
             handle_after=handle_after,
             code=code,
             deadline_before_ms=before.deadline_ms or None if before else None,
-            deadline_after_ms=changed.deadline_ms or None if changed else None,
+            deadline_after_ms=after.deadline_ms or None if after and applied else None,
             attempt=before.attempt if before else None,
             detail=getattr(self.command.entries[index], "cause", None),
         )
@@ -176,6 +167,8 @@ def _refuse_entry(
             return Reason.INVALID_PARAMETER
     if isinstance(entry, ChangeEntry) and not 0 <= entry.invisible_time_ms <= INVISIBLE_TIME_MS_MAX:
         return Reason.INVALID_PARAMETER
+    if isinstance(entry, ChangeEntry) and not is_of_lite_topic(command.topic, entry.lite_topic):
+        return Reason.MISROUTED
     if entry.handle in turn.record.forged:
         return Reason.NO_PERMISSION
     ref = command.handles[entry.handle]
@@ -190,8 +183,9 @@ def _refuse_entry(
         return Reason.UNKNOWN_HANDLE
     if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) != bool(lane.record.orderly):
         return Reason.WRONG_MODE
-    lanes[ref.group] = lane
-    turn.touch(lane)
+    if ref.group not in lanes:
+        enter(turn, lane)
+        lanes[ref.group] = lane
     return lane, handle, ref.handle
 
 
@@ -201,7 +195,7 @@ def _refuse_ranges(request: _Request, index: int, entry: Entry, reason: Reason) 
     for first, last in entry.offsets or [(-1, -1)]:
         request.run(
             index,
-            _Piece(first, last + 1, reason),
+            Piece(first, last + 1, reason),
             group=shortened(ref.group) if ref else None,
             handle_before=shortened(ref.handle) if ref else None,
         )
@@ -213,9 +207,9 @@ def _decide_range(
     group = lane.record.group
     least, most = lane.queue.record.min_offset, lane.queue.written.floor
     low, high = max(first, least), min(end, most)
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     if first < least:
-        pieces.append(_Piece(first, min(end, least), Reason.BELOW_MIN))
+        pieces.append(Piece(first, min(end, least), Reason.BELOW_MIN))
     if low < high:
         command = request.command
         if len(command.entries) == 1 and len(entry.offsets) == 1:
@@ -223,11 +217,11 @@ def _decide_range(
         else:
             for at, stop, again in request.named.setdefault(group, _Named()).add(low, high):
                 if again:
-                    pieces.append(_Piece(at, stop, Reason.DUPLICATE_ENTRY))
+                    pieces.append(Piece(at, stop, Reason.DUPLICATE_ENTRY))
                 else:
                     pieces += _decide_named(request, lane, handle, entry, at, stop)
     if end > most:
-        pieces.append(_Piece(max(first, most), end, Reason.ABOVE_MAX))
+        pieces.append(Piece(max(first, most), end, Reason.ABOVE_MAX))
     for piece in _joined(pieces):
         handle_after = None
         new_handle: int | None = None
@@ -247,9 +241,11 @@ def _decide_range(
 
 def _decide_named(
     request: _Request, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int
-) -> list[_Piece]:
+) -> list[Piece]:
     """Judge [first, end), all within the queue and not named before, and apply what is good."""
-    pieces: list[_Piece] = []
+    if lane.record.orderly:
+        return judge_in_order(request.turn, lane, handle, entry, first, end)
+    pieces: list[Piece] = []
     for page_no, low, high in windows(first, end):
         page = lane.page(page_no)
         if page is None:
@@ -261,9 +257,9 @@ def _decide_named(
                 pieces += _judge_not_in_flight(lane, handle, at, stop)
             elif delivery.epoch != handle.epoch:
                 late = delivery.epoch > handle.epoch or handle.epoch <= lane.record.reset_epoch
-                pieces.append(_Piece(at, stop, Reason.STALE_HANDLE if late else Reason.OUTSIDE_POP, delivery))
+                pieces.append(Piece(at, stop, Reason.STALE_HANDLE if late else Reason.OUTSIDE_POP, delivery))
             elif isinstance(entry, ChangeEntry) and delivery.revision != handle.revision:
-                pieces.append(_Piece(at, stop, Reason.SUPERSEDED, delivery, delivery))
+                pieces.append(Piece(at, stop, Reason.SUPERSEDED, delivery, delivery))
             else:
                 changed = True
                 pieces.append(_apply(request, lane, page, entry, at, stop, delivery))
@@ -272,33 +268,33 @@ def _decide_named(
     return pieces
 
 
-def _judge_not_in_flight(lane: LaneState, handle: Handle, first: int, end: int) -> list[_Piece]:
+def _judge_not_in_flight(lane: LaneState, handle: Handle, first: int, end: int) -> list[Piece]:
     """Offsets without a delivery: acked, a hole, or not handed out since the lane was made or reset."""
-    pieces: list[_Piece] = []
+    pieces: list[Piece] = []
     at = first
     fresh = Reason.STALE_HANDLE if handle.epoch <= lane.record.reset_epoch else Reason.OUTSIDE_POP
     queue = lane.queue
     for low, high in lane.acked.unmarked(first, end):
         if low > at:
-            pieces.append(_Piece(at, low, Reason.ALREADY_ACKED))
+            pieces.append(Piece(at, low, Reason.ALREADY_ACKED))
         at = low
         if queue.record.holes:
             for hole_first, hole_end in queue.holes.runs(low, high):
                 if hole_first > at:
-                    pieces.append(_Piece(at, hole_first, fresh))
-                pieces.append(_Piece(hole_first, hole_end, Reason.ALREADY_ACKED))
+                    pieces.append(Piece(at, hole_first, fresh))
+                pieces.append(Piece(hole_first, hole_end, Reason.ALREADY_ACKED))
                 at = hole_end
         if at < high:
-            pieces.append(_Piece(at, high, fresh))
+            pieces.append(Piece(at, high, fresh))
         at = high
     if at < end:
-        pieces.append(_Piece(at, end, Reason.ALREADY_ACKED))
+        pieces.append(Piece(at, end, Reason.ALREADY_ACKED))
     return pieces
 
 
 def _apply(
     request: _Request, lane: LaneState, page: DeliveryPage, entry: Entry, first: int, end: int, before: Delivery
-) -> _Piece:
+) -> Piece:
     turn = request.turn
     if isinstance(entry, ChangeEntry):
         return _change(turn, lane, page, entry, first, end, before)
@@ -316,12 +312,12 @@ def _apply(
         turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)
     else:
         turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=entry.cause or "ack", client_id=turn.client_id)
-    return _Piece(first, end, Reason.OK, before)
+    return Piece(first, end, Reason.OK, before)
 
 
 def _change(
     turn: Turn, lane: LaneState, page: DeliveryPage, entry: ChangeEntry, first: int, end: int, before: Delivery
-) -> _Piece:
+) -> Piece:
     record = lane.record
     if before.state != _LEASED:
         record.available -= end - first
@@ -352,18 +348,19 @@ def _change(
             cause="change_invisible",
             at_ms=turn.now_ms,
         )
-    return _Piece(first, end, Reason.OK, before, after)
+    return Piece(first, end, Reason.OK, before, after, (after.pop_time_ms, after.invisible_time_ms, 0))
 
 
-def _joined(pieces: list[_Piece]) -> list[_Piece]:
+def _joined(pieces: list[Piece]) -> list[Piece]:
     """Neighbours with the same outcome as one; what they were before may differ, the first is told."""
     if len(pieces) < 2:
         return pieces
     joined = [pieces[0]]
     for piece in pieces[1:]:
         last = joined[-1]
-        if piece.first == last.end and piece.reason is last.reason and _same_after(piece.after, last.after):
-            joined[-1] = _Piece(last.first, piece.end, last.reason, last.before, last.after)
+        is_same = piece.reason is last.reason and piece.header == last.header
+        if is_same and piece.first == last.end and _same_after(piece.after, last.after):
+            joined[-1] = Piece(last.first, piece.end, last.reason, last.before, last.after, last.header)
         else:
             joined.append(piece)
     return joined

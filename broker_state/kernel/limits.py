@@ -22,6 +22,7 @@ __all__ = [
     "INVISIBLE_TIME_MS_MAX",
     "OFFSET_MAX",
     "RANGE_OFFSETS_MAX",
+    "is_of_lite_topic",
     "is_op_id",
     "is_queue_name",
     "is_range",
@@ -53,6 +54,17 @@ def is_queue_name(topic: str, queue_id: int) -> bool:
 def is_op_id(op_id: str) -> bool:
     """Whether operations can be told apart by it."""
     return _fits(op_id, _OP_ID_BYTES_MAX)
+
+
+def is_of_lite_topic(topic: str, lite_topic: str | None) -> bool:
+    """Whether `topic` is that of the lite topic; blank: of none, and every topic will do.
+
+    A lite topic is a queue of its own, named as RocketMQ names it (LiteUtil.toLmqName).
+
+    >>> is_of_lite_topic("%LMQ%$orders$room-7", "room-7"), is_of_lite_topic("orders", "room-7")
+    (True, False)
+    """
+    return lite_topic is None or not lite_topic.strip() or topic.endswith(f"${lite_topic}")
 
 
 def known_group(group: str | None) -> str | None:

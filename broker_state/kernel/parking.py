@@ -3,7 +3,9 @@
 from broker_state.answer import Answer, LeasedRange
 from broker_state.audit import DeliveryStep
 from broker_state.command import Cancel, Pop, ReturnClient
-from broker_state.kernel.delivery import catch_up, end_lease, grant
+from broker_state.kernel.catch_up import enter
+from broker_state.kernel.delivery import end_lease, grant
+from broker_state.kernel.in_order import grant_in_order, release_members
 from broker_state.kernel.limits import what_is_invalid
 from broker_state.kernel.memory import answered_pop, recall, remember_parked_answer
 from broker_state.kernel.queue_state import LaneState
@@ -16,6 +18,7 @@ from broker_state.records import ParkedPop
 __all__ = ["answer_all_parked", "decide_cancel", "decide_pop", "decide_return_client", "serve", "serve_new", "time_out"]
 
 _LEASED = DeliveryState.LEASED
+_Granted = tuple[Delivery, int, list[LeasedRange]]
 
 
 def decide_pop(turn: Turn, command: Pop) -> LaneState | None:
@@ -26,14 +29,16 @@ def decide_pop(turn: Turn, command: Pop) -> LaneState | None:
         turn.refuse(Reason.INVALID_PARAMETER, invalid, command.group)
         return None
     lane = queue.lane(command.group)
-    if command.order:
-        turn.refuse(Reason.NOT_SUPPORTED, "orderly pops come with the next version", command.group)
-        return None
     if lane is None:
         start = queue.record.min_offset if command.init == "min" else queue.written.floor
         lane = queue.make_lane(command.group, start)
-    turn.touch(lane)
-    catch_up(turn, lane)
+    if lane.record.orderly is None:
+        lane.record.orderly = command.order
+    elif lane.record.orderly != command.order:
+        mode = "orderly" if lane.record.orderly else "concurrent"
+        turn.refuse(Reason.WRONG_MODE, f"the lane is {mode}", command.group)
+        return None
+    enter(turn, lane)
     return lane
 
 
@@ -44,14 +49,7 @@ def serve(turn: Turn, lane: LaneState) -> None:
         pop = lane.parked(number)
         assert pop is not None, "the list of parked pops is whole"
         number = pop.after
-        granted = grant(
-            turn,
-            lane,
-            max_messages=pop.max_messages,
-            invisible_time_ms=pop.invisible_time_ms,
-            client_id=pop.client_id,
-            tags=pop.tags,
-        )
+        granted = _give(turn, lane, pop, pop.tags)
         if granted is not None:
             _unpark(lane, pop)
             _answer_parked(turn, lane, pop, Reason.OK, granted)
@@ -60,17 +58,10 @@ def serve(turn: Turn, lane: LaneState) -> None:
 def serve_new(turn: Turn, lane: LaneState, command: Pop) -> ParkedPop | None:
     """Step 3 for the record's own pop, last of its lane; what was parked when it has to wait."""
     tags = None if command.tags is None else tuple(command.tags)
-    granted = None
-    if lane.is_poppable:
-        granted = grant(
-            turn,
-            lane,
-            max_messages=command.max_messages,
-            invisible_time_ms=command.invisible_time_ms,
-            client_id=command.client_id,
-            tags=tags,
-        )
     record = lane.record
+    granted = None
+    if lane.is_poppable or (record.orderly and lane.order_info.is_reentrant(command.attempt_id)):
+        granted = _give(turn, lane, command, tags)
     if granted is not None:
         fields = _granted_fields(turn, lane, granted, (turn.kind, turn.op_id, turn.client_id))
         turn.respond(Reason.OK, applied=True, **fields)
@@ -82,6 +73,27 @@ def serve_new(turn: Turn, lane: LaneState, command: Pop) -> ParkedPop | None:
         turn.refuse(Reason.POLLING_FULL, group=command.group)
         return None
     return _park(turn, lane, command, tags)
+
+
+def _give(turn: Turn, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int, ...] | None) -> _Granted | None:
+    if lane.record.orderly:
+        return grant_in_order(
+            turn,
+            lane,
+            max_messages=pop.max_messages,
+            invisible_time_ms=pop.invisible_time_ms,
+            client_id=pop.client_id,
+            tags=tags,
+            attempt_id=pop.attempt_id,
+        )
+    return grant(
+        turn,
+        lane,
+        max_messages=pop.max_messages,
+        invisible_time_ms=pop.invisible_time_ms,
+        client_id=pop.client_id,
+        tags=tags,
+    )
 
 
 def time_out(turn: Turn, lane: LaneState, pop: ParkedPop) -> None:
@@ -118,8 +130,7 @@ def decide_cancel(turn: Turn, command: Cancel) -> None:
     released: list[tuple[int, int]] = []
     applied = False
     if lane is not None:
-        turn.touch(lane)
-        catch_up(turn, lane)
+        enter(turn, lane)
         if memory.parked:
             pop = lane.parked(memory.parked)
             assert pop is not None, "a parked pop is remembered while it is parked"
@@ -137,6 +148,9 @@ def _release_answered(turn: Turn, lane: LaneState, answer: Answer) -> list[tuple
     handle = read_handle(answer.handle) if answer.handle is not None else None
     if handle is None:
         return []
+    if lane.record.orderly:
+        is_current = lane.order_info.epoch == handle.epoch
+        return _release_in_order(turn, lane, "cancel", counted=False) if is_current else []
     released: list[tuple[int, int]] = []
     for granted in answer.messages:
         for page_no, low, high in windows(granted.first, granted.last + 1):
@@ -157,10 +171,11 @@ def decide_return_client(turn: Turn, command: ReturnClient) -> None:
     released: list[tuple[int, int]] = []
     applied = False
     if lane is not None:
-        turn.touch(lane)
-        catch_up(turn, lane)
+        enter(turn, lane)
         applied = answer_all_parked(turn, lane, Reason.CANCELLED, command.client_id)
         client = client_hash(command.client_id)
+        if lane.record.orderly and lane.order_info.client == client:
+            released = _release_in_order(turn, lane, "return_client", counted=True)
         page_no = lane.client_pages(client).first()
         while page_no is not None:
             page = lane.page(page_no)
@@ -174,6 +189,13 @@ def decide_return_client(turn: Turn, command: ReturnClient) -> None:
     applied = applied or bool(released)
     turn.row(Reason.OK, applied=applied, group=command.group)
     turn.respond(Reason.OK, applied=applied, released=released)
+
+
+def _release_in_order(turn: Turn, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
+    released: list[tuple[int, int]] = []
+    for first, end in release_members(turn, lane, cause, counted=counted):
+        _append_range(released, first, end - 1)
+    return released
 
 
 def _release(
@@ -211,7 +233,7 @@ def _append_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:
 def _granted_fields(
     turn: Turn,
     lane: LaneState,
-    granted: tuple[Delivery, int, list[LeasedRange]],
+    granted: _Granted,
     op: tuple[str, str | None, str | None],
 ) -> dict[str, object]:
     """The fields of the answer to a served pop; writes a row of `operations` for each range."""
@@ -234,7 +256,7 @@ def _granted_fields(
         "messages": ranges,
         "pop_time_ms": delivery.pop_time_ms,
         "invisible_time_ms": delivery.invisible_time_ms,
-        "revive_queue_id": 0,
+        "revive_queue_id": lane.revive_queue_id,
     }
 
 
@@ -295,7 +317,7 @@ def _answer_parked(
     lane: LaneState,
     pop: ParkedPop,
     reason: Reason,
-    granted: tuple[Delivery, int, list[LeasedRange]] | None,
+    granted: _Granted | None,
 ) -> None:
     op = ("pop", pop.op_id, pop.client_id)
     fields: dict[str, object] = {}

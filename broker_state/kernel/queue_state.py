@@ -2,7 +2,8 @@
 
 import heapq
 
-from broker_state.handle import BROKER_NAME, Handle, lane_check
+from broker_state.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, lane_check
+from broker_state.kernel.order_info import OrderInfo
 from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
 from broker_state.marks import Marks, Position, Tree
 from broker_state.overlay import Overlay
@@ -95,11 +96,15 @@ class LaneState:
         return self.record.policy or self.queue.record.policy
 
     def gave_out(self, handle: Handle) -> bool:
-        """Whether the handle can be of a delivery of this lane."""
+        """Whether the handle can be of a delivery of this lane.
+
+        In an orderly lane epoch 0, of no delivery, is as stale as that of any batch but the current one.
+        """
         return (
             handle.lane_check == self.check
             and handle.queue_id == self.queue.queue_id
-            and 0 < handle.epoch <= self.record.epoch
+            and (handle.epoch > 0 or bool(self.record.orderly))
+            and handle.epoch <= self.record.epoch
             and handle.broker_name == BROKER_NAME
         )
 
@@ -110,9 +115,25 @@ class LaneState:
         return queue.holes > 0 or record.min_seen < queue.min_offset or record.late_skips_seen < queue.late_skips
 
     @property
+    def order_info(self) -> OrderInfo:
+        """The batch of an orderly lane; without members before its first pop."""
+        info = self._overlay.get(self.prefix + b"o", self._decode_order_info)
+        return OrderInfo(self._overlay, self.prefix) if info is None else info
+
+    def _decode_order_info(self, value: bytes) -> OrderInfo:
+        return OrderInfo(self._overlay, self.prefix, value)
+
+    @property
+    def revive_queue_id(self) -> int:
+        """What handles of the lane carry in RocketMQ's field."""
+        return REVIVE_QUEUE_ID_ORDERLY if self.record.orderly else 0
+
+    @property
     def is_poppable(self) -> bool:
-        """Whether a pop without a tag set would get something now."""
+        """Whether a pop without a tag set would get something now, every due deadline having taken effect."""
         record = self.record
+        if record.orderly:
+            return not self.order_info.due_ms and self.acked.floor < self.queue.written.floor
         limit = self.policy.in_flight_max
         if limit and record.leased >= limit:
             return False

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker_state.answer import Answer, encode_answer
-from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow
+from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, OrderInfoRow
 from broker_state.command import Command
 from broker_state.handle import Handle, decode_handle, encode_handle
 from broker_state.kernel.queue_state import LaneState, QueueState
@@ -77,13 +77,22 @@ class DeadLetter(msgspec.Struct, frozen=True):
 class Decision:
     """Everything that came of the records of a micro-batch, in their order."""
 
-    __slots__ = ("answers", "commit_positions", "dead_letters", "deliveries", "notifications", "operations")
+    __slots__ = (
+        "answers",
+        "commit_positions",
+        "dead_letters",
+        "deliveries",
+        "notifications",
+        "operations",
+        "order_infos",
+    )
 
     def __init__(self) -> None:
         self.answers: list[tuple[int, bytes]] = []
         self.operations: list[OperationRow] = []
         self.deliveries: list[DeliveryRow] = []
         self.commit_positions: list[CommitPositionRow] = []
+        self.order_infos: list[OrderInfoRow] = []
         self.notifications: list[Notification] = []
         self.dead_letters: list[DeadLetter] = []
 
@@ -96,6 +105,7 @@ class Turn:
         "_lanes",
         "_last_step",
         "_operations",
+        "_order_infos",
         "_positions",
         "answer",
         "client_id",
@@ -122,7 +132,7 @@ class Turn:
         self.serve_watching = False
         self.answer: bytes | None = None
         """Answer of the command itself, once it is known."""
-        self._operations = self._deliveries = self._positions = 0
+        self._operations = self._deliveries = self._positions = self._order_infos = 0
         self._lanes: dict[str, tuple[LaneState, int]] = {}
         self._last_step: tuple[tuple[object, ...], int] | None = None
         if queue is not None:
@@ -362,6 +372,37 @@ class Turn:
         )
         self._positions += 1
 
+    def _order_info_row(self, lane: LaneState) -> None:
+        """A row of `order_info`, when the record changed the lane's batch."""
+        info = lane.order_info
+        if not info.is_changed:
+            return
+        info.is_changed = False
+        record = self.record
+        self.decision.order_infos.append(
+            OrderInfoRow(
+                record.partition,
+                record.kafka_offset,
+                self._order_infos,
+                self.now_ms,
+                self.queue.topic,
+                self.queue.queue_id,
+                lane.record.group,
+                info.epoch,
+                info.pop_time_ms,
+                info.invisible_time_ms,
+                info.attempt_id,
+                info.first,
+                info.end - 1,
+                info.member_count,
+                info.acked_count,
+                lane.acked.floor,
+                info.due_ms or None,
+                info.consumed_counts().least,
+            )
+        )
+        self._order_infos += 1
+
     def close(self) -> None:
         """The record is decided: positions that moved become rows, lanes that became poppable notifications."""
         queue = self.queue
@@ -374,6 +415,8 @@ class Turn:
             before = self._lanes[record.group][1]
             if lane.acked.floor != before:
                 self.position_row(lane, before, lane.acked.floor)
+            if record.orderly:
+                self._order_info_row(lane)
             poppable = lane.is_poppable
             if record.empty and poppable:
                 self.decision.notifications.append(Notification(queue.topic, queue.queue_id, record.group, self.now_ms))
@@ -408,7 +451,7 @@ def handle_text(lane: LaneState, delivery: Delivery, start_offset: int) -> str:
             start_offset,
             delivery.pop_time_ms,
             delivery.invisible_time_ms,
-            0,
+            lane.revive_queue_id,
             queue.queue_id,
             delivery.epoch,
             delivery.revision,

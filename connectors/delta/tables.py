@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import pyarrow as pa
 from pyspark.sql import types
 
-from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, RejectedRow
+from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -230,6 +230,30 @@ _COMMIT_POSITIONS: Final = Table(
     partitioned_by="op_date",
 )
 
+_ORDER_INFO: Final = Table(
+    "order_info",
+    "One row for each record that changed the batch of an orderly lane: the latest pop, and how far it is done.",
+    (
+        *_CAUSE,
+        *_QUEUE,
+        _word("group", "Consumer group of the lane."),
+        _long("epoch", "Number of the pop within its lane."),
+        _long("pop_time_ms", "When it was popped, ms since 1970; it stays through changes."),
+        _long("invisible_time_ms", "For how long, by the pop."),
+        _text("attempt_id", "Of the pop, when it brought one; the same id again gets the batch again.", required=False),
+        _long("first_offset", "First member."),
+        _long("last_offset", "Last member, inclusive; not every offset between need be one."),
+        _int("members", "How many messages the pop got."),
+        _int("acked", "How many of them are acked, in order or not."),
+        _long("commit_offset", "The lane's commit offset: the first unacked member, or after the last one."),
+        _long("free_at_ms", "When the lane is free by itself, ms since 1970; null: it is free.", required=False),
+        _int("least_count", "How often every member was delivered before, at least."),
+        *FLUSHER_COLUMNS,
+    ),
+    OrderInfoRow,
+    partitioned_by="op_date",
+)
+
 _REJECTED: Final = Table(
     "rejected",
     "One row for each record of the ops topic that could not be read as an operation.",
@@ -264,7 +288,9 @@ _QUALITY_RESULTS: Final = Table(
     ),
 )
 
-AUDIT_TABLES: Final = {table.name: table for table in (_OPERATIONS, _DELIVERIES, _COMMIT_POSITIONS, _REJECTED)}
+AUDIT_TABLES: Final = {
+    table.name: table for table in (_OPERATIONS, _DELIVERIES, _COMMIT_POSITIONS, _REJECTED, _ORDER_INFO)
+}
 """Tables of the kernel's rows, written through the outbox."""
 
 TABLES: Final = {**AUDIT_TABLES, _QUALITY_RESULTS.name: _QUALITY_RESULTS}

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from broker_state.errors import Invalid
+from pipelines.cli.conformance import conformance
 from pipelines.cli.exits import EPILOG, Group
 from pipelines.cli.options import (
     Duration,
@@ -32,6 +33,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(conformance)
 
 DEFAULT_VAR = Path("var")
 DEFAULT_DATA_DOCS = Path("var/data_docs")

@@ -1,0 +1,89 @@
+"""What a lane finds when an operation comes: that part of its queue has left the log, or was never written."""
+
+from broker_state.audit import DeliveryStep
+from broker_state.kernel.delivery import absorb_holes, ack_range
+from broker_state.kernel.in_order import expire_members
+from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.turn import Turn
+from broker_state.pages import DeliveryState, windows
+
+__all__ = ["catch_up", "enter"]
+
+_LEASED = DeliveryState.LEASED
+
+
+def enter(turn: Turn, lane: LaneState) -> None:
+    """An operation acts on the lane."""
+    turn.touch(lane)
+    catch_up(turn, lane)
+    if lane.record.orderly:
+        lane.order_info.note_operation(turn.now_ms)
+
+
+def catch_up(turn: Turn, lane: LaneState) -> None:
+    """Account for what left the log since the lane's last operation."""
+    if not lane.is_behind:
+        return
+    turn.touch(lane)  # also for a refused entry: what is counted here must be stored with the bits that it set
+    record = lane.record
+    queue = lane.queue.record
+    if record.orderly:
+        _catch_up_in_order(turn, lane)
+        return
+    if record.min_seen < queue.min_offset:
+        record.expired_from_log += _expire_handed_out(turn, lane, lane.acked.floor, queue.min_offset)
+        if record.next_offset < queue.min_offset:
+            record.expired_from_log += _skip_fresh(lane, queue.min_offset)
+        record.min_seen = queue.min_offset
+    while record.late_skips_seen < queue.late_skips:
+        skip = lane.queue.late_skip(record.late_skips_seen)
+        record.expired_from_log += _expire_handed_out(turn, lane, skip.first, skip.end)
+        record.late_skips_seen += 1
+    absorb_holes(lane)
+
+
+def _catch_up_in_order(turn: Turn, lane: LaneState) -> None:
+    record, queue = lane.record, lane.queue.record
+    if record.min_seen < queue.min_offset:
+        expire_members(turn, lane, 0, queue.min_offset, is_prefix=True)
+        record.min_seen = queue.min_offset
+    while record.late_skips_seen < queue.late_skips:
+        skip = lane.queue.late_skip(record.late_skips_seen)
+        expire_members(turn, lane, skip.first, skip.end, is_prefix=False)
+        record.late_skips_seen += 1
+    if lane.acked.floor == record.next_offset:
+        absorb_holes(lane)
+
+
+def _expire_handed_out(turn: Turn, lane: LaneState, first: int, end: int) -> int:
+    """End what was handed out of [first, end) and is not acked; how many messages."""
+    record = lane.record
+    gone = 0
+    for low, high in lane.acked.unmarked(first, min(end, record.next_offset)):
+        for page_no, page_first, page_end in windows(low, high):
+            page = lane.page(page_no)
+            assert page is not None, "an offset below next_offset is acked or in a page"
+            for at, stop, delivery in page.within(page_first, page_end):
+                assert delivery is not None, "an offset below next_offset is acked or in a page"
+                if delivery.state == _LEASED:
+                    record.leased -= stop - at
+                else:
+                    record.available -= stop - at
+                turn.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
+            page.replace(page_first, page_end, None)
+            lane.settle(page)
+        gone += high - low
+        ack_range(lane, low, high)
+    return gone
+
+
+def _skip_fresh(lane: LaneState, end: int) -> int:
+    """Pass the fresh offsets below `end`; how many were messages. Holes among them count as holes."""
+    record = lane.record
+    first = record.next_offset
+    holes = lane.queue.holes.count(first, end) if lane.queue.record.holes else 0
+    lane.acked.mark(first, end)
+    record.holes += holes
+    record.acked += end - first - holes
+    record.next_offset = end
+    return end - first - holes

@@ -1,0 +1,69 @@
+"""What became of one vector or history."""
+
+import enum
+from typing import NamedTuple
+
+__all__ = ["Comparison", "Outcome", "Verdict"]
+
+
+class Outcome(enum.StrEnum):
+    """The four words that a line may have after the id."""
+
+    PASS = "pass"  # noqa: S105 - a verdict
+    FAIL = "fail"
+    DIFFERS = "differs"
+    NOT_APPLICABLE = "not-applicable"
+
+
+class Verdict(NamedTuple):
+    """One line of the report."""
+
+    id: str
+    outcome: Outcome
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Id, outcome, and what there is to say.
+
+        >>> print(Verdict("OI-1", Outcome.PASS), Verdict("OI-2", Outcome.DIFFERS, "fenced handles"), sep=", ")
+        OI-1 pass, OI-2 differs: fenced handles
+        """
+        if self.outcome is Outcome.PASS:
+            return f"{self.id} {self.outcome}"
+        return f"{self.id} {self.outcome}{' ' if self.outcome is Outcome.FAIL else ': '}{self.detail}"
+
+
+class Comparison:
+    """Collects, step by step, whether ours is RocketMQ's value, or what the rules make of that value."""
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self.rules: list[str] = []
+
+    def check(self, where: str, expected: object, mapped: object, ours: object, rules: list[str]) -> None:
+        """`mapped` is what `rules` make of `expected`; ours must be that, and nothing else."""
+        if self.failure is not None:
+            return
+        if plain(mapped) != plain(ours):
+            by = f", which {' and '.join(rules)} makes {mapped!r}" if rules else ""
+            self.failure = f"at {where}: RocketMQ has {expected!r}{by}, popstream {ours!r}"
+        for rule in rules:
+            if rule not in self.rules:
+                self.rules.append(rule)
+
+    def verdict(self, subject: str) -> Verdict:
+        """What the checks amount to."""
+        if self.failure is not None:
+            return Verdict(subject, Outcome.FAIL, self.failure)
+        if self.rules:
+            return Verdict(subject, Outcome.DIFFERS, "; ".join(self.rules))
+        return Verdict(subject, Outcome.PASS)
+
+
+def plain(value: object) -> object:
+    """A value as JSON would bring it back, an empty map as null: RocketMQ's serialiser leaves both out."""
+    if isinstance(value, dict):
+        return {str(key): kept for key, item in value.items() if (kept := plain(item)) is not None} or None
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

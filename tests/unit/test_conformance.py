@@ -1,0 +1,151 @@
+"""Vectors and recordings of RocketMQ against the kernel, and that the comparison can fail."""
+
+import copy
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from broker_state.errors import Invalid
+from pipelines.cli.app import app
+from pipelines.conformance import Outcome, run_histories, run_vectors
+from pipelines.conformance.vectors import run_vector
+
+DATA = Path(__file__).parents[1] / "data"
+VECTORS = DATA / "rocketmq_pop_vectors.json"
+HISTORIES = DATA / "rocketmq_orderly_histories.jsonl"
+
+
+def test_the_vectors_have_the_verdicts_that_were_looked_at() -> None:
+    """A line that changes wants a look: it is a rule found or lost, or a defect."""
+    golden = (DATA / "rocketmq_pop_verdicts.txt").read_text().splitlines()
+    assert [str(verdict) for verdict in run_vectors(VECTORS)] == golden
+    assert not [line for line in golden if " fail" in line]
+
+
+def test_recorded_histories_agree_or_differ_by_a_rule() -> None:
+    verdicts = list(run_histories(HISTORIES))
+    assert [str(verdict) for verdict in verdicts if verdict.outcome is Outcome.FAIL] == []
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    assert counts[Outcome.PASS] > counts[Outcome.DIFFERS] > 0
+    assert sum(counts.values()) == 112
+
+
+def falsified(value: Any) -> Iterator[Any]:
+    """Every value with one of its numbers or flags made wrong."""
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        yield value + 1
+    elif value is None:
+        yield 12_345
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            for wrong in falsified(item):
+                yield {**value, key: wrong}
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            for wrong in falsified(item):
+                yield [*value[:number], wrong, *value[number + 1 :]]
+
+
+def test_an_order_info_vector_with_any_wrong_value_fails() -> None:
+    tried = 0
+    for vector in json.loads(VECTORS.read_text())["vectors"]:
+        if vector["component"] not in {"order_info", "order_info_timer"}:
+            continue
+        for number, step in enumerate(vector["steps"]):
+            for wrong in falsified(step["expect"]) if "expect" in step else ():
+                changed = copy.deepcopy(vector)
+                changed["steps"][number]["expect"] = wrong
+                assert run_vector(changed).outcome is Outcome.FAIL, (vector["id"], number, wrong)
+                tried += 1
+    assert tried > 90
+
+
+Change = Callable[[dict[str, Any]], bool]
+
+
+def _ack_code(op: dict[str, Any]) -> bool:
+    if op["op"] != "ack":
+        return False
+    op["result"]["code"] = 1
+    return True
+
+
+def _committed(op: dict[str, Any]) -> bool:
+    if op["op"] != "pop" or op["committed"]["offset"] is None:
+        return False
+    op["committed"]["offset"] -= 1
+    return True
+
+
+def _message(op: dict[str, Any]) -> bool:
+    if op["op"] != "pop" or not op["result"]["messages"]:
+        return False
+    op["result"]["messages"].pop()
+    return True
+
+
+def _count(op: dict[str, Any]) -> bool:
+    if op["op"] != "pop" or not op["result"]["messages"]:
+        return False
+    op["result"]["order_count_info"] = op["result"]["order_count_info"][:-1] + "9"
+    return True
+
+
+def _new_time(op: dict[str, Any]) -> bool:
+    if op["op"] != "change" or op["result"]["code"] or not op["result"]["pop_time"]:
+        return False
+    op["result"]["invisible_time"] += 1
+    return True
+
+
+@pytest.mark.parametrize("change", [_ack_code, _committed, _message, _count, _new_time])
+def test_a_history_with_a_wrong_answer_fails(change: Change, tmp_path: Path) -> None:
+    tried = []
+    for line in HISTORIES.read_text().splitlines()[:40]:
+        history = json.loads(line)
+        if any(change(op) for op in history["ops"]):
+            tried.append(json.dumps(history))
+    file = tmp_path / "wrong.jsonl"
+    file.write_text("\n".join(tried))
+    verdicts = list(run_histories(file))
+    assert len(verdicts) == len(tried) > 3
+    passed = [str(verdict) for verdict in verdicts if verdict.outcome is not Outcome.FAIL]
+    # A change whose answer a rule replaces anyway is not read.
+    assert len(passed) <= (len(tried) // 4 if change is _new_time else 0), passed
+
+
+def test_a_wrong_final_order_info_fails(tmp_path: Path) -> None:
+    history = json.loads(HISTORIES.read_text().splitlines()[0])
+    history["final_order_info"]["cm"] ^= 1
+    file = tmp_path / "wrong.jsonl"
+    file.write_text(json.dumps(history))
+    [verdict] = run_histories(file)
+    assert verdict.outcome is Outcome.FAIL
+    assert "final order info" in verdict.detail
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"vectors": 3}', "not json"])
+def test_a_file_without_vectors_is_refused(content: str, tmp_path: Path) -> None:
+    file = tmp_path / "vectors.json"
+    file.write_text(content)
+    with pytest.raises(Invalid, match="no vectors"):
+        list(run_vectors(file))
+
+
+def test_what_cannot_be_read_as_a_vector_fails_and_the_others_are_run(tmp_path: Path) -> None:
+    good = json.loads(VECTORS.read_text())["vectors"][0]
+    odd = [{"id": "X-1"}, {"id": "X-2", "component": "pop_orderly", "steps": [{"op": "fly"}]}, 7]
+    file = tmp_path / "vectors.json"
+    file.write_text(json.dumps({"vectors": [*odd, good]}))
+    result = CliRunner().invoke(app, ["conformance", "vectors", str(file)])
+    lines = result.stdout.splitlines()
+    assert [line.split(" ")[1] for line in lines[:4]] == ["fail", "fail", "fail", "pass"]
+    assert lines[-1] == "1 passed, 3 failed"
+    assert result.exit_code == 1
