@@ -107,6 +107,8 @@ class LaneRecord(_Stored):
     parked_next: int = 1
     empty: bool = False
     watching: bool = False
+    holes_passed: int = 0
+    """Of an orderly lane: the holes below its commit offset; those beyond it are counted anew each time."""
 
 
 class ParkedPop(_Stored):

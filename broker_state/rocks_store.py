@@ -31,7 +31,7 @@ from broker_state.errors import Corrupt, Invalid
 from broker_state.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
 from broker_state.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 
-__all__ = ["FAMILIES", "META", "OUTBOX", "RocksStore", "StoreStopped"]
+__all__ = ["FAMILIES", "META", "OUTBOX", "FrozenState", "RocksStore", "StoreStopped"]
 
 OUTBOX: Family = "outbox"
 META: Family = "meta"
@@ -100,6 +100,10 @@ class RocksStore:
             found.append(ref)
         return found
 
+    def frozen(self) -> "FrozenState":
+        """The `state` family as the last WriteBatch left it, whatever is written meanwhile."""
+        return FrozenState(self._families[STATE])
+
     def write(self, overlay: Overlay, more: Iterable[Change] = ()) -> int:
         """One synced WriteBatch: what the overlay changed, and `more` (outbox, applied). Returns its bytes.
 
@@ -144,6 +148,33 @@ class RocksStore:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class FrozenState:
+    """A `Kv` that shows one moment of the `state` family, and nothing of the others."""
+
+    def __init__(self, state: Rdict) -> None:
+        self._snapshot = state.snapshot()
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        """See `Kv.get`."""
+        assert family == STATE, "only the state is frozen"
+        try:
+            value = self._snapshot[key]  # not by `iter`: it shows what was written later (rocksdict 0.3.29)
+        except Exception as error:  # rocksdict raises bare Exception
+            if str(error) != "key not found":
+                raise
+            return None
+        assert isinstance(value, bytes)
+        return value
+
+    def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
+        """See `Kv.get_many`."""
+        return [self.get(family, key) for key in keys]
+
+    def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:  # noqa: ARG002 - a Kv
+        """None: who only looks lets nothing fall due."""
+        return []
 
 
 def _options() -> Options:

@@ -46,7 +46,7 @@ _ROWS: Final = f"""
                      WHEN 'dead_lettered' THEN {_DEAD_LETTERED} WHEN 'expired_from_log' THEN {_EXPIRED_FROM_LOG}
            END AS step,
            step = 'released' AND cause = 'change_invisible' AS is_change,
-           cause = 'pop' AS is_concurrent
+           CASE WHEN step = 'leased' THEN cause = 'pop' END AS is_concurrent
     FROM deliveries JOIN operations_seen AS seen USING (state_epoch)
     WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({_ENDS_ERA})
 """  # noqa: S608 - constants of this module
@@ -102,7 +102,8 @@ _SEGMENTS: Final = """
 
 # The segment's own row comes first in its history, so that its length needs no join.
 _HISTORIES: Final = """
-    SELECT lane, segment, kafka_offset, ordinal, era, step, epoch, revision, attempt, is_change, is_concurrent,
+    SELECT lane, segment, kafka_offset, ordinal, era, step, epoch, revision, attempt, is_change,
+           last_value(is_concurrent, true) OVER history AS is_concurrent,
            first_value(at) OVER history AS first_offset, first_value(messages) OVER history AS messages,
            lag(struct(era, step, epoch, revision, attempt)) OVER history AS before
     FROM (
@@ -128,12 +129,13 @@ _JUDGED: Final = f"""
             WHEN step > {_LEASED} AND (was = 0 OR was IN ({_ACKED}, {_DEAD_LETTERED}, {_EXPIRED_FROM_LOG})
                                        OR before.epoch <> epoch) THEN 'step_without_lease'
             WHEN step = {_LEASED} AND was = 0 AND attempt <> 1 THEN 'attempt'
-            WHEN step = {_LEASED} AND was IN ({_EXPIRED}, {_RELEASED})
+            WHEN step = {_LEASED} AND is_concurrent AND was IN ({_EXPIRED}, {_RELEASED})
                 AND attempt - before.attempt NOT BETWEEN CAST(was = {_EXPIRED} AND before.revision = 0 AS INT) AND 1
                 THEN 'attempt'
             WHEN step > {_LEASED} AND attempt <> before.attempt THEN 'attempt'
             WHEN step = {_LEASED} AND revision <> 0 THEN 'revision'
-            WHEN step > {_LEASED} AND revision - before.revision <> CAST(step = {_CHANGED} OR is_change AS INT)
+            WHEN step > {_LEASED}
+                AND revision - before.revision <> CAST(is_concurrent AND (step = {_CHANGED} OR is_change) AS INT)
                 THEN 'revision'
         END AS rule
         FROM (

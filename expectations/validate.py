@@ -25,6 +25,7 @@ from expectations.commit_positions import commit_positions_suite
 from expectations.deliveries import deliveries_suite
 from expectations.lease_steps import registered_lease_steps
 from expectations.operations import operations_suite
+from expectations.order_info import order_info_suite
 from expectations.rejected import rejected_suite
 from expectations.report import Outcome, Report
 from expectations.results import write_results
@@ -48,7 +49,7 @@ _CONF: Final = {
 
 def suites() -> list[gx.ExpectationSuite]:
     """Every suite; each is named like the table it is about."""
-    return [operations_suite(), deliveries_suite(), commit_positions_suite(), rejected_suite()]
+    return [operations_suite(), deliveries_suite(), commit_positions_suite(), rejected_suite(), order_info_suite()]
 
 
 def validate(

@@ -51,7 +51,7 @@ def entries_of(
         "deliveries": decision.deliveries,
         "commit_positions": decision.commit_positions,
         "rejected": [r.row for r in rejected],
-        "order_info": decision.order_infos,
+        "order_info": decision.order_info,
     }
     add(
         EntryKind.AUDIT,

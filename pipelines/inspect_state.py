@@ -1,14 +1,60 @@
 """Reading the state for people: queues and lanes as they are stored, without deciding anything."""
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
 
-from broker_state.overlay import STATE
+from broker_state.kernel.queue_state import load_queue
+from broker_state.overlay import STATE, Overlay
 from broker_state.records import LaneRecord, QueueRecord
 from broker_state.rocks_store import RocksStore
 
-__all__ = ["LaneView", "QueueView", "queues_in"]
+__all__ = ["BatchView", "LaneDetail", "LaneView", "MemberView", "QueueView", "WaitingPop", "lane_detail", "queues_in"]
+
+RUNS_SHOWN = 100
+
+
+class MemberView(msgspec.Struct, frozen=True):
+    """Neighbouring members of a batch that are not acked; `next_visible_ms`: when they are offered again."""
+
+    first: int
+    last: int
+    next_visible_ms: int
+    attempt: int
+    suspended: bool
+
+
+class BatchView(msgspec.Struct, frozen=True):
+    """OrderInfo of an orderly lane; `free_at_ms` None: the lane is free. At most 100 runs of `unacked`."""
+
+    epoch: int
+    pop_time_ms: int
+    invisible_time_ms: int
+    attempt_id: str | None
+    first: int
+    last: int
+    members: int
+    acked: int
+    free_at_ms: int | None
+    unacked: list[MemberView]
+
+
+class WaitingPop(msgspec.Struct, frozen=True):
+    """A pop that waits, in its turn."""
+
+    op_id: str | None
+    client_id: str | None
+    attempt_id: str | None
+    max_messages: int
+    until_ms: int
+
+
+class LaneDetail(msgspec.Struct, frozen=True):
+    """Who waits, and what blocks them."""
+
+    batch: BatchView | None
+    waiting: list[WaitingPop]
 
 
 class LaneView(msgspec.Struct, frozen=True):
@@ -24,6 +70,8 @@ class LaneView(msgspec.Struct, frozen=True):
     acked: int
     dead_lettered: int
     epoch: int
+    orderly: bool | None
+    detail: LaneDetail | None = None
 
 
 class QueueView(msgspec.Struct, frozen=True):
@@ -86,4 +134,37 @@ def _lane(queue: QueueRecord, lane: LaneRecord) -> LaneView:
         acked=lane.acked,
         dead_lettered=lane.dead_lettered,
         epoch=lane.epoch,
+        orderly=lane.orderly,
     )
+
+
+def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> LaneDetail | None:
+    """What a lane holds and who waits for it, at one moment; None when the lane has gone meanwhile."""
+    queue = load_queue(Overlay(store.frozen()), topic, queue_id)
+    lane = None if queue is None else queue.lane(group)
+    if lane is None:
+        return None
+    waiting = [
+        WaitingPop(pop.op_id, pop.client_id, pop.attempt_id, pop.max_messages, pop.deadline_ms)
+        for pop in lane.take_parked()[:RUNS_SHOWN]
+    ]
+    info = lane.order_info
+    if not info.member_count:
+        return LaneDetail(None, waiting)
+    unacked = [
+        MemberView(first, end - 1, info.next_visible_ms(member), member.count + 1, member.suspended)
+        for first, end, member in itertools.islice(info.unacked(), RUNS_SHOWN)
+    ]
+    batch = BatchView(
+        epoch=info.epoch,
+        pop_time_ms=info.pop_time_ms,
+        invisible_time_ms=info.invisible_time_ms,
+        attempt_id=info.attempt_id,
+        first=info.first,
+        last=info.end - 1,
+        members=info.member_count,
+        acked=info.acked_count,
+        free_at_ms=info.due_ms or None,
+        unacked=unacked,
+    )
+    return LaneDetail(batch, waiting)

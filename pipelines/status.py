@@ -28,7 +28,7 @@ from broker_state.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from pipelines.card import JobCard
-from pipelines.inspect_state import QueueView, queues_in
+from pipelines.inspect_state import QueueView, lane_detail, queues_in
 from pipelines.job import Job
 from pipelines.metrics import Totals
 
@@ -48,7 +48,7 @@ LANES_SHOWN = 1000
 
 
 class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What is wanted: lanes of one group, queues of one topic; at most `limit` lanes."""
+    """What is wanted: lanes of one group, with their detail, queues of one topic; at most `limit` lanes."""
 
     token: str = ""
     group: str | None = None
@@ -273,6 +273,9 @@ def _selected(store: RocksStore, request: StatusRequest) -> tuple[list[QueueView
             continue
         if left <= 0:
             return found, True
+        if request.group is not None:
+            detail = lane_detail(store, queue.topic, queue.queue_id, request.group)
+            lanes = [msgspec.structs.replace(lane, detail=detail) for lane in lanes]
         found.append(msgspec.structs.replace(queue, lanes=lanes[:left]))
         if len(lanes) > left:
             return found, True

@@ -5,6 +5,7 @@ from broker_state.audit import DeliveryStep
 from broker_state.command import Declare, Dispatch, ForgetLane, Policy, ResetOffset, WrittenRange
 from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import absorb_holes
+from broker_state.kernel.in_order import acked_within
 from broker_state.kernel.limits import RANGE_OFFSETS_MAX, is_range
 from broker_state.kernel.parking import answer_all_parked
 from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, new_queue
@@ -218,7 +219,7 @@ def _not_done(lane: LaneState, end: int) -> int:
     """How many messages from the commit offset up to `end` are not done."""
     queue, floor = lane.queue, lane.acked.floor
     if lane.record.orderly:
-        return end - floor - queue.count_holes(floor, end)
+        return end - floor - queue.count_holes(floor, end) - acked_within(lane, floor, end)
     handed_out = min(end, lane.record.next_offset)
     fresh = end - handed_out - queue.count_holes(handed_out, end)
     return handed_out - floor - lane.acked.count(floor, handed_out) + fresh

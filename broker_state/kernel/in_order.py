@@ -15,7 +15,7 @@ from broker_state.keys import DEADLINE_BATCH
 from broker_state.pages import Delivery, DeliveryState
 from broker_state.reason import Reason
 
-__all__ = ["expire_members", "grant_in_order", "judge_in_order", "release_members", "settle_batch"]
+__all__ = ["acked_within", "expire_members", "grant_in_order", "judge_in_order", "release_members", "settle_batch"]
 
 
 def grant_in_order(
@@ -46,9 +46,13 @@ def grant_in_order(
         if not choice.is_open():
             break
     if not members:
-        _move_commit_offset(lane, lane.queue.written.floor)
+        _pass_over_all(turn, lane)
         return None
     record, info = lane.record, lane.order_info
+    if info.due_ms:  # the same attempt id: what it held is released to it
+        for first, end, member in info.unacked():
+            if not member.ended:
+                turn.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id")
     record.epoch += 1
     info.update(
         epoch=record.epoch,
@@ -59,13 +63,17 @@ def grant_in_order(
         attempt_id=attempt_id,
         client=client_hash(client_id) if client_id else 0,
     )
-    _account_for_batch(lane, info)
+    _begin_beyond(lane)
+    record.next_offset = info.end
+    record.leased = info.member_count
     settle_batch(turn, lane)
     ranges: list[LeasedRange] = []
     for first, end, member in info.runs():
         if not member.is_member:
             continue
-        turn.step(lane, DeliveryStep.LEASED, first, end, _delivery(info, member), cause="pop", client_id=client_id)
+        turn.step(
+            lane, DeliveryStep.LEASED, first, end, _delivery(info, member), cause="pop_in_order", client_id=client_id
+        )
         if ranges and ranges[-1].last == first - 1 and ranges[-1].attempt == member.count + 1:
             ranges[-1] = LeasedRange(ranges[-1].first, end - 1, member.count + 1)
         else:
@@ -74,7 +82,11 @@ def grant_in_order(
 
 
 def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: object, first: int, end: int) -> list[Piece]:
-    """Judge [first, end), all within the queue and not named before, and apply what is good."""
+    """Judge [first, end), all within the queue and not named before, and apply what is good.
+
+    The commit offset moves at once, for the next offset is judged by it; what else follows is told when the whole
+    command has had its effect (`settle_batch`): its acks come before the end of leases that it brings about.
+    """
     info = lane.order_info
     next_visible_ms = turn.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else None
     is_current = info.member_count > 0 and handle.epoch == info.epoch
@@ -92,12 +104,17 @@ def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: object, f
         else:
             _, stop, member = next(info.within(at, end))
             if member is None or not member.is_member:
-                pieces += _judge_no_member(lane.queue, at, stop)
+                pieces += [
+                    Piece(low, high, Reason.ALREADY_ACKED if is_hole else Reason.OUTSIDE_POP)
+                    for low, high, is_hole in _cut_by_holes(lane.queue, at, stop)
+                ]
             elif member.acked:
-                header = _header(info.pop_time_ms, next_visible_ms)
-                pieces.append(Piece(at, stop, Reason.ALREADY_ACKED, _delivery(info, member), header=header))
-                if next_visible_ms is not None:
-                    info.change(at, stop, next_visible_ms, suspended=member.suspended, ended=member.ended)
+                for low, high, is_hole in _cut_by_holes(lane.queue, at, stop):
+                    header = None if is_hole else _header(info.pop_time_ms, next_visible_ms)
+                    before = None if is_hole else _delivery(info, member)
+                    pieces.append(Piece(low, high, Reason.ALREADY_ACKED, before, header=header))
+                    if next_visible_ms is not None and not is_hole:
+                        info.change(low, high, next_visible_ms, suspended=member.suspended, ended=member.ended)
             elif isinstance(entry, ChangeEntry):
                 pieces.append(_change(turn, lane, info, entry, at, stop, member))
             else:
@@ -112,38 +129,55 @@ def settle_batch(turn: Turn, lane: LaneState) -> None:
     free_ms = info.free_ms()
     if info.due_ms and free_ms <= turn.now_ms:
         _end_leases(turn, lane, info)
-    if info.acked_count:  # a pop alone does not pass over what its tags left out before its first member
-        _move_commit_offset(lane, info.next_offset)
+    _follow_acks(lane, info)
     due_ms = free_ms if free_ms > turn.now_ms else 0
     if due_ms != info.due_ms:
         lane.queue.set_deadline(lane.record.lane_no, DEADLINE_BATCH, 0, info.due_ms, due_ms)
         info.set_due_ms(due_ms)
+    _balance(lane)
 
 
 def release_members(turn: Turn, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
-    """Make every invisible, unacked member visible now; their ranges, half-open."""
+    """Make every invisible, unacked member visible now; the ranges that a client held, half-open."""
     info = lane.order_info
     released: list[tuple[int, int]] = []
     for first, end, member in list(info.unacked()):
         if info.next_visible_ms(member) <= turn.now_ms:
             continue
         info.change(first, end, turn.now_ms, suspended=member.suspended or not counted, ended=True)
-        turn.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
-        released.append((first, end))
+        if not member.ended:  # else a pop has passed it over, and nobody holds it
+            lane.record.leased -= end - first
+            turn.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
+            released.append((first, end))
     settle_batch(turn, lane)
     return released
 
 
 def expire_members(turn: Turn, lane: LaneState, first: int, end: int, *, is_prefix: bool) -> None:
     """[first, end) left the log; with `is_prefix` everything below `end` did, and the commit offset moves to it."""
-    info, record = lane.order_info, lane.record
-    for at, stop, member in list(info.runs(max(first, lane.acked.floor), end)):
-        if member.is_member and not member.acked:
-            turn.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, _delivery(info, member), cause="log_start")
-            record.expired_from_log += info.ack(at, stop)
+    info, record, floor = lane.order_info, lane.record, lane.acked.floor
+    for at, stop, member in list(info.runs(first, end)):
+        if not member.is_member or member.acked:
+            continue
+        # What the lane has passed already is marked, so that it blocks no more, and is not counted again.
+        if stop > floor:
+            low = max(at, floor)
+            turn.step(lane, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start")
+            record.leased -= 0 if member.ended else stop - low
+            record.expired_from_log += stop - low
+        info.ack(at, stop)
     if is_prefix:
-        record.expired_from_log += _move_commit_offset(lane, end, is_passing_over=False)
+        record.expired_from_log += _move_commit_offset(lane, end)
     settle_batch(turn, lane)
+
+
+def acked_within(lane: LaneState, first: int, end: int) -> int:
+    """How many members of [first, end) are acked and no holes."""
+    return sum(
+        stop - at - lane.queue.count_holes(at, stop)
+        for at, stop, member in lane.order_info.runs(first, end)
+        if member.acked
+    )
 
 
 def _written_runs(queue: QueueState, first: int) -> Iterator[tuple[int, int]]:
@@ -157,19 +191,16 @@ def _written_runs(queue: QueueState, first: int) -> Iterator[tuple[int, int]]:
         yield from queue.holes.runs(first, end, marked=False)
 
 
-def _judge_no_member(queue: QueueState, first: int, end: int) -> list[Piece]:
-    if not queue.record.holes:
-        return [Piece(first, end, Reason.OUTSIDE_POP)]
-    pieces = []
+def _cut_by_holes(queue: QueueState, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+    """[first, end) as (first, end, whether these are holes)."""
     at = first
-    for low, high in queue.holes.runs(first, end):
+    for low, high in queue.holes.runs(first, end) if queue.record.holes else ():
         if at < low:
-            pieces.append(Piece(at, low, Reason.OUTSIDE_POP))
-        pieces.append(Piece(low, high, Reason.ALREADY_ACKED))
+            yield at, low, False
+        yield low, high, True
         at = high
     if at < end:
-        pieces.append(Piece(at, end, Reason.OUTSIDE_POP))
-    return pieces
+        yield at, end, False
 
 
 def _header(pop_time_ms: int, next_visible_ms: int | None) -> Header | None:
@@ -188,15 +219,16 @@ def _change(
     changed = Member(True, False, next_visible_ms, member.count, entry.suspend, is_release)
     after = _delivery(info, changed)
     info.change(first, end, next_visible_ms, suspended=entry.suspend, ended=is_release)
+    lane.record.leased += (end - first) * (member.ended - is_release)
     step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
     turn.step(lane, step, first, end, after, cause="change_invisible", client_id=turn.client_id)
-    settle_batch(turn, lane)
     return Piece(first, end, Reason.OK, before, after, _header(info.pop_time_ms, next_visible_ms))
 
 
 def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: object, first: int, end: int, member: Member) -> Piece:
     before = _delivery(info, member)
     info.ack(first, end)
+    lane.record.leased -= 0 if member.ended else end - first
     if isinstance(entry, RejectEntry):
         cause = shortened(entry.cause) or "rejected"
         lane.record.dead_lettered += end - first
@@ -205,7 +237,7 @@ def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: object, first: int
     else:
         cause = getattr(entry, "cause", None) or "ack"
         turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=turn.client_id)
-    settle_batch(turn, lane)
+    _follow_acks(lane, info)
     return Piece(first, end, Reason.OK, before)
 
 
@@ -216,6 +248,7 @@ def _end_leases(turn: Turn, lane: LaneState, info: OrderInfo) -> None:
     for first, end, member in list(info.unacked()):
         delivery = _delivery(info, member)
         if not member.ended:
+            lane.record.leased -= end - first
             ended_ms = min(delivery.deadline_ms, turn.now_ms)
             turn.step(lane, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
         if limit and member.count + 1 >= limit and not member.suspended:
@@ -243,35 +276,57 @@ def _delivery(info: OrderInfo, member: Member) -> Delivery:
     )
 
 
-def _account_for_batch(lane: LaneState, info: OrderInfo) -> None:
-    """From the commit offset to the last member everything is handed out, waits beside a member, or is a hole."""
+def _pass_over_all(turn: Turn, lane: LaneState) -> None:
+    """The tags of a pop let nothing through: the lane is done up to the commit position, and its batch stays."""
+    info, floor = lane.order_info, lane.acked.floor
+    for first, end, member in list(info.unacked()):
+        if end > floor and not member.ended:  # as the same attempt id may find it
+            low = max(first, floor)
+            info.end_lease(low, end, member)
+            lane.record.leased -= end - low
+            turn.step(lane, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
+    lane.record.passed_over += _move_commit_offset(lane, lane.queue.written.floor)
+
+
+def _follow_acks(lane: LaneState, info: OrderInfo) -> None:
+    """The commit offset is the batch's; a pop alone does not pass what its tags left out before its first member."""
+    if info.acked_count:
+        lane.record.passed_over += _move_commit_offset(lane, info.next_offset)
+    _balance(lane)
+
+
+def _begin_beyond(lane: LaneState) -> None:
+    """Nothing is handed out beyond the commit offset: all holes that were counted lie below it."""
+    if lane.acked.floor == lane.record.next_offset:
+        lane.record.holes_passed = lane.record.holes
+
+
+def _balance(lane: LaneState) -> None:
+    """Beyond the commit offset: holes, what a client holds, and what is neither."""
     record, floor = lane.record, lane.acked.floor
-    record.holes -= lane.queue.count_holes(floor, record.next_offset)
-    holes = lane.queue.count_holes(floor, info.end)
-    record.next_offset = info.end
-    record.holes += holes
-    record.leased = info.member_count
-    record.available = info.end - floor - holes - info.member_count
-
-
-def _move_commit_offset(lane: LaneState, to: int, *, is_passing_over: bool = True) -> int:
-    """Everything below `to` is done; how many messages of it were no members."""
-    record, queue, first = lane.record, lane.queue, lane.acked.floor
-    passed = 0
-    if to > first:
-        handed_out = max(min(to, record.next_offset), first)
-        members = lane.order_info.members_within(first, handed_out)
-        waiting = handed_out - first - queue.count_holes(first, handed_out) - members
-        fresh_holes = queue.count_holes(handed_out, to)
-        passed = waiting + to - handed_out - fresh_holes
-        record.leased -= members
-        record.available -= waiting
-        record.holes += fresh_holes
-        record.acked += members + passed
-        if is_passing_over:
-            record.passed_over += passed
-        record.next_offset = max(record.next_offset, to)
-        lane.acked.mark(first, to)
-    if lane.acked.floor == record.next_offset:
+    if floor == record.next_offset:
         absorb_holes(lane)
-    return passed
+        record.available = -record.leased
+        return
+    holes = lane.queue.count_holes(floor, record.next_offset)
+    record.holes = record.holes_passed + holes
+    record.available = record.next_offset - floor - holes - record.leased
+
+
+def _move_commit_offset(lane: LaneState, to: int) -> int:
+    """Everything below `to` is done; how many messages of it were not acked."""
+    record, queue, first = lane.record, lane.queue, lane.acked.floor
+    if to <= first:
+        return 0
+    _begin_beyond(lane)
+    holes = queue.count_holes(first, to)
+    acked = acked_within(lane, first, to)
+    done = to - first - holes
+    record.acked += done
+    record.holes_passed += holes
+    record.next_offset = max(record.next_offset, to)
+    lane.acked.mark(first, to)
+    if to == record.next_offset:
+        record.holes = record.holes_passed
+    _balance(lane)
+    return done - acked

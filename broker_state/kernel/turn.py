@@ -28,6 +28,7 @@ __all__ = [
 
 
 _I64_MAX = (1 << 63) - 1
+_U32_MAX = (1 << 32) - 1
 _new = tuple.__new__  # half the time of a NamedTuple's own constructor, and there are several rows an operation
 _TEXT_MAX = 512
 
@@ -84,7 +85,7 @@ class Decision:
         "deliveries",
         "notifications",
         "operations",
-        "order_infos",
+        "order_info",
     )
 
     def __init__(self) -> None:
@@ -92,7 +93,7 @@ class Decision:
         self.operations: list[OperationRow] = []
         self.deliveries: list[DeliveryRow] = []
         self.commit_positions: list[CommitPositionRow] = []
-        self.order_infos: list[OrderInfoRow] = []
+        self.order_info: list[OrderInfoRow] = []
         self.notifications: list[Notification] = []
         self.dead_letters: list[DeadLetter] = []
 
@@ -379,7 +380,7 @@ class Turn:
             return
         info.is_changed = False
         record = self.record
-        self.decision.order_infos.append(
+        self.decision.order_info.append(
             OrderInfoRow(
                 record.partition,
                 record.kafka_offset,
@@ -450,7 +451,7 @@ def handle_text(lane: LaneState, delivery: Delivery, start_offset: int) -> str:
         Handle(
             start_offset,
             delivery.pop_time_ms,
-            delivery.invisible_time_ms,
+            min(delivery.invisible_time_ms, _U32_MAX),  # of an orderly delivery that is changed for ever and ever
             lane.revive_queue_id,
             queue.queue_id,
             delivery.epoch,

@@ -1,6 +1,6 @@
 """`popstream status`: how the job is doing, or what it left behind."""
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import msgspec
 import typer
@@ -13,6 +13,7 @@ from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import running_job
+from pipelines.inspect_state import LaneDetail
 from pipelines.status import Status, StatusRequest, ask, is_owned, stored_status
 
 __all__ = ["run_status"]
@@ -77,6 +78,35 @@ def _print(console: Console, status: Status) -> None:
     _print_queues(console, status)
 
 
+def _print_detail(console: Console, name: str, detail: LaneDetail) -> None:
+    """What an orderly lane holds, when it is free, and who waits."""
+    facts = {}
+    batch = detail.batch
+    if batch is not None:
+        attempt = f", attempt id {batch.attempt_id}" if batch.attempt_id else ""
+        facts["popped"] = (
+            f"{batch.members:,} messages in {batch.first:,}..{batch.last:,} at {_moment(batch.pop_time_ms)}, "
+            f"{batch.acked:,} acked{attempt}"
+        )
+        facts["free"] = "now" if batch.free_at_ms is None else f"at {_moment(batch.free_at_ms)}, or when all are acked"
+        for number, run in enumerate(batch.unacked):
+            until = (
+                f"until {_moment(run.next_visible_ms)}, attempt {run.attempt}{', suspended' if run.suspended else ''}"
+            )
+            facts["not acked" if not number else " " * number] = f"{run.first:,}..{run.last:,} {until}"
+    for number, pop in enumerate(detail.waiting):
+        facts["waiting" if not number else f"waiting {number + 1}"] = (
+            f"{pop.client_id or 'no client id'} for {pop.max_messages:,} until {_moment(pop.until_ms)}"
+        )
+    if facts:
+        console.print(escape(name), style="bold")
+        print_facts(console, facts)
+
+
+def _moment(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds").replace("+00:00", "Z")
+
+
 def _print_queues(console: Console, status: Status) -> None:
     if not status.queues:
         console.print("no queues to show")
@@ -101,6 +131,10 @@ def _print_queues(console: Console, status: Status) -> None:
         if not queue.lanes:
             table.add_row(*place, "[dim]none[/]")
     console.print(table)
+    for queue in status.queues:
+        for lane in queue.lanes:
+            if lane.detail is not None:
+                _print_detail(console, f"{queue.topic}/{queue.queue_id} {lane.group}", lane.detail)
     console.print("again: was handed out before and waits to be handed out again; dead: dead-lettered", style="dim")
     if status.is_cut:
         console.print("there are more; --lane, --topic and --limit choose")

@@ -5,10 +5,13 @@ from pathlib import Path
 from pipelines.demo.messages import Source
 from pipelines.demo.orders import Orders, Role
 
-__all__ = ["STAGES", "group_names", "limited_groups", "orders_of"]
+__all__ = ["ORDERLY_GROUP", "STAGES", "group_names", "limited_groups", "orders_of"]
 
-STAGES: tuple[Role, ...] = ("intruder", "doomed", "changer", "steady")
+STAGES: tuple[Role, ...] = ("intruder", "doomed", "changer", "steady", "orderly")
 """In one group the next begin when those before have what they need: there must be something to hold and to lose."""
+
+ORDERLY_GROUP = "accounts"
+"""Gets every message too, in order."""
 
 _NAMES = ("billing", "shipping", "search")
 _ACK_COUNT = 20
@@ -74,4 +77,5 @@ def orders_of(
         orders(f"{groups[1 % len(groups)]}-intruder", "intruder", groups[1 % len(groups)]),
         orders(f"{groups[2 % len(groups)]}-changer", "changer", groups[2 % len(groups)]),
     )
+    cast += (orders(f"{ORDERLY_GROUP}-{number}", "orderly", ORDERLY_GROUP) for number in (1, 2))
     return cast

@@ -1,4 +1,4 @@
-"""The consumers of the demo: steady ones, one that is killed before it acks, one that keeps changing its mind."""
+"""The consumers of the demo: steady, orderly, one that is killed before it acks, one that keeps changing its mind."""
 
 import threading
 import time
@@ -12,12 +12,13 @@ from typing import Any
 from connectors.client import ClientClosed, Consumer, Message, Transport
 from connectors.client.settings import ClientSettings
 from pipelines.demo.journal import Journal, Opened
+from pipelines.demo.key_order import KeyOrder
 from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.messages import is_poison
 from pipelines.demo.orders import Orders
-from pipelines.demo.recorder import Recorder, client_options
+from pipelines.demo.recorder import Recorder, client_options, keyed
 
-__all__ = ["is_released", "open_recorder", "run_changer", "run_doomed", "run_steady"]
+__all__ = ["is_released", "open_recorder", "run_changer", "run_doomed", "run_orderly", "run_steady"]
 
 THREADS_MAX = 16
 STEADY_THREADS = 2
@@ -33,6 +34,9 @@ WORK_S = 0.004
 
 DOOMED_COUNT = 200
 DOOMED_INVISIBLE_MS = 6_000
+ORDERLY_TURNS = 5
+_HALVES = ("again", "backwards")
+"""In the first turns of five a pop is halved: the second half is tried again, or done before the first."""
 CHANGER_COUNT = 100
 CHANGER_INVISIBLE_MS = 30_000
 CHANGER_SHORT_MS = 2_500
@@ -79,6 +83,13 @@ def run_changer(orders: Orders, lifeline: Lifeline) -> None:
     with open_recorder(orders, lifeline) as (recorder, _):
         lifeline.wait_for_go()
         _in_threads(orders, lifeline, partial(_changer, orders, lifeline, recorder))
+
+
+def run_orderly(orders: Orders, lifeline: Lifeline) -> None:
+    """Pop in order, and see to it that no message of a key overtakes another; `STOP` ends it."""
+    with open_recorder(orders, lifeline) as (recorder, _):
+        lifeline.wait_for_go()
+        _in_threads(orders, lifeline, partial(_orderly, lifeline, recorder))
 
 
 def _in_threads(
@@ -150,6 +161,30 @@ def _doomed(lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
             lifeline.tell("armed")
         else:
             waiting.append(queue_id)
+
+
+def _orderly(lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
+    """Mostly all of a pop is done; each fifth time in two halves, the later one first or not at all."""
+    poll_time_ms = POLL_MS if len(share) == 1 else POLL_SHARED_MS
+    key_order = KeyOrder()
+    pops = 0
+    while not lifeline.is_stopping:
+        for queue_id in share:
+            messages = recorder.pop(queue_id, STEADY_COUNT, STEADY_INVISIBLE_MS, poll_time_ms, key_order=key_order)
+            if not messages:
+                continue
+            pops += 1
+            time.sleep(WORK_S)
+            turn = pops % ORDERLY_TURNS
+            middle = (len(messages) + 1) // 2 if turn < len(_HALVES) else len(messages)
+            first, second = messages[:middle], messages[middle:]
+            is_backwards = turn < len(_HALVES) and _HALVES[turn] == "backwards"
+            for part in [second, first] if is_backwards else [first]:
+                if part:
+                    recorder.ack(part).result()
+                    key_order.done(map(keyed, part))
+            if second and not is_backwards:
+                recorder.change(second, 0)
 
 
 def _changer(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:

@@ -27,7 +27,8 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 class Popped(msgspec.Struct, frozen=True, tag="popped"):
     """Messages that a pop brought, with their content: `hashes` is 16 hex digits for each, in the order of `ranges`.
 
-    `unread` were leased without a payload being found in time; `broken` had another content than they were sent with.
+    `unread` were leased without a payload being found in time; `broken` had another content than they were sent with;
+    `out_of_order` came to an orderly consumer after a later one of their key, or after they were done there.
     """
 
     queue_id: int
@@ -38,6 +39,7 @@ class Popped(msgspec.Struct, frozen=True, tag="popped"):
     hashes: str
     unread: int = 0
     broken: int = 0
+    out_of_order: int = 0
 
 
 class Acked(msgspec.Struct, frozen=True, tag="acked"):

@@ -47,6 +47,8 @@ class TableLane:
         self.done_again = 0
         """Messages that were done when they were done once more, or leased again."""
         self.double_leased = 0
+        self.overtaking = 0
+        """Messages leased while one before them was neither done nor leased."""
         self.redelivered = 0
         self.changed = 0
         self.expired_from_log = 0
@@ -90,6 +92,8 @@ class TableLane:
             self.done_again += again
             self._note(f"leased when done: {row}")
         self.live[first:end] = b"\1" * (end - first)
+        before = _count(self.acked, 0, first) + _count(self.dead, 0, first) + _count(self.live, 0, first)
+        self.overtaking += end - first if before < first else 0
         self.redelivered += end - first if row.attempt > 1 else 0
 
     def _note(self, text: str) -> None:
@@ -111,6 +115,7 @@ class JournalLane:
         self.other_content = 0
         self.acked_by_other = 0
         self.broken = 0
+        self.out_of_order = 0
         self.unread = 0
         self.changed = 0
         self.out_of_range = 0
@@ -119,6 +124,7 @@ class JournalLane:
     def pop(self, worker: int, event: Popped) -> None:
         """Messages were leased from `pop_time_ms` on."""
         self.broken += event.broken
+        self.out_of_order += event.out_of_order
         self.unread += event.unread
         at = 0
         for first, last, _ in event.ranges:

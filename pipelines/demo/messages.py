@@ -10,7 +10,16 @@ import msgspec
 
 from broker_state.errors import Invalid
 
-__all__ = ["HASH_BYTES", "MESSAGE_BYTES_MAX", "Source", "content_hash", "is_poison", "is_whole", "split_lines"]
+__all__ = [
+    "HASH_BYTES",
+    "MESSAGE_BYTES_MAX",
+    "Source",
+    "content_hash",
+    "is_poison",
+    "is_whole",
+    "key_of",
+    "split_lines",
+]
 
 HASH_BYTES = 8
 MESSAGE_BYTES_MAX = 15 * 1024 * 1024
@@ -19,6 +28,9 @@ MESSAGE_BYTES_MAX = 15 * 1024 * 1024
 POISON_EVERY = 1000
 POISON_AT = 500
 _POISON = b'"poison":true'
+_CUSTOMERS = 840
+"""Divisible by every number of queues up to 8: a customer's messages, dealt out in turn, are in one queue."""
+_KEY = b'"customer":"'
 _READ_BYTES = 1024 * 1024
 
 
@@ -34,6 +46,15 @@ def is_poison(value: bytes) -> bool:
     (True, False)
     """
     return _POISON in value
+
+
+def key_of(value: bytes) -> bytes:
+    """The customer of a message that was made here; nothing of any other.
+
+    >>> key_of(Source(count=1).make(7)), key_of(b"line of a file")
+    (b'c-00007', b'')
+    """
+    return value.partition(_KEY)[2].partition(b'"')[0]
 
 
 def is_whole(value: bytes) -> bool:
@@ -98,7 +119,7 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
         body = b'{"sequence":%d,%b"customer":"c-%05d","amount_cents":%d}' % (
             sequence,
             poison,
-            sequence * 7919 % 100_000,
+            sequence % _CUSTOMERS,
             sequence * 104_729 % 1_000_000,
         )
         return body + b" %08x" % zlib.crc32(body)

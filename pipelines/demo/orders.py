@@ -8,7 +8,7 @@ from pipelines.demo.messages import Source
 
 __all__ = ["GO", "STOP", "Note", "Orders", "Role"]
 
-Role = Literal["sender", "steady", "doomed", "changer", "intruder"]
+Role = Literal["sender", "steady", "doomed", "changer", "intruder", "orderly"]
 
 GO = b"go\n"
 STOP = b"stop\n"

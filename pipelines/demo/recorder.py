@@ -5,11 +5,12 @@ from concurrent.futures import Future
 
 from connectors.client import ClientSettings, Consumer, Message, Outcome
 from pipelines.demo.journal import Acked, Changed, Journal, Popped, runs_of
+from pipelines.demo.key_order import Keyed, KeyOrder
 from pipelines.demo.lifeline import Lifeline
-from pipelines.demo.messages import content_hash, is_whole
+from pipelines.demo.messages import content_hash, is_whole, key_of
 from pipelines.demo.orders import Orders
 
-__all__ = ["Recorder", "client_options"]
+__all__ = ["Recorder", "client_options", "keyed"]
 
 ANSWER_TIMEOUT_MS = 120_000
 
@@ -30,9 +31,24 @@ class Recorder:
         self._journal = journal
         self._lifeline = lifeline
 
-    def pop(self, queue_id: int, max_messages: int, invisible_time_ms: int, poll_time_ms: int) -> list[Message]:
-        """Pop, and write down what came: when, which messages, for how long, with which content."""
-        popped = self._consumer.pop(self._orders.topic, queue_id, max_messages, invisible_time_ms, poll_time_ms)
+    def pop(
+        self,
+        queue_id: int,
+        max_messages: int,
+        invisible_time_ms: int,
+        poll_time_ms: int,
+        *,
+        key_order: KeyOrder | None = None,
+    ) -> list[Message]:
+        """Pop, in order when the order is watched, and write down what came: when, for how long, which content."""
+        popped = self._consumer.pop(
+            self._orders.topic,
+            queue_id,
+            max_messages,
+            invisible_time_ms,
+            poll_time_ms,
+            order=key_order is not None,
+        )
         messages = popped.messages
         unread = popped.gone_count + popped.late_count
         if not messages and not unread:
@@ -54,6 +70,7 @@ class Recorder:
                 hashes=b"".join(map(content_hash, values)).hex(),
                 unread=unread,
                 broken=sum(1 for value in values if not is_whole(value)) if self._orders.source.is_made else 0,
+                out_of_order=0 if key_order is None else key_order.count_wrong(map(keyed, messages)),
             )
         )
         self._lifeline.count(popped=len(messages), redelivered=sum(message.attempt > 1 for message in messages))
@@ -91,6 +108,11 @@ class Recorder:
             return
         self._lifeline.count(acked=sum(outcome.applied for outcome in outcomes))
         recorded.set_result(outcomes)
+
+
+def keyed(message: Message) -> Keyed:
+    """A message as one of its key."""
+    return Keyed(message.queue_id, message.queue_offset, key_of(message.value or b""))
 
 
 def _runs(messages: Sequence[Message], outcomes: Sequence[Outcome]) -> list[tuple[int, int, str, bool]]:

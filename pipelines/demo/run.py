@@ -22,7 +22,7 @@ from connectors.client.dispatcher import declare_of
 from connectors.jars.resolve import JarError, kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topics import create_message_topic
-from pipelines.demo.cast import group_names, limited_groups, orders_of
+from pipelines.demo.cast import ORDERLY_GROUP, group_names, limited_groups, orders_of
 from pipelines.demo.crew import Crew
 from pipelines.demo.interrupts import Interrupts
 from pipelines.demo.journal import read_journal
@@ -66,7 +66,7 @@ def run_demo(
         messages_count: How many messages are made, unless there is a file.
         messages_file: One message a line; `\n` or `\r\n` ends it, and empty lines are messages too.
         queues: Partitions of the message topic.
-        groups: Consumer groups; each gets every message.
+        groups: Consumer groups; each gets every message. One more gets them in order.
         var: Folder with the jars; everything of the demo goes to `demo` below it, which is emptied first.
         bootstrap_servers: An existing Kafka, where the demo leaves its topics; empty: one of its own.
         json_output: Print the summary as JSON, everything else to standard error.
@@ -131,9 +131,10 @@ class _Demo:
         started_s = time.monotonic()
         expected = Expected(
             contents=self._source.measure(),
-            groups=self._groups,
+            groups=[*self._groups, ORDERLY_GROUP],
             queues=self._queues,
             limited_groups=limited_groups(self._groups),
+            ordered_groups=frozenset((ORDERLY_GROUP,)),
             rejected_count=self._rejected_count,
             refused_count=self._refused_count,
         )

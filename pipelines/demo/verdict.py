@@ -91,6 +91,7 @@ class Expected(NamedTuple):
     limited_groups: frozenset[str]
     rejected_count: int
     refused_count: int
+    ordered_groups: frozenset[str] = frozenset()
 
     @property
     def lengths(self) -> list[int]:
@@ -159,6 +160,9 @@ def judge(expected: Expected, evidence: Evidence) -> Verdict:
             _check("every message is done, as the consumers tell", _lost_in_journals(journals, letters)),
             _check("nothing is done twice", _done_twice(tables, journals, strange)),
             _check("no two live leases of a message", _double_leases(tables, journals)),
+            _check(
+                "ordered groups get the messages of a queue, and of a key, in order", _order(expected, tables, journals)
+            ),
             _check("what was delivered is what was sent", _content(expected, journals, letters)),
             _check("tables and consumers agree on who got what", _pops(evidence)),
             _check("tables and consumers agree on what is done", _same_done(tables, journals, letters)),
@@ -251,6 +255,15 @@ def _double_leases(tables: Mapping[Lane, TableLane], journals: Mapping[Lane, Jou
                 f"{lane.double_leased} leased twice at a time, {lane.acked_by_other} acked by another than its holder"
             )
             yield f"consumers, {_name(key)}: {found}; {lane.samples}"
+
+
+def _order(expected: Expected, tables: Mapping[Lane, TableLane], journals: Mapping[Lane, JournalLane]) -> Iterator[str]:
+    for key, table in tables.items():
+        if key[0] in expected.ordered_groups and table.overtaking:
+            yield f"tables, {_name(key)}: {table.overtaking} leased before an earlier one was done or leased"
+    for key, lane in journals.items():
+        if lane.out_of_order:
+            yield f"consumers, {_name(key)}: {lane.out_of_order} came after a later one of their key, or when done"
 
 
 def _content(

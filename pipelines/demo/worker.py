@@ -10,7 +10,7 @@ from io import FileIO
 import msgspec
 
 from connectors.client import ClientClosed
-from pipelines.demo.consumers import run_changer, run_doomed, run_steady
+from pipelines.demo.consumers import run_changer, run_doomed, run_orderly, run_steady
 from pipelines.demo.intruder import run_intruder
 from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.orders import Orders, Role
@@ -24,6 +24,7 @@ _ROLES: dict[Role, Callable[[Orders, Lifeline], None]] = {
     "doomed": run_doomed,
     "changer": run_changer,
     "intruder": run_intruder,
+    "orderly": run_orderly,
 }
 
 

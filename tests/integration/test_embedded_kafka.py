@@ -28,8 +28,10 @@ CONSOLE_PRODUCER = "org.apache.kafka.tools.ConsoleProducer"
 CONSOLE_CONSUMER = "org.apache.kafka.tools.consumer.ConsoleConsumer"
 # A broker that stops in order takes about a second; the rest is for a busy machine.
 GONE_WITHIN_S = 15.0
+# A background job of a shell starts with Ctrl-C ignored, and these tests may be one.
 PARENT = """
-import sys, time
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from pathlib import Path
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka

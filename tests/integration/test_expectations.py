@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pytest
 
-from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, RejectedRow
+from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, OrderInfoRow, RejectedRow
 from broker_state.batch import fold
 from broker_state.command import Command
 from broker_state.kernel.turn import Decision, OpRecord
@@ -111,6 +111,13 @@ class Rows:
         )  # fmt: skip
         return row._replace(**more)
 
+    def batch(self, record: int, **more: Any) -> OrderInfoRow:
+        now = NOW_MS + record
+        row = OrderInfoRow(
+            self.partition, record, 0, now, self.topic, 0, "g", 2, now, 10_000, None, 5, 9, 5, 0, 5, now + 10_000, 1
+        )  # fmt: skip
+        return row._replace(**more)
+
     @property
     def topic(self) -> str:
         return f"topic-{self.partition}"
@@ -136,6 +143,7 @@ def good(partition: int) -> Rows:
     )
     rows.add("commit_positions", rows.position(2, 0, 5))
     rows.add("rejected", rows.rejection(400))
+    rows.add("order_info", rows.batch(300))
     return rows
 
 
@@ -178,6 +186,7 @@ def on_another_date(table: str) -> Callable[[Rows], None]:
         "deliveries": lambda rows: rows.lease(500, "leased", 50, 59, 5),
         "commit_positions": lambda rows: rows.position(500, 5, 5),
         "rejected": lambda rows: rows.rejection(500),
+        "order_info": lambda rows: rows.batch(500),
     }
     return lambda rows: rows.wrong_date.append((table, rows_of[table](rows)))
 
@@ -189,6 +198,7 @@ def before_its_time(table: str) -> Callable[[Rows], None]:
             "deliveries": rows.lease(600, "leased", 60, 69, 6),
             "commit_positions": rows.position(600, 5, 5),
             "rejected": rows.rejection(600),
+            "order_info": rows.batch(600),
         }[table]
         seq, row = rows.tables[table][-1]
         rows.tables[table][-1] = (seq + 1, row)
@@ -217,7 +227,13 @@ COMMON = (
     ("expect_date_to_be_that_of_the_time", on_another_date),
     ("expect_decisions_in_log_order", before_its_time),
 )
-UNUSED = {"operations": "repeated", "deliveries": "cause", "commit_positions": "parked", "rejected": "detail"}
+UNUSED = {
+    "operations": "repeated",
+    "deliveries": "cause",
+    "commit_positions": "parked",
+    "rejected": "detail",
+    "order_info": "invisible_time_ms",
+}
 
 FAULTS = [
     *(Fault(table, name, make(table)) for table in AUDIT_TABLES for name, make in COMMON),
@@ -327,6 +343,19 @@ FAULTS = [
     ),
     Fault("rejected", "expect_reasons_to_be_words", lambda rows: rows.replace("rejected", 0, reason="not JSON")),
     Fault("rejected", "expect_rejected_to_be_undecided", lambda rows: rows.replace("rejected", 0, kafka_offset=2)),
+    Fault("order_info", "expect_batches_to_be_possible", lambda rows: rows.replace("order_info", 0, least_count=-1)),
+    Fault(
+        "order_info",
+        "expect_done_batches_to_move_the_commit_offset",
+        lambda rows: rows.replace("order_info", 0, acked=5, free_at_ms=None),
+    ),
+    Fault("order_info", "expect_blocks_to_end", lambda rows: rows.replace("order_info", 0, free_at_ms=NOW_MS)),
+    Fault(
+        "order_info",
+        "expect_batches_to_follow_each_other",
+        extra("order_info", lambda rows: rows.batch(310, epoch=1)),
+    ),
+    Fault("order_info", "expect_members_to_be_leased", lambda rows: rows.replace("order_info", 0, members=4)),
 ]
 
 
@@ -338,6 +367,7 @@ def of_worlds() -> dict[str, list[tuple[int, Any]]]:
         "deliveries": [],
         "commit_positions": [],
         "rejected": [],
+        "order_info": [],
     }
     for world in range(WORLDS):
         overlay, decision = Overlay(MemoryKv()), Decision()
@@ -348,7 +378,7 @@ def of_worlds() -> dict[str, list[tuple[int, Any]]]:
             digest = hashlib.blake2b(record.value, digest_size=16).digest()
             op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
             fold(overlay, [op], decision)
-        for table in ("operations", "deliveries", "commit_positions"):
+        for table in ("operations", "deliveries", "commit_positions", "order_info"):
             tables[table] += [
                 (
                     1,

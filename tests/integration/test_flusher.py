@@ -15,7 +15,7 @@ import pytest
 from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 
-from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, RejectedRow
+from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
 from connectors.delta import flusher as flusher_module
 from connectors.delta.commits import read_commit
 from connectors.delta.flusher import AuditFlusher
@@ -113,6 +113,7 @@ def test_every_table_takes_its_rows_as_they_were(
         "deliveries": delivery(1, 0),
         "commit_positions": CommitPositionRow(1, 2, 0, NOW_MS, "orders", 3, None, *range(13)),
         "rejected": RejectedRow(1, 2, 0, NOW_MS, "NOT_JSON", "no object", 3, "ab", b"\x00\xff", None, 4),
+        "order_info": OrderInfoRow(1, 2, 0, NOW_MS, "orders", 3, "g", 1, NOW_MS, 10, None, 0, 4, 5, 0, 0, None, 0),
     }
     flusher = start()
 

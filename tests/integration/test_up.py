@@ -67,7 +67,8 @@ class Up:
         self._process.send_signal(number)
         code = self._process.wait(STOP_TIMEOUT_S)
         self._reader.join()
-        return code, psutil.wait_procs(own, timeout=0.5)[1]
+        left = psutil.wait_procs(own, timeout=0.5)[1]
+        return code, [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def end(self) -> None:
         """Whatever happened, leave nothing behind."""

@@ -3,7 +3,7 @@
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from broker_state.answer import Answer
 from broker_state.handle import decode_handle
@@ -30,6 +30,8 @@ class Decided(NamedTuple):
     steps: list[tuple[str, int, str, int, int, int, int]] | None = None
     runs: list[tuple[Any, ...]] | None = None
 
+
+Item = TypeVar("Item")
 
 Subject = Callable[[Record], Decided]
 """An implementation: one fresh one for each seed, fed record by record."""
@@ -212,7 +214,7 @@ def _first_difference(records: Sequence[Record], subject: Callable[[], Subject])
     return None, []
 
 
-def shrink(records: Sequence[Record], fails: Callable[[Sequence[Record]], bool]) -> list[Record]:
+def shrink(records: Sequence[Item], fails: Callable[[Sequence[Item]], bool]) -> list[Item]:
     """A short part of `records`, in order and with the last one, for which `fails` still holds.
 
     >>> shrink(list(range(100)), lambda part: 13 in part and 37 in part)

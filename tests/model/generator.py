@@ -2,8 +2,9 @@
 """Random records of the ops topic, made beside the reference model so that they carry real handles.
 
 `iterate(seed)` gives records; `play(seed)` gives each with the model's outcome. A seed is a small world of its own:
-2 topics of 2 queues, 3 groups, 3 clients, with its own mixture of operations, paces and habits, so that one world
-is mostly retention and another mostly changes.
+2 topics of 2 queues and one queue of a lite topic, 3 groups, 3 clients, with its own mixture of operations, paces and
+habits, so that one world is mostly retention and another mostly changes. Each group has its own wish for order, and
+some pop now this way and now that.
 """
 
 import random
@@ -21,10 +22,12 @@ __all__ = ["PARTITIONS", "RECORDS_PER_SEED", "World", "iterate", "play"]
 PARTITIONS = 3
 RECORDS_PER_SEED = 2_000
 
-QUEUES = [("orders", 0), ("orders", 1), ("parcels", 0), ("parcels", 1)]
+QUEUES = [("orders", 0), ("orders", 1), ("parcels", 0), ("parcels", 1), ("%LMQ%$orders$urgent", 0)]
 GROUPS = ["billing", "audit", "search"]
 CLIENTS = ["c1", "c2", "c3"]
 TAGS = [0, 1, 2, 3, 2**64 - 1]
+ATTEMPTS = ["attempt 1", "attempt 2"]
+LITE_TOPICS = ["urgent", "urgent", "later", "s$urgent", "", " ", "\u3000"]
 
 WEIGHTS = {
     "pop": 26,
@@ -39,7 +42,7 @@ WEIGHTS = {
     "policy": 2.5,
     "tick": 4,
     "declare": 0.7,
-    "again": 5,
+    "again": 6,
     "misrouted": 1.2,
     "unknown_queue": 0.8,
     "invalid": 4,
@@ -81,6 +84,8 @@ class World:
         self._invisible = r.choice(
             [[50, 300, 2_000], [1_000, 10_000, 60_000], [20, 1_000, 30_000, 43_200_000], [1, 5, 30_000]]
         )
+        self._order = {group: r.choice([0, 0, 0.02, 0.5, 0.98, 1, 1]) for group in GROUPS}
+        self._by_attempt = r.choice([0.05, 0.3, 0.8])
         self._tagged = r.random() < 0.5
         self._counted = r.random() < 0.3
         self._log = r.choice([15, 40, 80])  # how long the log of a queue gets
@@ -90,6 +95,7 @@ class World:
         self._topic_ids = dict.fromkeys(QUEUES, 0)
         self._types = {q: r.choice(["simple", "batch", "sparse"]) for q in QUEUES}
         self._number = 0
+        self._waking = 0
 
     def play(self, records: int) -> Iterator[tuple[Record, ModelOutcome]]:
         """The next `records` records with their outcomes."""
@@ -106,6 +112,9 @@ class World:
         self._pass_time()
         queue = r.choice(self._queues)
         kind = r.choices(self._kinds, self._weights)[0]
+        if self._waking > 0:  # what was handed out days ago is still there, and somebody remembers it
+            self._waking -= 1
+            kind = r.choice([kind, "pop", "ack", "change_invisible", "change_invisible"])
         state = self.model.queues.get(queue)
         if state is None or not state["declared"]:
             kind = "declare" if r.random() < 0.6 else kind
@@ -135,7 +144,11 @@ class World:
         elif pace == 3:
             self._now += r.randrange(10_000, 90_000)
         elif pace == 4:
-            self._now += r.choice([r.randrange(60_000, 1_500_000), 600_000, 43_200_000])
+            minutes = r.randrange(60_000, 1_500_000)
+            days = r.choice([86_400_000, 86_400_001, 100_000_000, 4_400_000_000])
+            passes = r.choice([minutes, minutes, 600_000, 600_000, 43_200_000, days])
+            self._now += passes
+            self._waking = 5 * (passes > 43_200_000)
         # A record in a hundred comes with an older timestamp.
         self._stamp = self._now - (r.choice([1, 100, 5_000, 700_000, self._now]) if pace == 5 else 0)
 
@@ -264,8 +277,10 @@ class World:
             operation["in_flight_max"] = r.choice([1, 3, 5, 20, 2**31 - 1])
         if r.random() < 0.2:
             operation["window_max"] = r.choice([1_000_000, 1_073_741_824])
-        if r.random() < 0.2:
-            operation["orderly"] = r.random() < 0.5
+        if r.random() < (0.5 if "group" in operation else 0.05):
+            operation["orderly"] = r.random() < self._order.get(operation.get("group", ""), 0.5)
+            if r.random() < 0.4:
+                operation["orderly"] = not operation["orderly"]
         return operation
 
     def _dispatch(self, queue: tuple[str, int]) -> dict[str, Any]:
@@ -330,11 +345,20 @@ class World:
             operation["init"] = "max"
         if self._tagged and r.random() < 0.3:
             operation["tags"] = r.sample(TAGS[1:], r.choice([1, 2, 3]))
-        if r.random() < 0.02:
+        if r.random() < self._order[operation["group"]]:
             operation["order"] = True
-        if r.random() < 0.05:
-            operation["attempt_id"] = "attempt"
+        if r.random() < self._by_attempt:
+            operation["attempt_id"] = r.choice(ATTEMPTS)
+            latest = self._attempt_of(queue, operation["group"])
+            if latest is not None and r.random() < 0.4:
+                operation["attempt_id"] = latest
+                if self._tagged and r.random() < 0.5:
+                    operation["tags"] = [r.choice(TAGS[1:])]
         return operation
+
+    def _attempt_of(self, queue: tuple[str, int], group: str) -> str | None:
+        lane = self.model.queues.get(queue, {"lanes": {}})["lanes"].get(group)
+        return lane["batch"]["attempt_id"] if lane is not None and lane["batch"] is not None else None
 
     def _ack(self, queue: tuple[str, int]) -> dict[str, Any]:
         operation = self._entries(queue, "ack")
@@ -353,6 +377,8 @@ class World:
             entry["invisible_time_ms"] = r.choice([0, 0, 1, *self._invisible])
             if r.random() < 0.3:
                 entry["suspend"] = True
+            if r.random() < 0.05:
+                entry["lite_topic"] = r.choice(LITE_TOPICS)
         return operation
 
     def _entries(self, queue: tuple[str, int], kind: str) -> dict[str, Any]:
@@ -385,8 +411,10 @@ class World:
         r = self.random
         how = r.random()
         first, last = offsets[0], offsets[-1]
-        if how < 0.35:
+        if how < 0.3:
             return [[first, last]]  # holes and all
+        if how < 0.4:  # in order, as far as it goes
+            return [[first, r.choice(offsets)]]
         if how < 0.8:
             some = [o for o in offsets if r.random() < 0.6] or [r.choice(offsets)]
             ranges = [[some[0], some[0]]]
@@ -433,7 +461,7 @@ class World:
         elif how == 6:
             fields["revision"] = handle.revision + r.choice([1, 1000])
         elif how == 7:
-            fields["revive_queue_id"] = 999
+            fields["revive_queue_id"] = 999 - handle.revive_queue_id
         else:
             fields["queue_id"] = handle.queue_id + 1
         return group, encode_handle(Handle(**fields))
@@ -550,8 +578,7 @@ _WRONG: list[tuple[str, str, list[Any]]] = [
     ("policy", "in_flight_max", [-1, 2**31]),
     ("policy", "back_off_ms", [[0] * 33, [-1], [5, 43_200_001]]),
     ("policy", "window_max", [999_999, 1_073_741_825]),
-    ("policy", "orderly", [True]),
-    ("pop", "order", [True]),
+    ("policy", "orderly", [True, False]),
     ("cancel", "target_op_id", ["", "x" * 129]),
     ("reset_offset", "queue_offset", [-1, -(2**63), 2**63 - 1]),
 ]

@@ -15,10 +15,11 @@ import msgspec
 from broker_state.answer import Answer
 from broker_state.batch import fold
 from broker_state.command import Command
+from broker_state.kernel.order_info import OrderInfo
 from broker_state.kernel.turn import DeadLetter, Decision, OpRecord
 from broker_state.keys import lane_prefix, queue_prefix
 from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import Overlay
+from broker_state.overlay import STATE, Overlay
 from broker_state.pages import Delivery, DeliveryPage, DeliveryState
 from broker_state.records import LaneRecord, ParkedPop, QueueRecord
 from tests.model.comparison import Decided, Subject
@@ -91,7 +92,8 @@ class KernelSubject:
 
     def _state(self, topic: str, queue_id: int) -> dict[str, Any] | None:
         prefix = queue_prefix(topic, queue_id)
-        read = Overlay(self._kv).get
+        overlay = Overlay(self._kv)
+        read = overlay.get
         queue = read(prefix + b"Q", QueueRecord.decode)
         if queue is None:
             return None
@@ -100,6 +102,9 @@ class KernelSubject:
             lane = read(prefix + b"N" + group.encode(), LaneRecord.decode)
             if lane is not None:
                 lanes[group] = _lane_state(read, prefix, lane)
+                own = lane_prefix(prefix, lane.lane_no)
+                stored = self._kv.get(STATE, own + b"o")
+                lanes[group]["batch"] = _batch(OrderInfo(overlay, own, stored))
         return {
             "now": queue.now_ms,
             "min_offset": queue.min_offset,
@@ -129,6 +134,7 @@ def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dic
         "commit_offset": lane.commit_offset,
         "next_offset": lane.next_offset,
         "epoch": lane.epoch,
+        "orderly": lane.orderly,
         "messages": messages,
         "leased": lane.leased,
         "available": lane.available,
@@ -139,6 +145,23 @@ def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dic
         "passed_over": lane.passed_over,
         "skipped_by_reset": lane.skipped_by_reset,
         "parked": parked,
+    }
+
+
+def _batch(info: OrderInfo) -> dict[str, Any] | None:
+    if not info.epoch:  # no pop of this lane yet, or a reset since
+        return None
+    return {
+        "epoch": info.epoch,
+        "pop_time_ms": info.pop_time_ms,
+        "invisible_time_ms": info.invisible_time_ms,
+        "attempt_id": info.attempt_id,
+        "members": {
+            offset: (member.acked, info.next_visible_ms(member), member.count, member.suspended)
+            for first, end, member in info.runs()
+            if member.is_member
+            for offset in range(first, end)
+        },
     }
 
 

@@ -7,6 +7,11 @@ ranged on purpose; where the document leaves a choice, the choice is a constant 
 A queue is a dict (`new_queue`), a lane is a dict (`new_lane`), a message that was handed out and is not acked is
 a dict in `lane["messages"]` (`state`, `epoch`, `revision`, `pop_time`, `invisible`, `start`, `deadline`, `attempt`,
 `suspended`, `client`).
+
+An orderly lane has no messages but one dict in `lane["batch"]`, its latest pop (`epoch`, `pop_time`, `invisible`,
+`attempt_id`, `client`, `free`, `due`, `counts`, `members`): `counts` has the consumed counts by offset, also of what
+is no member any more, `members` a dict for each offset (`acked`, `next_visible`, `suspended`, `ended`). Its
+`lane["acked"]` has only what the commit offset passed.
 """
 
 import heapq
@@ -27,6 +32,7 @@ MAX_RANGE = 1_000_000
 MAX_LIST = 10_000
 MINUTE_MS = 60_000
 WINDOW_MINUTES = 10
+IDLE_MS = 86_400_000
 
 LEASED = "leased"
 AVAILABLE = "available"
@@ -42,6 +48,7 @@ DEFAULT_POLICY = {
 
 AnyCommand = Any  # one of the classes of Command, whose fields differ
 Message = dict[str, Any]
+Batch = dict[str, Any]
 Lane = dict[str, Any]
 Queue = dict[str, Any]
 
@@ -127,7 +134,10 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "next": at,
         "epoch": epoch,
         "reset_epoch": epoch,
-        "messages": {},  # offset -> message, handed out (or reset) and not acked
+        "orderly": None,  # its mode, once it is fixed
+        "messages": {},  # offset -> message, handed out (or reset) and not acked; of a concurrent lane
+        "batch": None,  # of an orderly lane
+        "touched": None,  # when the last operation was that reached the lane
         "acked": set(),
         "holes": 0,
         "policy": None,
@@ -137,6 +147,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "expired_from_log": 0,
         "passed_over": 0,
         "skipped_by_reset": 0,
+        "was_orderly": False,
         "went_back": False,
         "recounted": False,
     }
@@ -238,6 +249,8 @@ class ReferenceModel:
             for offset, message in lane["messages"].items():
                 if message["deadline"] is not None and message["deadline"] <= now:
                     due.append((message["deadline"], group, offset, -1))
+            if lane["batch"] is not None and lane["batch"]["due"] is not None and lane["batch"]["due"] <= now:
+                due.append((lane["batch"]["due"], group, 0, -1))
             for pop in lane["parked"]:
                 if pop["deadline"] <= now:
                     due.append((pop["deadline"], group, MAX_OFFSET, len(parked)))
@@ -251,6 +264,11 @@ class ReferenceModel:
                 parked[place][0]["parked"].remove(parked[place][1])
                 self.counts["parked", "timeout"] += 1
                 self._answer_pop(queue, parked[place][1], Reason.POLLING_TIMEOUT)
+                continue
+            if lane["batch"] is not None:
+                self.counts["batch", "freed by its deadline"] += 1
+                self._free_batch(queue, lane, deadline)
+                self._settle(queue, lane)
                 continue
             message = lane["messages"][offset]
             if message["state"] == BACKING_OFF:
@@ -334,16 +352,35 @@ class ReferenceModel:
         queue["policy"] = None
 
     def _policy(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
-        if command.orderly:  # a place for orderly lanes
-            return self._new_answer(command.op_id, "policy", Reason.NOT_SUPPORTED, False, queue["now"])
         policy = {name: getattr(command, name) for name in DEFAULT_POLICY}
         if command.group is None:
             queue["policy"] = policy
             self.counts["policy", "queue"] += 1
         else:
-            self._lane_for(queue, command.group, queue["min_offset"])["policy"] = policy
+            lane = queue["lanes"].get(command.group)
+            if lane is not None and command.orderly is not None and not self._may_become(lane, command.orderly):
+                # CHOICE: a refused operation does not reach the lane: it is no end of its idle time.
+                return self._new_answer(command.op_id, "policy", Reason.WRONG_MODE, False, queue["now"])
+            lane = self._lane_for(queue, command.group, queue["min_offset"])
+            lane["policy"] = policy
+            if command.orderly is not None and lane["orderly"] is not command.orderly:
+                self.counts["mode", "fixed by a policy" if lane["orderly"] is None else "changed by a policy"] += 1
+                lane["was_orderly"] = lane["was_orderly"] or bool(lane["orderly"])
+                lane["orderly"], lane["batch"] = command.orderly, None
+            self._settle(queue, lane)
             self.counts["policy", "lane"] += 1
         return self._new_answer(command.op_id, "policy", Reason.OK, True, queue["now"])
+
+    def _may_become(self, lane: Lane, orderly: bool) -> bool:
+        if lane["orderly"] is None or lane["orderly"] is orderly:
+            return True
+        if lane["commit"] < lane["next"]:
+            self.counts["mode", "kept: something is handed out"] += 1
+            return False
+        if lane["parked"]:
+            self.counts["mode", "kept: a pop waits"] += 1
+            return False
+        return True
 
     def _policy_of(self, queue: Queue, lane: Lane | None) -> dict[str, Any]:
         own: dict[str, Any] | None = lane["policy"] if lane is not None else None
@@ -355,8 +392,17 @@ class ReferenceModel:
             lane = queue["lanes"][group] = new_lane(group, at, self._last_epoch(queue))
             self.counts["lane", "made again" if lane["epoch"] else "made"] += 1
             self._settle(queue, lane)
-        lane["behind"] = False
+        self._touch(queue, lane)
         return lane
+
+    def _touch(self, queue: Queue, lane: Lane) -> None:
+        """An operation reaches the lane."""
+        lane["behind"] = False
+        batch, before, now = lane["batch"], lane["touched"], queue["now"]
+        if batch is not None and before is not None and now - before > IDLE_MS:
+            self.counts["batch", "counts dropped" if batch["counts"] else "idle without counts"] += 1
+            batch["counts"] = {}
+        lane["touched"] = now
 
     def _last_epoch(self, queue: Queue) -> int:
         epochs: dict[str, int] = queue["epochs"]
@@ -420,6 +466,9 @@ class ReferenceModel:
             self.counts["skip", "retention"] += 1
             end = last + 1
             for lane in queue["lanes"].values():
+                if lane["orderly"]:
+                    self._take_from_log(queue, lane, end)
+                    continue
                 for offset in range(lane["commit"], end):
                     if offset in lane["acked"]:
                         continue
@@ -440,12 +489,17 @@ class ReferenceModel:
             self.counts["skip", "late"] += 1
             for offset in late:
                 for lane in queue["lanes"].values():
+                    if lane["orderly"]:
+                        continue
                     # CHOICE: what a lane had not reached is a hole for it, not expired.
                     if offset < lane["next"] and offset >= lane["commit"] and offset not in lane["acked"]:
                         self._expire_from_log(queue, lane, offset)
                         lane["behind"] = True
                 del queue["written"][offset]
             queue["holes"].update(late)
+            for lane in queue["lanes"].values():
+                if lane["orderly"]:
+                    self._skip_members(queue, lane, late)
         elif new:
             self.counts["skip", "holes"] += 1
         else:
@@ -462,10 +516,16 @@ class ReferenceModel:
         self.counts["step", "expired_from_log"] += 1
 
     def _pop(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any] | None:
-        if command.order:  # a place for orderly lanes
-            return self._new_answer(command.op_id, "pop", Reason.NOT_SUPPORTED, False, queue["now"])
+        known = queue["lanes"].get(command.group)
+        if known is not None and known["orderly"] is (not command.order):
+            self.counts["mode", "pop of the other mode"] += 1
+            return self._new_answer(command.op_id, "pop", Reason.WRONG_MODE, False, queue["now"])
         at = queue["min_offset"] if command.init == "min" else queue["commit_position"]
         lane = self._lane_for(queue, command.group, at)
+        if lane["orderly"] is None:
+            self.counts["mode", "fixed by a pop"] += 1
+            lane["orderly"] = command.order
+        self._settle(queue, lane)
         op["group"] = command.group
         lane["parked"].append(
             {"op": op, "command": command, "deadline": queue["now"] + command.poll_time_ms, "new": True}
@@ -489,7 +549,8 @@ class ReferenceModel:
             for pop in lane["parked"]:
                 if pop["command"].op_id == command.target_op_id:
                     lane["parked"].remove(pop)
-                    lane["behind"] = False
+                    self._touch(queue, lane)
+                    self._settle(queue, lane)
                     remembered = queue["ops"].get(command.target_op_id) is pop["op"]
                     self.counts["parked", "cancelled" if remembered else "cancelled though forgotten"] += 1
                     self._answer_pop(queue, pop, Reason.CANCELLED)
@@ -505,13 +566,17 @@ class ReferenceModel:
             return answer
         lane = queue["lanes"].get(target["group"])
         if lane is not None:
-            lane["behind"] = False
+            self._touch(queue, lane)
+            if lane["batch"] is not None and lane["batch"]["epoch"] == target["epoch"]:
+                answer["released"] = self._release_members(queue, lane, suspend=True)
+                self.counts["orderly cancel", "released" if answer["released"] else "nothing left to release"] += 1
             for offset, message in sorted(lane["messages"].items()):
                 if message["state"] == LEASED and message["epoch"] == target["epoch"]:
                     message["suspended"] = True
                     self._step(lane, offset, "released", queue["now"])
                     self._end_lease(queue, lane, offset, queue["now"])
                     answer["released"].append(offset)
+            self._settle(queue, lane)
         answer["applied"] = bool(answer["released"])
         self.counts["cancel", "released" if answer["applied"] else "nothing left to release"] += 1
         return answer
@@ -522,7 +587,10 @@ class ReferenceModel:
         if lane is None:
             self.counts["return_client", "no lane"] += 1
             return answer
-        lane["behind"] = False
+        self._touch(queue, lane)
+        if lane["batch"] is not None and lane["batch"]["client"] == command.client_id:
+            answer["released"] = self._release_members(queue, lane, suspend=False)
+            self.counts["orderly return_client", "released" if answer["released"] else "nothing"] += 1
         for offset, message in sorted(lane["messages"].items()):
             if message["state"] == LEASED and message["client"] == command.client_id:
                 self._step(lane, offset, "released", queue["now"])
@@ -549,12 +617,20 @@ class ReferenceModel:
         lane = self._lane_for(queue, command.group, queue["min_offset"])
         lane["reset_epoch"] = lane["epoch"]
         self.counts["reset", "of a lease"] += len([m for m in lane["messages"].values() if m["state"] == LEASED])
+        done = set(lane["acked"])
+        if lane["batch"] is not None:
+            self.counts["reset", "of a free batch" if lane["batch"]["free"] else "of a batch that blocks"] += 1
+            # CHOICE: a member acked out of order had been acked, and was not skipped.
+            done |= {offset for offset, member in lane["batch"]["members"].items() if member["acked"]}
+            lane["batch"] = None
         if target >= lane["commit"]:  # CHOICE: forwards and backwards are told from the commit offset
             self.counts["reset", "forwards" if target > lane["commit"] else "in place"] += 1
             for offset in range(lane["commit"], target):
                 if offset in queue["holes"] and offset not in lane["acked"]:
                     lane["holes"] += offset >= lane["next"]
-                elif offset not in lane["acked"]:
+                elif offset in done:
+                    lane["acked"].add(offset)
+                else:
                     lane["acked"].add(offset)
                     lane["messages"].pop(offset, None)
                     lane["skipped_by_reset"] += 1
@@ -609,8 +685,9 @@ class ReferenceModel:
                     runs.append(_run(kind, index, first, last, (refusal, False, None, None, None, None)))
                 continue
             group = lane["group"]
-            lane["behind"] = False
+            self._touch(queue, lane)
             touched[group] = lane
+            orderly = bool(lane["orderly"])
             seen = named.setdefault(group, set())
             for first, last in entry.offsets:
                 if first < low:
@@ -624,7 +701,9 @@ class ReferenceModel:
                     same = 1
                     while same < len(outcomes) and outcomes[same][1] == outcomes[0][1]:
                         same += 1
-                    runs.append(_run(kind, index, outcomes[0][0], outcomes[same - 1][0], outcomes[0][1]))
+                    runs.append(
+                        _run(kind, index, outcomes[0][0], outcomes[same - 1][0], outcomes[0][1], orderly=orderly)
+                    )
                     del outcomes[:same]
                 if last >= high:
                     above = (Reason.ABOVE_MAX, False, None, None, None, None)
@@ -659,6 +738,11 @@ class ReferenceModel:
             return Reason.INVALID_PARAMETER, None, None
         if kind == "change_invisible" and not 0 <= entry.invisible_time_ms <= MAX_TIME_MS:
             return Reason.INVALID_PARAMETER, None, None
+        if kind == "change_invisible" and entry.lite_topic is not None and entry.lite_topic.strip():
+            named = command.topic.endswith("$" + entry.lite_topic)
+            self.counts["lite_topic", "that of the queue" if named else "another"] += 1
+            if not named:
+                return Reason.MISROUTED, None, None
         ref = command.handles[entry.handle]
         handle = decode_handle(ref.handle)
         lane = queue["lanes"].get(ref.group)
@@ -668,16 +752,20 @@ class ReferenceModel:
             or handle.lane_check != lane_check(queue["topic"], queue["queue_id"], ref.group)
             or handle.queue_id != queue["queue_id"]
             or handle.broker_name != BROKER_NAME
-            or not 1 <= handle.epoch <= lane["epoch"]
+            or not (0 if lane["orderly"] else 1) <= handle.epoch <= lane["epoch"]
         ):
             return Reason.UNKNOWN_HANDLE, None, None
-        if handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY:  # a place for orderly lanes
+        if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) is not bool(lane["orderly"]):
+            how = {None: "lane without mode", False: "concurrent lane", True: "orderly lane"}[lane["orderly"]]
+            self.counts["handle of the other mode", how] += 1
             return Reason.WRONG_MODE, None, None
         return None, lane, handle
 
     def _judge_offset(
         self, queue: Queue, lane: Lane, handle: Handle, entry: AnyCommand, kind: str, offset: int, seen: set[int]
     ) -> tuple[Reason, bool, int | None, int | None, int | None, str | None]:
+        if lane["orderly"]:
+            return self._judge_in_order(queue, lane, handle, entry, kind, offset, seen)
         reason = None
         message = lane["messages"].get(offset)
         if offset in seen:
@@ -727,13 +815,13 @@ class ReferenceModel:
             self._end_lease(queue, lane, offset, now)
         return Reason.OK, True, now, entry.invisible_time_ms, 0, text
 
-    def _handle_text(self, queue: Queue, lane: Lane, message: Message) -> str:
+    def _handle_text(self, queue: Queue, lane: Lane, message: Message, revive_queue_id: int = 0) -> str:
         return encode_handle(
             Handle(
                 start_offset=message["start"],
                 pop_time_ms=message["pop_time"],
                 invisible_time_ms=message["invisible"],
-                revive_queue_id=0,
+                revive_queue_id=revive_queue_id,
                 queue_id=queue["queue_id"],
                 epoch=message["epoch"],
                 revision=message["revision"],
@@ -749,6 +837,12 @@ class ReferenceModel:
             (lane["group"], offset, step, message["epoch"], message["revision"], message["attempt"], at_ms)
         )
         self.counts["step", step] += 1
+
+    def _member_step(self, lane: Lane, offset: int, step: str, at_ms: int) -> None:
+        batch = lane["batch"]
+        attempt = batch["counts"].get(offset, 0) + 1
+        self._steps.append((lane["group"], offset, step, batch["epoch"], 0, attempt, at_ms))
+        self.counts["orderly step", step] += 1
 
     def _done(self, lane: Lane, offset: int) -> None:
         del lane["messages"][offset]
@@ -782,6 +876,9 @@ class ReferenceModel:
 
     def _settle(self, queue: Queue, lane: Lane) -> None:
         """Move the commit offset over what is done, and with it `next` over holes that follow."""
+        if lane["orderly"]:
+            self._settle_in_order(queue, lane)
+            return
         holes, acked = queue["holes"], lane["acked"]
         commit = lane["commit"]
         while commit < lane["next"] and (commit in acked or commit in holes):
@@ -801,14 +898,22 @@ class ReferenceModel:
         if not lane["parked"]:
             return
         lane["behind"] = False
+        self._settle(queue, lane)
         waiting: list[dict[str, Any]] = []
         for pop in lane["parked"]:
             command = pop["command"]
             new, pop["new"] = pop["new"], False
-            given = self._take(queue, lane, command)
+            if lane["orderly"]:
+                given = self._take_in_order(queue, lane, command, new)
+            else:
+                given = self._take(queue, lane, command)
             if given:
                 self.counts["parked", "served at once" if new else "served later"] += 1
-                self._lease(queue, lane, pop, given)
+                if lane["orderly"]:
+                    self.counts["orderly pop", "served at once" if new else "served later"] += 1
+                    self._lease_in_order(queue, lane, pop, given)
+                else:
+                    self._lease(queue, lane, pop, given)
             elif command.poll_time_ms == 0:
                 self._answer_pop(queue, pop, Reason.NO_MESSAGE)
             elif new and len(waiting) >= self._policy_of(queue, lane)["parked_max"]:
@@ -899,6 +1004,290 @@ class ReferenceModel:
         pop["op"]["minute"] = answer["now_ms"] // MINUTE_MS
         self._say(pop["command"].op_id, pop["command"].reply_to, answer)
 
+    # ------------------------------------------------------------------------------------------- orderly lanes
+
+    def _blocked(self, queue: Queue, batch: Batch | None) -> bool:
+        now = queue["now"]
+        return batch is not None and any(
+            not member["acked"] and now < member["next_visible"] for member in batch["members"].values()
+        )
+
+    def _held(self, batch: Batch | None, offset: int) -> bool:
+        """Whether a client has it: a member neither acked nor expired nor released."""
+        member = batch["members"].get(offset) if batch is not None else None
+        return member is not None and not member["acked"] and not member["ended"]
+
+    def _take_in_order(self, queue: Queue, lane: Lane, command: AnyCommand, new: bool) -> list[int]:
+        """Members for one pop; when its tags let nothing through the lane moves on without any."""
+        batch = lane["batch"]
+        same = batch is not None and command.attempt_id is not None and command.attempt_id == batch["attempt_id"]
+        blocked = self._blocked(queue, batch)
+        if blocked and not (new and same):
+            self.counts["orderly pop", "blocked by its own attempt" if same else "blocked"] += 1
+            return []
+        limit = self._policy_of(queue, lane)["in_flight_max"]
+        given: list[int] = []
+        passed: list[int] = []
+        total = 0
+        for offset in range(lane["commit"], queue["commit_position"]):
+            if offset in queue["holes"]:
+                continue
+            tag, count = queue["written"][offset]
+            if command.tags is not None and tag not in command.tags:
+                passed.append(offset)
+                continue
+            if given and total + count > command.max_messages:
+                self.counts["orderly pop", "unit does not fit"] += 1
+                break
+            given.append(offset)
+            total += count
+            if len(given) == limit:
+                self.counts["orderly pop", "up to in_flight_max"] += 1
+                break
+            if total >= command.max_messages:
+                break
+        if given and passed and passed[0] < given[-1]:
+            self.counts["orderly pop", "around what its tags leave out"] += 1
+        if given and blocked:
+            self.counts["orderly pop", "again while it blocks"] += 1
+        if passed and not given:
+            self.counts["orderly pop", "nothing passes its tags" + (" while it blocks" if blocked else "")] += 1
+            batch = lane["batch"]
+            members = batch["members"] if batch is not None else {}
+            for offset in members:
+                if offset >= lane["commit"] and self._held(batch, offset):
+                    members[offset]["ended"] = True
+                    self._member_step(lane, offset, "released", queue["now"])
+            lane["acked"].update(passed)
+            lane["passed_over"] += sum(1 for o in passed if o not in members or not members[o]["acked"])
+            lane["commit"] = lane["next"] = queue["commit_position"]
+        return given
+
+    def _lease_in_order(self, queue: Queue, lane: Lane, pop: dict[str, Any], given: list[int]) -> None:
+        command, now, old = pop["command"], queue["now"], lane["batch"]
+        for offset in [offset for offset in old["members"] if self._held(old, offset)] if old is not None else []:
+            self.counts["orderly pop", "takes what is held"] += 1
+            self._member_step(lane, offset, "released", now)
+        lane["epoch"] += 1
+        pop["op"]["epoch"] = lane["epoch"]
+        batch: Batch = {
+            "epoch": lane["epoch"],
+            "pop_time": now,
+            "invisible": command.invisible_time_ms,
+            "attempt_id": command.attempt_id,
+            "client": command.client_id,
+            "free": False,  # no unacked member is invisible, and what that means for them has been done
+            "due": None,  # when it is free, unless something changes
+            "counts": self._consumed_counts(old, command.attempt_id, given),
+            "members": {
+                offset: {
+                    "acked": False,
+                    "next_visible": now + command.invisible_time_ms,
+                    "suspended": False,
+                    "ended": False,  # nobody holds it: it has had its step `expired` or `released`
+                }
+                for offset in given
+            },
+        }
+        lane["batch"] = batch
+        lane["next"] = given[-1] + 1
+        lane["touched"] = now  # CHOICE: a pop that waited reaches the lane once more when it is served
+        for offset in given:
+            self._member_step(lane, offset, "leased", now)
+        answer = self._new_answer(command.op_id, "pop", Reason.OK, True, now)
+        answer["messages"] = [(offset, batch["counts"].get(offset, 0) + 1) for offset in given]
+        answer["handle"] = self._batch_handle(queue, lane, given[0], command.invisible_time_ms)
+        answer["pop_time_ms"] = now
+        answer["invisible_time_ms"] = command.invisible_time_ms
+        answer["revive_queue_id"] = REVIVE_QUEUE_ID_ORDERLY
+        self._finish_pop(pop, answer)
+
+    def _consumed_counts(self, old: Batch | None, attempt_id: str | None, given: list[int]) -> dict[int, int]:
+        if old is None:
+            return {}
+        if attempt_id is not None and attempt_id == old["attempt_id"]:
+            self.counts["delivery in order", "same attempt"] += 1
+            self.counts["delivery in order", "counted though no member"] += any(o not in given for o in old["counts"])
+            return dict(old["counts"])
+        counts = {}
+        for offset in given:
+            member = old["members"].get(offset)
+            if member is None:
+                self.counts["delivery in order", "fresh"] += 1
+                continue
+            how = "again, suspended" if member["suspended"] else "again"
+            self.counts["delivery in order", how] += 1
+            self.counts["delivery in order", "again though acked"] += member["acked"]
+            count = old["counts"].get(offset, 0) + (0 if member["suspended"] else 1)
+            if count:
+                counts[offset] = count
+        return counts
+
+    def _batch_handle(self, queue: Queue, lane: Lane, start: int, invisible: int) -> str:
+        batch = lane["batch"]
+        # CHOICE: the field has 32 bits; a batch that is changed after 49 days has the longest time there is.
+        self.counts["batch", "changed after 49 days"] += invisible >= 2**32
+        invisible = min(invisible, 2**32 - 1)
+        fields = {"start": start, "pop_time": batch["pop_time"], "invisible": invisible}
+        fields |= {"epoch": batch["epoch"], "revision": 0}
+        return self._handle_text(queue, lane, fields, REVIVE_QUEUE_ID_ORDERLY)
+
+    def _judge_in_order(
+        self, queue: Queue, lane: Lane, handle: Handle, entry: AnyCommand, kind: str, offset: int, seen: set[int]
+    ) -> tuple[Reason, bool, int | None, int | None, int | None, str | None]:
+        now, batch = queue["now"], lane["batch"]
+        change = kind == "change_invisible"
+        until = now + entry.invisible_time_ms if change else 0
+        nothing = (None, None, None, None)
+        if offset in seen:
+            return Reason.DUPLICATE_ENTRY, False, *nothing
+        if offset < lane["commit"]:
+            self.counts["judged in order", kind, "below the commit offset"] += 1
+            return Reason.ALREADY_ACKED, False, *((0, 0, 0, None) if change else nothing)
+        if batch is None or handle.epoch != batch["epoch"]:
+            self.counts["judged in order", kind, "of another pop" if batch is not None else "no batch"] += 1
+            of_handle = (handle.pop_time_ms, until - handle.pop_time_ms, REVIVE_QUEUE_ID_ORDERLY, None)
+            return Reason.STALE_HANDLE, False, *(of_handle if change else nothing)
+        if offset in queue["holes"]:
+            self.counts["judged in order", kind, "a hole"] += 1
+            return Reason.ALREADY_ACKED, False, *nothing
+        member = batch["members"].get(offset)
+        if member is None:
+            self.counts["judged in order", kind, "no member"] += 1
+            return Reason.OUTSIDE_POP, False, *nothing
+        of_batch = (batch["pop_time"], until - batch["pop_time"], REVIVE_QUEUE_ID_ORDERLY)
+        if member["acked"]:
+            self.counts["judged in order", kind, "acked"] += 1
+            if change:
+                member["next_visible"] = until
+            return Reason.ALREADY_ACKED, False, *((*of_batch, None) if change else nothing)
+        how = "in time" if now < member["next_visible"] else "late, free" if batch["free"] else "late, blocked"
+        self.counts["judged in order", kind, how] += 1
+        if kind == "ack":
+            self._member_step(lane, offset, "acked", now)
+            self._mark(queue, lane, offset)
+            return Reason.OK, True, *nothing
+        if kind == "reject":
+            self._dead_letter_in_order(queue, lane, offset, "rejected", now)
+            return Reason.OK, True, *nothing
+        member["next_visible"], member["suspended"] = until, entry.suspend
+        member["ended"] = entry.invisible_time_ms == 0
+        self.counts["batch", "changed when free" if member["ended"] else "blocked again"] += batch["free"]
+        if entry.invisible_time_ms > 0:  # CHOICE: a change to 0 of a free batch leaves it free, attempt limit or not
+            batch["free"] = False
+        self._member_step(lane, offset, "released" if member["ended"] else "changed", now)
+        return Reason.OK, True, *of_batch, self._batch_handle(queue, lane, handle.start_offset, of_batch[1])
+
+    def _dead_letter_in_order(self, queue: Queue, lane: Lane, offset: int, why: str, at_ms: int) -> None:
+        self._member_step(lane, offset, "dead_lettered", at_ms)
+        self._dead.append((lane["group"], offset, why))
+        lane["dead_lettered"] += 1
+        self.counts["orderly dead letter", why] += 1
+        self._mark(queue, lane, offset)
+
+    def _mark(self, queue: Queue, lane: Lane, *offsets: int) -> None:
+        """Members are done: the commit offset moves to the first that is not, or behind the last."""
+        members = lane["batch"]["members"]
+        for offset in offsets:
+            members[offset]["acked"] = True
+        left = [offset for offset, member in members.items() if not member["acked"]]
+        first_left = min(left, default=max(members) + 1)
+        self.counts["batch", "acked out of order"] += bool(left) and max(offsets) > first_left
+        self.counts["batch", "all acked"] += not left
+        for offset in range(lane["commit"], first_left):
+            if offset in queue["holes"]:
+                continue
+            lane["acked"].add(offset)
+            if offset not in members:
+                lane["passed_over"] += 1
+                self.counts["batch", "passed over between members"] += 1
+        lane["commit"] = max(lane["commit"], first_left)
+        self._take_holes_in(queue, lane)
+
+    def _release_members(self, queue: Queue, lane: Lane, *, suspend: bool) -> list[int]:
+        """Make what is unacked and invisible visible now."""
+        now, released = queue["now"], []
+        for offset, member in lane["batch"]["members"].items():
+            if not member["acked"] and now < member["next_visible"]:
+                # CHOICE: a cancel suspends these, and not what is visible already.
+                if self._held(lane["batch"], offset):
+                    self._member_step(lane, offset, "released", now)
+                    released.append(offset)
+                member["next_visible"], member["ended"] = now, True
+                member["suspended"] = member["suspended"] or suspend
+        return released
+
+    def _free_batch(self, queue: Queue, lane: Lane, at_ms: int) -> None:
+        """No unacked member is invisible any more, since `at_ms`."""
+        batch, limit = lane["batch"], self._policy_of(queue, lane)["max_attempts"]
+        batch["free"], batch["due"] = True, None
+        for offset, member in batch["members"].items():
+            if not member["acked"] and not member["ended"]:
+                member["ended"] = True
+                self._member_step(lane, offset, "expired", member["next_visible"])
+        # CHOICE: all that are unacked now, also those whose lease ended when the batch had been free before.
+        for offset, member in batch["members"].items():
+            if not member["acked"] and 0 < limit <= batch["counts"].get(offset, 0) + 1:
+                if member["suspended"]:
+                    self.counts["batch", "at the limit, suspended"] += 1
+                    continue
+                self._dead_letter_in_order(queue, lane, offset, "attempt_limit", at_ms)
+
+    def _take_from_log(self, queue: Queue, lane: Lane, end: int) -> None:
+        """The log begins at `end` from now on."""
+        members = lane["batch"]["members"] if lane["batch"] is not None else {}
+        for offset in range(lane["commit"], end):
+            if offset not in queue["holes"]:
+                lane["acked"].add(offset)
+                lane["expired_from_log"] += not (offset in members and members[offset]["acked"])
+        gone = [offset for offset, member in members.items() if offset < end and not member["acked"]]
+        if gone or lane["commit"] < end:
+            lane["behind"] = True
+        for offset in gone:  # CHOICE: also what lies below the commit offset, where it counts as something else already
+            self._member_step(lane, offset, "expired_from_log", queue["now"])
+        lane["next"] = max(lane["next"], end)
+        lane["commit"] = max(lane["commit"], end)
+        self._mark_gone(queue, lane, gone)
+
+    def _skip_members(self, queue: Queue, lane: Lane, late: list[int]) -> None:
+        """Offsets that had been written are holes from now on."""
+        # CHOICE: a hole at or after the commit offset is a hole in the account, whether it is a member or not.
+        if any(lane["commit"] <= offset < lane["next"] for offset in late):
+            lane["behind"] = True
+        members = lane["batch"]["members"] if lane["batch"] is not None else {}
+        gone = [offset for offset in late if offset in members and not members[offset]["acked"]]
+        for offset in gone:
+            self._member_step(lane, offset, "expired_from_log", queue["now"])
+            lane["expired_from_log"] += offset >= lane["commit"]
+            lane["behind"] = True
+        self._mark_gone(queue, lane, gone)
+
+    def _mark_gone(self, queue: Queue, lane: Lane, gone: list[int]) -> None:
+        if gone:
+            self._mark(queue, lane, *gone)
+            if not lane["batch"]["free"] and not self._blocked(queue, lane["batch"]):
+                self.counts["batch", "nothing invisible after a skip"] += 1
+
+    def _take_holes_in(self, queue: Queue, lane: Lane) -> None:
+        if lane["commit"] == lane["next"]:
+            while lane["next"] < queue["commit_position"] and lane["next"] in queue["holes"]:
+                lane["next"] += 1
+            lane["commit"] = lane["next"]
+
+    def _settle_in_order(self, queue: Queue, lane: Lane) -> None:
+        """Free the batch when nothing of it is invisible; take holes in; keep the account."""
+        batch = lane["batch"]
+        # Also at once when a skip has freed it: a blocked lane is looked at whenever its queue changes.
+        if batch is not None and not batch["free"]:
+            if self._blocked(queue, batch):
+                batch["due"] = max(m["next_visible"] for m in batch["members"].values() if not m["acked"])
+            else:
+                self.counts["batch", "freed at once"] += 1
+                self._free_batch(queue, lane, queue["now"])
+        self._take_holes_in(queue, lane)
+        below = lane["commit"] - lane["start"] - len(lane["acked"])
+        lane["holes"] = below + len([o for o in range(lane["commit"], lane["next"]) if o in queue["holes"]])
+
     # ------------------------------------------------------------------------------------------- state
 
     def view(self, topic: str, queue_id: int) -> dict[str, Any] | None:
@@ -910,12 +1299,18 @@ class ReferenceModel:
             "now": queue["now"],
             "min_offset": queue["min_offset"],
             "commit_position": queue["commit_position"],
-            "lanes": {group: self._view_lane(lane) for group, lane in queue["lanes"].items()},
+            "lanes": {group: self._view_lane(queue, lane) for group, lane in queue["lanes"].items()},
         }
 
-    def _view_lane(self, lane: Lane) -> dict[str, Any]:
-        messages = lane["messages"]
+    def _view_lane(self, queue: Queue, lane: Lane) -> dict[str, Any]:
+        messages, batch = lane["messages"], lane["batch"]
         leased = len([m for m in messages.values() if m["state"] == LEASED])
+        available = len(messages) - leased
+        if lane["orderly"]:
+            between = [o for o in range(lane["commit"], lane["next"]) if o not in queue["holes"]]
+            # CHOICE: what is held below the commit offset counts as acked already.
+            leased = len([offset for offset in between if self._held(batch, offset)])
+            available = len(between) - leased
         return {
             "behind": lane["behind"],
             "went_back": lane["went_back"],
@@ -923,12 +1318,14 @@ class ReferenceModel:
             "commit_offset": lane["commit"],
             "next_offset": lane["next"],
             "epoch": lane["epoch"],
+            "orderly": lane["orderly"],
+            "batch": _view_batch(batch) if batch is not None else None,
             "messages": {
                 offset: (m["state"], m["epoch"], m["revision"], m["deadline"], m["attempt"])
                 for offset, m in messages.items()
             },
             "leased": leased,
-            "available": len(messages) - leased,
+            "available": available,
             "acked": len(lane["acked"]),
             "holes": lane["holes"],
             "dead_lettered": lane["dead_lettered"],
@@ -950,11 +1347,15 @@ class ReferenceModel:
         assert queue["commit_position"] not in written
         assert queue["commit_position"] not in holes
         for group, lane in queue["lanes"].items():
-            view = self._view_lane(lane)
+            view = self._view_lane(queue, lane)
             total = view["holes"] + view["acked"] + view["leased"] + view["available"]
             assert lane["next"] - lane["start"] == total, (group, view)
             assert queue["min_offset"] <= lane["commit"] <= lane["next"] <= queue["commit_position"], (group, view)
-            if not lane["recounted"]:
+            if lane["orderly"]:
+                self._check_in_order(queue, lane)
+                continue
+            assert lane["batch"] is None
+            if not lane["recounted"] and not lane["was_orderly"]:
                 kinds = ("dead_lettered", "expired_from_log", "passed_over", "skipped_by_reset")
                 assert sum(lane[kind] for kind in kinds) <= view["acked"]
             for offset in range(lane["commit"], lane["next"]):
@@ -971,10 +1372,45 @@ class ReferenceModel:
             for pop in lane["parked"]:
                 assert pop["deadline"] > queue["now"]
 
+    def _check_in_order(self, queue: Queue, lane: Lane) -> None:
+        batch, commit = lane["batch"], lane["commit"]
+        assert not lane["messages"]
+        assert all(lane["start"] <= offset < commit for offset in lane["acked"])
+        if batch is None:
+            assert commit == lane["next"]
+            return
+        members = batch["members"]
+        left = [offset for offset, member in members.items() if not member["acked"]]
+        assert list(members) == sorted(members)
+        assert max(members) < lane["next"]
+        assert commit == lane["next"] or (left and commit <= left[-1]), lane
+        if not lane["behind"]:
+            assert batch["free"] != self._blocked(queue, batch), lane
+            assert batch["due"] == (max(members[o]["next_visible"] for o in left) if not batch["free"] else None), lane
+        for pop in lane["parked"]:
+            assert pop["deadline"] > queue["now"]
 
-def _run(kind: str, entry: int, first: int, last: int, outcome: tuple[Any, ...]) -> tuple[Any, ...]:
+
+def _view_batch(batch: Batch) -> dict[str, Any]:
+    counts = batch["counts"]
+    return {
+        "epoch": batch["epoch"],
+        "pop_time_ms": batch["pop_time"],
+        "invisible_time_ms": batch["invisible"],
+        "attempt_id": batch["attempt_id"],
+        "members": {
+            offset: (member["acked"], member["next_visible"], counts.get(offset, 0), member["suspended"])
+            for offset, member in batch["members"].items()
+        },
+    }
+
+
+def _run(
+    kind: str, entry: int, first: int, last: int, outcome: tuple[Any, ...], *, orderly: bool = False
+) -> tuple[Any, ...]:
     reason, applied, pop_time, invisible, revive, handle = outcome
-    code = code_of(reason, is_ack=kind in ("ack", "reject"))  # CHOICE: a reject counts as an ack here
+    # CHOICE: a reject counts as an ack here
+    code = code_of(reason, is_ack=kind in ("ack", "reject"), orderly=orderly)
     return (entry, first, last, code, reason.value, applied, pop_time, invisible, revive, handle)
 
 
@@ -1022,6 +1458,8 @@ def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
             return "back_off_ms"
         if not 1_000_000 <= command.window_max <= 1_073_741_824:
             return "window_max"
+        if command.group is None and command.orderly is not None:
+            return "orderly without a group"
     elif kind == "declare":
         if not 0 <= command.min_offset <= MAX_OFFSET:  # CHOICE: the document gives no range
             return "min_offset"

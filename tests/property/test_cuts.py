@@ -117,7 +117,7 @@ def test_the_logs_are_worth_it() -> None:
     """They lease, expire, ack, change, park and refuse; most of them end with something in flight."""
     steps = {row.step for seed in SEEDS for row in reference(seed)[1].rows["deliveries"]}
     assert {"leased", "acked", "changed", "expired", "released", "dead_lettered", "expired_from_log"} <= steps
-    assert sum(bool(reference(seed)[0]["deadlines"]) for seed in SEEDS) > len(SEEDS) // 2
+    assert sum(bool(reference(seed)[0]["deadlines"]) for seed in SEEDS) >= len(SEEDS) // 2
     assert all(len(reference(seed)[1].answers) > RECORDS // 3 for seed in SEEDS)
 
 

@@ -35,9 +35,9 @@ OUTCOMES: list[tuple[str, ...]] = [
     *[("answer", kind, "TOPIC_NOT_EXIST") for kind in COMMANDS if kind != "declare"],
     *[
         ("answer", "pop", reason)
-        for reason in ("NO_MESSAGE", "POLLING_TIMEOUT", "POLLING_FULL", "CANCELLED", "NOT_SUPPORTED")
+        for reason in ("NO_MESSAGE", "POLLING_TIMEOUT", "POLLING_FULL", "CANCELLED", "WRONG_MODE")
     ],
-    ("answer", "policy", "NOT_SUPPORTED"),
+    ("answer", "policy", "WRONG_MODE"),
     ("answer", "dispatch", "BELOW_MIN"),
     ("answer", "dispatch", "AHEAD_OF_WINDOW"),
     ("answer", "cancel", "UNKNOWN_HANDLE"),
@@ -60,6 +60,7 @@ OUTCOMES: list[tuple[str, ...]] = [
         )
     ],
     ("run", "change_invisible", "SUPERSEDED"),
+    ("run", "change_invisible", "MISROUTED"),
     *[("in time", kind, "leased") for kind in _RANGED],
     *[("late", kind, state) for kind in _RANGED for state in ("available", "backing_off")],
     *[("judged", how) for how in ("older than the reset", "never handed out", "handed out again", "of an older pop")],
@@ -80,6 +81,86 @@ OUTCOMES: list[tuple[str, ...]] = [
     ],
     *[("lease ended", how) for how in ("available", "backing off", "suspended")],
     *[("delivery", how) for how in ("fresh", "again", "again, suspended")],
+    *[
+        ("mode", how)
+        for how in (
+            "fixed by a pop",
+            "fixed by a policy",
+            "changed by a policy",
+            "kept: something is handed out",
+            "kept: a pop waits",
+            "pop of the other mode",
+        )
+    ],
+    *[("handle of the other mode", lane) for lane in ("concurrent lane", "orderly lane", "lane without mode")],
+    *[("lite_topic", how) for how in ("that of the queue", "another")],
+    *[
+        ("orderly pop", how)
+        for how in (
+            "served at once",
+            "served later",
+            "blocked",
+            "blocked by its own attempt",
+            "again while it blocks",
+            "takes what is held",
+            "around what its tags leave out",
+            "nothing passes its tags",
+            "nothing passes its tags while it blocks",
+            "unit does not fit",
+            "up to in_flight_max",
+        )
+    ],
+    *[
+        ("delivery in order", how)
+        for how in (
+            "fresh",
+            "again",
+            "again, suspended",
+            "again though acked",
+            "same attempt",
+            "counted though no member",
+        )
+    ],
+    *[
+        ("judged in order", kind, how)
+        for kind in _RANGED
+        for how in (
+            "below the commit offset",
+            "no batch",
+            "of another pop",
+            "a hole",
+            "no member",
+            "acked",
+            "in time",
+            "late, free",
+            "late, blocked",
+        )
+    ],
+    *[
+        ("orderly step", step)
+        for step in ("leased", "acked", "changed", "expired", "released", "dead_lettered", "expired_from_log")
+    ],
+    *[("orderly dead letter", why) for why in ("attempt_limit", "rejected")],
+    *[
+        ("batch", how)
+        for how in (
+            "freed by its deadline",
+            "freed at once",
+            "nothing invisible after a skip",
+            "blocked again",
+            "changed when free",
+            "changed after 49 days",
+            "acked out of order",
+            "all acked",
+            "passed over between members",
+            "at the limit, suspended",
+            "counts dropped",
+            "idle without counts",
+        )
+    ],
+    *[("orderly cancel", how) for how in ("released", "nothing left to release")],
+    *[("orderly return_client", how) for how in ("released", "nothing")],
+    *[("reset", how) for how in ("of a free batch", "of a batch that blocks")],
     ("dead letter", "attempt_limit"),
     ("dead letter", "rejected"),
     *[
@@ -135,7 +216,14 @@ OUTCOMES: list[tuple[str, ...]] = [
     *[("invalid", kind, "group") for kind in ("return_client", "reset_offset", "forget_lane", "policy")],
     *[
         ("invalid", "policy", field)
-        for field in ("max_attempts", "parked_max", "in_flight_max", "back_off_ms", "window_max")
+        for field in (
+            "max_attempts",
+            "parked_max",
+            "in_flight_max",
+            "back_off_ms",
+            "window_max",
+            "orderly without a group",
+        )
     ],
     ("invalid", "declare", "min_offset"),
     *[("invalid", kind, "no entries") for kind in _RANGED],

@@ -40,6 +40,7 @@ CONSERVATION = "every message is accounted for"
 REJECTED = "every unreadable record is in rejected"
 REFUSED = "every refusal is in operations with its code"
 LOG = "the whole log is decided"
+ORDER = "ordered groups get the messages of a queue, and of a key, in order"
 
 
 class Run:
@@ -245,6 +246,34 @@ def ack_twice_in_table(run: Run) -> None:
     run.step("plain", 1, "acked", 0, 0)
 
 
+def key_overtaken(run: Run) -> None:
+    first = run.events["plain-a"][0]
+    assert isinstance(first, Popped)
+    run.events["plain-a"][0] = popped(first, out_of_order=1)
+
+
+def leases(*ranges: tuple[int, int]) -> list[Delivery]:
+    return [Delivery("plain", 0, "leased", first, last, 1, 0, None, "", None) for first, last in ranges]
+
+
+@pytest.mark.parametrize(
+    ("rows", "overtaking"),
+    [
+        (leases((0, 1), (2, 2)), 0),
+        (leases((1, 2)), 2),
+        ([*leases((0, 1)), leases((0, 1))[0]._replace(step="expired"), *leases((2, 2))], 1),
+        ([*leases((0, 1)), leases((0, 1))[0]._replace(step="acked"), *leases((2, 2))], 0),
+    ],
+    ids=["after what is leased", "the first is left out", "after what is free again", "after what is done"],
+)
+def test_an_ordered_group_must_not_lease_past_what_is_not_done(rows: list[Delivery], overtaking: int) -> None:
+    expected = EXPECTED._replace(ordered_groups=frozenset(["plain"]))
+    run = Run()
+    run.deliveries = rows
+    assert (ORDER in failed(judge(expected, run.evidence()))) == bool(overtaking)
+    assert ORDER not in failed(judge(EXPECTED, run.evidence()))
+
+
 def other_content(run: Run) -> None:
     events = run.events["plain-a"]
     first = events[1]
@@ -446,6 +475,7 @@ def popped(event: Popped, **changes: Any) -> Popped:
         (refused_and_applied, {REFUSED}),
         (refused_twice, {REFUSED}),
         (log_goes_on, {LOG}),
+        (key_overtaken, {ORDER}),
         (lost_to_retention, {DONE_TABLES}),
         (row_of_no_lane, {TWICE}),
         (row_out_of_range, {TWICE}),
@@ -462,7 +492,7 @@ def test_one_thing_wrong_fails_exactly_its_checks(spoil: Callable[[Run], None], 
 
 def test_every_check_can_fail() -> None:
     names = {DONE_TABLES, DONE_CONSUMERS, TWICE, LEASES, CONTENT, POPS, SAME_DONE, CHANGES, POISON, POSITIONS}
-    names |= {CONSERVATION, REJECTED, REFUSED, LOG}
+    names |= {CONSERVATION, REJECTED, REFUSED, LOG, ORDER}
     assert {check.name for check in judge(EXPECTED, good().evidence()).checks} == names
 
 

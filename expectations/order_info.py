@@ -1,0 +1,95 @@
+"""The suite of `order_info`: a batch is what its pop leased, and blocks its lane only while something is held."""
+
+from __future__ import annotations
+
+from great_expectations import ExpectationSuite
+
+from expectations.common import common_expectations
+from expectations.rows import ExpectNoRows
+
+__all__ = ["order_info_suite"]
+
+
+class ExpectBatchesToBePossible(ExpectNoRows):
+    """Counts that contradict each other make every other rule of a batch void."""
+
+    description: str = "A batch has members, no more than fit its range, and no more acked than there are."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, first_offset, last_offset, members, acked, epoch, least_count
+        FROM {batch}
+        WHERE members < 1 OR members > last_offset - first_offset + 1 OR acked NOT BETWEEN 0 AND members
+           OR first_offset < 0 OR epoch < 1 OR least_count < 0
+    """
+
+
+class ExpectDoneBatchesToMoveTheCommitOffset(ExpectNoRows):
+    """The point of an orderly lane: what is done in order is done."""
+
+    description: str = "When every member is acked the commit offset is behind the last one."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, last_offset, members, acked, commit_offset
+        FROM {batch}
+        WHERE acked = members AND commit_offset <= last_offset
+    """
+
+
+class ExpectBlocksToEnd(ExpectNoRows):
+    """A lane that is blocked until a moment that has passed waits for nothing."""
+
+    description: str = "`free_at_ms` lies after `now_ms`, and is null when every member is acked."
+    unexpected_rows_query: str = """
+        SELECT partition, kafka_offset, ordinal, now_ms, free_at_ms, members, acked
+        FROM {batch}
+        WHERE free_at_ms <= now_ms OR acked = members AND free_at_ms IS NOT NULL
+    """
+
+
+class ExpectBatchesToFollowEachOther(ExpectNoRows):
+    """A batch that comes back after a later one would let its handles ack again."""
+
+    description: str = "In a lane epochs never fall."
+    unexpected_rows_query: str = """
+        SELECT * FROM (
+            SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`, epoch,
+                   lag(epoch) OVER (
+                       PARTITION BY ops_topic_id, topic, queue_id, `group` ORDER BY kafka_offset, ordinal
+                   ) AS epoch_before
+            FROM {batch}
+        )
+        WHERE epoch < epoch_before
+    """
+
+
+class ExpectMembersToBeLeased(ExpectNoRows):
+    """The batch and the deliveries tell the same story of a pop."""
+
+    description: str = "The record that made a batch leased as many messages as it has members."
+    unexpected_rows_query: str = """
+        SELECT b.partition, b.kafka_offset, b.ordinal, b.topic, b.queue_id, b.`group`, b.epoch, b.members, d.leased
+        FROM {batch} AS b
+        JOIN deliveries_seen AS seen ON seen.state_epoch = b.state_epoch AND b.apply_seq <= seen.apply_seq
+        JOIN (
+            SELECT ops_topic_id, partition, kafka_offset, topic, queue_id, `group`, epoch,
+                   sum(last_offset - first_offset + 1) AS leased
+            FROM deliveries WHERE step = 'leased'
+            GROUP BY ALL
+        ) AS d
+            ON d.ops_topic_id = b.ops_topic_id AND d.partition = b.partition AND d.kafka_offset = b.kafka_offset
+            AND d.topic = b.topic AND d.queue_id = b.queue_id AND d.`group` = b.`group` AND d.epoch = b.epoch
+        WHERE d.leased <> b.members
+    """
+
+
+def order_info_suite() -> ExpectationSuite:
+    """Rules of the batches of orderly lanes."""
+    return ExpectationSuite(
+        "order_info",
+        expectations=[
+            *common_expectations("order_info"),
+            ExpectBatchesToBePossible(),
+            ExpectDoneBatchesToMoveTheCommitOffset(),
+            ExpectBlocksToEnd(),
+            ExpectBatchesToFollowEachOther(),
+            ExpectMembersToBeLeased(),
+        ],
+    )
