@@ -102,7 +102,7 @@ def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: object, f
             header = _header(handle.pop_time_ms, next_visible_ms)
             pieces.append(Piece(at, stop, Reason.STALE_HANDLE, header=header))
         else:
-            _, stop, member = next(info.within(at, end))
+            stop, member = info.at(at, end)
             if member is None or not member.is_member:
                 pieces += [
                     Piece(low, high, Reason.ALREADY_ACKED if is_hole else Reason.OUTSIDE_POP)
@@ -167,7 +167,7 @@ def expire_members(turn: Turn, lane: LaneState, first: int, end: int, *, is_pref
             record.expired_from_log += stop - low
         info.ack(at, stop)
     if is_prefix:
-        record.expired_from_log += _move_commit_offset(lane, end)
+        record.expired_from_log += _move_commit_offset(lane, info, end)
     settle_batch(turn, lane)
 
 
@@ -285,13 +285,13 @@ def _pass_over_all(turn: Turn, lane: LaneState) -> None:
             info.end_lease(low, end, member)
             lane.record.leased -= end - low
             turn.step(lane, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
-    lane.record.passed_over += _move_commit_offset(lane, lane.queue.written.floor)
+    lane.record.passed_over += _move_commit_offset(lane, info, lane.queue.written.floor)
 
 
 def _follow_acks(lane: LaneState, info: OrderInfo) -> None:
     """The commit offset is the batch's; a pop alone does not pass what its tags left out before its first member."""
     if info.acked_count:
-        lane.record.passed_over += _move_commit_offset(lane, info.next_offset)
+        lane.record.passed_over += _move_commit_offset(lane, info, info.next_offset)
     _balance(lane)
 
 
@@ -313,14 +313,15 @@ def _balance(lane: LaneState) -> None:
     record.available = record.next_offset - floor - holes - record.leased
 
 
-def _move_commit_offset(lane: LaneState, to: int) -> int:
+def _move_commit_offset(lane: LaneState, info: OrderInfo, to: int) -> int:
     """Everything below `to` is done; how many messages of it were not acked."""
     record, queue, first = lane.record, lane.queue, lane.acked.floor
     if to <= first:
         return 0
     _begin_beyond(lane)
     holes = queue.count_holes(first, to)
-    acked = acked_within(lane, first, to)
+    is_acked = info.is_whole and info.first <= first and to <= info.next_offset and not holes
+    acked = to - first if is_acked else acked_within(lane, first, to)
     done = to - first - holes
     record.acked += done
     record.holes_passed += holes

@@ -238,16 +238,28 @@ class OrderInfo:
         """How many members lie in [first, end)."""
         return sum(stop - at for at, stop, member in self.runs(first, end) if member.is_member)
 
-    def within(self, first: int, end: int) -> Iterator[tuple[int, int, Member | None]]:
-        """[first, end) cut by what the offsets are; None: nothing is known of them."""
-        at = first
-        for low, high, member in self.runs(first, end):
-            if at < low:
-                yield at, low, None
-            yield low, high, member
-            at = high
-        if at < end:
-            yield at, end, None
+    @property
+    def is_whole(self) -> bool:
+        """Whether every offset from the first member to the last is one."""
+        return self._head.member_count == self._head.end - self._head.first
+
+    def at(self, first: int, end: int) -> tuple[int, Member | None]:
+        """Up to where, at most `end`, offsets are what `first` is, and what that is; None: nothing is known of it.
+
+        It may stop at the end of a page, although the next offset is the same.
+        """
+        if first >= self._head.end:
+            return end, None
+        page = self._page(first >> PAGE_SHIFT)
+        stop = min(end, ((first >> PAGE_SHIFT) + 1) << PAGE_SHIFT)
+        if page is None:
+            return stop, None
+        for run_first, run_end, member in page.runs:
+            if first < run_first:
+                return min(stop, run_first), None
+            if first < run_end:
+                return min(stop, run_end), member
+        return stop, None
 
     def next_visible_ms(self, member: Member) -> int:
         """When a member is visible again."""
@@ -387,6 +399,7 @@ class OrderInfo:
     def ack(self, first: int, end: int) -> int:
         """The members of [first, end) are done; how many of them were not before."""
         done = 0
+        page = None
         for page_no, low, high in windows(first, end):
             page = self._page(page_no)
             if page is None:
@@ -399,9 +412,12 @@ class OrderInfo:
         head = self._head
         head.acked_count += done
         if done and first <= head.next_offset < end:
-            head.next_offset = next(
-                (at for at, _, m in self.runs(head.next_offset) if m.is_member and not m.acked), head.end
-            )
+            # Mostly it is the neighbour: no need to go through the pages.
+            near = page.runs if page is not None else ()
+            left = (max(at, end) for at, stop, m in near if stop > end and m.is_member and not m.acked)
+            head.next_offset = next(left, -1)
+            if head.next_offset < 0:
+                head.next_offset = next((at for at, _, m in self.runs(end) if m.is_member and not m.acked), head.end)
         self._save()
         return done
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from broker_state.batch import fold
-from broker_state.command import Command, Pop
+from broker_state.command import Ack, Command, Pop
 from broker_state.kernel.turn import Decision, OpRecord
 from broker_state.memory_kv import MemoryKv
 from broker_state.overlay import Overlay
@@ -21,7 +21,7 @@ from pipelines.bench.workload import declare_queue, single_entry_ops, single_pop
 from pipelines.frames import entries_of
 from pipelines.outbox import Outbox
 
-__all__ = ["Rate", "expire_at_once", "kernel_rates", "profile_top"]
+__all__ = ["Rate", "expire_at_once", "kernel_rates", "orderly_lane", "profile_top"]
 
 _TOPIC = "bench"
 _MS_BASE = 1_000_000
@@ -51,6 +51,8 @@ def kernel_rates(messages: int, runs: int) -> dict[str, Rate]:
             _single(rates, "store", store, messages)
         _whole(rates, "entries_each_its_own_range", messages_a_pop=10_000, entry_offsets=1, pops=2)
         _whole(rates, "entries_whole_pops", messages_a_pop=10_000, entry_offsets=10_000, pops=30)
+        _whole(rates, "orderly_pops_of_32", messages_a_pop=32, entry_offsets=32, pops=1_000, order=True)
+        _whole(rates, "orderly_pops_of_32_each_its_own_entry", messages_a_pop=32, entry_offsets=1, pops=300, order=True)
     return {name: Rate.of(name.rsplit(".", 1)[-1], values) for name, values in rates.items()}
 
 
@@ -76,16 +78,59 @@ def _single(rates: dict[str, list[float]], where: str, store: MemoryKv | RocksSt
         rates.setdefault("kernel.store_one_sync.entries", []).append(len(records) / total)
 
 
-def _whole(rates: dict[str, list[float]], name: str, *, messages_a_pop: int, entry_offsets: int, pops: int) -> None:
+def _whole(
+    rates: dict[str, list[float]], name: str, *, messages_a_pop: int, entry_offsets: int, pops: int, order: bool = False
+) -> None:
     store = MemoryKv()
     overlay = Overlay(store)
     fold(overlay, _records(declare_queue(_TOPIC, 0, messages_a_pop * pops)), Decision())
     store.write(overlay)
-    records = _records(whole_pop_ops(_TOPIC, 0, "group", pops, messages_a_pop, entry_offsets=entry_offsets))
+    records = _records(
+        whole_pop_ops(_TOPIC, 0, "group", pops, messages_a_pop, entry_offsets=entry_offsets, order=order)
+    )
+    decision = Decision()
     started = time.process_time()
-    fold(overlay, records, Decision())
+    fold(overlay, records, decision)
+    spent = time.process_time() - started
+    refused = sum(1 for row in decision.operations if row.code)
+    assert not refused, f"{refused} operations of the workload were refused"
     # Popped once and acked once: each message is an entry twice.
-    rates.setdefault(f"kernel.{name}.messages", []).append(2 * messages_a_pop * pops / (time.process_time() - started))
+    rates.setdefault(f"kernel.{name}.messages", []).append(2 * messages_a_pop * pops / spent)
+
+
+def orderly_lane(messages: int, messages_a_pop: int) -> dict[str, object]:
+    """`messages` through one orderly lane, each pop acked back to front in ten parts: how long its values get."""
+    with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
+        overlay = Overlay(store)
+        fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
+        commands = whole_pop_ops(
+            _TOPIC,
+            0,
+            "group",
+            messages // messages_a_pop,
+            messages_a_pop,
+            entry_offsets=messages_a_pop // 10,
+            order=True,
+        )
+        longest = largest = 0
+        started = time.perf_counter()
+        for number, command in enumerate(commands):
+            backwards = command
+            if isinstance(command, Ack):
+                backwards = msgspec.structs.replace(command, entries=command.entries[::-1])
+            decision = Decision()
+            fold(overlay, _records([backwards], number), decision)
+            assert not any(row.code for row in decision.operations), "an operation of the workload was refused"
+            state = [len(value or b"") for family, _, value in overlay.changes() if family in {"state", "ops"}]
+            longest = max(longest, *state)
+            largest = max(largest, store.write(overlay))
+        return {
+            "messages": messages,
+            "messages_a_pop": messages_a_pop,
+            "seconds": round(time.perf_counter() - started, 2),
+            "write_batch_bytes_max": largest,
+            "longest_value_bytes": longest,
+        }
 
 
 def profile_top(messages: int, count: int = 10) -> list[dict[str, object]]:

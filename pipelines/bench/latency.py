@@ -14,7 +14,7 @@ from connectors.client.settings import ClientSettings
 from connectors.kafka.topics import create_message_topic
 from pipelines.bench.workload import declare_queue, single_pops
 
-__all__ = ["lease_many", "message_latency", "operation_latency"]
+__all__ = ["lease_many", "message_latency", "operation_latency", "wake_up_latency"]
 
 _QUEUES = 8
 LEASE_MS = 300_000
@@ -73,6 +73,40 @@ def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds
         while transport.waiting_count:
             time.sleep(0.05)
     return {"rate": rate, "operations": len(waits), **_quantiles(waits)}
+
+
+def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """A pop waits for an orderly lane that a lease blocks; milliseconds from the lease's end to its answer."""
+    topic = "latency-orderly"
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    waits: list[float] = []
+    with Transport(settings) as transport:
+        transport.request(Declare(topic=topic, queue_id=0, v=1, topic_id="latency"))
+        transport.request(Dispatch(topic=topic, queue_id=0, v=1, ranges=[WrittenRange(0, 0)]))
+
+        def pop(poll_time_ms: int) -> Future[Answer]:
+            command = Pop(
+                topic=topic,
+                queue_id=0,
+                v=1,
+                group="group",
+                max_messages=1,
+                invisible_time_ms=1_000 // rate,
+                poll_time_ms=poll_time_ms,
+                order=True,
+            )
+            return transport.submit(command)
+
+        free_ms = 0.0
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            answer = pop(30_000).result()
+            answered_ms = time.time() * 1000
+            if free_ms:
+                waits.append(answered_ms - free_ms)
+            assert answer.pop_time_ms is not None, "a pop that waits so long is served"
+            free_ms = float(answer.pop_time_ms + 1_000 // rate)
+    return {"rounds": len(waits), **_quantiles(waits)}
 
 
 def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:

@@ -2,10 +2,13 @@
 
 machine      cores, load average before and after, Python
 kernel       rates of kernel and store, {unit, median, least, greatest, runs}
+orderly      1,000,000 messages through one orderly lane by pops of 10,000
 expiry       1,000,000 leases of one queue ending at one record, by messages a pop
 drain        the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
 latency      milliseconds: `operation` send -> answer, `message` send -> handler of a waiting consumer,
+             `wake_up` a blocked orderly lane is free -> answer of the pop that waits for it,
              `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once
+             `idle` shares of a core that job and JVM use with nothing to do, a sample a second
 profile      the ten functions in which the kernel spends most of its own time
 """
 
@@ -25,8 +28,9 @@ import msgspec
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.bench.drain import drain, fill
-from pipelines.bench.kernel import expire_at_once, kernel_rates, profile_top
-from pipelines.bench.latency import lease_many, message_latency, operation_latency
+from pipelines.bench.idle import idle_shares
+from pipelines.bench.kernel import expire_at_once, kernel_rates, orderly_lane, profile_top
+from pipelines.bench.latency import lease_many, message_latency, operation_latency, wake_up_latency
 from pipelines.host import Host
 from pipelines.settings import JobSettings
 
@@ -53,6 +57,8 @@ def run_bench(
     report: dict[str, Any] = {}
     on_progress("kernel and store")
     report["kernel"] = msgspec.to_builtins(kernel_rates(min(operations // 4, 100_000), runs))
+    on_progress("an orderly lane")
+    report["orderly"] = orderly_lane(1_000_000, 10_000)
     on_progress(f"{LEASES:,} leases ending at once")
     report["expiry"] = [expire_at_once(LEASES, messages_a_pop=size) for size in (10_000, 100, 1)]
     report["profile"] = profile_top(20_000)
@@ -92,6 +98,8 @@ def _latency(kafka: EmbeddedKafka, folder: Path, var: Path, seconds: int) -> dic
             report = {
                 "operation": measure(operation_latency, 500, seconds),
                 "message": measure(message_latency, 20, seconds),
+                "wake_up": measure(wake_up_latency, 1, seconds),
+                "idle": idle_shares(seconds),
             }
             ends_ms = lease_many(servers, "latency", LEASES)
         time.sleep(max(0.0, ends_ms / 1000 - time.time()) + 1)  # no job runs: they all end at its first record

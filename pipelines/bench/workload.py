@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 
 from broker_state.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Pop, WrittenRange
-from broker_state.handle import Handle, encode_handle, lane_check
+from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
 
 __all__ = ["DISPATCHED_AT_ONCE", "declare_queue", "single_entry_ops", "single_pops", "whole_pop_ops"]
 
@@ -61,10 +61,11 @@ def single_entry_ops(
 
 
 def whole_pop_ops(
-    topic: str, queue_id: int, group: str, pops: int, messages_a_pop: int, *, entry_offsets: int
+    topic: str, queue_id: int, group: str, pops: int, messages_a_pop: int, *, entry_offsets: int, order: bool = False
 ) -> Iterator[Command]:
     """Pops of many messages, each acked by one record with an entry for every `entry_offsets` offsets."""
     check = lane_check(topic, queue_id, group)
+    revive_queue_id = REVIVE_QUEUE_ID_ORDERLY if order else 0
     for number in range(pops):
         yield Pop(
             topic=topic,
@@ -74,10 +75,11 @@ def whole_pop_ops(
             group=group,
             max_messages=messages_a_pop,
             invisible_time_ms=3_600_000,
+            order=order,
             client_id="bench",
         )
         first = number * messages_a_pop
-        handle = encode_handle(Handle(first, 0, 0, 0, queue_id, number + 1, 0, check))
+        handle = encode_handle(Handle(first, 0, 0, revive_queue_id, queue_id, number + 1, 0, check))
         yield Ack(
             topic=topic,
             queue_id=queue_id,

@@ -1,0 +1,31 @@
+"""What a job costs that has nothing to do."""
+
+import statistics
+import time
+
+import psutil
+
+__all__ = ["idle_shares"]
+
+
+def idle_shares(seconds: int) -> dict[str, float]:
+    """CPU of this process and of the JVM below it, as shares of one core: median and greatest of a sample a second."""
+    own = psutil.Process()
+    jvm = next(child for child in own.children(recursive=True) if child.name() == "java" and _is_spark(child))
+    time.sleep(5)
+    shares = []
+    for _ in range(seconds):
+        before = _cpu_s(own) + _cpu_s(jvm)
+        began = time.perf_counter()
+        time.sleep(1)
+        shares.append((_cpu_s(own) + _cpu_s(jvm) - before) / (time.perf_counter() - began))
+    return {"median": round(statistics.median(shares), 3), "max": round(max(shares), 3)}
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def _is_spark(process: psutil.Process) -> bool:
+    return any("spark" in part for part in process.cmdline())
