@@ -20,6 +20,7 @@ __all__ = [
     "Command",
     "Declare",
     "Dispatch",
+    "Entry",
     "ForgetLane",
     "HandleRef",
     "Init",
@@ -105,6 +106,9 @@ class RejectEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     handle: int
     offsets: list[OffsetRange]
     cause: str | None = None
+
+
+Entry = AckEntry | ChangeEntry | RejectEntry
 
 
 class Declare(CommandBase, frozen=True, tag="declare"):

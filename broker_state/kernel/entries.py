@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from broker_state.answer import Run
 from broker_state.audit import DeliveryStep
-from broker_state.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, Reject, RejectEntry
+from broker_state.command import Ack, ChangeEntry, ChangeInvisible, Entry, Reject, RejectEntry
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.catch_up import catch_up, enter
 from broker_state.kernel.delivery import ack_range, end_lease
@@ -22,7 +22,6 @@ __all__ = ["decide_entries"]
 _LEASED = DeliveryState.LEASED
 
 Entries = Ack | ChangeInvisible | Reject
-Entry = AckEntry | ChangeEntry | RejectEntry
 
 
 class _Named:

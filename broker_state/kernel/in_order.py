@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from broker_state.answer import LeasedRange
 from broker_state.audit import DeliveryStep
-from broker_state.command import ChangeEntry, RejectEntry
+from broker_state.command import AckEntry, ChangeEntry, Entry, RejectEntry
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.delivery import Choice, absorb_holes
 from broker_state.kernel.order_info import Member, OrderInfo
@@ -81,7 +81,7 @@ def grant_in_order(
     return _delivery(info, Member(True)), info.first, ranges
 
 
-def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: object, first: int, end: int) -> list[Piece]:
+def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
     """Judge [first, end), all within the queue and not named before, and apply what is good.
 
     The commit offset moves at once, for the next offset is judged by it; what else follows is told when the whole
@@ -225,7 +225,7 @@ def _change(
     return Piece(first, end, Reason.OK, before, after, _header(info.pop_time_ms, next_visible_ms))
 
 
-def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: object, first: int, end: int, member: Member) -> Piece:
+def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: Entry, first: int, end: int, member: Member) -> Piece:
     before = _delivery(info, member)
     info.ack(first, end)
     lane.record.leased -= 0 if member.ended else end - first
@@ -235,7 +235,7 @@ def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: object, first: int
         turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=turn.client_id)
         turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)
     else:
-        cause = getattr(entry, "cause", None) or "ack"
+        cause = (entry.cause if isinstance(entry, AckEntry) else None) or "ack"
         turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=turn.client_id)
     _follow_acks(lane, info)
     return Piece(first, end, Reason.OK, before)

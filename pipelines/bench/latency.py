@@ -8,16 +8,17 @@ from concurrent.futures import Future
 from typing import Any
 
 from broker_state.answer import Answer
-from broker_state.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, WrittenRange
+from broker_state.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, Tick, WrittenRange
 from connectors.client import Consumer, Producer, Transport
 from connectors.client.settings import ClientSettings
 from connectors.kafka.topics import create_message_topic
 from pipelines.bench.workload import declare_queue, single_pops
 
-__all__ = ["lease_many", "message_latency", "operation_latency", "wake_up_latency"]
+__all__ = ["end_leases", "lease_many", "message_latency", "operation_latency", "wake_up_latency"]
 
 _QUEUES = 8
 LEASE_MS = 300_000
+_LEASES_TOPIC = "latency-leases"
 
 
 def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
@@ -111,7 +112,7 @@ def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: 
 
 def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
     """Lease that many messages of one queue, each by a pop of its own; when the last lease ends, in ms."""
-    queue = ("latency-leases", 0)
+    queue = (_LEASES_TOPIC, 0)
     settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
     with Transport(settings) as transport:
         for command in declare_queue(*queue, leases):
@@ -121,6 +122,13 @@ def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
             transport.post(command)
         granted = transport.request(next(pops), timeout_ms=LEASE_MS)
     return float(granted.now_ms + LEASE_MS)
+
+
+def end_leases(bootstrap_servers: str, prefix: str) -> None:
+    """Let what is due in the queue of `lease_many` take effect."""
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    with Transport(settings) as transport:
+        transport.request(Tick(topic=_LEASES_TOPIC, queue_id=0, v=1))
 
 
 def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:

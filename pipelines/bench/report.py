@@ -30,7 +30,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.bench.drain import drain, fill
 from pipelines.bench.idle import idle_shares
 from pipelines.bench.kernel import expire_at_once, kernel_rates, orderly_lane, profile_top
-from pipelines.bench.latency import lease_many, message_latency, operation_latency, wake_up_latency
+from pipelines.bench.latency import end_leases, lease_many, message_latency, operation_latency, wake_up_latency
 from pipelines.host import Host
 from pipelines.settings import JobSettings
 
@@ -101,8 +101,11 @@ def _latency(kafka: EmbeddedKafka, folder: Path, var: Path, seconds: int) -> dic
                 "wake_up": measure(wake_up_latency, 1, seconds),
                 "idle": idle_shares(seconds),
             }
+        with Host(settings.model_copy(update={"ticks": False}), var=var):  # so they end all at one record: ours
             ends_ms = lease_many(servers, "latency", LEASES)
-        time.sleep(max(0.0, ends_ms / 1000 - time.time()) + 1)  # no job runs: they all end at its first record
-        with Host(settings, var=var):
-            report["others_while_leases_end"] = measure(operation_latency, 100, 60)
+            time.sleep(max(0.0, ends_ms / 1000 - time.time()) + 1)
+            others = clients.submit(operation_latency, servers, "latency", rate=100, seconds=60)
+            time.sleep(20)
+            end_leases(servers, "latency")
+            report["others_while_leases_end"] = others.result()
     return report

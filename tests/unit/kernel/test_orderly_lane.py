@@ -216,3 +216,65 @@ def test_ten_thousand_members_and_no_value_over_4_kib() -> None:
     assert max(len(value) for value in lab.kv.families["state"].values()) <= 4_096
     lab.ack(handle, (0, 9_999))
     assert lab.commit_offset == 10_000
+
+
+def test_a_lane_that_becomes_poppable_is_notified_once() -> None:
+    """When its batch is free by itself, and when it is done; not while a later member blocks."""
+    lab = LaneLab(5)
+    handle, _ = popped(lab, 2, invisible_ms=10_000)
+    assert not lab.decision.notifications
+    lab.change(handle, 30_000, (1, 1))
+    lab.tick(10_000)
+    assert not lab.decision.notifications, "the second member blocks"
+    lab.tick(20_000)
+    assert [(n.group, n.at_ms) for n in lab.decision.notifications] == [(GROUP, lab.now_ms)]
+    again, _ = popped(lab, 2)
+    lab.ack(again, (0, 0))
+    assert not lab.decision.notifications
+    lab.ack(again, (1, 1))
+    assert len(lab.decision.notifications) == 1
+    lab.tick(1)
+    assert not lab.decision.notifications
+
+
+@pytest.mark.parametrize("invisible_ms", [-1, 12 * 3_600_000 + 1])
+def test_a_time_out_of_range_is_refused_and_changes_nothing(invisible_ms: int) -> None:
+    lab = LaneLab(3)
+    handle, _ = popped(lab, 2)
+    before = dict(lab.kv.families["state"])
+    assert lab.change(handle, invisible_ms, (0, 0)) == [(0, 0, "INVALID_PARAMETER")]
+    assert [(row.reason, row.code, row.applied) for row in lab.decision.operations] == [
+        ("INVALID_PARAMETER", 29, False)
+    ]
+    changed = {key for key, value in lab.kv.families["state"].items() if before.get(key) != value}
+    assert {key[key.index(b"\0\0\0\0") + 4 :][:1] for key in changed} <= {b"Q", b"F"}, (
+        "only the queue's clock and op_ids"
+    )
+
+
+def test_an_attempt_id_of_a_megabyte_is_refused() -> None:
+    lab = LaneLab(3)
+    assert nothing(lab, attempt_id="x" * 1_000_000) is Reason.INVALID_PARAMETER
+
+
+def test_a_handle_of_another_lane_is_unknown() -> None:
+    lab = LaneLab(3)
+    handle, _ = popped(lab, 2)
+    popped(lab, 2, group="other")
+    assert lab.ack(handle, (0, 0), group="other") == [(0, 0, "UNKNOWN_HANDLE")]
+
+
+def test_a_concurrent_lane_with_live_leases_takes_no_orderly_pop() -> None:
+    lab = LaneLab(3)
+    concurrent = lab.pop(1)
+    assert nothing(lab) is Reason.WRONG_MODE
+    answer = lab.do(Policy(**QUEUE, group=GROUP, orderly=True))
+    assert answer is not None
+    assert answer.reason is Reason.WRONG_MODE
+    lab.ack(concurrent.handle, (0, 0))
+    assert popped_after_policy(lab) == [(1, 2, 1)]
+
+
+def popped_after_policy(lab: LaneLab) -> list[tuple[int, int, int]]:
+    lab.do(Policy(**QUEUE, group=GROUP, orderly=True))
+    return popped(lab, 3)[1]
