@@ -60,6 +60,8 @@ class Broker:
         self._records = 0
         self._handles: dict[tuple[str, str, int, int], str] = {}
         self._written: dict[tuple[str, int], int] = {}
+        self.notified: list[str] = []
+        """Lanes that became poppable, as topic@group@queue id."""
 
     def declare(self, topic: str, queue_id: int, first: int = 0, end: int | None = None) -> None:
         """A queue exists; with `end` it holds [first, end)."""
@@ -273,6 +275,7 @@ class Broker:
         decision = Decision()
         fold(self._overlay, [OpRecord(0, number, self.now_ms, command, number.to_bytes(8, "big"))], decision)
         self._kv.write(self._overlay)
+        self.notified += [f"{n.topic}@{n.group}@{n.queue_id}" for n in decision.notifications]
         answers = [msgspec.json.decode(encoded, type=Answer) for _, encoded in decision.answers]
         return next(answer for answer in answers if answer.op_id == command.op_id)
 

@@ -20,6 +20,7 @@ __all__ = [
     "NEVER_LOST",
     "NO_64_LIMIT",
     "RANGE_CHECKED",
+    "RESET_AT_ONCE",
     "RESULTS_PER_ENTRY",
     "TRUE_WAKE_UP",
     "ZERO_HEADER",
@@ -41,6 +42,7 @@ RESULTS_PER_ENTRY = "results per entry"
 CHANGE_OUTSIDE_ITS_POP = "a change outside its pop is refused"
 ZERO_HEADER = "a zero-header handle is stale"
 TRUE_WAKE_UP = "true wake-up moment"
+RESET_AT_ONCE = "a reset takes effect at once"
 
 _UNKNOWN = code_of(Reason.UNKNOWN_HANDLE)
 _INVALID = code_of(Reason.INVALID_PARAMETER)

@@ -3,7 +3,7 @@
 import enum
 from typing import NamedTuple
 
-__all__ = ["Comparison", "Outcome", "Verdict"]
+__all__ = ["Comparison", "Outcome", "Verdict", "plain"]
 
 
 class Outcome(enum.StrEnum):

@@ -149,3 +149,71 @@ def test_what_cannot_be_read_as_a_vector_fails_and_the_others_are_run(tmp_path: 
     assert [line.split(" ")[1] for line in lines[:4]] == ["fail", "fail", "fail", "pass"]
     assert lines[-1] == "1 passed, 3 failed"
     assert result.exit_code == 1
+
+
+LANE = {"topic": "T", "group": "G", "queue_id": 0}
+
+
+def own_vector(component: str, *steps: dict[str, Any]) -> str:
+    return str(run_vector({"id": "own", "component": component, "clock": 1_000_000, "steps": list(steps)}))
+
+
+def oi(op: str, **fields: Any) -> dict[str, Any]:
+    return {"op": f"oi_{op}", **LANE, **fields}
+
+
+POPPED = {"attempt_id": None, "pop_time": 1_000_000, "invisible_time": 1_000}
+
+
+@pytest.mark.parametrize(
+    ("expected", "verdict"),
+    [(1_001_000, "own differs: true wake-up moment"), (1_005_000, "own fail"), (1_002_000, "own fail")],
+    ids=["RocketMQ's moment", "ours, which RocketMQ does not have", "neither"],
+)
+def test_a_later_member_that_blocks_moves_the_wake_up(expected: int, verdict: str) -> None:
+    steps = (
+        oi("update", **POPPED, offsets=[1, 2]),
+        oi("update_next_visible_time", offset=2, pop_time=1_000_000, next_visible_time=1_005_000),
+        oi("timer", expect=expected),
+        oi("lock_free_timestamp", expect=expected),
+    )
+    assert own_vector("order_info_timer", *steps).startswith(verdict)
+
+
+def test_more_than_64_members_are_acked_one_by_one() -> None:
+    offsets = list(range(100, 170))
+    steps = (
+        oi("update", **POPPED, offsets=offsets),
+        oi("commit_and_next", offset=164, pop_time=1_000_000, expect=101),
+        oi("commit_and_next", offset=100, pop_time=1_000_000, expect=101),
+        oi("commit_and_next", offset=101, pop_time=1_000_000, expect=102),
+    )
+    assert own_vector("order_info", *steps) == "own differs: no 64-message limit"
+    assert own_vector("order_info", *steps[:1], {**steps[1], "expect": 100}).startswith("own fail")
+
+
+def send_and_pop(messages: int, count: int) -> list[dict[str, Any]]:
+    pop = {"op": "pop", **LANE, "max": count, "invisible_time": 10_000, "order": True, "attempt_id": None}
+    return [{"op": "send", "topic": "T", "queue_id": 0, "count": messages}, pop]
+
+
+def test_a_reset_of_a_blocked_lane_takes_effect_at_once() -> None:
+    send, pop = send_and_pop(5, 2)
+    reset = {"op": "admin_reset_offset", **LANE, "offset": 3}
+    later = {"op": "clock", "now": 1_010_000}
+    blocked, served = (
+        {**pop, "expect": {"messages": []}},
+        {**pop, "expect": {"messages": [["T", 0, 3, 0], ["T", 0, 4, 0]]}},
+    )
+    assert own_vector("pop_orderly", send, pop, reset, blocked) == "own differs: a reset takes effect at once"
+    assert own_vector("pop_orderly", send, pop, reset, served) == "own pass"
+    assert own_vector("pop_orderly", send, pop, later, reset, blocked).startswith("own fail")
+
+
+def test_an_ack_that_frees_a_lane_wakes_who_waits_if_there_is_anything() -> None:
+    ack = {"op": "ack", **LANE, "offset": 0, "extra_info": "0 1000000 10000 999 0 broker-a 0 0"}
+    woken = {"op": "notified", "expect": ["T@G@0"]}
+    assert own_vector("pop_orderly", *send_and_pop(2, 1), {"op": "notified"}, ack, woken) == "own pass"
+    none_left = own_vector("pop_orderly", *send_and_pop(1, 1), {"op": "notified"}, ack, woken)
+    assert none_left == "own differs: true wake-up moment"
+    assert own_vector("pop_orderly", *send_and_pop(2, 1), {"op": "notified"}, woken).startswith("own fail")
