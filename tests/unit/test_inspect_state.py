@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from typer.testing import CliRunner
 
 from broker_state.batch import fold
 from broker_state.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Pop, WrittenRange
 from broker_state.kernel.turn import Decision, OpRecord
 from broker_state.overlay import Overlay
 from broker_state.rocks_store import RocksStore
+from checkpoints.layout import JobFolder
+from pipelines.cli.app import app
 from pipelines.inspect_state import lane_detail, queues_in
 
 QUEUE: dict[str, Any] = {"topic": "orders", "queue_id": 0, "v": 1}
@@ -83,3 +86,19 @@ def test_a_frozen_state_does_not_see_what_is_written_later(tmp_path: Path) -> No
         assert list(queues_in(store))
         assert frozen.get("state", b"\x06orders\x00\x00\x00\x00Q") is None
         assert store.frozen().get("state", b"\x06orders\x00\x00\x00\x00Q") is not None
+
+
+def test_status_of_a_lane_shows_what_blocks_it(tmp_path: Path) -> None:
+    with RocksStore(JobFolder(tmp_path).state) as store:
+        job = Writer(store)
+        job.do(Declare(**QUEUE, topic_id="t"))
+        job.do(Dispatch(**QUEUE, ranges=[WrittenRange(0, 9)]))
+        job.pop(attempt_id="a")
+        job.pop(client_id="second", poll_time_ms=5_000)
+    result = CliRunner().invoke(app, ["status", "--lane", "g", "--folder", str(tmp_path)])
+    shown = " ".join(result.stdout.split())
+    assert "popped 3 messages in 0..2 at 1970-01-01 00:00:01.003Z, 0 acked, attempt id a" in shown
+    assert "free at 1970-01-01 00:00:11.003Z, or when all are acked" in shown
+    assert "not acked 0..2 until 1970-01-01 00:00:11.003Z, attempt 1" in shown
+    assert "waiting second for 3 until 1970-01-01 00:00:06.004Z" in shown
+    assert "popped" not in CliRunner().invoke(app, ["status", "--folder", str(tmp_path)]).stdout
