@@ -9,7 +9,7 @@ from broker_state.command import Ack, ChangeEntry, ChangeInvisible, Entry, Rejec
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.catch_up import catch_up, enter
 from broker_state.kernel.delivery import ack_range, end_lease
-from broker_state.kernel.in_order import judge_in_order, settle_batch
+from broker_state.kernel.in_order import judge_in_order
 from broker_state.kernel.limits import INVISIBLE_TIME_MS_MAX, is_of_lite_topic, is_range
 from broker_state.kernel.outcome import Piece
 from broker_state.kernel.queue_state import LaneState
@@ -137,9 +137,6 @@ def decide_entries(turn: Turn, command: Entries) -> None:
         lane, handle, text = refused
         for first, last in entry.offsets:
             _decide_range(request, lane, handle, text, index, entry, first, last + 1)
-    for lane in lanes.values():
-        if lane.record.orderly:
-            settle_batch(turn, lane)
     turn.respond(
         _overall(request.runs),
         applied=any(run.applied for run in request.runs),

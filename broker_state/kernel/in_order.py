@@ -84,8 +84,8 @@ def grant_in_order(
 def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
     """Judge [first, end), all within the queue and not named before, and apply what is good.
 
-    The commit offset moves at once, for the next offset is judged by it; what else follows is told when the whole
-    command has had its effect (`settle_batch`): its acks come before the end of leases that it brings about.
+    What follows from it takes effect before the next offset is judged, as if each were an operation of its own: the
+    commit offset moves, and members whose leases end may be dead-lettered.
     """
     info = lane.order_info
     next_visible_ms = turn.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else None
@@ -222,6 +222,7 @@ def _change(
     lane.record.leased += (end - first) * (member.ended - is_release)
     step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
     turn.step(lane, step, first, end, after, cause="change_invisible", client_id=turn.client_id)
+    settle_batch(turn, lane)
     return Piece(first, end, Reason.OK, before, after, _header(info.pop_time_ms, next_visible_ms))
 
 
@@ -237,7 +238,7 @@ def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: Entry, first: int,
     else:
         cause = (entry.cause if isinstance(entry, AckEntry) else None) or "ack"
         turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=turn.client_id)
-    _follow_acks(lane, info)
+    settle_batch(turn, lane)
     return Piece(first, end, Reason.OK, before)
 
 

@@ -697,6 +697,8 @@ class ReferenceModel:
                 for offset in range(max(first, low), min(last, high - 1) + 1):
                     outcomes.append((offset, self._judge_offset(queue, lane, handle, entry, kind, offset, seen)))
                     seen.add(offset)
+                    if orderly:
+                        self._settle(queue, lane)
                 while outcomes:
                     same = 1
                     while same < len(outcomes) and outcomes[same][1] == outcomes[0][1]:
