@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Workload"]
 
 QUEUES = (("orders", 0), ("orders", 1), ("parcels", 3))
-GROUPS = ("billing", "search")
+GROUPS = ("billing", "search", "accounts")
+ORDERLY = "accounts"
 
 
 class Workload:
@@ -109,6 +110,8 @@ class Workload:
         elif what < 0.55:
             group = chance.choice(GROUPS)
             pop = {"max_messages": chance.choice([1, 4, 16]), "invisible_time_ms": chance.choice([300, 1500, 60_000])}
+            if group == ORDERLY:
+                pop |= {"order": True, "attempt_id": chance.choice(["a", "b", "c"])}
             op_id = self._send(
                 producer, queue, "pop", group=group, **pop, poll_time_ms=chance.choice([0, 0, 800, 5000])
             )
