@@ -9,7 +9,7 @@ from broker_state.command import Ack, ChangeEntry, ChangeInvisible, Entry, Rejec
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.catch_up import catch_up, enter
 from broker_state.kernel.delivery import ack_range, end_lease
-from broker_state.kernel.in_order import judge_in_order
+from broker_state.kernel.in_order import decide_in_order
 from broker_state.kernel.limits import INVISIBLE_TIME_MS_MAX, is_of_lite_topic, is_range
 from broker_state.kernel.outcome import Piece
 from broker_state.kernel.queue_state import LaneState
@@ -243,7 +243,7 @@ def _decide_named(
 ) -> list[Piece]:
     """Judge [first, end), all within the queue and not named before, and apply what is good."""
     if lane.record.orderly:
-        return judge_in_order(request.turn, lane, handle, entry, first, end)
+        return decide_in_order(request.turn, lane, handle, entry, first, end)
     pieces: list[Piece] = []
     for page_no, low, high in windows(first, end):
         page = lane.page(page_no)

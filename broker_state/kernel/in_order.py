@@ -15,7 +15,7 @@ from broker_state.keys import DEADLINE_BATCH
 from broker_state.pages import Delivery, DeliveryState
 from broker_state.reason import Reason
 
-__all__ = ["acked_within", "expire_members", "grant_in_order", "judge_in_order", "release_members", "settle_batch"]
+__all__ = ["acked_within", "decide_in_order", "expire_members", "grant_in_order", "release_members", "settle_batch"]
 
 
 def grant_in_order(
@@ -81,7 +81,7 @@ def grant_in_order(
     return _delivery(info, Member(True)), info.first, ranges
 
 
-def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
+def decide_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
     """Judge [first, end), all within the queue and not named before, and apply what is good.
 
     What follows from it takes effect before the next offset is judged, as if each were an operation of its own: the
@@ -113,8 +113,6 @@ def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, fi
                     header = None if is_hole else _header(info.pop_time_ms, next_visible_ms)
                     before = None if is_hole else _delivery(info, member)
                     pieces.append(Piece(low, high, Reason.ALREADY_ACKED, before, header=header))
-                    if next_visible_ms is not None and not is_hole:
-                        info.change(low, high, next_visible_ms, suspended=member.suspended, ended=member.ended)
             elif isinstance(entry, ChangeEntry):
                 pieces.append(_change(turn, lane, info, entry, at, stop, member))
             else:
@@ -123,11 +121,14 @@ def judge_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, fi
     return pieces
 
 
-def settle_batch(turn: Turn, lane: LaneState) -> None:
-    """The batch was changed, or is due: move the commit offset, tell what has ended, store the deadline."""
+def settle_batch(turn: Turn, lane: LaneState, *, is_release: bool = False) -> None:
+    """The batch was changed, or is due: move the commit offset, tell what has ended, store the deadline.
+
+    With `is_release` a client gave something back, which ends a lease also when the lane was free already.
+    """
     info = lane.order_info
     free_ms = info.free_ms()
-    if info.due_ms and free_ms <= turn.now_ms:
+    if (info.due_ms or is_release) and free_ms <= turn.now_ms:
         _end_leases(turn, lane, info)
     _follow_acks(lane, info)
     due_ms = free_ms if free_ms > turn.now_ms else 0
@@ -222,7 +223,7 @@ def _change(
     lane.record.leased += (end - first) * (member.ended - is_release)
     step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
     turn.step(lane, step, first, end, after, cause="change_invisible", client_id=turn.client_id)
-    settle_batch(turn, lane)
+    settle_batch(turn, lane, is_release=is_release)
     return Piece(first, end, Reason.OK, before, after, _header(info.pop_time_ms, next_visible_ms))
 
 
@@ -243,22 +244,26 @@ def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: Entry, first: int,
 
 
 def _end_leases(turn: Turn, lane: LaneState, info: OrderInfo) -> None:
-    """Nothing blocks any more: what was not acked has expired, and what has no attempt left is dead-lettered."""
-    limit = lane.policy.max_attempts
-    at_ms = min(info.due_ms, turn.now_ms)
+    """Nothing blocks any more: what was not acked has expired; from the front on, what has no attempt left is dead."""
+    at_ms = min(info.due_ms, turn.now_ms) or turn.now_ms
     for first, end, member in list(info.unacked()):
-        delivery = _delivery(info, member)
         if not member.ended:
+            delivery = _delivery(info, member)
             lane.record.leased -= end - first
             ended_ms = min(delivery.deadline_ms, turn.now_ms)
             turn.step(lane, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
-        if limit and member.count + 1 >= limit and not member.suspended:
-            info.ack(first, end)
-            lane.record.dead_lettered += end - first
-            turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
-            turn.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
-        elif not member.ended:
             info.end_lease(first, end, member)
+    limit = lane.policy.max_attempts
+    for first, end, member in list(info.unacked()) if limit else ():
+        if end <= lane.acked.floor:
+            continue  # a pop has passed it over
+        if member.count + 1 < limit or member.suspended:
+            return  # what follows comes again with it: a message that is dead must not
+        delivery = _delivery(info, member)
+        info.ack(first, end)
+        lane.record.dead_lettered += end - first
+        turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
+        turn.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
 
 
 def _delivery(info: OrderInfo, member: Member) -> Delivery:
@@ -307,7 +312,8 @@ def _balance(lane: LaneState) -> None:
     record, floor = lane.record, lane.acked.floor
     if floor == record.next_offset:
         absorb_holes(lane)
-        record.available = -record.leased
+        assert not record.leased, "who holds a message holds it beyond the commit offset"
+        record.available = 0
         return
     holes = lane.queue.count_holes(floor, record.next_offset)
     record.holes = record.holes_passed + holes

@@ -29,14 +29,14 @@ STALE = -2
 class Member(msgspec.Struct, frozen=True, gc=False):
     """What neighbouring offsets of a batch have in common.
 
-    `is_member` is False for an offset that is remembered for its count alone; `next_visible_ms` 0: that of the pop;
+    `is_member` is False for an offset that is remembered for its count alone; `next_visible_ms` -1: that of the pop;
     `count`: deliveries before this one, as RocketMQ counts them; `suspended`: the next delivery counts as this one;
     `ended`: the end of the lease was told (deliveries).
     """
 
     is_member: bool
     acked: bool = False
-    next_visible_ms: int = 0
+    next_visible_ms: int = -1
     count: int = 0
     suspended: bool = False
     ended: bool = False
@@ -104,6 +104,7 @@ class _Head(msgspec.Struct, array_like=True):
     last_consume_ms: int
     last_op_ms: int
     due_ms: int = 0
+    least_count: int = 0
 
 
 _encode_head = msgspec.msgpack.Encoder().encode
@@ -214,6 +215,11 @@ class OrderInfo:
         """The deadline that is stored for the lane: when the batch becomes free, 0 once it was told."""
         return self._head.due_ms
 
+    @property
+    def least_count(self) -> int:
+        """How often every member was delivered before, at least."""
+        return self._head.least_count
+
     def set_due_ms(self, due_ms: int) -> None:
         """The caller has stored another deadline."""
         self._head.due_ms = due_ms
@@ -263,7 +269,9 @@ class OrderInfo:
 
     def next_visible_ms(self, member: Member) -> int:
         """When a member is visible again."""
-        return member.next_visible_ms or self._head.pop_time_ms + self._head.invisible_time_ms
+        if member.next_visible_ms < 0:
+            return self._head.pop_time_ms + self._head.invisible_time_ms
+        return member.next_visible_ms
 
     def consumed_counts(self) -> ConsumedCounts:
         """How often the members, and others that are still counted, were delivered before."""
@@ -294,7 +302,7 @@ class OrderInfo:
         """A pop got `members`, half-open runs in order: acks and changed times are forgotten, counts go on (3.2)."""
         head = self._head
         counted = list(self._carried_counts(attempt_id))
-        is_same_attempt = attempt_id is not None and attempt_id == head.attempt_id
+        is_same_attempt = self.is_reentrant(attempt_id)
         pages: dict[int, MemberPage] = {}
         member_count = 0
         first, last = -1, 0
@@ -334,6 +342,7 @@ class OrderInfo:
             now_ms,
             head.due_ms,
         )
+        self._head.least_count = self.consumed_counts().least
         self._forget_latest()
         self._save()
 
@@ -461,6 +470,7 @@ class OrderInfo:
                 if m.is_member
             ]
             self._settle(page)
+        self._head.least_count = 0
         self._save()
 
     def _carried_counts(self, attempt_id: str | None) -> Iterator[tuple[int, int, int]]:
@@ -522,10 +532,8 @@ class OrderInfo:
         self._latest_ms, self._at_latest = latest, at_latest
 
     def _latest_of(self, page: MemberPage) -> int:
-        head = self._head
-        plain_ms = head.pop_time_ms + head.invisible_time_ms
         page.latest_ms = max(
-            [m.next_visible_ms or plain_ms for _, _, m in page.runs if m.is_member and not m.acked], default=0
+            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member and not m.acked], default=0
         )
         return page.latest_ms
 

@@ -399,7 +399,7 @@ class Turn:
                 info.acked_count,
                 lane.acked.floor,
                 info.due_ms or None,
-                info.consumed_counts().least,
+                info.least_count,
             )
         )
         self._order_infos += 1

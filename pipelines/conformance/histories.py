@@ -29,7 +29,7 @@ def run_histories(path: Path) -> Iterator[Verdict]:
     """One verdict for each history of a file.
 
     Raises:
-        Invalid: the file cannot be read, or a line is no history.
+        Invalid: the file cannot be read.
     """
     try:
         lines = path.read_bytes().splitlines()
@@ -37,18 +37,20 @@ def run_histories(path: Path) -> Iterator[Verdict]:
         message = f"the histories cannot be read: {error}"
         raise Invalid(message, subject=str(path)) from error
     for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            history = msgspec.json.decode(line)
-            subject = f"{history['kind']}-{history['seed']}"
-            if history["kind"] != "orderly":
-                yield Verdict(subject, Outcome.NOT_APPLICABLE, "concurrent lanes have rules of their own")
-                continue
-            yield _Replay(history).run(subject)
-        except (msgspec.DecodeError, KeyError, TypeError, ValueError) as error:
-            message = f"line {number} is no history: {error!r}"
-            raise Invalid(message, subject=str(path)) from error
+        if line.strip():
+            yield _run(f"line {number}", line)
+
+
+def _run(subject: str, line: bytes) -> Verdict:
+    """The verdict on one line; what cannot be read as a history fails, and the others are run."""
+    try:
+        history = msgspec.json.decode(line)
+        subject = f"{history['kind']}-{history['seed']}"
+        if history["kind"] != "orderly":
+            return Verdict(subject, Outcome.NOT_APPLICABLE, "concurrent lanes have rules of their own")
+        return _Replay(history).run(subject)
+    except Exception as error:  # noqa: BLE001 - whatever is in the file
+        return Verdict(subject, Outcome.FAIL, f"cannot be read as a history: {error!r}")
 
 
 class _Replay:
@@ -96,8 +98,9 @@ class _Replay:
         """RocketMQ takes the offset after the last one too, and corrects it with the next pop."""
         code = self._broker.reset_offset(*self._lane, args["offset"])
         mapped, rules = result["code"], []
-        if not result["code"] and args["offset"] > self._max_offset:
+        if args["offset"] > self._max_offset:
             mapped, rules = code_of(Reason.ABOVE_MAX), [RANGE_CHECKED]
+        if not result["code"] and mapped:
             self._broker.reset_offset(*self._lane, self._max_offset)  # where RocketMQ ends up
         self._comparison.check(where, result["code"], mapped, code, rules)
         self._is_reset_pending = not result["code"]
@@ -149,8 +152,8 @@ class _Replay:
         request = self._broker.request(*self._lane, offset, handle, asked_ms)
         ours = self._broker.change(*self._lane, offset, handle, invisible_time_ms=asked_ms, suspend=args["suspend"])
         expected = {key: result[key] for key in ("code", "pop_time", "invisible_time", "revive_qid")}
-        if expected["code"]:
-            expected |= {"pop_time": None, "invisible_time": None, "revive_qid": None}
+        if expected["code"]:  # RocketMQ writes a header of zeros
+            expected = {key: value or None for key, value in expected.items()}
         mapped, rules = apply(map_change, expected, request)
         self._comparison.check(where, expected, mapped, ours, rules)
         is_stored = not result["code"] and request.is_current and offset >= request.commit_offset
@@ -173,17 +176,19 @@ class _Replay:
             return
         wanted = {key: expected.get(key) for key in _COMPARED}
         told = {key: ours[key] for key in _COMPARED}
-        times = {offset: ms for offset, ms in (wanted["ot"] or {}).items() if self._not_stored.get(offset) != ms}
+        # The time of a member that is acked is read by nobody: RocketMQ stores a change of it, popstream refuses it.
+        done = {str(at) for first, end, m in info.runs() if m.acked for at in range(first, end)} if info else set()
+        for times in (wanted, told):
+            times["ot"] = {offset: ms for offset, ms in (times["ot"] or {}).items() if offset not in done}
+        times = {offset: ms for offset, ms in wanted["ot"].items() if self._not_stored.get(offset) != ms}
         members = (
             {str(at) for first, end, m in info.runs() if m.is_member for at in range(first, end)} if info else set()
         )
-        refused = {offset for offset in self._not_stored if offset in (wanted["ot"] or {}) and offset not in times}
+        refused = {offset for offset in self._not_stored if offset in wanted["ot"] and offset not in times}
         rules = [CHANGE_OUTSIDE_ITS_POP] if refused - members else []
         if refused & members:
             rules.append(RANGE_CHECKED)
-            times |= {
-                offset: (told["ot"] or {})[offset] for offset in refused & members if offset in (told["ot"] or {})
-            }
+            times |= {offset: told["ot"][offset] for offset in refused & members if offset in told["ot"]}
         self._comparison.check("the final order info", wanted, {**wanted, "ot": times}, told, rules)
 
 

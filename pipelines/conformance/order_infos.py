@@ -228,7 +228,7 @@ def stored_form(info: OrderInfo) -> dict[str, Any]:
                 continue
             acked |= member.acked << len(members)
             members.append(at)
-            if member.next_visible_ms:
+            if member.next_visible_ms >= 0:
                 visible[str(at)] = member.next_visible_ms
     counts = {str(at): count for first, end, count in info.consumed_counts().runs for at in range(first, end)}
     return {

@@ -49,6 +49,8 @@ _INVALID = code_of(Reason.INVALID_PARAMETER)
 _NO_TOPIC = code_of(Reason.TOPIC_NOT_EXIST)
 _ABOVE_MAX = code_of(Reason.ABOVE_MAX)
 _OUTSIDE_POP = code_of(Reason.OUTSIDE_POP)
+_ILLEGAL = 13
+"""RocketMQ's MESSAGE_ILLEGAL."""
 _NO_HEADER = {"pop_time": 0, "invisible_time": 0, "revive_qid": 0}
 
 
@@ -94,16 +96,16 @@ def _refused(expected: dict[str, Any], code: int) -> dict[str, Any]:
 
 
 def _out_of_range(expected: dict[str, Any], request: Request) -> dict[str, Any]:
-    if not request.is_queue and expected["code"] != _NO_TOPIC:
+    if not request.is_queue and expected["code"] == _ILLEGAL:
         return _refused(expected, _NO_TOPIC)  # there is no count of queues to compare with: it was not declared
-    if request.offset < 0 or request.invisible_time_ms < 0:
+    if request.is_queue and expected["code"] in {0, _ABOVE_MAX} and min(request.offset, request.invisible_time_ms) < 0:
         return _refused(expected, _INVALID)
     return expected
 
 
 def _at_the_end(expected: dict[str, Any], request: Request) -> dict[str, Any]:
     """RocketMQ lets an ack name the offset after the last one."""
-    if (
+    if expected["code"] in {0, _ILLEGAL} and (
         request.is_queue
         and request.lane_exists
         and request.offset == request.max_offset
@@ -114,15 +116,26 @@ def _at_the_end(expected: dict[str, Any], request: Request) -> dict[str, Any]:
 
 
 def _unknown_handle(expected: dict[str, Any], request: Request) -> dict[str, Any]:
-    """Not in orderly lanes, where an old pop time and an unknown one are both without effect."""
-    if request.is_queue and request.order_info is None and not request.known and expected["code"] != _INVALID:
-        return _refused(expected, _UNKNOWN)
-    return expected
+    """Not in orderly lanes, where an old pop time and an unknown one are both without effect.
+
+    RocketMQ looks at nothing but the range: an ack may name the offset after the last one, a change may not.
+    """
+    if not request.is_queue or request.order_info is not None or request.known:
+        return expected
+    is_change = "pop_time" in expected or request.invisible_time_ms
+    end = request.max_offset + (0 if is_change else 1)
+    answer: dict[str, Any] = {"code": 0 if request.min_offset <= request.offset < end else _ABOVE_MAX}
+    if not answer["code"]:
+        answer |= {"pop_time": request.now_ms, "invisible_time": request.invisible_time_ms, "revive_qid": 0}
+    if any(value is not None and value != answer.get(key) for key, value in expected.items()):
+        return expected
+    return _refused(expected, _UNKNOWN)
 
 
 def _zero_header(expected: dict[str, Any], request: Request) -> dict[str, Any]:
     """RocketMQ takes it for a concurrent handle, and stores a record that no orderly pop reads."""
-    if not request.zero_header or expected["code"] or "pop_time" not in expected:
+    told = {"code": 0, "pop_time": request.now_ms, "invisible_time": request.invisible_time_ms, "revive_qid": 0}
+    if not request.zero_header or expected != told:
         return expected
     if request.offset < request.commit_offset:
         return {**expected, **_NO_HEADER}
@@ -151,6 +164,6 @@ map_change: list[Rule] = [
 
 def map_commit_offset(expected: int | None, max_offset: int) -> tuple[int | None, list[str]]:
     """A reset to the offset after the last one, or an ack there, moves RocketMQ's consumer offset beyond the queue."""
-    if expected is not None and expected > max_offset:
+    if expected is not None and expected == max_offset + 1:
         return max_offset, [RANGE_CHECKED]
     return expected, []

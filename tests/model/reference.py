@@ -1160,8 +1160,6 @@ class ReferenceModel:
         of_batch = (batch["pop_time"], until - batch["pop_time"], REVIVE_QUEUE_ID_ORDERLY)
         if member["acked"]:
             self.counts["judged in order", kind, "acked"] += 1
-            if change:
-                member["next_visible"] = until
             return Reason.ALREADY_ACKED, False, *((*of_batch, None) if change else nothing)
         how = "in time" if now < member["next_visible"] else "late, free" if batch["free"] else "late, blocked"
         self.counts["judged in order", kind, how] += 1
@@ -1175,8 +1173,7 @@ class ReferenceModel:
         member["next_visible"], member["suspended"] = until, entry.suspend
         member["ended"] = entry.invisible_time_ms == 0
         self.counts["batch", "changed when free" if member["ended"] else "blocked again"] += batch["free"]
-        if entry.invisible_time_ms > 0:  # CHOICE: a change to 0 of a free batch leaves it free, attempt limit or not
-            batch["free"] = False
+        batch["free"] = False  # a change to 0 of a free batch ends a lease too
         self._member_step(lane, offset, "released" if member["ended"] else "changed", now)
         return Reason.OK, True, *of_batch, self._batch_handle(queue, lane, handle.start_offset, of_batch[1])
 
@@ -1227,13 +1224,16 @@ class ReferenceModel:
             if not member["acked"] and not member["ended"]:
                 member["ended"] = True
                 self._member_step(lane, offset, "expired", member["next_visible"])
-        # CHOICE: all that are unacked now, also those whose lease ended when the batch had been free before.
-        for offset, member in batch["members"].items():
-            if not member["acked"] and 0 < limit <= batch["counts"].get(offset, 0) + 1:
-                if member["suspended"]:
-                    self.counts["batch", "at the limit, suspended"] += 1
-                    continue
-                self._dead_letter_in_order(queue, lane, offset, "attempt_limit", at_ms)
+        # Also those whose lease ended when the batch had been free before; from the first on that is not done, while
+        # they have no attempt left: what follows one that has comes again with it.
+        for offset, member in sorted(batch["members"].items()):
+            if member["acked"] or offset < lane["commit"]:
+                continue
+            exhausted = 0 < limit <= batch["counts"].get(offset, 0) + 1
+            self.counts["batch", "at the limit, suspended"] += exhausted and member["suspended"]
+            if not exhausted or member["suspended"]:
+                break
+            self._dead_letter_in_order(queue, lane, offset, "attempt_limit", at_ms)
 
     def _take_from_log(self, queue: Queue, lane: Lane, end: int) -> None:
         """The log begins at `end` from now on."""

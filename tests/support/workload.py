@@ -109,7 +109,10 @@ class Workload:
             self._send(producer, queue, "dispatch", ranges=ranges, skip=skip)
         elif what < 0.55:
             group = chance.choice(GROUPS)
-            pop = {"max_messages": chance.choice([1, 4, 16]), "invisible_time_ms": chance.choice([300, 1500, 60_000])}
+            pop: dict[str, Any] = {
+                "max_messages": chance.choice([1, 4, 16]),
+                "invisible_time_ms": chance.choice([300, 1500, 60_000]),
+            }
             if group == ORDERLY:
                 pop |= {"order": True, "attempt_id": chance.choice(["a", "b", "c"])}
             op_id = self._send(
