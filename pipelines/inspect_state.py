@@ -51,7 +51,7 @@ class WaitingPop(msgspec.Struct, frozen=True):
 
 
 class LaneDetail(msgspec.Struct, frozen=True):
-    """Who waits, and what blocks them."""
+    """Who waits (at most 100 pops), and what blocks them."""
 
     batch: BatchView | None
     waiting: list[WaitingPop]
@@ -146,7 +146,7 @@ def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> Lan
         return None
     waiting = [
         WaitingPop(pop.op_id, pop.client_id, pop.attempt_id, pop.max_messages, pop.deadline_ms)
-        for pop in lane.take_parked()[:RUNS_SHOWN]
+        for pop in itertools.islice(lane.parked_pops(), RUNS_SHOWN)
     ]
     info = lane.order_info
     if not info.member_count:

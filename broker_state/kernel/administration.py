@@ -201,7 +201,7 @@ def decide_reset_offset(turn: Turn, command: ResetOffset) -> None:
     record = lane.record
     if target > lane.acked.floor:
         record.skipped_by_reset += _not_done(lane, target)
-    parked = lane.take_parked()
+    parked = list(lane.parked_pops())
     _end_all_leases(turn, lane, "reset_offset")
     record.next_offset = target
     lane.clear()

@@ -8,6 +8,7 @@ from broker_state.command import (
     Ack,
     Cancel,
     ChangeInvisible,
+    Command,
     Declare,
     Dispatch,
     ForgetLane,
@@ -75,7 +76,7 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
         if not isinstance(command, Declare):
             _refuse_without_queue(record, kind, decision, Reason.TOPIC_NOT_EXIST)
             return None
-        invalid = what_is_invalid(command) if is_name else "no queue can have this name"
+        invalid = (_wrong_op_id(command) or what_is_invalid(command)) if is_name else "no queue can have this name"
         if invalid is not None:
             _refuse_without_queue(record, kind, decision, Reason.INVALID_PARAMETER, invalid)
             return None
@@ -180,8 +181,9 @@ def _decide_command(turn: Turn, *, is_new: bool) -> LaneState | None:
     """Step 2; the lane in which the record's own pop waits for step 3."""
     queue, command, op_id = turn.queue, turn.command, turn.op_id
     memory.forget_some(queue, turn.now_ms)
-    if op_id is not None and not is_op_id(op_id):
-        turn.refuse(Reason.INVALID_PARAMETER, "op_id takes 1..128 bytes", getattr(command, "group", None))
+    wrong = _wrong_op_id(command)
+    if wrong is not None:
+        turn.refuse(Reason.INVALID_PARAMETER, wrong, getattr(command, "group", None))
         return None
     if op_id is not None:
         known = memory.recall(queue, op_id, turn.now_ms)
@@ -196,6 +198,10 @@ def _decide_command(turn: Turn, *, is_new: bool) -> LaneState | None:
     if op_id is not None and waiting is None:
         _remember(turn, op_id, parked=0)
     return waiting
+
+
+def _wrong_op_id(command: Command) -> str | None:
+    return None if command.op_id is None or is_op_id(command.op_id) else "op_id takes 1..128 bytes"
 
 
 def _decide_at_once(turn: Turn, *, is_new: bool) -> None:

@@ -1,6 +1,7 @@
 """One queue and its lanes while records are decided: the stored records with their positions, pages and deadlines."""
 
 import heapq
+from collections.abc import Iterator
 
 from broker_state.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, lane_check
 from broker_state.kernel.order_info import OrderInfo
@@ -207,16 +208,14 @@ class LaneState:
         else:
             self._overlay.put(key, pop)
 
-    def take_parked(self) -> list[ParkedPop]:
+    def parked_pops(self) -> Iterator[ParkedPop]:
         """The parked pops in their order."""
-        pops = []
         number = self.record.parked_first
         while number:
             pop = self.parked(number)
             assert pop is not None, "the list of parked pops is whole"
-            pops.append(pop)
+            yield pop
             number = pop.after
-        return pops
 
     def restore_parked(self, pops: list[ParkedPop]) -> None:
         """Parked pops stay where they were, with their deadlines, when the lane was cleared."""

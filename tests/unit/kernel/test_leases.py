@@ -4,6 +4,7 @@ import pytest
 
 from broker_state.command import (
     Cancel,
+    Declare,
     Dispatch,
     ForgetLane,
     Policy,
@@ -13,6 +14,7 @@ from broker_state.command import (
     WrittenRange,
 )
 from broker_state.overlay import Overlay
+from broker_state.reason import Reason
 from tests.support.lane_lab import GROUP, QUEUE, LaneLab, ranges_of
 
 
@@ -347,3 +349,15 @@ def test_of_two_deadlines_of_a_page_the_second_takes_effect_though_the_first_has
     lab.do(Dispatch(**QUEUE, skip=[(0, 1)]))
     lab.tick(10_000)
     assert lab.steps == [("expired_from_log", 0, 1, 1), ("expired", 2, 3, 1)]
+
+
+@pytest.mark.parametrize("op_id", ["", "x" * 129])
+def test_a_declare_whose_op_id_is_refused_makes_no_queue(op_id: str) -> None:
+    lab = LaneLab()
+    new = {**QUEUE, "queue_id": 1}
+    answer = lab.do(Declare(**new, topic_id="id", op_id=op_id))
+    assert answer is not None
+    assert answer.reason is Reason.INVALID_PARAMETER
+    again = lab.do(Declare(**new, topic_id="id"))
+    assert again is not None
+    assert again.applied, "it is new all the same"
