@@ -114,6 +114,8 @@ def decide_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, f
                     before = None if is_hole else _delivery(info, member)
                     pieces.append(Piece(low, high, Reason.ALREADY_ACKED, before, header=header))
             elif isinstance(entry, ChangeEntry):
+                if not entry.invisible_time_ms and lane.policy.max_attempts:
+                    stop = at + 1  # it may be the last attempt of those that follow too
                 pieces.append(_change(turn, lane, info, entry, at, stop, member))
             else:
                 pieces.append(_ack(turn, lane, info, entry, at, stop, member))
