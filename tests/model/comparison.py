@@ -137,11 +137,11 @@ def _state_differences(view: dict[str, Any] | None, state: dict[str, Any]) -> It
             continue  # a dispatch moved it; the kernel notices at the lane's next operation
         other = state["lanes"][group]
         for field, value in lane.items():
-            if field in ("behind", "went_back") or field not in other:
+            if field in ("behind", "went_back", "was_orderly") or field not in other:
                 continue
             if field in LANE_HISTORY and lane["went_back"]:
                 continue
-            if field in LOST and lane["orderly"]:
+            if field in LOST and lane["was_orderly"]:
                 # What lies between members is passed over when a skip takes the member before it, at once or, when two
                 # skips come before the lane's next operation, never: then all of it has left the log.
                 wanted, found = (sum(account[name] for name in LOST) for account in (lane, other))

@@ -1316,6 +1316,7 @@ class ReferenceModel:
         return {
             "behind": lane["behind"],
             "went_back": lane["went_back"],
+            "was_orderly": lane["was_orderly"] or bool(lane["orderly"]),
             "start": lane["start"],
             "commit_offset": lane["commit"],
             "next_offset": lane["next"],
