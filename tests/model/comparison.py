@@ -141,12 +141,14 @@ def _state_differences(view: dict[str, Any] | None, state: dict[str, Any]) -> It
                 continue
             if field in LANE_HISTORY and lane["went_back"]:
                 continue
-            if field in LOST and lane["was_orderly"]:
-                # What lies between members is passed over when a skip takes the member before it, at once or, when two
-                # skips come before the lane's next operation, never: then all of it has left the log.
-                wanted, found = (sum(account[name] for name in LOST) for account in (lane, other))
+            if field in (*LOST, "acked", "holes") and lane["was_orderly"]:
+                # What lies between members is passed over when a skip takes the member before it. The model does it at
+                # once; the kernel at the lane's next operation, when further skips have made holes of some of it, or
+                # the whole has left the log. So messages may be counted as holes, or as lost in the other way.
+                names = (*LOST, "holes") if field in LOST else ("acked", "holes")
+                wanted, found = (sum(account[name] for name in names) for account in (lane, other))
                 if wanted != found:
-                    yield f"lane {group}, {' and '.join(LOST)}: model {wanted}, kernel {found}"
+                    yield f"lane {group}, {' + '.join(names)}: model {wanted}, kernel {found}"
                 continue
             if other[field] != value:
                 yield f"lane {group}.{field}: model {value}, kernel {other[field]}"
