@@ -68,6 +68,8 @@ class Job:
         self._spark = spark
         self._ownership = ownership
         self._failure: BaseException | None = None
+        self._is_stopping = False
+        """Spark's query is being stopped: that what it was reading is cancelled is no failure."""
         self._ended = threading.Event()
         self._stack = contextlib.ExitStack()
         with self._stack:  # what was opened is closed again when a later step fails
@@ -153,6 +155,7 @@ class Job:
 
     def stop(self) -> None:
         """Stop deciding, deliver what is decided, release the state; each step is tried, even if another raises."""
+        self._is_stopping = True
         self._stack.close()
 
     def _applied(self) -> Applied:
@@ -194,7 +197,8 @@ class Job:
             self._wait_for_room()
             self._read_ahead.hand_over(self._intake.fetch(frame, batch_id))
         except BaseException as error:
-            self.fail(error)
+            if not self._is_stopping:
+                self.fail(error)
             raise
 
     def _apply(self, micro_batch: MicroBatch) -> None:
@@ -247,7 +251,8 @@ class Job:
         try:
             query.awaitTermination()
         except Exception as error:  # noqa: BLE001 - py4j raises what it likes; the job has ended either way
-            self.fail(error)
+            if not self._is_stopping:
+                self.fail(error)
         self._ended.set()
 
 
