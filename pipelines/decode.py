@@ -13,7 +13,19 @@ import msgspec
 import xxhash
 
 from broker_state.audit import RejectedRow
-from broker_state.command import COMMAND_TYPES, WIRE_VERSION, Ack, ChangeInvisible, Command, HandleRef, Reject
+from broker_state.command import (
+    COMMAND_TYPES,
+    WIRE_VERSION,
+    Ack,
+    AckEntry,
+    ChangeEntry,
+    ChangeInvisible,
+    Command,
+    Entry,
+    HandleRef,
+    Reject,
+    RejectEntry,
+)
 from broker_state.handle import Signer
 from broker_state.kernel.turn import OpRecord
 from connectors.kafka.partitioner import partition_of
@@ -26,6 +38,14 @@ RECORD_BYTES_MAX = 4 * 1024 * 1024
 VALUE_HEAD_BYTES = 4096
 
 _TEXT_MAX = 512
+# An entry that cannot be read, by the kind of its record: it names no handle and no message.
+_UNREADABLE: dict[str, Entry] = {
+    "ack": AckEntry(-1, []),
+    "change_invisible": ChangeEntry(-1, [], 0),
+    "reject": RejectEntry(-1, []),
+}
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
 _CODE_INVALID = 29
 _CODE_NOT_SUPPORTED = 3
 
@@ -81,7 +101,10 @@ class Decoder:
         try:
             command = self._decode(value)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return _explain(record, value, str(error)[:_TEXT_MAX])  # it may quote all of a value
+            entry_by_entry = self._decode_entry_by_entry(value)
+            if entry_by_entry is None:
+                return _explain(record, value, str(error)[:_TEXT_MAX])  # it may quote all of a value
+            command = entry_by_entry
         forged: frozenset[int] = frozenset()
         if self._signer is not None and isinstance(command, Ack | ChangeInvisible | Reject):
             command, forged = self._verify(command, self._signer)
@@ -94,6 +117,20 @@ class Decoder:
             self._is_misrouted(record, command.topic, command.queue_id),
             forged,
         )
+
+    def _decode_entry_by_entry(self, value: bytes) -> Command | None:
+        """The command in `value` where nothing but some of its entries cannot be read; those name no handle.
+
+        So the kernel refuses them, each as its own run (INVALID_PARAMETER), and decides the others.
+        """
+        try:
+            fields = _decode_fields(value)
+            unreadable = _UNREADABLE[msgspec.json.decode(fields["type"])]
+            entries = [_read_entry(entry, unreadable) for entry in _decode_entries(fields["entries"])]
+            command: Command = self._decode(msgspec.json.encode({**fields, "entries": []}))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+            return None
+        return msgspec.structs.replace(command, entries=entries)
 
     def _is_misrouted(self, record: KafkaRecord, topic: str, queue_id: int) -> bool:
         route = self._routes.get((topic, queue_id))
@@ -117,6 +154,13 @@ class Decoder:
                 forged.add(index)
             handles.append(HandleRef(ref.group, unsigned if unsigned is not None else ref.handle))
         return msgspec.structs.replace(command, handles=handles), frozenset(forged)
+
+
+def _read_entry(raw: msgspec.Raw, unreadable: Entry) -> Entry:
+    try:
+        return msgspec.json.decode(raw, type=type(unreadable))
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return unreadable
 
 
 def _explain(record: KafkaRecord, value: bytes, detail: str) -> Rejected:

@@ -11,8 +11,20 @@ from connectors.client.errors import (
     Refused,
 )
 from connectors.client.existing import DispatchReport, dispatch_existing
-from connectors.client.message import Message, Outcome, PopResult, Receipt, ReceiptHandle, SendResult, all_applied
+from connectors.client.message import (
+    Message,
+    Outcome,
+    PopResult,
+    Receipt,
+    ReceiptHandle,
+    Record,
+    SendResult,
+    all_applied,
+)
+from connectors.client.payloads import FetchCounts
+from connectors.client.pops import FilterVerdict
 from connectors.client.producer import Producer
+from connectors.client.renewal import RenewalPolicy
 from connectors.client.settings import ClientSettings
 from connectors.client.tags import tag_hash
 from connectors.client.transport import Transport, new_op_id
@@ -24,6 +36,8 @@ __all__ = [
     "ClientSettings",
     "Consumer",
     "DispatchReport",
+    "FetchCounts",
+    "FilterVerdict",
     "Message",
     "NotDeclared",
     "NotDispatched",
@@ -33,7 +47,9 @@ __all__ = [
     "Producer",
     "Receipt",
     "ReceiptHandle",
+    "Record",
     "Refused",
+    "RenewalPolicy",
     "SendResult",
     "Transport",
     "all_applied",

@@ -2,41 +2,49 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
+from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from broker_state.command import Cancel, Pop, ReturnClient
 from broker_state.reason import Reason
+from connectors.client import departure
+from connectors.client.any_queue import AnyQueue
+from connectors.client.entries import Change
 from connectors.client.entry_sender import EntrySender
-from connectors.client.errors import ClientClosed, NotDeclared, PayloadMissing, Refused
-from connectors.client.fetcher import KafkaPayloads
+from connectors.client.errors import ClientClosed, NotDeclared, Refused
 from connectors.client.held import Held
-from connectors.client.message import Message, Outcome, PopResult, Receipt, ReceiptHandle
+from connectors.client.message import Outcome, PopResult, Record
+from connectors.client.notifications import listen
+from connectors.client.pops import POP_RESULTS, Pops
+from connectors.client.renewal import Keeper, RenewalPolicy
 from connectors.client.settings import ClientSettings, new_client_id
+from connectors.client.shared_payloads import shared_payloads
+from connectors.client.subscription import POP_MESSAGES_MAX, Subscription, SubscriptionOptions
 from connectors.client.tags import tag_hash
 from connectors.client.transport import Transport, new_op_id
-from connectors.errors import PopstreamError
+from connectors.client.work import Work, each
+from connectors.errors import Invalid, PopstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from broker_state.answer import Answer
     from broker_state.command import Cause, Command, Init
-    from connectors.client.fetcher import Fetched, Payloads
-    from connectors.client.message import QueueKey
+    from connectors.client.entries import OutcomesFuture
+    from connectors.client.message import Message, Receipt
+    from connectors.client.notifications import Listen
+    from connectors.client.payloads import FetchCounts, Payloads
+    from connectors.client.pops import MessageFilter
 
 __all__ = ["Consumer"]
 
 LOG = logging.getLogger(__name__)
 
-# Answers to a pop that are results and no errors; with all but the first nothing was leased.
-POP_RESULTS = frozenset((Reason.OK, Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.POLLING_FULL, Reason.CANCELLED))
-LATE_INVISIBLE_TIME_MS = 1_000
 CLOSE_TIMEOUT_MS = 30_000
 FETCH_TIMEOUT_MS = 10_000
 
@@ -44,19 +52,48 @@ FETCH_TIMEOUT_MS = 10_000
 class Consumer:
     """Pops messages of one group and acks them.
 
+    With `topics` it pops ahead by itself, from all their queues, and keeps the leases of what it holds alive:
+
+    ```python
+    with Consumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
+        for message in consumer:      # or consumer.run(handle, workers=8)
+            with message:             # acked at the end, given back when the block raises
+                work_on(message.value)
+    ```
+
+    Without, or besides, `pop` leases when it is called, and what it leases ends by itself.
+
     Safe for use by many threads; a single message should be in the hands of one of them at a time. Calls wait for the
-    job's answer, which takes as long as a micro-batch; `ack_async` does not wait. What one thread asks for on one queue
-    reaches the job in the order of the calls.
+    job's answer, which takes as long as a micro-batch; `ack_async` and the methods of a message do not wait. What one
+    thread asks for on one queue reaches the job in the order of the calls.
+
+    When the consumer is closed, by whatever way its process leaves, what it holds goes back at once: at the end of the
+    `with` block, at interpreter exit, by SIGTERM (from the main thread, where nobody else handles it). What a thread
+    held that has ended goes back within seconds. Only a process that is killed cannot; its leases end by themselves,
+    or by `return_client`, which the next consumer with the same explicit `client_id` sends first of all.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         group: The consumer group; every group gets every message.
+        topics: Message topics to iterate over or `run` with.
         client_id: Unique name of this consumer, for the audit and for `return_client`; by default a random one.
         prefix: Names the job, see `ClientSettings`.
+        order: Of the topics' queues, see `SubscriptionOptions`; so the next four.
+        prefetch: At most so many messages asked for or held. More: fewer pops; fewer: less to give back.
+        prefetch_bytes: At most so many bytes of records held, but for a single longer one.
+        invisible_time_ms: Length of the first lease; the renewals' are the policy's.
+        tags: Only messages with one of these tags.
+        message_filter: Is asked about each message before it is handed out.
+        renewal: How leases are renewed, of the topics' messages and of pops with `renew`; None: not at all.
         ack_delay_ms: Acks wait so long for others of the same queue. Longer: fewer records; shorter: sooner done.
         fetch_timeout_ms: How long the records of a pop may take to come before they are given back.
+        enable_batch_change_invisible: Whether one record may change many messages.
+        return_first: Give back, before the first pop of a queue, what an earlier process of the same client id held of
+            it; by default when a `client_id` is given and the transport is not shared.
+        exit_on_sigterm: Let SIGTERM unwind the process, where it would end it at once.
         transport: Share the one of another client instead of making one; it is not closed here.
         payloads: Take payloads from elsewhere than Kafka, as tests do.
+        notifications: Learn from elsewhere which queues become poppable; see `Subscription`.
         **settings: Further fields of `ClientSettings`.
 
     Raises:
@@ -69,29 +106,76 @@ class Consumer:
         bootstrap_servers: str,
         *,
         group: str,
+        topics: Sequence[str] = (),
         client_id: str | None = None,
         prefix: str = "popstream",
+        order: bool = False,
+        prefetch: int = 1_000,
+        prefetch_bytes: int = 64 * 1024 * 1024,
+        invisible_time_ms: int = 60_000,
+        tags: Sequence[str] | None = None,
+        message_filter: MessageFilter | None = None,
+        renewal: RenewalPolicy | None = RenewalPolicy(),  # noqa: B008 - frozen
         ack_delay_ms: float = 5.0,
         fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
+        enable_batch_change_invisible: bool = True,
+        return_first: bool | None = None,
+        exit_on_sigterm: bool = True,
         transport: Transport | None = None,
         payloads: Payloads | None = None,
+        notifications: Listen | None = None,
         **settings: Any,  # noqa: ANN401 - ClientSettings checks them
     ) -> None:
+        if isinstance(topics, str):
+            message = f"topics is a list of names, not one name: [{topics!r}]"
+            raise Invalid(message, subject=topics)
         self.settings = ClientSettings(
             bootstrap_servers=bootstrap_servers, client_id=client_id or new_client_id(), prefix=prefix, **settings
         )
         self.group = group
+        self._topics = list(dict.fromkeys(topics))
+        self._options = SubscriptionOptions(
+            order=order,
+            prefetch=prefetch,
+            prefetch_bytes=prefetch_bytes,
+            invisible_time_ms=invisible_time_ms,
+            tags=_hashes(tags),
+        )
+        if return_first is None:
+            return_first = client_id is not None and transport is None
         self._owns_transport = transport is None
         self._transport = transport or Transport(self.settings)
-        self._payloads: Payloads = payloads or KafkaPayloads(self.settings)
-        self._fetch_timeout_ms = fetch_timeout_ms
+        self._payloads: Payloads = payloads or shared_payloads(self.settings)
+        self._listen: Listen = notifications or partial(listen, self.settings, group)
+        self._renews = renewal is not None
         self._held = Held()
         self._entries = EntrySender(
-            self._transport, group=group, client_id=self.client_id, ack_delay_ms=ack_delay_ms, held=self._held
+            self._transport,
+            group=group,
+            client_id=self.client_id,
+            ack_delay_ms=ack_delay_ms,
+            held=self._held,
+            batches_changes=enable_batch_change_invisible,
         )
-        self._state = threading.Condition()
-        self._pops: dict[str, QueueKey] = {}
+        self._keeper = Keeper(f"{self.client_id}-keeper", self._held, self._entries, renewal or RenewalPolicy())
+        self._pops = Pops(
+            self._transport,
+            self._payloads,
+            self._held,
+            self._entries,
+            self._keeper,
+            settler=self,
+            fetch_timeout_ms=fetch_timeout_ms,
+            message_filter=message_filter,
+            returns_first=(group, self.client_id) if return_first else None,
+        )
+        self._lock = threading.Lock()
+        self._any_queue: dict[str, AnyQueue] = {}
+        self._subscription: Subscription | None = None
         self._is_closed = False
+        self._stay_at_exit = departure.at_exit(self.close)
+        if exit_on_sigterm:
+            departure.exit_on_sigterm()
 
     @property
     def client_id(self) -> str:
@@ -103,10 +187,61 @@ class Consumer:
         """Count the messages popped here that were neither finished nor given back."""
         return len(self._held)
 
+    def __iter__(self) -> Iterator[Message]:
+        """Messages of the topics as they come, until `stop` or `close`. To be settled each: see `Message`.
+
+        In an orderly group the next message of a queue comes when the one before it is settled.
+
+        Raises:
+            Refused: The job does not let this group pop.
+            Invalid: There are no topics, or one does not exist.
+        """
+        subscription = self._subscribe()
+        while messages := subscription.take(1):
+            yield from messages
+
+    def run(self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = 1_000) -> None:
+        """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
+
+        A message is acked when the handler returns, unless the handler has settled it. When it raises, the message goes
+        back, and in an orderly group all after it that the same pop brought, in one request.
+
+        Args:
+            handle: Takes a message; its result does not matter.
+            workers: Threads to call it in. Messages of an orderly queue are given to one thread at a time, in order.
+            failure_delay_ms: The message a handler failed at comes again so much later.
+
+        Raises:
+            Refused: The job does not let this group pop.
+            Invalid: There are no topics, or one does not exist.
+        """
+        set_size = POP_MESSAGES_MAX if self._options.order else 1
+        self._work(each(handle, self._entries), set_size, failure_delay_ms).run(workers)
+
+    def run_sets(
+        self,
+        handle: Callable[[Sequence[Message]], object],
+        *,
+        set_size: int,
+        workers: int = 1,
+        failure_delay_ms: int = 1_000,
+    ) -> None:
+        """As `run`, with up to `set_size` messages at a time.
+
+        What the handler has settled itself stays so. When it returns the rest is acked; when it raises the rest goes
+        back: the first of it as the one that failed, those after it without having had an attempt.
+        """
+        self._work(handle, set_size, failure_delay_ms).run(workers)
+
+    def stop(self) -> None:
+        """End iterations and `run` once they are done with the message at hand; the consumer stays open."""
+        if self._subscription is not None:
+            self._subscription.stop()
+
     def pop(
         self,
         topic: str,
-        queue_id: int,
+        queue_id: int | None = None,
         max_messages: int = 32,
         invisible_time_ms: int = 60_000,
         poll_time_ms: int = 0,
@@ -115,16 +250,18 @@ class Consumer:
         attempt_id: str | None = None,
         init: Init = "min",
         tags: Sequence[str] | None = None,
+        renew: bool = False,
         op_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> PopResult:
-        """Lease messages of one queue and bring their payloads.
+        """Lease messages of one queue, or of whichever queues of a topic have some, and bring their payloads.
 
-        Leased offsets whose record no longer exists are acked with cause GONE; they are counted, not returned.
+        Leased offsets whose record no longer exists are acked with cause GONE; they are counted, not returned. The
+        messages belong to the calling thread: what it has not settled when it ends goes back.
 
         Args:
             topic: Message topic.
-            queue_id: Its partition.
+            queue_id: Its partition; None: any, each pop begins at another one, and all share `max_messages`.
             max_messages: At most so many, 1..10,000.
             invisible_time_ms: Nobody else gets them for so long, counted by the broker from its decision on. Less than
                 about 2,000 can be over before the messages arrive here.
@@ -133,22 +270,24 @@ class Consumer:
             attempt_id: For orderly consumption: the same id again gets the same messages again.
             init: Where a lane that does not exist yet begins: at the queue's first message, or behind its last ("max").
             tags: Only messages with one of these tags; the others are passed over for the group.
-            op_id: Name for this pop (`new_op_id`), so that another thread can `cancel` it while it waits.
+            renew: Renew the leases ahead of their end, by the consumer's policy.
+            op_id: Name for this pop (`new_op_id`), so that another thread can `cancel` it; for one queue only.
             timeout_ms: How long to wait for the answer beyond the poll time; by default as the settings say.
 
         Raises:
             NotDeclared: The job does not know the queue yet.
             Refused: A parameter is out of range, or the lane is used in the other mode.
+            Invalid: The topic does not exist.
             AnswerTimeout: The job does not answer. What the pop may still lease is given back by a `cancel` sent for
             it. PayloadMissing: No record of what was leased could be read; it was given back.
             ClientClosed: The consumer was closed.
         """
-        op_id = op_id or new_op_id()
+        self._require_open()
         command = Pop(
             v=1,
             topic=topic,
-            queue_id=queue_id,
-            op_id=op_id,
+            queue_id=-1 if queue_id is None else queue_id,
+            op_id=op_id or new_op_id(),
             group=self.group,
             max_messages=max_messages,
             invisible_time_ms=invisible_time_ms,
@@ -157,17 +296,45 @@ class Consumer:
             poll_time_ms=poll_time_ms,
             init=init,
             client_id=self.client_id,
-            tags=None if tags is None else [tag_hash(tag) for tag in tags],
+            tags=_hashes(tags),
         )
-        with self._under_way(command, op_id, timeout_ms) as answered:
-            try:
-                return self._collect(_require(answered.result(), POP_RESULTS))
-            except (Refused, NotDeclared, ClientClosed):
-                raise
-            except BaseException:
-                # Nobody will work on what this pop leases: not after a time-out, nor an interrupt, nor a failed fetch.
-                self._take_back(topic, queue_id, op_id)
-                raise
+        if queue_id is None:
+            answers = self._any_queue_of(topic).pop(command, timeout_ms)
+        else:
+            answers = [self._pop_one(command, timeout_ms)]
+        return self._collect(answers, renew=renew)
+
+    def read(self, topic: str, queue_id: int, queue_offset: int, count: int = 1) -> list[Record]:
+        """Look at messages without a lease: nothing is popped, and nobody else is kept from them.
+
+        Args:
+            topic: Message topic.
+            queue_id: Its partition.
+            queue_offset: The first one wanted; where it does not exist the next one that does.
+            count: At most so many; fewer at the end of the queue.
+
+        Raises:
+            Invalid: There is no such queue.
+            Unavailable: Kafka does not answer.
+        """
+        self._require_open()
+        found = self._payloads.read(topic, queue_id, queue_offset, count, self._pops.fetch_timeout_ms / 1000)
+        return [
+            Record(
+                topic=topic,
+                queue_id=queue_id,
+                queue_offset=offset,
+                key=payload.key,
+                value=payload.value,
+                headers=payload.headers,
+                timestamp_ms=payload.timestamp_ms,
+            )
+            for offset, payload in found
+        ]
+
+    def fetch_counts(self) -> FetchCounts:
+        """What was read from the message topics, by all consumers of this process, and what was made use of."""
+        return self._payloads.counts()
 
     def ack(self, messages: Iterable[Receipt], *, cause: Cause | None = None) -> list[Outcome]:
         """Say that messages are done, and wait for the outcome of each, in the order given.
@@ -209,7 +376,8 @@ class Consumer:
             ClientClosed: The consumer was closed.
         """
         self._require_open()
-        return self._entries.change(messages, invisible_time_ms, suspend=suspend).result()
+        change = Change(invisible_time_ms, suspend)
+        return self._entries.change((message, change) for message in messages).result()
 
     def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
         """Send messages to the dead-letter topic now; `cause` is kept with them.
@@ -220,6 +388,25 @@ class Consumer:
         """
         self._require_open()
         return self._entries.reject(messages, cause).result()
+
+    def ack_one(self, message: Message) -> Future[Outcome]:
+        """`Message.ack`."""
+        return _first(self.ack_async([message]))
+
+    def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+        """`Message.extend`."""
+        self._require_open()
+        return _first(self._entries.change([(message, Change(invisible_time_ms))]))
+
+    def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+        """`Message.release`."""
+        self._require_open()
+        return _first(self._entries.give_back([(message, Change(invisible_time_ms))]))
+
+    def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
+        """`Message.reject`."""
+        self._require_open()
+        return _first(self._entries.reject([message], cause))
 
     def cancel(self, topic: str, queue_id: int, op_id: str) -> Outcome:
         """Take back a pop: one that waits ends with CANCELLED, one that was answered loses its leases.
@@ -284,14 +471,13 @@ class Consumer:
                 their leases run on, and receipts stay good.
             timeout_ms: Bound for the whole.
         """
-        with self._state:
+        with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            pops = dict(self._pops)
         deadline_s = time.monotonic() + timeout_ms / 1000
         try:
-            self._finish(pops, deadline_s, release=release)
+            self._finish(deadline_s, release=release)
         except (PopstreamError, TimeoutError) as error:
             LOG.warning("%s could not finish what it had under way: %s", self.client_id, error)
         finally:
@@ -299,6 +485,7 @@ class Consumer:
             if self._owns_transport:
                 self._transport.close()
             self._payloads.close()
+            self._stay_at_exit()
 
     def __enter__(self) -> Self:
         """Give the open consumer."""
@@ -310,69 +497,97 @@ class Consumer:
         """Close it."""
         self.close()
 
-    def _finish(self, pops: dict[str, QueueKey], deadline_s: float, *, release: bool) -> None:
-        for op_id, (topic, queue_id) in pops.items():
-            self._transport.submit(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
-        with self._state:
-            self._state.wait_for(lambda: not self._pops, _left_s(deadline_s))
+    def _finish(self, deadline_s: float, *, release: bool) -> None:
+        self.stop()
+        self._keeper.close()
+        self._pops.cancel_all(_left_s(deadline_s))
         self._entries.close()
         self._entries.flush(_left_s(deadline_s))
         held = self._held.take_all(time.monotonic())
         if held and release:
             left_ms = int(_left_s(deadline_s) * 1000)
-            changed = self._entries.change(held, 0, suspend=False, timeout_ms=left_ms).result()
-            released_count = sum(outcome.applied for outcome in changed)
+            given_back = self._entries.give_back(
+                ((message, Change(0)) for message in held), timeout_ms=left_ms
+            ).result()
+            released_count = sum(outcome.applied for outcome in given_back)
             LOG.info("%s gave back %d of %d held messages", self.client_id, released_count, len(held))
 
-    @contextlib.contextmanager
-    def _under_way(self, command: Pop, op_id: str, timeout_ms: int | None) -> Iterator[Future[Answer]]:
-        """Send a pop; while it is under way `close` knows of it."""
-        with self._state:
+    def _subscribe(self) -> Subscription:
+        """The subscription to the topics, which begins with its first use."""
+        with self._lock:
             self._require_open()
-            answered = self._transport.submit(command, timeout_ms=timeout_ms)
-            self._pops[op_id] = (command.topic, command.queue_id)
-        try:
-            yield answered
-        finally:
-            with self._state:
-                del self._pops[op_id]
-                self._state.notify_all()
+            if not self._topics:
+                message = "the consumer names no topics to iterate over: Consumer(..., topics=[...])"
+                raise Invalid(message, subject=self.client_id)
+            if self._subscription is None:
+                self._subscription = Subscription(
+                    f"{self.client_id}-pops",
+                    group=self.group,
+                    client_id=self.client_id,
+                    topics=self._topics,
+                    options=self._options,
+                    is_renewed=self._renews,
+                    pops=self._pops,
+                    held=self._held,
+                    entries=self._entries,
+                    queues_of=self._payloads.queue_ids,
+                    listen=self._listen,
+                )
+            return self._subscription
 
-    def _collect(self, answer: Answer) -> PopResult:
-        """Turn leased ranges into messages; see to those that have no record."""
-        if not answer.messages:
-            return PopResult(op_id=answer.op_id, reason=answer.reason, code=answer.code)
-        received_s = time.monotonic()
-        invisible_time_ms = answer.invisible_time_ms or 0
-        ranges = [(leased.first, leased.last) for leased in answer.messages]
-        timeout_s = min(self._fetch_timeout_ms, invisible_time_ms) / 1000
-        fetched = self._payloads.fetch(answer.topic, answer.queue_id, ranges, timeout_s)
-        if not fetched.payloads and fetched.late:
-            message = f"records {fetched.late} were leased, and cannot be read within {timeout_s} s"
-            raise PayloadMissing(message, subject=f"{answer.topic}/{answer.queue_id}")
-        messages = _messages(answer, fetched)
-        self._held.hold(messages, received_s + invisible_time_ms / 1000, received_s)
-        gone, late = _receipts(answer, fetched.gone), _receipts(answer, fetched.late)
-        if gone:
-            LOG.info("%d leased messages of %s/%d no longer exist", len(gone), answer.topic, answer.queue_id)
-            self._entries.ack(gone, "GONE")
-        if late:
-            LOG.warning("%d leased messages of %s/%d cannot be read yet", len(late), answer.topic, answer.queue_id)
-            self._entries.change(late, LATE_INVISIBLE_TIME_MS, suspend=True)
-        return PopResult(
-            op_id=answer.op_id,
-            reason=answer.reason,
-            code=answer.code,
-            messages=messages,
-            gone_count=len(gone),
-            late_count=len(late),
+    def _work(self, handle: Callable[[Sequence[Message]], object], set_size: int, failure_delay_ms: int) -> Work:
+        return Work(
+            f"{self.client_id}-worker",
+            self._subscribe(),
+            self._entries,
+            handle,
+            set_size=set_size,
+            failure_delay_ms=failure_delay_ms,
         )
 
-    def _take_back(self, topic: str, queue_id: int, op_id: str) -> None:
+    def _any_queue_of(self, topic: str) -> AnyQueue:
+        with self._lock:
+            if topic not in self._any_queue:
+                self._any_queue[topic] = AnyQueue(self._payloads.queue_ids(topic), self._pops)
+            return self._any_queue[topic]
+
+    def _pop_one(self, command: Pop, timeout_ms: int | None) -> Answer:
+        op_id = command.op_id or ""
+        answered = self._pops.send(command, timeout_ms)
         try:
-            self._transport.post(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
-        except Exception:
-            LOG.warning("pop %s on %s/%d could not be taken back", op_id, topic, queue_id, exc_info=True)
+            return answered.result()
+        except BaseException:
+            # Nobody will work on what this pop leases: not after a time-out, nor an interrupt.
+            self._pops.take_back(command.topic, command.queue_id, op_id)
+            raise
+        finally:
+            self._pops.ended(op_id)
+
+    def _collect(self, answers: Sequence[Answer], *, renew: bool) -> PopResult:
+        """Answers to one call of `pop` as its result."""
+        # Queues of a topic that nobody has declared are no matter as long as one is.
+        known = [answer for answer in answers if answer.reason is not Reason.TOPIC_NOT_EXIST] or answers
+        with_messages = [_require(answer, POP_RESULTS) for answer in known if answer.messages]
+        told = with_messages[0] if with_messages else _require(known[-1], POP_RESULTS)
+        leased: list[list[Message]] = []
+        try:
+            leased += (self._pops.lease(answer, is_renewed=renew and self._renews) for answer in with_messages)
+            filled = [self._pops.fill(messages) for messages in leased]
+        except BaseException:
+            # Nobody will work on any of it: not after an interrupt, nor a failed fetch.
+            for answer in with_messages:
+                self._pops.take_back(answer.topic, answer.queue_id, answer.op_id)
+            self._held.release(message for messages in leased for message in messages)
+            raise
+        self._held.own((message for part in filled for message in part.messages), threading.current_thread())
+        return PopResult(
+            op_id=told.op_id,
+            reason=told.reason,
+            code=told.code,
+            messages=[message for part in filled for message in part.messages],
+            gone_count=sum(part.gone_count for part in filled),
+            late_count=sum(part.late_count for part in filled),
+        )
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -380,35 +595,24 @@ class Consumer:
             raise ClientClosed(message, subject=self.client_id)
 
 
-def _messages(answer: Answer, fetched: Fetched) -> list[Message]:
-    attempts = {offset: leased.attempt for leased in answer.messages for offset in range(leased.first, leased.last + 1)}
-    handle = ReceiptHandle(answer.handle or "")
-    pop_time_ms = answer.pop_time_ms or 0
-    return [
-        Message(
-            topic=answer.topic,
-            queue_id=answer.queue_id,
-            queue_offset=offset,
-            handle=handle,
-            attempt=attempts[offset],
-            key=payload.key,
-            value=payload.value,
-            headers=payload.headers,
-            timestamp_ms=payload.timestamp_ms,
-            pop_time_ms=pop_time_ms,
-            next_visible_time_ms=pop_time_ms + (answer.invisible_time_ms or 0),
-        )
-        for offset, payload in sorted(fetched.payloads.items())
-    ]
+def _first(outcomes: OutcomesFuture) -> Future[Outcome]:
+    """The future of a call about one message."""
+    first: Future[Outcome] = Future()
+    first.set_running_or_notify_cancel()
+
+    def settle(done: OutcomesFuture) -> None:
+        error = done.exception()
+        if error is None:
+            first.set_result(done.result()[0])
+        else:
+            first.set_exception(error)
+
+    outcomes.add_done_callback(settle)
+    return first
 
 
-def _receipts(answer: Answer, ranges: Iterable[tuple[int, int]]) -> list[Receipt]:
-    handle = ReceiptHandle(answer.handle or "")
-    return [
-        Receipt(topic=answer.topic, queue_id=answer.queue_id, queue_offset=offset, handle=handle)
-        for first, last in ranges
-        for offset in range(first, last + 1)
-    ]
+def _hashes(tags: Sequence[str] | None) -> list[int] | None:
+    return None if tags is None else [tag_hash(tag) for tag in tags]
 
 
 def _require(answer: Answer, expected: Collection[Reason]) -> Answer:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from broker_state.answer import Answer, Run
     from connectors.client.message import Receipt
 
-__all__ = ["Gathering", "Plan", "PlannedEntry", "Wish", "outcomes", "plan"]
+__all__ = ["DELIVERY_OVER", "Change", "Gathering", "Plan", "PlannedEntry", "Wish", "outcomes", "plan"]
 
 Label = TypeVar("Label", bound="Hashable")
 
@@ -36,7 +36,27 @@ Label = TypeVar("Label", bound="Hashable")
 HANDLES_MAX = 2_000
 MESSAGES_MAX = 10_000
 
+DELIVERY_OVER = frozenset(
+    (
+        Reason.ALREADY_ACKED,
+        Reason.STALE_HANDLE,
+        Reason.UNKNOWN_HANDLE,
+        Reason.OUTSIDE_POP,
+        Reason.EXPIRED_LOCALLY,
+        Reason.BELOW_MIN,
+        Reason.ABOVE_MAX,
+    )
+)
+"""Reasons after which no request about the same delivery can succeed."""
+
 OutcomesFuture = Future[list[Outcome]]
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """Label of a change: visible so long after the decision; with `suspend` the next delivery is no further attempt."""
+
+    invisible_time_ms: int
+    suspend: bool = False
 
 
 class Gathering:
@@ -174,6 +194,6 @@ def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
 
 def _outcome(run: Run, answer: Answer) -> Outcome:
     handle = None if run.handle is None else ReceiptHandle(answer.handles[run.handle])
-    if run.pop_time_ms is None or run.invisible_time_ms is None:
-        return Outcome(run.applied, run.reason, run.code, None, handle)
-    return Outcome(run.applied, run.reason, run.code, run.pop_time_ms + run.invisible_time_ms, handle)
+    return Outcome(
+        run.applied, run.reason, run.code, run.pop_time_ms, run.invisible_time_ms, run.revive_queue_id, handle
+    )

@@ -2,12 +2,14 @@
 
 ```
 ack ─> Coalescer (a few ms, by queue) ─┐
-change, reject ─> by queue ────────────┴─> plan ─> Transport ─> outcomes ─> Held, handles ─> Gathering ─> caller
+change ─> those that are expired out ──┤
+reject ─> by queue ────────────────────┴─> plan ─> Transport ─> outcomes ─> Held, handles ─> Gathering ─> caller
 ```
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import defaultdict
@@ -18,33 +20,44 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker_state.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, HandleRef, Reject, RejectEntry
-from broker_state.reason import Reason
+from broker_state.handle import decode_handle
+from broker_state.reason import Reason, code_of
 from connectors.client.coalescer import Coalescer
-from connectors.client.entries import Gathering, Wish, outcomes, plan
+from connectors.client.entries import DELIVERY_OVER, Change, Gathering, Wish, outcomes, plan
 from connectors.client.errors import AnswerTimeout, ClientClosed
-from connectors.client.held import Held
 from connectors.client.message import Message, Outcome, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
     from broker_state.answer import Answer
-    from broker_state.command import Cause
-    from connectors.client.entries import OutcomesFuture, Plan
+    from broker_state.command import Cause, Entry
+    from connectors.client.entries import OutcomesFuture, Plan, PlannedEntry
+    from connectors.client.held import Held
     from connectors.client.message import QueueKey, Receipt
     from connectors.client.transport import Transport
 
-    Build = Callable[[QueueKey, Plan[Any]], Ack | ChangeInvisible | Reject]
-    Settle = Callable[[Wish[Any], Outcome], None]
-
 __all__ = ["EntrySender"]
 
+LOG = logging.getLogger(__name__)
+
 WAITING_ACKS_MAX = 10_000
+EXPIRED_LOCALLY = Outcome(False, Reason.EXPIRED_LOCALLY, code_of(Reason.EXPIRED_LOCALLY))
 
 
-class _Change(msgspec.Struct, frozen=True):
-    invisible_time_ms: int
-    suspend: bool
+class _Kind(msgspec.Struct, frozen=True):
+    """What tells ack, change and reject apart."""
+
+    command: type[Ack | ChangeInvisible | Reject]
+    entry: Callable[[PlannedEntry[Any]], Entry]
+
+
+_ACK = _Kind(Ack, lambda planned: AckEntry(planned.handle, planned.ranges, planned.label))
+_REJECT = _Kind(Reject, lambda planned: RejectEntry(planned.handle, planned.ranges, planned.label))
+_CHANGE = _Kind(
+    ChangeInvisible,
+    lambda planned: ChangeEntry(planned.handle, planned.ranges, planned.label.invisible_time_ms, planned.label.suspend),
+)
 
 
 class EntrySender:
@@ -55,21 +68,32 @@ class EntrySender:
         group: The handles' group.
         client_id: For the audit.
         ack_delay_ms: How long acks wait for company.
-        held: Is kept up to date with what the outcomes say.
+        held: A message leaves it with the request that finishes it or gives it back.
+        batches_changes: Whether a record may change more than one message.
     """
 
-    def __init__(self, transport: Transport, *, group: str, client_id: str, ack_delay_ms: float, held: Held) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        group: str,
+        client_id: str,
+        ack_delay_ms: float,
+        held: Held,
+        batches_changes: bool = True,
+    ) -> None:
         self._transport = transport
         self._group = group
         self._client_id = client_id
         self._held = held
+        self._batches_changes = batches_changes
         self._lock = threading.Lock()
         self._unanswered: set[OutcomesFuture] = set()
         self._acks: Coalescer[QueueKey, Wish[Cause | None]] = Coalescer(
             f"{client_id}-acks",
             delay_ms=ack_delay_ms,
             items_max=WAITING_ACKS_MAX,
-            emit=partial(self._send, build=self._build_ack, settle=self._settle_done, timeout_ms=None),
+            emit=partial(self._send, _ACK),
             failed=_fail,
         )
 
@@ -79,26 +103,44 @@ class EntrySender:
         Raises:
             ClientClosed: `close` was called.
         """
-        wishes, future = self._wishes(receipts, cause)
+        wishes, future = self._wishes((receipt, cause) for receipt in receipts)
         try:
             self._acks.add((queue_of(wish.receipt), wish) for wish in wishes)
         except RuntimeError as error:
             message = f"consumer {self._client_id} is closed"
             raise ClientClosed(message, subject=self._client_id) from error
+        self._let_go(wishes)
         return future
 
-    def change(
-        self, receipts: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool, timeout_ms: int | None = None
-    ) -> OutcomesFuture:
-        """Change invisible times now; the receipts get the new handles before the future is done."""
-        wishes, future = self._wishes(receipts, _Change(invisible_time_ms, suspend))
-        self._send_now(wishes, self._build_change, self._settle_change, timeout_ms)
+    def change(self, changes: Iterable[tuple[Receipt, Change]]) -> OutcomesFuture:
+        """Change invisible times now, one record a queue; the receipts get the new handles before the future is done.
+
+        The messages stay in hand, but for those that become visible at once. Those whose lease is over by the broker's
+        clock are left out: their outcome is EXPIRED_LOCALLY.
+        """
+        wishes, future = self._wishes(changes)
+        self._let_go([wish for wish in wishes if not wish.label.invisible_time_ms])
+        good = self._without_expired(wishes)
+        now_s = time.monotonic()
+        for wish in good:
+            # A bare receipt is of a message that somebody else works on.
+            if wish.label.invisible_time_ms and isinstance(wish.receipt, Message) and not self._held.find(wish.receipt):
+                self._held.hold([wish.receipt], now_s + wish.label.invisible_time_ms / 1000, now_s)
+        self._send_now(_CHANGE, good, None)
+        return future
+
+    def give_back(self, changes: Iterable[tuple[Receipt, Change]], *, timeout_ms: int | None = None) -> OutcomesFuture:
+        """As `change`, for messages that are for somebody else: they leave the hand, however soon they come again."""
+        wishes, future = self._wishes(changes)
+        self._let_go(wishes)
+        self._send_now(_CHANGE, self._without_expired(wishes), timeout_ms)
         return future
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
         """Reject now."""
-        wishes, future = self._wishes(receipts, cause)
-        self._send_now(wishes, self._build_reject, self._settle_done, None)
+        wishes, future = self._wishes((receipt, cause) for receipt in receipts)
+        self._let_go(wishes)
+        self._send_now(_REJECT, wishes, None)
         return future
 
     def send_waiting(self) -> None:
@@ -123,101 +165,108 @@ class EntrySender:
         """Send the acks that wait; later ones are refused."""
         self._acks.close()
 
-    def _wishes(self, receipts: Iterable[Receipt], label: Hashable) -> tuple[list[Wish[Any]], OutcomesFuture]:
-        listed = list(receipts)
+    def _wishes(self, labelled: Iterable[tuple[Receipt, Hashable]]) -> tuple[list[Wish[Any]], OutcomesFuture]:
+        listed = list(labelled)
         gathering = Gathering(len(listed))
         with self._lock:
             self._unanswered.add(gathering.future)
         gathering.future.add_done_callback(self._forget)
-        return [Wish(receipt, label, gathering, index) for index, receipt in enumerate(listed)], gathering.future
+        return [
+            Wish(receipt, label, gathering, index) for index, (receipt, label) in enumerate(listed)
+        ], gathering.future
 
     def _forget(self, future: OutcomesFuture) -> None:
         with self._lock:
             self._unanswered.discard(future)
 
-    def _send_now(self, wishes: list[Wish[Any]], build: Build, settle: Settle, timeout_ms: int | None) -> None:
+    def _let_go(self, wishes: list[Wish[Any]]) -> None:
+        for wish in wishes:
+            if isinstance(wish.receipt, Message):
+                wish.receipt.is_settled = True
+        self._held.release(wish.receipt for wish in wishes)
+
+    def _without_expired(self, wishes: list[Wish[Change]]) -> list[Wish[Change]]:
+        """Answer for the wishes whose lease is over, and give the others (seed 000: filter expired handles)."""
+        now_ms = self._transport.broker_clock.now_ms(time.monotonic())
+        if now_ms is None:
+            return wishes
+        expired = [wish for wish in wishes if _is_expired(wish.receipt, now_ms)]
+        if not expired:
+            return wishes
+        self._held.release(wish.receipt for wish in expired)
+        _settle_all(expired, [EXPIRED_LOCALLY] * len(expired))
+        found = set(map(id, expired))
+        return [wish for wish in wishes if id(wish) not in found]
+
+    def _send_now(self, kind: _Kind, wishes: list[Wish[Any]], timeout_ms: int | None) -> None:
         self.send_waiting()
         by_queue: defaultdict[QueueKey, list[Wish[Any]]] = defaultdict(list)
         for wish in wishes:
             by_queue[queue_of(wish.receipt)].append(wish)
         for queue, found in by_queue.items():
-            self._send(queue, found, build=build, settle=settle, timeout_ms=timeout_ms)
+            self._send(kind, queue, found, timeout_ms)
 
-    def _send(
-        self, queue: QueueKey, wishes: list[Wish[Any]], *, build: Build, settle: Settle, timeout_ms: int | None
-    ) -> None:
-        for planned in plan(wishes):
+    def _send(self, kind: _Kind, queue: QueueKey, wishes: list[Wish[Any]], timeout_ms: int | None = None) -> None:
+        parts = [wishes] if kind is not _CHANGE or self._batches_changes else [[wish] for wish in wishes]
+        for planned in (planned for part in parts for planned in plan(part)):
             try:
-                future = self._transport.submit(build(queue, planned), timeout_ms=timeout_ms)
+                future = self._transport.submit(self._command(kind, queue, planned), timeout_ms=timeout_ms)
             except Exception as error:  # noqa: BLE001 - it reaches the callers through their futures
                 _fail(planned.wishes, error)
             else:
-                future.add_done_callback(partial(self._on_answer, planned, settle))
+                future.add_done_callback(partial(self._on_answer, kind, planned))
 
-    def _on_answer(self, planned: Plan[Any], settle: Settle, future: Future[Answer]) -> None:
+    def _command(self, kind: _Kind, queue: QueueKey, planned: Plan[Any]) -> Ack | ChangeInvisible | Reject:
+        entries: list[Any] = [kind.entry(entry) for entry in planned.entries]
+        return kind.command(
+            v=1,
+            topic=queue[0],
+            queue_id=queue[1],
+            handles=[HandleRef(self._group, handle) for handle in planned.handles],
+            entries=entries,
+            client_id=self._client_id,
+        )
+
+    def _on_answer(self, kind: _Kind, planned: Plan[Any], future: Future[Answer]) -> None:
         try:
-            found = outcomes(planned, future.result())
-            for wish, outcome in zip(planned.wishes, found, strict=True):
-                settle(wish, outcome)
+            answer = future.result()
+            if answer.reason is Reason.NOT_SUPPORTED and kind is _CHANGE and len(planned.wishes) > 1:
+                # Nothing of the record was decided. After a time-out it may have been: that never comes here.
+                LOG.warning("the job takes changes of one message only: %s", answer.detail)
+                self._batches_changes = False
+                self._send(kind, queue_of(planned.wishes[0].receipt), planned.wishes)
+                return
+            found = outcomes(planned, answer)
+            if kind is _CHANGE:
+                for wish, outcome in zip(planned.wishes, found, strict=True):
+                    self._changed(wish, outcome)
         except Exception as error:  # noqa: BLE001 - it reaches the callers through their futures
             _fail(planned.wishes, error)
         else:
             _settle_all(planned.wishes, found)
 
-    def _settle_done(self, wish: Wish[Any], _outcome: Outcome) -> None:
-        """Done, or refused for a reason that holding it longer does not change."""
-        self._held.release([wish.receipt])
-
-    def _settle_change(self, wish: Wish[_Change], outcome: Outcome) -> None:
-        receipt, invisible_time_ms = wish.receipt, wish.label.invisible_time_ms
+    def _changed(self, wish: Wish[Change], outcome: Outcome) -> None:
+        receipt, next_visible_time_ms = wish.receipt, outcome.next_visible_time_ms
         if outcome.handle is not None:
             receipt.handle = outcome.handle
-        if outcome.applied and isinstance(receipt, Message) and outcome.next_visible_time_ms is not None:
-            receipt.pop_time_ms = outcome.next_visible_time_ms - invisible_time_ms
-            receipt.next_visible_time_ms = outcome.next_visible_time_ms
-        if outcome.applied and invisible_time_ms:
-            # A bare receipt is of a message that somebody else works on.
+        if outcome.applied and next_visible_time_ms is not None:
             if isinstance(receipt, Message):
-                now_s = time.monotonic()
-                self._held.hold([receipt], now_s + invisible_time_ms / 1000, now_s)
-        elif outcome.reason is not Reason.SUPERSEDED:
+                receipt.pop_time_ms = outcome.pop_time_ms or receipt.pop_time_ms
+                receipt.next_visible_time_ms = next_visible_time_ms
+            holding = self._held.find(receipt)
+            if holding is not None:
+                holding.until_s = self._transport.broker_clock.local_s(next_visible_time_ms)
+        elif outcome.reason in DELIVERY_OVER:
             self._held.release([receipt])
 
-    def _handles(self, planned: Plan[Any]) -> list[HandleRef]:
-        return [HandleRef(self._group, handle) for handle in planned.handles]
 
-    def _build_ack(self, queue: QueueKey, planned: Plan[Cause | None]) -> Ack:
-        return Ack(
-            v=1,
-            topic=queue[0],
-            queue_id=queue[1],
-            handles=self._handles(planned),
-            entries=[AckEntry(entry.handle, entry.ranges, entry.label) for entry in planned.entries],
-            client_id=self._client_id,
-        )
-
-    def _build_change(self, queue: QueueKey, planned: Plan[_Change]) -> ChangeInvisible:
-        return ChangeInvisible(
-            v=1,
-            topic=queue[0],
-            queue_id=queue[1],
-            handles=self._handles(planned),
-            entries=[
-                ChangeEntry(entry.handle, entry.ranges, entry.label.invisible_time_ms, entry.label.suspend)
-                for entry in planned.entries
-            ],
-            client_id=self._client_id,
-        )
-
-    def _build_reject(self, queue: QueueKey, planned: Plan[str | None]) -> Reject:
-        return Reject(
-            v=1,
-            topic=queue[0],
-            queue_id=queue[1],
-            handles=self._handles(planned),
-            entries=[RejectEntry(entry.handle, entry.ranges, entry.label) for entry in planned.entries],
-            client_id=self._client_id,
-        )
+def _is_expired(receipt: Receipt, now_ms: int) -> bool:
+    """Whether a lease is over by the broker's clock (design: a handle says when it ends unless a change says more)."""
+    if isinstance(receipt, Message):
+        return receipt.next_visible_time_ms <= now_ms
+    handle = decode_handle(receipt.handle.text)
+    # What is no handle is for the job to judge.
+    return handle is not None and handle.next_visible_time_ms <= now_ms
 
 
 def _settle_all(wishes: list[Wish[Any]], found: list[Outcome] | list[None], error: Exception | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker_state.answer import Answer, decode_frame
+from connectors.client.broker_clock import BrokerClock
 from connectors.client.errors import AnswerTimeout, ClientClosed
 from connectors.client.settings import RESEND_WINDOW_MS
 
@@ -102,6 +103,9 @@ class Exchange:
 
     Args:
         resend_after_s_max: Bound of the doubling wait between two sends of the same operation.
+
+    Attributes:
+        broker_clock: Learns from every answer that comes by.
     """
 
     def __init__(self, resend_after_s_max: float) -> None:
@@ -110,6 +114,7 @@ class Exchange:
         self._waiting: dict[str, Pending] = {}
         self._resend_after_s_max = resend_after_s_max
         self._is_closed = False
+        self.broker_clock = BrokerClock()
 
     def __len__(self) -> int:
         """Count the operations that wait."""
@@ -132,10 +137,12 @@ class Exchange:
                 raise ValueError(message)
             self._waiting[pending.op_id] = pending
 
-    def accept(self, frame: bytes) -> None:
+    def accept(self, frame: bytes, now_s: float) -> None:
         """Complete what the frame answers. Answers to others, second answers and parts that came before are ignored."""
         completed: list[tuple[AnswerFuture, Answer]] = []
         answers = answers_of(frame)
+        if answers:
+            self.broker_clock.learn(max(answer.now_ms for answer in answers), now_s)
         with self._lock:
             for answer in answers:
                 pending = self._waiting.get(answer.op_id)

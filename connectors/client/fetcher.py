@@ -1,8 +1,13 @@
 """Brings the records of leased ranges of queue offsets, and tells which of them no longer exist.
 
+One fetcher serves a process (`shared_payloads`). A thread of it reads for all calls that wait: queues side by side, in
+each of them upwards, so that what two groups want is read once. A queue that cannot be read holds up nobody else, for
+each call ends at its own deadline, whatever the thread is doing.
+
 One KafkaConsumer, which stands still between calls: its buffer keeps what was fetched and decompressed already, so
 popping a compressed batch bit by bit neither transfers nor decompresses it again. It moves (seeks) only backwards, and
-forwards over a gap that is longer than what reading through it costs.
+forwards over a gap that is longer than what reading through it costs. What was read beside the wanted is kept for a
+while, within `KEPT_BYTES_MAX`.
 
 An offset is *gone* only when it is certain: Kafka has given a later record or position (a control record, an aborted
 transaction, compaction), or the log starts after it (retention). An offset that Kafka does not give in time - an open
@@ -14,112 +19,53 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import msgspec
-from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError, OffsetOutOfRangeError
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient, OffsetSpec
+from kafka.errors import (
+    AuthorizationError,
+    CorruptRecordError,
+    InvalidTopicError,
+    KafkaError,
+    UnknownTopicOrPartitionError,
+    UnsupportedCodecError,
+    for_code,
+)
 
-from connectors.client.coalescer import ranges_of
-from connectors.errors import Corrupt, Unavailable
+from connectors.client.errors import ClientClosed
+from connectors.client.partition_reader import BOOTSTRAP_TIMEOUT_MS, PartitionReader
+from connectors.client.payloads import Demand, FetchCounts, Fetched, Kept, Payload, Wanted
+from connectors.errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
+    from connectors.client.message import QueueKey
     from connectors.client.settings import ClientSettings
 
-__all__ = ["Fetched", "KafkaPayloads", "Payload", "Payloads", "merge_ranges"]
+__all__ = ["KafkaPayloads", "closed"]
 
 LOG = logging.getLogger(__name__)
 
-FETCH_BYTES_MAX = 50 * 1024 * 1024
-# What one request brings of a partition; Kafka gives the first batch whole even if it is larger, so any message fits.
-PARTITION_FETCH_BYTES = 1024 * 1024
-# Only what exists is asked for. A long wait here would hold up the next queue on the same broker: one request at a time
-# each.
-FETCH_WAIT_MS = 20
-POLL_S = 0.1
-POLL_RECORDS_MAX = 2_000
-# Reading a record costs about 10 us, a seek at least one request of up to 1 MiB.
-READ_THROUGH_MAX = 500
-NOWHERE = -1
+Answered = TypeVar("Answered")
+
+KEPT_BYTES_MAX = 16 * 1024 * 1024
+KEPT_S_MAX = 30.0
+ADMIN_TIMEOUT_MS = 10_000
 
 
-class Payload(msgspec.Struct, frozen=True):
-    """What a record of a message topic holds."""
+class _Call(Wanted):
+    """One call that waits, and how it ends early."""
 
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
-    timestamp_ms: int
-
-
-class Fetched(msgspec.Struct, frozen=True):
-    """Every offset asked for is in exactly one of these."""
-
-    payloads: dict[int, Payload]
-    gone: list[tuple[int, int]]
-    late: list[tuple[int, int]]
-
-
-class Payloads(Protocol):
-    """Where a consumer gets its payloads from: Kafka, or memory in tests."""
-
-    def fetch(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]], timeout_s: float) -> Fetched:
-        """Records of inclusive ranges of queue offsets.
-
-        Raises:
-            Unavailable: Kafka does not answer, or refuses.
-            Corrupt: A record cannot be read: damaged, or compressed with a codec that is not installed here.
-        """
-
-    def close(self) -> None:
-        """Disconnect; a fetch that is under way ends first."""
-
-
-def merge_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Ranges in ascending order, those that touch or overlap made one.
-
-    >>> merge_ranges([(5, 9), (0, 4), (12, 12), (8, 10)])
-    [(0, 10), (12, 12)]
-    """
-    merged: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if merged and first <= merged[-1][1] + 1:
-            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
-        else:
-            merged.append((first, last))
-    return merged
-
-
-class _Place:
-    """Where the consumer stands in one partition: it reads `position` next, and still has `ahead` of what it read.
-
-    Everything in `known_from..position - 1` was read and not handed out: it is in `ahead`, or does not exist.
-    """
-
-    def __init__(self) -> None:
-        self.known_from = NOWHERE
-        self.position = NOWHERE
-        self.ahead: dict[int, Payload] = {}
-
-    def reaches(self, offset: int) -> bool:
-        """Whether reading on gives `offset` sooner than a seek."""
-        return self.position >= 0 and self.known_from <= offset <= self.position + READ_THROUGH_MAX
-
-    def stand_at(self, offset: int) -> None:
-        self.known_from = self.position = offset
-        self.ahead.clear()
-
-    def forget_until(self, offset: int) -> None:
-        """Nothing below `offset` is needed from here on."""
-        self.known_from = max(self.known_from, offset)
-        for passed in [known for known in self.ahead if known < offset]:
-            del self.ahead[passed]
+    def __init__(self, ranges: Sequence[tuple[int, int]], **limits: int | None) -> None:
+        super().__init__(ranges, **limits)
+        self.error: Exception | None = None
+        self.done = threading.Event()
 
 
 class KafkaPayloads:
-    """Payloads from Kafka. Safe for use by many threads, one fetch at a time.
+    """Payloads from Kafka. Safe for use by many threads; not after a fork, see `shared_payloads`.
 
     Args:
         settings: Where Kafka is.
@@ -128,107 +74,184 @@ class KafkaPayloads:
     def __init__(self, settings: ClientSettings) -> None:
         """Connect at the first fetch."""
         self._settings = settings
-        self._lock = threading.Lock()
-        self._consumer: Any = None
-        self._places: dict[TopicPartition, _Place] = {}
-        self._reading: TopicPartition | None = None
+        self._reader = PartitionReader(settings)
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._demand = Demand[_Call](Kept(KEPT_BYTES_MAX, KEPT_S_MAX))
+        self._delivered_bytes = 0
+        self._delivered_records = 0
+        self._asking = threading.Lock()
+        self._admin: Any = None
 
-    def fetch(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]], timeout_s: float) -> Fetched:
+    def fetch(
+        self,
+        topic: str,
+        queue_id: int,
+        ranges: Sequence[tuple[int, int]],
+        timeout_s: float,
+        bytes_max: int | None = None,
+    ) -> Fetched:
         """Records of the ranges."""
-        partition = TopicPartition(topic, queue_id)
+        return self._bring(TopicPartition(topic, queue_id), _Call(ranges, bytes_max=bytes_max), timeout_s)
+
+    def read(
+        self, topic: str, queue_id: int, queue_offset: int, count: int, timeout_s: float
+    ) -> list[tuple[int, Payload]]:
+        """Records from an offset on."""
         deadline_s = time.monotonic() + timeout_s
-        fetched = Fetched({}, [], [])
-        with self._lock:
-            try:
-                place = self._turn_to(partition)
-                for first, last in merge_ranges(ranges):
-                    self._fetch_range(partition, place, (first, last), deadline_s, fetched)
-            except KafkaError as error:
-                if partition in self._places:
-                    self._places[partition].stand_at(NOWHERE)
-                kind = Unavailable if error.retriable else Corrupt
-                message = f"payloads of {topic}/{queue_id} cannot be read: {error!r}"
-                raise kind(message, subject=f"{topic}/{queue_id}") from error
-        return fetched
+        queue = TopicPartition(topic, queue_id)
+        start, end = self._bounds(queue, timeout_s)
+        first = max(start, queue_offset)
+        if first >= end or count < 1:
+            return []
+        call = _Call([(first, end - 1)], count_max=count)
+        return [*self._bring(queue, call, max(0.0, deadline_s - time.monotonic())).payloads.items()]
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """The partitions of a topic."""
+
+        def describe(admin: Any) -> list[int]:  # noqa: ANN401 - kafka-python has no types
+            (found,) = admin.describe_topics([topic])
+            if found["error_code"]:
+                raise for_code(found["error_code"])
+            return sorted(partition["partition_index"] for partition in found["partitions"])
+
+        return self._ask(topic, describe)
+
+    def counts(self) -> FetchCounts:
+        """What was read and handed out so far."""
+        with self._changed:
+            return FetchCounts(
+                bytes_read=self._reader.bytes_read,
+                records_read=self._reader.records_read,
+                bytes_delivered=self._delivered_bytes,
+                records_delivered=self._delivered_records,
+            )
 
     def close(self) -> None:
-        """Disconnect."""
-        with self._lock:
-            if self._consumer is not None:
-                self._consumer.close(autocommit=False)
-                self._consumer = None
+        """Disconnect; calls that wait end first, at their deadlines at the latest."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+        with self._asking:
+            if self._admin is not None:
+                self._admin.close()
+                self._admin = None
 
-    def _turn_to(self, partition: TopicPartition) -> _Place:
-        """Let only this partition be read; the others keep what they have buffered."""
-        if self._consumer is None:
-            self._consumer = KafkaConsumer(
-                bootstrap_servers=self._settings.bootstrap_servers.split(","),
-                client_id=f"{self._settings.client_id}-payloads",
-                group_id=None,
-                enable_auto_commit=False,
-                isolation_level="read_committed",
-                auto_offset_reset="none",
-                allow_auto_create_topics=False,
-                fetch_max_wait_ms=FETCH_WAIT_MS,
-                fetch_max_bytes=FETCH_BYTES_MAX,
-                max_partition_fetch_bytes=PARTITION_FETCH_BYTES,
-                **self._settings.kafka,
-            )
-        place = self._places.get(partition)
-        if place is None:
-            place = self._places[partition] = _Place()
-            self._consumer.assign([*self._places])
-        if self._reading != partition:
-            others = [other for other in self._places if other != partition]
-            if others:
-                self._consumer.pause(*others)
-            self._consumer.resume(partition)
-            self._reading = partition
-        return place
-
-    def _fetch_range(
-        self, partition: TopicPartition, place: _Place, wanted: tuple[int, int], deadline_s: float, fetched: Fetched
-    ) -> None:
-        first, last = wanted
-        if not place.reaches(first):
-            self._seek(partition, place, first)
-        while place.position <= last and time.monotonic() < deadline_s:
-            self._read(partition, place, first, last)
-        missing = []
-        for offset in range(first, min(last + 1, place.position)):
-            payload = place.ahead.get(offset)
-            if payload is None:
-                missing.append(offset)
-            else:
-                fetched.payloads[offset] = payload
-        fetched.gone.extend(ranges_of(missing))
-        if place.position <= last:
-            fetched.late.append((max(first, place.position), last))
-        place.forget_until(min(last + 1, place.position))
-
-    def _read(self, partition: TopicPartition, place: _Place, first: int, last: int) -> None:
-        """Read on a little. Records from `first` on are kept, also beyond `last`: the next call may want them."""
-        count = min(last - place.position + 1, POLL_RECORDS_MAX)
+    def _bring(self, queue: QueueKey, call: _Call, timeout_s: float) -> Fetched:
+        with self._changed:
+            self._require_open()
+            if self._demand.ask(queue, call, time.monotonic()):
+                return self._deliver(call)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="popstream-payloads", daemon=True)
+                self._thread.start()
+            self._changed.notify()
         try:
-            polled = self._consumer.poll(timeout_ms=int(POLL_S * 1000), max_records=count)
-        except OffsetOutOfRangeError:
-            start = self._consumer.beginning_offsets([partition])[partition]
-            if start <= place.position:
-                # Beyond the end: not written yet, or the log was cut. Not gone, so let time pass.
-                time.sleep(POLL_S)
-                self._consumer.seek(partition, place.position)
-                return
-            LOG.warning("%s starts at %d now, so offsets from %d on are gone", partition, start, place.position)
-            place.position = start
-            self._consumer.seek(partition, start)
-            return
-        for record in polled.get(partition, ()):
-            if record.offset >= first:
-                place.ahead[record.offset] = Payload(
-                    record.key, record.value, list(record.headers or ()), record.timestamp
-                )
-        place.position = max(place.position, self._consumer.position(partition))
+            call.done.wait(timeout_s)
+        finally:
+            with self._changed:
+                self._demand.withdraw(queue, call)
+        if call.error is not None:
+            raise _raised(f"{queue[0]}/{queue[1]}", call.error) from call.error
+        with self._changed:
+            return self._deliver(call)
 
-    def _seek(self, partition: TopicPartition, place: _Place, offset: int) -> None:
-        self._consumer.seek(partition, offset)
-        place.stand_at(offset)
+    def _bounds(self, queue: QueueKey, timeout_s: float) -> tuple[int, int]:
+        """Where the log of a queue starts, and where the committed part of it ends."""
+        options = {"isolation_level": "read_committed", "timeout_ms": max(1, int(timeout_s * 1000))}
+
+        def bounds(admin: Any) -> tuple[int, int]:  # noqa: ANN401 - kafka-python has no types
+            start = admin.list_partition_offsets({queue: OffsetSpec.EARLIEST}, **options)[queue].offset
+            end = admin.list_partition_offsets({queue: OffsetSpec.LATEST}, **options)[queue].offset
+            return start, end
+
+        return self._ask(f"{queue[0]}/{queue[1]}", bounds)
+
+    def _ask(self, subject: str, question: Callable[[Any], Answered]) -> Answered:
+        """Ask Kafka about what there is, on the caller's thread and over a connection for that."""
+        try:
+            with self._asking:
+                self._require_open()
+                if self._admin is None:
+                    self._admin = KafkaAdminClient(
+                        **{
+                            "bootstrap_servers": self._settings.bootstrap_servers.split(","),
+                            "client_id": f"{self._settings.client_id}-admin",
+                            "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS,
+                            "request_timeout_ms": ADMIN_TIMEOUT_MS,
+                            **self._settings.kafka,
+                        }
+                    )
+                admin = self._admin
+            return question(admin)
+        except (InvalidTopicError, UnknownTopicOrPartitionError) as error:
+            message = f"{subject} does not exist"
+            raise Invalid(message, subject=subject) from error
+        except KafkaError as error:
+            raise _raised(subject, error) from error
+
+    def _deliver(self, call: _Call) -> Fetched:
+        fetched = call.result()
+        self._delivered_bytes += call.payload_bytes
+        self._delivered_records += len(fetched.payloads)
+        return fetched
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise closed(self._settings)
+
+    def _run(self) -> None:
+        """Read for those who wait; the only thread that touches the reader."""
+        while True:
+            with self._changed:
+                while not self._demand and not self._is_closed:
+                    self._changed.wait()
+                if not self._demand:
+                    break
+                targets = self._demand.targets(time.monotonic())
+            try:
+                blocks = self._reader.read(targets)
+            except Exception as error:
+                LOG.info("reading %s failed", targets, exc_info=True)
+                self._fail(targets, error)
+            else:
+                with self._changed:
+                    for call in self._demand.bring(blocks, time.monotonic()):
+                        call.done.set()
+        self._reader.close()
+
+    def _fail(self, targets: dict[QueueKey, int], error: Exception) -> None:
+        """Connect anew, for the state of kafka-python after an error is not known; end the calls it is about."""
+        is_connected = self._reader.is_connected
+        is_at_target = all(self._reader.is_at(queue, offset) for queue, offset in targets.items())
+        self._reader.close()
+        with self._changed:
+            if not is_connected:
+                failed = self._demand.fail_all()
+            elif len(targets) > 1 or is_at_target:
+                failed = self._demand.fail(targets, time.monotonic())
+            else:
+                # It may be about what was read through on the way. Without a place there will be a seek.
+                failed = []
+            for call in failed:
+                call.error = error
+                call.done.set()
+
+
+def _raised(subject: str, error: Exception) -> PopstreamError:
+    """What a call raises when its queue cannot be read."""
+    message = f"{subject} cannot be read: {error!r}"
+    if isinstance(error, AuthorizationError):
+        return Invalid(message, subject=subject)
+    is_damaged = isinstance(error, (CorruptRecordError, UnsupportedCodecError)) or not isinstance(error, KafkaError)
+    return (Corrupt if is_damaged else Unavailable)(message, subject=subject)
+
+
+def closed(settings: ClientSettings) -> ClientClosed:
+    """What is raised once nothing is fetched any more."""
+    message = f"the payloads of {settings.client_id} are closed"
+    return ClientClosed(message, subject=settings.client_id)

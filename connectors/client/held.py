@@ -1,67 +1,158 @@
-"""Which messages a consumer holds: popped, and neither finished nor given back. `close` returns those."""
+"""Which messages a consumer holds: popped, and neither finished nor given back."""
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from connectors.client.message import queue_of
+import msgspec
+
+from connectors.client.message import Message, queue_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from connectors.client.message import QueueKey, Receipt
 
-__all__ = ["Held"]
+__all__ = ["Held", "Holding"]
 
-PRUNE_COUNT_MIN = 10_000
+
+class Holding(msgspec.Struct, eq=False):
+    """One message in hand. Times are monotonic, in seconds.
+
+    Attributes:
+        since_s: When it was popped.
+        until_s: When its lease is over, as far as is known here.
+        is_renewed: Whether its lease is renewed ahead of its end.
+        owner: The thread that works on it; when that ends, the message goes back.
+        renew_count: How often it was renewed.
+        refused_count: How often in a row a renewal failed.
+        is_renewing: A renewal is under way.
+        payload_bytes: Size of its record, once that is here.
+    """
+
+    receipt: Receipt
+    since_s: float
+    until_s: float
+    is_renewed: bool = False
+    owner: threading.Thread | None = None
+    renew_count: int = 0
+    refused_count: int = 0
+    is_renewing: bool = False
+    payload_bytes: int = 0
 
 
 class Held:
-    """Messages in hand, each until a moment after which its lease is over in any case. Safe for use by many threads."""
+    """Messages in hand, each until its lease is over in any case. Safe for use by many threads.
+
+    A message leaves with the request that finishes it or gives it back; what is left is what nobody has spoken about.
+    An answer to an earlier request cannot bring it in again (RocketMQ's ReceiptHandleGroup: a removal wins over a
+    renewal under way).
+    """
 
     def __init__(self) -> None:
         """Hold nothing."""
         self._lock = threading.Lock()
-        self._queues: dict[QueueKey, dict[int, tuple[Receipt, float]]] = {}
+        self._queues: defaultdict[QueueKey, dict[int, Holding]] = defaultdict(dict)
         self._count = 0
-        self._prune_at_count = PRUNE_COUNT_MIN
+        self._payload_bytes = 0
+        self._listeners: list[Callable[[], None]] = []
 
     def __len__(self) -> int:
         """Count the messages in hand, and those whose lease has ended unnoticed."""
         return self._count
 
-    def hold(self, receipts: Iterable[Receipt], until_s: float, now_s: float) -> None:
-        """Take messages in hand, or hold them longer. Forgets those that are over, now and then."""
-        with self._lock:
-            for receipt in receipts:
-                queue = self._queues.setdefault(queue_of(receipt), {})
-                self._count += receipt.queue_offset not in queue
-                queue[receipt.queue_offset] = (receipt, until_s)
-            if self._count >= self._prune_at_count:
-                self._prune(now_s)
-                self._prune_at_count = max(PRUNE_COUNT_MIN, 2 * self._count)
+    @property
+    def payload_bytes(self) -> int:
+        """Sum of the sizes of the records in hand."""
+        return self._payload_bytes
 
-    def release(self, receipts: Iterable[Receipt]) -> None:
-        """Let go of messages; unknown ones do not matter."""
+    def on_release(self, listener: Callable[[], None]) -> None:
+        """Call `listener` whenever messages have left; it must be short."""
+        self._listeners.append(listener)
+
+    def hold(
+        self,
+        receipts: Iterable[Receipt],
+        until_s: float,
+        now_s: float,
+        *,
+        is_renewed: bool = False,
+    ) -> None:
+        """Take messages in hand; another delivery of one that is held takes its place."""
         with self._lock:
             for receipt in receipts:
-                queue = self._queues.get(queue_of(receipt))
-                if queue is not None and queue.pop(receipt.queue_offset, None) is not None:
-                    self._count -= 1
+                queue = self._queues[queue_of(receipt)]
+                before = queue.get(receipt.queue_offset)
+                if before is None:
+                    self._count += 1
+                else:
+                    self._payload_bytes -= before.payload_bytes
+                queue[receipt.queue_offset] = Holding(receipt, now_s, until_s, is_renewed)
+
+    def find(self, receipt: Receipt) -> Holding | None:
+        """The holding of a message; a bare receipt stands for whatever delivery is held."""
+        queue = self._queues.get(queue_of(receipt))
+        holding = None if queue is None else queue.get(receipt.queue_offset)
+        if holding is None or (isinstance(receipt, Message) and holding.receipt is not receipt):
+            return None
+        return holding
+
+    def filled(self, message: Message, payload_bytes: int) -> None:
+        """Note that the record of a message in hand is here."""
+        with self._lock:
+            holding = self.find(message)
+            if holding is not None:
+                holding.payload_bytes = payload_bytes
+                self._payload_bytes += payload_bytes
+
+    def own(self, messages: Iterable[Message], owner: threading.Thread) -> None:
+        """Note who works on messages in hand from now on."""
+        for message in messages:
+            holding = self.find(message)
+            if holding is not None:
+                holding.owner = owner
+
+    def release(self, receipts: Iterable[Receipt]) -> int:
+        """Let go of messages, and tell how many of them were in hand."""
+        with self._lock:
+            holdings = [holding for receipt in receipts if (holding := self.find(receipt)) is not None]
+            count = self._drop(holdings)
+        self._tell(count)
+        return count
+
+    def holdings(self) -> list[Holding]:
+        """All that is in hand now."""
+        with self._lock:
+            return [holding for queue in self._queues.values() for holding in queue.values()]
 
     def take_all(self, now_s: float) -> list[Receipt]:
         """Everything whose lease may still last, by queue and offset; nothing is held afterwards."""
         with self._lock:
-            self._prune(now_s)
-            queues, self._queues, self._count = self._queues, {}, 0
-        return [queue[offset][0] for _, queue in sorted(queues.items()) for offset in sorted(queue)]
+            taken = [
+                holding.receipt
+                for _, queue in sorted(self._queues.items())
+                for _, holding in sorted(queue.items())
+                if holding.until_s > now_s
+            ]
+            self._queues.clear()
+            count, self._count, self._payload_bytes = self._count, 0, 0
+        self._tell(count)
+        return taken
 
-    def _prune(self, now_s: float) -> None:
-        for key, queue in list(self._queues.items()):
-            kept = {offset: held for offset, held in queue.items() if held[1] > now_s}
-            self._count -= len(queue) - len(kept)
-            if kept:
-                self._queues[key] = kept
-            else:
-                del self._queues[key]
+    def _drop(self, holdings: Iterable[Holding]) -> int:
+        """Forget holdings, each known to be there or named twice; gives their count."""
+        count = 0
+        for holding in holdings:
+            queue = self._queues[queue_of(holding.receipt)]
+            if queue.pop(holding.receipt.queue_offset, None) is not None:
+                count += 1
+                self._payload_bytes -= holding.payload_bytes
+        self._count -= count
+        return count
+
+    def _tell(self, count: int) -> None:
+        if count:
+            for listener in self._listeners:
+                listener()

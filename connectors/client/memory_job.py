@@ -14,31 +14,36 @@ from __future__ import annotations
 
 import hashlib
 import threading
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from broker_state.answer import Answer
 from broker_state.batch import fold
-from broker_state.command import Command, Declare, Dispatch, Tick, WrittenRange, encode_command
+from broker_state.command import ChangeInvisible, Command, Declare, Dispatch, Tick, WrittenRange, encode_command
 from broker_state.kernel.turn import Decision, OpRecord
 from broker_state.memory_kv import MemoryKv
 from broker_state.overlay import Overlay
+from broker_state.reason import Reason, code_of
 from connectors.client.coalescer import ranges_of
 from connectors.client.consumer import Consumer
-from connectors.client.fetcher import Fetched, Payload
-from connectors.client.memory_link import MemoryLink
+from connectors.client.memory_link import MemoryLink, frame_of
+from connectors.client.payloads import FetchCounts, Fetched, Payload, merge_ranges
 from connectors.client.settings import ClientSettings, new_client_id
 from connectors.client.transport import Transport
+from connectors.errors import Corrupt, Invalid
 from connectors.kafka.partitioner import ops_key, partition_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from connectors.client.message import QueueKey
 
 __all__ = ["MemoryJob"]
 
 PARTITION_COUNT = 4
+_TRANSPORT_SETTINGS = frozenset(("answer_timeout_ms", "resend_after_ms"))
 _decode_command = msgspec.json.Decoder(Command).decode
 
 
@@ -50,6 +55,9 @@ class MemoryJob:
         records: What was sent, in order.
         deleted: (topic, queue_id, offset) whose record is gone.
         late: (topic, queue_id, offset) whose record cannot be read yet.
+        damaged: (topic, queue_id, offset) whose record cannot be read at all.
+        silent: Queues whose operations are decided, but the answers are lost.
+        is_old: Changes of more than one message are answered with NOT_SUPPORTED.
     """
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
@@ -57,10 +65,15 @@ class MemoryJob:
         self.records: list[Command] = []
         self.deleted: set[tuple[str, int, int]] = set()
         self.late: set[tuple[str, int, int]] = set()
+        self.damaged: set[tuple[str, int, int]] = set()
+        self.silent: set[QueueKey] = set()
+        self.is_old = False
         self._lock = threading.Lock()
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []
         self._topics: dict[QueueKey, list[Payload]] = {}
+        self._counts = FetchCounts()
+        self._listeners: list[tuple[str, Callable[[QueueKey], None]]] = []
 
     def link(self) -> MemoryLink:
         """A place to send to, with answers of its own."""
@@ -75,7 +88,34 @@ class MemoryJob:
 
     def consumer(self, group: str, **options: Any) -> Consumer:  # noqa: ANN401 - as Consumer's
         """A consumer of this job; closing it closes its transport."""
-        return _MemoryConsumer("memory", group=group, transport=self.transport(), payloads=self, **options)
+        settings = {name: options.pop(name) for name in _TRANSPORT_SETTINGS & options.keys()}
+        return _MemoryConsumer(
+            "memory",
+            group=group,
+            transport=self.transport(**settings),
+            payloads=self,
+            notifications=partial(self.listen, group),
+            **options,
+        )
+
+    def listen(self, group: str, listener: Callable[[QueueKey], None]) -> Callable[[], None]:
+        """Call `listener` for each queue that becomes poppable for a group; gives what ends that."""
+        listening = (group, listener)
+        self._listeners.append(listening)
+        return lambda: self._listeners.remove(listening)
+
+    def make_topic(self, topic: str, queue_count: int) -> None:
+        """Let a topic have so many queues, of which the job knows nothing yet."""
+        for queue_id in range(queue_count):
+            self._topics.setdefault((topic, queue_id), [])
+
+    def queue_ids(self, topic: str) -> list[int]:
+        """The queues of a topic."""
+        found = sorted(queue_id for name, queue_id in self._topics if name == topic)
+        if not found:
+            message = f"topic {topic} does not exist"
+            raise Invalid(message, subject=topic)
+        return found
 
     def write(self, topic: str, queue_id: int, values: Sequence[bytes | None], *, dispatch: bool = True) -> None:
         """Append messages to a queue, and make them poppable."""
@@ -95,33 +135,118 @@ class MemoryJob:
     def advance(self, time_ms: int) -> None:
         """Let time pass; what became due takes effect in every queue."""
         self.now_ms += time_ms
-        for topic, queue_id in self._topics:
+        for topic, queue_id in list(self._topics):
             self.send(Tick(v=1, topic=topic, queue_id=queue_id))
 
-    def fetch(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]], timeout_s: float) -> Fetched:  # noqa: ARG002
+    def fetch(
+        self,
+        topic: str,
+        queue_id: int,
+        ranges: Sequence[tuple[int, int]],
+        timeout_s: float,  # noqa: ARG002
+        bytes_max: int | None = None,
+    ) -> Fetched:
         """Payloads as a consumer asks for them."""
         written = self._topics[topic, queue_id]
-        wanted = [offset for first, last in ranges for offset in range(first, last + 1)]
-        gone = [offset for offset in wanted if (topic, queue_id, offset) in self.deleted]
-        late = [offset for offset in wanted if (topic, queue_id, offset) in self.late]
-        found = {offset: written[offset] for offset in wanted if offset not in {*gone, *late}}
-        return Fetched(found, ranges_of(gone), ranges_of(late))
+        payloads: dict[int, Payload] = {}
+        gone: list[int] = []
+        late: list[int] = []
+        left: list[int] = []
+        wanted = [offset for first, last in merge_ranges(ranges) for offset in range(first, last + 1)]
+        if any((topic, queue_id, offset) in self.damaged for offset in wanted):
+            message = f"a record of {topic}/{queue_id} is damaged"
+            raise Corrupt(message, subject=f"{topic}/{queue_id}")
+        bytes_left = bytes_max
+        for offset in wanted:
+            size_bytes = written[offset].size_bytes
+            if left:
+                left.append(offset)
+            elif (topic, queue_id, offset) in self.deleted:
+                gone.append(offset)
+            elif (topic, queue_id, offset) in self.late:
+                late.append(offset)
+            elif payloads and bytes_left is not None and size_bytes > bytes_left:
+                left.append(offset)
+            else:
+                payloads[offset] = written[offset]
+                bytes_left = None if bytes_left is None else bytes_left - size_bytes
+        self._count(payloads.values())
+        return Fetched(payloads, ranges_of(gone), ranges_of(late), ranges_of(left))
+
+    def read(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        count: int,
+        timeout_s: float,  # noqa: ARG002
+    ) -> list[tuple[int, Payload]]:
+        """Payloads from an offset on, up to the first one that is late."""
+        if (topic, queue_id) not in self._topics:
+            message = f"{topic}/{queue_id} does not exist"
+            raise Invalid(message, subject=f"{topic}/{queue_id}")
+        found: list[tuple[int, Payload]] = []
+        for offset, payload in list(enumerate(self._topics[topic, queue_id]))[max(0, queue_offset) :]:
+            if len(found) >= count or (topic, queue_id, offset) in self.late:
+                break
+            if (topic, queue_id, offset) not in self.deleted:
+                found.append((offset, payload))
+        self._count([payload for _, payload in found])
+        return found
+
+    def counts(self) -> FetchCounts:
+        """What was handed out so far; nothing else is read here."""
+        with self._lock:
+            return self._counts
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+    def _count(self, payloads: Collection[Payload]) -> None:
+        with self._lock:
+            size_bytes = self._counts.bytes_read + sum(payload.size_bytes for payload in payloads)
+            count = self._counts.records_read + len(payloads)
+            self._counts = FetchCounts(
+                bytes_read=size_bytes, bytes_delivered=size_bytes, records_read=count, records_delivered=count
+            )
 
     def _decide(self, key: bytes, value: bytes) -> list[bytes]:
         with self._lock:
             command = _decode_command(value)
             self.records.append(command)
+            if self.is_old and isinstance(command, ChangeInvisible) and _message_count(command) > 1:
+                return [frame_of([_not_supported(command, self.now_ms)])]
             overlay, decision = Overlay(self._kv), Decision()
             digest = hashlib.blake2b(value, digest_size=16).digest()
             partition = partition_of(key, PARTITION_COUNT)
             fold(overlay, [OpRecord(partition, len(self.records), self.now_ms, command, digest)], decision)
             self._kv.write(overlay)
+        if (command.topic, command.queue_id) in self.silent:
+            return []
+        for notification in decision.notifications:
+            for group, listener in list(self._listeners):
+                if group == notification.group:
+                    listener((notification.topic, notification.queue_id))
         for reply_to, answer in decision.answers:
             self._links[reply_to].bring(b'{"v":1,"answers":[' + answer + b"]}")
         return []
+
+
+def _message_count(command: ChangeInvisible) -> int:
+    return sum(last - first + 1 for entry in command.entries for first, last in entry.offsets)
+
+
+def _not_supported(command: ChangeInvisible, now_ms: int) -> Answer:
+    return Answer(
+        op_id=command.op_id or "",
+        type="change_invisible",
+        code=code_of(Reason.NOT_SUPPORTED),
+        reason=Reason.NOT_SUPPORTED,
+        applied=False,
+        topic=command.topic,
+        queue_id=command.queue_id,
+        now_ms=now_ms,
+    )
 
 
 class _MemoryConsumer(Consumer):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
 
 from broker_state.reason import Reason
+from connectors.client.errors import ClientClosed
 from connectors.client.tags import tag_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from concurrent.futures import Future
+    from types import TracebackType
 
-__all__ = ["Message", "Outcome", "PopResult", "QueueKey", "Receipt", "ReceiptHandle", "SendResult"]
+__all__ = ["Message", "Outcome", "PopResult", "QueueKey", "Receipt", "ReceiptHandle", "Record", "SendResult", "Settler"]
 
 QueueKey = tuple[str, int]
 """(topic, queue_id): the queue_id is the Kafka partition."""
@@ -45,23 +48,54 @@ class Receipt(msgspec.Struct, kw_only=True, eq=False):
     handle: ReceiptHandle
 
 
+class Settler(Protocol):
+    """Whoever handed a message out and takes word of what became of it: its consumer."""
+
+    def ack_one(self, message: Message) -> Future[Outcome]:
+        """Say that it is done."""
+
+    def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+        """Give it another invisible time."""
+
+    def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+        """Give it back."""
+
+    def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
+        """Send it to the dead letters."""
+
+
 class Message(Receipt, kw_only=True, eq=False):
     """One delivery of one message.
+
+    As a context manager it is acked when the block ends, and given back when the block raises:
+
+    ```python
+    for message in consumer:
+        with message:
+            work_on(message.value)
+    ```
+
+    The methods do not wait; the future they give brings the outcome.
 
     Attributes:
         attempt: 1 for the first delivery.
         timestamp_ms: The record's own timestamp.
-        pop_time_ms: When the lease began or was last changed, by the broker's clock.
+        pop_time_ms: When the lease began or was last changed, by the broker's clock; in an orderly lane always when it
+            began.
         next_visible_time_ms: When the lease ends unless something is done, by the broker's clock.
+        settler: The consumer that handed it out.
+        is_settled: It was asked to finish the message, or to give it back.
     """
 
     attempt: int
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes | None]]
-    timestamp_ms: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: list[tuple[str, bytes | None]] = []
+    timestamp_ms: int = 0
     pop_time_ms: int
     next_visible_time_ms: int
+    settler: Settler | None = None
+    is_settled: bool = False
 
     @property
     def tag(self) -> str:
@@ -72,6 +106,71 @@ class Message(Receipt, kw_only=True, eq=False):
     def receipt(self) -> Receipt:
         """What another process needs to finish this message; it does not follow later changes."""
         return Receipt(topic=self.topic, queue_id=self.queue_id, queue_offset=self.queue_offset, handle=self.handle)
+
+    def ack(self) -> Future[Outcome]:
+        """Say that the message is done. Acks that come within a few milliseconds travel together.
+
+        Raises:
+            ClientClosed: The consumer was closed.
+        """
+        return self._settler().ack_one(self)
+
+    def extend(self, seconds: float) -> Future[Outcome]:
+        """Keep the message for so long from now on, at most 12 hours; `handle` is replaced when the outcome is known.
+
+        Raises:
+            ClientClosed: The consumer was closed.
+        """
+        return self._settler().extend_one(self, round(seconds * 1000))
+
+    def release(self, delay: float = 0.0) -> Future[Outcome]:
+        """Give the message back: it comes again, to anyone of the group, `delay` seconds from now.
+
+        Raises:
+            ClientClosed: The consumer was closed.
+        """
+        return self._settler().release_one(self, round(delay * 1000))
+
+    def reject(self, reason: str | None = None) -> Future[Outcome]:
+        """Send the message to the dead letters now; `reason` is kept with it.
+
+        Raises:
+            ClientClosed: The consumer was closed.
+        """
+        return self._settler().reject_one(self, reason)
+
+    def __enter__(self) -> Self:
+        """Give the message."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Ack it, or give it back when the block raised; what the block has settled itself stays as it is."""
+        if self.is_settled:
+            return
+        if kind is None:
+            self.ack()
+        else:
+            self.release()
+
+    def _settler(self) -> Settler:
+        if self.settler is None:
+            text = "the message was not handed out by a consumer: use the methods of one, with its receipt"
+            raise ClientClosed(text, subject=f"{self.topic}/{self.queue_id}")
+        return self.settler
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """A message as it lies in its queue, looked at without a lease."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes | None]]
+    timestamp_ms: int
 
 
 class PopResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,14 +199,28 @@ class PopResult(msgspec.Struct, frozen=True, kw_only=True):
 class Outcome(msgspec.Struct, frozen=True, gc=False):
     """What became of one message of a request; judge by `applied`, which says whether anything changed.
 
-    The last two belong to a change of the invisible time.
+    All but the first three belong to a change of the invisible time. `pop_time_ms` and `invisible_time_ms` are by the
+    broker's clock; `revive_queue_id` is RocketMQ's, 999 in an orderly lane.
     """
 
     applied: bool
     reason: Reason
     code: int
-    next_visible_time_ms: int | None = None
+    pop_time_ms: int | None = None
+    invisible_time_ms: int | None = None
+    revive_queue_id: int | None = None
     handle: ReceiptHandle | None = None
+
+    @property
+    def next_visible_time_ms(self) -> int | None:
+        """When the lease ends from now on, by the broker's clock.
+
+        >>> Outcome(True, Reason.OK, 0, 1_000, 30_000).next_visible_time_ms
+        31000
+        """
+        if self.pop_time_ms is None or self.invisible_time_ms is None:
+            return None
+        return self.pop_time_ms + self.invisible_time_ms
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):

@@ -38,9 +38,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         client_id: Name in Kafka's logs, in the audit tables, and for `return_client`; must be unique among the clients
             of a group.
-        prefix: Names the job: its topics are `<prefix>.ops` and `<prefix>.results`.
+        prefix: Names the job: its topics are `<prefix>.ops`, `<prefix>.results` and so on.
         ops_topic: Topic of the operations, if its name is another one.
         results_topic: Topic of the answers, likewise.
+        notifications_topic: Topic of the notifications, likewise.
         answer_timeout_ms: How long a call waits for its answer (a pop: beyond its poll time) before it raises
             `AnswerTimeout`.
         resend_after_ms: Without an answer for so long an operation is sent again, with the same op_id and the same
@@ -57,6 +58,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     prefix: str = "popstream"
     ops_topic: str = ""
     results_topic: str = ""
+    notifications_topic: str = ""
     answer_timeout_ms: int = 60_000
     resend_after_ms: int = 5_000
     resend_after_ms_max: int = 60_000
@@ -104,3 +106,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     def results(self) -> str:
         """Name of the results topic."""
         return self.results_topic or f"{self.prefix}.results"
+
+    @property
+    def notifications(self) -> str:
+        """Name of the notifications topic."""
+        return self.notifications_topic or f"{self.prefix}.notifications"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from broker_state.answer import Answer
+    from connectors.client.broker_clock import BrokerClock
     from connectors.client.settings import ClientSettings
 
 __all__ = ["Link", "Transport", "new_op_id"]
@@ -103,6 +104,11 @@ class Transport:
     def reply_to(self) -> int:
         """Partition of the results topic that is read here."""
         return self._reply_to
+
+    @property
+    def broker_clock(self) -> BrokerClock:
+        """The broker's clock, as the answers tell it."""
+        return self._exchange.broker_clock
 
     @property
     def waiting_count(self) -> int:
@@ -210,7 +216,7 @@ class Transport:
         while not self._is_closing.is_set():
             try:
                 for frame in self._link.receive(self._exchange.wait_s(self._clock(), RECEIVE_S_MAX)):
-                    self._exchange.accept(frame)
+                    self._exchange.accept(frame, self._clock())
             except Exception:
                 # Answers may come again; the deadlines of those who wait go on.
                 LOG.exception("answers cannot be read now")

@@ -244,6 +244,29 @@ def consume(
 
 
 @app.command(epilog=EPILOG)
+def release(
+    topics: Annotated[list[str], typer.Argument(help="message topics", metavar="TOPIC...")],
+    client: Annotated[str, typer.Option(help="client id of the consumer that is dead")],
+    group: Annotated[str, typer.Option(help="consumer group")],
+    timeout: Annotated[
+        Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="how long to wait for the answers")
+    ] = HALF_A_MINUTE,
+    folder: Folder = None,
+    bootstrap_servers: Servers = None,
+    prefix: Prefix = None,
+) -> None:
+    """Give back at once what a consumer held whose process was killed.
+
+    Without this its leases end by themselves. A consumer that starts
+    with the same client id does it by itself.
+    """
+    from pipelines.cli.release import run_release
+    from pipelines.cli.target import find_target
+
+    run_release(find_target(folder, bootstrap_servers, prefix), topics, group, client, timeout_ms=int(timeout))
+
+
+@app.command(epilog=EPILOG)
 def status(
     lane: Annotated[str | None, typer.Option(metavar="GROUP", help="lanes of this group only")] = None,
     topic: Annotated[str | None, typer.Option(help="queues of this topic only")] = None,

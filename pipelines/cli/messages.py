@@ -14,16 +14,16 @@ import typer
 
 from broker_state.errors import Invalid
 from connectors.client import Consumer, Message, NotDeclared, Producer, SendResult
-from connectors.client.cluster import describe_topic
-from connectors.kafka.topics import create_message_topic, describe
+from connectors.kafka.topics import TopicFacts, create_message_topic, describe
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.target import Target
 
-__all__ = ["printable", "run_consume", "run_send"]
+__all__ = ["printable", "require_topic", "run_consume", "run_send"]
 
 POP_MESSAGES_MAX = 100
 UNCONFIRMED_MAX = 10_000
-IDLE_PAUSE_S = 0.2
+POLL_MS = 1_000
+UNDECLARED_PAUSE_S = 0.2
 
 
 def run_send(
@@ -38,7 +38,7 @@ def run_send(
     """
     if create:
         create_message_topic(target.bootstrap_servers, topic, create)
-    _require_topic(target, topic)
+    require_topic(target, topic)
     settings = target.client_settings("send")
     count = 0
     waiting: list[Future[SendResult]] = []
@@ -73,15 +73,12 @@ def run_consume(
         NotDeclared: The job knows none of its queues, and nobody wants to wait for one.
         Unavailable: Kafka or the job does not answer.
     """
-    _require_topic(target, topic)
+    require_topic(target, topic)
     settings = target.client_settings("consume")
-    queue_ids = sorted(describe_topic(settings, topic).starts)
     consumer = Consumer(target.bootstrap_servers, group=group, prefix=target.prefix, client_id=settings.client_id)
     counted = _Counted(count_max)
     try:
-        _consume(
-            consumer, topic, queue_ids, counted, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json
-        )
+        _consume(consumer, topic, counted, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json)
     finally:
         # What was printed and not acked, because that was interrupted, is given back; with --no-ack it stays leased.
         consumer.close(release=ack)
@@ -133,7 +130,6 @@ class _Counted:
 def _consume(
     consumer: Consumer,
     topic: str,
-    queue_ids: list[int],
     counted: _Counted,
     invisible_time_ms: int,
     wait_ms: int,
@@ -144,51 +140,56 @@ def _consume(
 ) -> None:
     last_s = time.monotonic()
     while counted.left > 0:
-        undeclared = 0
-        got_some = False
-        for queue_id in queue_ids:
-            if counted.left <= 0:
+        is_over = not follow and _waited_ms(last_s) >= wait_ms
+        poll_time_ms = POLL_MS if follow else min(POLL_MS, wait_ms)
+        try:
+            popped = consumer.pop(
+                topic, None, min(counted.left, POP_MESSAGES_MAX), invisible_time_ms, 0 if is_over else poll_time_ms
+            )
+        except NotDeclared as error:
+            if is_over:
+                reason = f"the job knows no queue of {topic}: nothing was sent to it by a popstream Producer yet"
+                raise NotDeclared(reason, subject=topic) from error
+            time.sleep(UNDECLARED_PAUSE_S)
+            continue
+        if not popped.messages:
+            if is_over:
                 return
-            try:
-                popped = consumer.pop(topic, queue_id, min(counted.left, POP_MESSAGES_MAX), invisible_time_ms)
-            except NotDeclared as error:
-                undeclared += 1
-                if undeclared == len(queue_ids) and not follow and _waited_ms(last_s) >= wait_ms:
-                    reason = f"the job knows no queue of {topic}: nothing was sent to it by a popstream Producer yet"
-                    raise NotDeclared(reason, subject=topic) from error
-                continue
-            again = 0
-            for message in popped:
-                if ack or counted.is_first(message):
-                    print(printable(message, as_json=as_json))
-                    counted.printed += 1
-                else:
-                    again += 1
-            sys.stdout.flush()
-            if again:
-                say("stopped: messages come again, their invisible time is over")
-                return
-            got_some = got_some or bool(popped.messages)
-            if ack and popped.messages:
-                counted.lost += sum(not outcome.applied for outcome in consumer.ack(popped.messages))
-        if got_some:
-            last_s = time.monotonic()
-        elif not follow and _waited_ms(last_s) >= wait_ms:
+            continue
+        last_s = time.monotonic()
+        again = 0
+        for message in popped:
+            if ack or counted.is_first(message):
+                print(printable(message, as_json=as_json))
+                counted.printed += 1
+            else:
+                again += 1
+        sys.stdout.flush()
+        if again:
+            say("stopped: messages come again, their invisible time is over")
             return
-        else:
-            time.sleep(IDLE_PAUSE_S)
+        if ack:
+            counted.lost += sum(not outcome.applied for outcome in consumer.ack(popped.messages))
 
 
 def _waited_ms(since_s: float) -> float:
     return (time.monotonic() - since_s) * 1000
 
 
-def _require_topic(target: Target, topic: str) -> None:
-    if topic not in describe(target.bootstrap_servers, [topic]):
+def require_topic(target: Target, topic: str) -> TopicFacts:
+    """What Kafka knows of a message topic.
+
+    Raises:
+        Invalid: There is no such topic.
+        Unavailable: Kafka does not answer.
+    """
+    found = describe(target.bootstrap_servers, [topic]).get(topic)
+    if found is None:
         message = (
             f"there is no topic {topic} at {target.bootstrap_servers}; `popstream send {topic} --create 4` makes it"
         )
         raise Invalid(message, subject=topic)
+    return found
 
 
 @contextlib.contextmanager

@@ -171,6 +171,20 @@ def test_lines_are_sent_and_consumed(up: Up) -> None:
     assert sorted(values) == ["one", "three", "two"]
 
 
+def test_what_a_killed_consumer_held_is_released(up: Up) -> None:
+    assert run(up, "send", "held", "--create", "2", text="one\ntwo\nthree\n").returncode == 0
+    for queue_id in (0, 1):
+        pop = {"type": "pop", "topic": "held", "queue_id": queue_id, "group": "g", "max_messages": 10}
+        leasing = {**pop, "invisible_time_ms": 3_600_000, "client_id": "worker-1"}
+        assert run(up, "ops", msgspec.json.encode(leasing).decode()).returncode == 0
+    done = run(up, "release", "held", "--client", "worker-1", "--group", "g")
+    assert (done.returncode, done.stderr) == (0, "popstream: 3 messages of worker-1 in g given back\n")
+    again = run(up, "release", "held", "--client", "worker-1", "--group", "g")
+    assert again.stderr == "popstream: 0 messages of worker-1 in g given back\n"
+    consumed = run(up, "consume", "held", "--group", "g", "--json")
+    assert [msgspec.json.decode(line)["attempt"] for line in consumed.stdout.splitlines()] == [2, 2, 2]
+
+
 def test_a_topic_that_does_not_exist_is_told(up: Up) -> None:
     done = run(up, "consume", "nowhere", "--group", "g")
     assert done.returncode == 2
@@ -223,7 +237,7 @@ def test_z_sigterm_stops_it_in_order(up: Up) -> None:
     assert done.returncode == 3
     status = msgspec.json.decode(done.stdout)
     assert status["running"] is False
-    assert {queue["topic"] for queue in status["queues"]} == {"t", "orders"}
+    assert {queue["topic"] for queue in status["queues"]} == {"t", "orders", "held"}
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from connectors.client import (
     all_applied,
     new_op_id,
 )
-from connectors.client.fetcher import Fetched
 from connectors.client.memory_job import MemoryJob
+from connectors.client.payloads import Fetched
 
 
 @pytest.fixture
@@ -234,7 +234,7 @@ def waiting_pop(consumer: Consumer, op_id: str) -> tuple[threading.Thread, Futur
 
     thread = threading.Thread(target=pop)
     thread.start()
-    while op_id not in consumer._pops:
+    while not consumer._pops.is_under_way(op_id):
         time.sleep(0.005)
     return thread, found
 

@@ -67,7 +67,9 @@ def test_runs_are_spread_over_their_messages_with_the_new_handle() -> None:
             handle=0),
         Run(entry=0, first=2, last=2, code=13, reason=Reason.STALE_HANDLE, applied=False),
     ]  # fmt: skip
-    changed = Outcome(applied=True, reason=Reason.OK, code=0, next_visible_time_ms=15, handle=ReceiptHandle("new"))
+    changed = Outcome(
+        applied=True, reason=Reason.OK, code=0, pop_time_ms=10, invisible_time_ms=5, handle=ReceiptHandle("new")
+    )
     refused = Outcome(applied=False, reason=Reason.STALE_HANDLE, code=13)
     assert outcomes(planned, answer_with(runs)) == [refused, changed, changed]
 

@@ -1,0 +1,116 @@
+"""Runs a handler over the messages of a subscription: acked when it returns, given back when it raises."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+from connectors.client.entries import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from connectors.client.entry_sender import EntrySender
+    from connectors.client.message import Message
+    from connectors.client.subscription import Subscription
+
+__all__ = ["Work"]
+
+LOG = logging.getLogger(__name__)
+
+STOP_CHECK_S = 0.5
+
+
+class Work:
+    """A handler and the threads that run it.
+
+    When the handler fails, the message it failed at and all after it in the set it was given go back in one request
+    (seed 000: a failed delivery returns the rest of the response). The others have not had their attempt by that, and
+    the first one has. A set is one message, unless more were asked for; in an orderly group it is what one pop brought.
+
+    Args:
+        name: Of the threads.
+        subscription: Gives the messages.
+        entries: Takes the outcomes.
+        handle: Is given a set of messages, and says how far it got by what it raises and settles.
+        set_size: At most so many messages at once.
+        failure_delay_ms: The message that failed comes again so much later.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        subscription: Subscription,
+        entries: EntrySender,
+        handle: Callable[[Sequence[Message]], object],
+        *,
+        set_size: int,
+        failure_delay_ms: int,
+    ) -> None:
+        self._name = name
+        self._subscription = subscription
+        self._entries = entries
+        self._handle = handle
+        self._set_size = set_size
+        self._failed = Change(failure_delay_ms)
+        self._failures: list[BaseException] = []
+        self._ended = threading.Event()
+
+    def run(self, workers: int) -> None:
+        """Work in so many threads until the subscription stops, or a thread dies; its error is raised here.
+
+        However it ends, every thread has finished the set it was at.
+        """
+        threads = [
+            threading.Thread(target=self._run_one, name=f"{self._name}-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            while any(thread.is_alive() for thread in threads) and not self._ended.wait(STOP_CHECK_S):
+                pass
+        finally:
+            # Also when a signal interrupts the starting.
+            self._subscription.stop()
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+        if self._failures:
+            raise self._failures[0]
+
+    def _run_one(self) -> None:
+        try:
+            while messages := self._subscription.take(self._set_size):
+                self._work_through(messages)
+        except BaseException as error:  # noqa: BLE001 - raised by `run`
+            self._failures.append(error)
+        finally:
+            self._ended.set()
+
+    def _work_through(self, messages: list[Message]) -> None:
+        try:
+            self._handle(messages)
+        except BaseException as error:
+            left = [message for message in messages if not message.is_settled]
+            if left:
+                where = (left[0].topic, left[0].queue_id, left[0].queue_offset)
+                LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
+                self._subscription.give_back_rest(left, self._failed)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._entries.ack([message for message in messages if not message.is_settled], None)
+
+
+def each(handle: Callable[[Message], object], entries: EntrySender) -> Callable[[Sequence[Message]], None]:
+    """A handler of sets out of a handler of messages: one after the other, each acked as soon as it is done."""
+
+    def handle_all(messages: Sequence[Message]) -> None:
+        for message in messages:
+            handle(message)
+            if not message.is_settled:
+                entries.ack([message], None)
+
+    return handle_all

@@ -1,0 +1,38 @@
+"""`popstream release`: give back what a client holds that can no longer do so itself."""
+
+from collections.abc import Sequence
+
+from broker_state.command import ReturnClient
+from broker_state.reason import Reason
+from connectors.client import Refused, Transport
+from pipelines.cli.exits import say
+from pipelines.cli.messages import require_topic
+from pipelines.cli.target import Target
+
+__all__ = ["run_release"]
+
+
+def run_release(target: Target, topics: Sequence[str], group: str, client_id: str, *, timeout_ms: int) -> None:
+    """Release every lease of the client in all queues of the topics, and cancel its waiting pops.
+
+    Raises:
+        Invalid: There is no such topic.
+        Refused: A name is out of range.
+        Unavailable: Kafka or the job does not answer.
+    """
+    queues = [(topic, queue_id) for topic in topics for queue_id in range(require_topic(target, topic).partition_count)]
+    with Transport(target.client_settings("release")) as transport:
+        asked = [
+            transport.submit(
+                ReturnClient(v=1, topic=topic, queue_id=queue_id, group=group, client_id=client_id),
+                timeout_ms=timeout_ms,
+            )
+            for topic, queue_id in queues
+        ]
+        answers = [future.result() for future in asked]
+    for answer in answers:
+        # In a queue that nobody has declared nothing is held.
+        if answer.reason not in (Reason.OK, Reason.TOPIC_NOT_EXIST):
+            raise Refused(answer)
+    count = sum(last - first + 1 for answer in answers for first, last in answer.released)
+    say(f"{count} message{'' if count == 1 else 's'} of {client_id} in {group} given back")
