@@ -12,7 +12,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo test unit model check format integration bench crash lock lock-jars clean
+.PHONY: help setup demo example test unit model check format integration bench crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -22,6 +22,9 @@ setup: ## make .venv and fetch the jars; does nothing when both are up to date
 
 demo: setup ## run the whole pipeline once, on this machine
 	@$(BIN)/popstream demo
+
+example: setup ## play docs/examples/coffee_bar: a worker that is killed, and the account of every delivery
+	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
 test: setup ## unit, property and doc tests, and those with Spark and a real Kafka, one kill among them
 	@$(PYTEST) -m "not crash"

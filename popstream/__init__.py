@@ -6,10 +6,10 @@ from popstream import Consumer, Producer
 with Producer("localhost:9092") as producer:
     producer.send("orders", b"one")
 
-with Consumer("localhost:9092", group="billing") as consumer:
-    for message in consumer.pop("orders", queue_id=0, poll_time_ms=10_000):
-        print(message.queue_offset, message.value)
-        consumer.ack([message])
+with Consumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
+    for message in consumer:
+        with message:
+            print(message.queue_offset, message.value)
 ```
 
 Importing this needs kafka-python and msgspec only; the job and its command line come with `popstream[pipeline]`.
@@ -19,6 +19,7 @@ from broker_state.reason import Reason
 from connectors.client import (
     AnswerTimeout,
     AnswerUnreadable,
+    AsyncConsumer,
     ClientClosed,
     ClientSettings,
     Consumer,
@@ -49,6 +50,7 @@ from connectors.errors import Corrupt, Fenced, Invalid, PopstreamError, Unavaila
 __all__ = [
     "AnswerTimeout",
     "AnswerUnreadable",
+    "AsyncConsumer",
     "ClientClosed",
     "ClientSettings",
     "Consumer",

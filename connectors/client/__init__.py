@@ -1,5 +1,6 @@
 """The client: `Producer` sends, `Consumer` pops and acks. It needs kafka-python and msgspec, nothing of the job."""
 
+from connectors.client.async_consumer import AsyncConsumer
 from connectors.client.consumer import Consumer
 from connectors.client.errors import (
     AnswerTimeout,
@@ -32,6 +33,7 @@ from connectors.client.transport import Transport, new_op_id
 __all__ = [
     "AnswerTimeout",
     "AnswerUnreadable",
+    "AsyncConsumer",
     "ClientClosed",
     "ClientSettings",
     "Consumer",

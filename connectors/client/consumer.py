@@ -196,9 +196,26 @@ class Consumer:
             Refused: The job does not let this group pop.
             Invalid: There are no topics, or one does not exist.
         """
-        subscription = self._subscribe()
-        while messages := subscription.take(1):
+        while messages := self.take(1):
             yield from messages
+
+    def take(self, count: int, timeout_s: float | None = None) -> list[Message]:
+        """Up to `count` of the messages that iteration would bring, at least one; none after `stop` or the time-out.
+
+        Raises:
+            Refused: The job does not let this group pop.
+            Invalid: There are no topics, or one does not exist.
+            ClientClosed: The consumer was closed.
+        """
+        return self._subscribe().take(count, timeout_s)
+
+    def give_back_rest(self, messages: Sequence[Message], failure_delay_ms: int = 0) -> None:
+        """Give back messages that `take` brought, in one request a queue: the first is the one that failed.
+
+        It comes again `failure_delay_ms` later. Those after it, in an orderly group with what else the same pop
+        brought, come again as if they had not come.
+        """
+        self._subscribe().give_back_rest(messages, Change(failure_delay_ms))
 
     def run(self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = 1_000) -> None:
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
@@ -237,6 +254,11 @@ class Consumer:
         """End iterations and `run` once they are done with the message at hand; the consumer stays open."""
         if self._subscription is not None:
             self._subscription.stop()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether `stop` or `close` was called."""
+        return self._is_closed or (self._subscription is not None and self._subscription.is_stopped)
 
     def pop(
         self,

@@ -156,6 +156,11 @@ class Subscription:
         self._thread.start()
 
     @property
+    def is_stopped(self) -> bool:
+        """Whether nothing more is handed out."""
+        return self._is_stopped
+
+    @property
     def asked_count(self) -> int:
         """Sum of what the pops under way may bring."""
         return sum(visit.max_messages for visit in list(self._asked.values()))

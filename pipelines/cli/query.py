@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
@@ -61,14 +62,15 @@ def run_query(delta_root: Path, sql: str, *, var: Path, output: Output, rows_max
 
 
 def require_reading(sql: str) -> None:
-    """Refuse what is not a query: the tables are the job's.
+    r"""Refuse what is not a query: the tables are the job's.
 
     >>> require_reading("(select 1)")
+    >>> require_reading("-- how many?\nselect 1")
 
     Raises:
         Invalid: It starts with another word.
     """
-    words = sql.lstrip(" \t\r\n(").split(maxsplit=1)
+    words = re.sub(r"^(\s|\(|--[^\n]*\n|/\*.*?\*/)*", "", sql, flags=re.DOTALL).split(maxsplit=1)
     if not words or words[0].upper() not in READING:
         message = f"only queries are run here; start with one of {', '.join(sorted(READING))}"
         raise Invalid(message)

@@ -1,0 +1,165 @@
+"""The consumer for asyncio: the same one, waited for without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from connectors.client.consumer import Consumer
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from types import TracebackType
+
+    from connectors.client.message import Message, Outcome, PopResult, Receipt
+
+__all__ = ["AsyncConsumer"]
+
+LOG = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+TAKE_TIMEOUT_S = 1.0
+POPS_AT_ONCE_MAX = 32
+
+
+class AsyncConsumer:
+    """A `Consumer` for coroutines of one event loop; it takes the same arguments.
+
+    ```python
+    async with AsyncConsumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
+        async for message in consumer:          # or: await consumer.run(handle, tasks=100)
+            await work_on(message.value)
+            message.ack()                       # await asyncio.wrap_future(message.ack()) for its outcome
+    ```
+
+    Args:
+        *args: Of `Consumer`.
+        **options: Of `Consumer`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Consumer's
+        self._open = partial(Consumer, *args, **options)
+        self._consumer: Consumer | None = None
+        self._threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async")
+
+    @classmethod
+    def of(cls, consumer: Consumer) -> Self:
+        """Wrap an open consumer; it is closed with this."""
+        wrapped = cls()
+        wrapped._consumer = consumer
+        return wrapped
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer below; its calls block."""
+        assert self._consumer is not None, "use `async with`, or `await open()` first"
+        return self._consumer
+
+    async def open(self) -> Self:
+        """Connect.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            Invalid: The job's topics do not exist, or a setting is wrong.
+        """
+        if self._consumer is None:
+            self._consumer = await self._in_thread(self._open)
+        return self
+
+    async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult:  # noqa: ANN401 - Consumer.pop's
+        """As `Consumer.pop`."""
+        return await self._in_thread(partial(self.consumer.pop, topic, queue_id, **options))
+
+    async def ack(self, messages: Iterable[Receipt]) -> list[Outcome]:
+        """As `Consumer.ack`."""
+        return await asyncio.wrap_future(self.consumer.ack_async(messages))
+
+    async def change_invisible(
+        self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
+    ) -> list[Outcome]:
+        """As `Consumer.change_invisible`."""
+        change = partial(self.consumer.change_invisible, messages, invisible_time_ms, suspend=suspend)
+        return await self._in_thread(change)
+
+    async def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
+        """As `Consumer.reject`."""
+        return await self._in_thread(partial(self.consumer.reject, messages, cause))
+
+    async def run(
+        self, handle: Callable[[Message], Awaitable[object]], *, tasks: int = 1, failure_delay_ms: int = 1_000
+    ) -> None:
+        """As `Consumer.run`, with so many tasks in place of threads. When it is cancelled, what is at hand goes back.
+
+        Raises:
+            Refused: The job does not let this group pop.
+            Invalid: There are no topics, or one does not exist.
+        """
+        async with asyncio.TaskGroup() as group:
+            for _ in range(tasks):
+                group.create_task(self._work(handle, failure_delay_ms))
+
+    def stop(self) -> None:
+        """As `Consumer.stop`."""
+        self.consumer.stop()
+
+    async def close(self) -> None:
+        """As `Consumer.close`."""
+        if self._consumer is not None:
+            await self._in_thread(self._consumer.close)
+        self._threads.shutdown(wait=False)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """As iteration over a `Consumer`."""
+        while (message := await self._take()) is not None:
+            yield message
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    async def _work(self, handle: Callable[[Message], Awaitable[object]], failure_delay_ms: int) -> None:
+        while (message := await self._take()) is not None:
+            try:
+                await handle(message)
+            except BaseException as error:
+                if not message.is_settled:
+                    self.consumer.give_back_rest([message], failure_delay_ms)
+                if not isinstance(error, Exception):
+                    raise
+                where = (message.topic, message.queue_id, message.queue_offset)
+                LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
+            else:
+                if not message.is_settled:
+                    message.ack()
+
+    async def _take(self) -> Message | None:
+        """The next message; None when the consumer has stopped."""
+        while not self.consumer.is_stopped:
+            taking = asyncio.ensure_future(self._in_thread(partial(self.consumer.take, 1, TAKE_TIMEOUT_S)))
+            try:
+                messages = await asyncio.shield(taking)
+            except asyncio.CancelledError:
+                # The thread goes on waiting; what it gets has nobody to work on it.
+                taking.add_done_callback(self._give_back)
+                raise
+            if messages:
+                return messages[0]
+        return None
+
+    def _give_back(self, taking: asyncio.Future[list[Message]]) -> None:
+        if not taking.cancelled() and taking.exception() is None:
+            for message in taking.result():
+                message.release()
+
+    async def _in_thread(self, call: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)

@@ -1,0 +1,30 @@
+"""A service: it works on orders, of which some fail at first and some take longer than their lease.
+
+`python worker.py BOOTSTRAP_SERVERS CLIENT_ID`; SIGTERM ends it in order, and after a SIGKILL the next one with the same
+client id gives back what it held.
+"""
+
+import json
+import sys
+import time
+
+from popstream import Consumer, Message
+
+
+def brew(message: Message) -> None:
+    """Work on one order: acked when this returns, tried again when it raises."""
+    order = json.loads(message.value or b"{}")
+    if message.attempt <= order["fails"]:
+        text = f"no milk for order {order['number']}"
+        raise RuntimeError(text)
+    # While this takes longer than the lease of 10 s, the lease is renewed.
+    time.sleep(order["takes_s"])
+    print("done", order["number"], flush=True)
+
+
+if __name__ == "__main__":
+    servers, client_id = sys.argv[1:]
+    with Consumer(
+        servers, group="baristas", topics=["orders"], client_id=client_id, invisible_time_ms=10_000
+    ) as consumer:
+        consumer.run(brew, workers=8)
