@@ -71,8 +71,8 @@ class AsyncConsumer:
         return self
 
     async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult:  # noqa: ANN401 - Consumer.pop's
-        """As `Consumer.pop`."""
-        return await self._in_thread(partial(self.consumer.pop, topic, queue_id, **options))
+        """As `Consumer.pop`. When it is cancelled, what it still gets goes back."""
+        return await self._in_thread(partial(self.consumer.pop, topic, queue_id, **options), undo=_release)
 
     async def ack(self, messages: Iterable[Receipt]) -> list[Outcome]:
         """As `Consumer.ack`."""
@@ -145,21 +145,22 @@ class AsyncConsumer:
     async def _take(self) -> Message | None:
         """The next message; None when the consumer has stopped."""
         while not self.consumer.is_stopped:
-            taking = asyncio.ensure_future(self._in_thread(partial(self.consumer.take, 1, TAKE_TIMEOUT_S)))
-            try:
-                messages = await asyncio.shield(taking)
-            except asyncio.CancelledError:
-                # The thread goes on waiting; what it gets has nobody to work on it.
-                taking.add_done_callback(self._give_back)
-                raise
+            messages = await self._in_thread(partial(self.consumer.take, 1, TAKE_TIMEOUT_S), undo=_release)
             if messages:
                 return messages[0]
         return None
 
-    def _give_back(self, taking: asyncio.Future[list[Message]]) -> None:
-        if not taking.cancelled() and taking.exception() is None:
-            for message in taking.result():
-                message.release()
+    async def _in_thread(self, call: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
+        running = self._threads.submit(call)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(running))
+        except asyncio.CancelledError:
+            # The thread goes on; what it gets has nobody to work on it.
+            if undo is not None:
+                running.add_done_callback(lambda done: None if done.exception() else undo(done.result()))
+            raise
 
-    async def _in_thread(self, call: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+
+def _release(messages: Iterable[Message]) -> None:
+    for message in messages:
+        message.release()

@@ -475,6 +475,10 @@ class Consumer:
         self._entries.send_waiting()
         return self._transport.request(command, timeout_ms=timeout_ms)
 
+    def renew_due(self) -> None:
+        """Look after what is held now, as a thread does every few seconds: renew what is due, forget what is over."""
+        self._keeper.look(time.monotonic())
+
     def flush(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
         """Send the acks that wait for company, and wait until everything about messages is answered.
 
@@ -506,6 +510,7 @@ class Consumer:
             self._entries.close()
             if self._owns_transport:
                 self._transport.close()
+            LOG.info("%s is closed; records of this process so far: %s", self.client_id, self._payloads.counts())
             self._payloads.close()
             self._stay_at_exit()
 

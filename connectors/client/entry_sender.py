@@ -108,7 +108,9 @@ class EntrySender:
             self._acks.add((queue_of(wish.receipt), wish) for wish in wishes)
         except RuntimeError as error:
             message = f"consumer {self._client_id} is closed"
-            raise ClientClosed(message, subject=self._client_id) from error
+            closed = ClientClosed(message, subject=self._client_id)
+            _fail(wishes, closed)
+            raise closed from error
         self._let_go(wishes)
         return future
 

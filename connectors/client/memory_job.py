@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +58,7 @@ class MemoryJob:
         late: (topic, queue_id, offset) whose record cannot be read yet.
         damaged: (topic, queue_id, offset) whose record cannot be read at all.
         silent: Queues whose operations are decided, but the answers are lost.
+        cpu_s: CPU time that the decisions took.
         is_old: Changes of more than one message are answered with NOT_SUPPORTED.
     """
 
@@ -68,6 +70,7 @@ class MemoryJob:
         self.damaged: set[tuple[str, int, int]] = set()
         self.silent: set[QueueKey] = set()
         self.is_old = False
+        self.cpu_s = 0.0
         self._lock = threading.Lock()
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []
@@ -211,6 +214,7 @@ class MemoryJob:
             )
 
     def _decide(self, key: bytes, value: bytes) -> list[bytes]:
+        began_s = time.thread_time()
         with self._lock:
             command = _decode_command(value)
             self.records.append(command)
@@ -221,6 +225,7 @@ class MemoryJob:
             partition = partition_of(key, PARTITION_COUNT)
             fold(overlay, [OpRecord(partition, len(self.records), self.now_ms, command, digest)], decision)
             self._kv.write(overlay)
+            self.cpu_s += time.thread_time() - began_s
         if (command.topic, command.queue_id) in self.silent:
             return []
         for notification in decision.notifications:

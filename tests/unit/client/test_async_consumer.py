@@ -101,3 +101,21 @@ def test_pops_and_batches(job: MemoryJob) -> None:
 
     asyncio.run(main())
     assert [value for value, _ in left_of(job)] == [b"1-2", *(b"1-%d" % number for number in range(4, 10))]
+
+
+def test_a_cancelled_pop_keeps_nothing(job: MemoryJob) -> None:
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing")) as consumer:
+            await consumer.ack((await consumer.pop("orders", 0)).messages)
+            waiting = asyncio.create_task(consumer.pop("orders", 0, poll_time_ms=60_000))
+            while not consumer.consumer._pops._under_way:
+                await asyncio.sleep(0.005)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            job.write("orders", 0, [b"late"])
+            while consumer.consumer._pops._under_way or consumer.consumer.held_count:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+    assert (b"late", 2) in left_of(job)
