@@ -34,6 +34,7 @@ __all__ = [
     "ReturnClient",
     "Tick",
     "WrittenRange",
+    "cause_of",
     "encode_command",
 ]
 
@@ -109,6 +110,11 @@ class RejectEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 Entry = AckEntry | ChangeEntry | RejectEntry
+
+
+def cause_of(entry: Entry) -> str | None:
+    """Why the messages are done, as the sender put it; a change has no cause."""
+    return getattr(entry, "cause", None)
 
 
 class Declare(CommandBase, frozen=True, tag="declare"):

@@ -127,7 +127,7 @@ class Signer:
         return _to_text(hmac.digest(self._keys[key_id], unsigned.encode(), "sha256")[:_SIGNATURE_BYTES])
 
 
-_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), str.maketrans("-_+/", "+/--")
+_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_+/", b"+/--")
 
 
 def _to_text(data: bytes) -> str:
@@ -136,4 +136,4 @@ def _to_text(data: bytes) -> str:
 
 def _from_text(text: str) -> bytes:
     # "-" is no letter of the alphabet that is decoded: "+" and "/", which are none of ours, are refused.
-    return binascii.a2b_base64(text.translate(_FROM_URL) + "==="[(len(text) + 3) % 4 :], strict_mode=True)
+    return binascii.a2b_base64(text.encode().translate(_FROM_URL) + b"==="[(len(text) + 3) % 4 :], strict_mode=True)

@@ -5,7 +5,7 @@ offset over acked ones. Neither ever moves back; segments below the position are
 written, and an offset costs at most an eighth of a byte and a little (peers.md, C).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from broker_state.overlay import Overlay
 from broker_state.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, mask, ones_from
@@ -34,8 +34,15 @@ class Marks:
 
     def add(self, first: int, end: int) -> int:
         """Mark first..end-1; how many of them were not marked before."""
+        return self._add(_windows(first, end))
+
+    def add_runs(self, runs: Iterable[tuple[int, int]]) -> int:
+        """`add` for each of `runs`, which are in order and apart: a segment is written once for all of them."""
+        return self._add(_windows_of(runs))
+
+    def _add(self, windows: Iterable[tuple[int, int]]) -> int:
         added = 0
-        for segment_no, window in _windows(first, end):
+        for segment_no, window in windows:
             before = self.get(segment_no)
             after = before | window
             if after != before:
@@ -85,15 +92,21 @@ class Position:
         if not self.above and first == floor:
             self.floor = end
             return end - first
-        if not self.above:
-            low = floor & _LOW
-            if low:
-                self._marks.set(floor >> SEGMENT_SHIFT, (1 << low) - 1)
+        self._begin_above()
         marked = self._marks.add(first, end)
         self.above += marked
         if first == floor:
             self._advance()
         return marked
+
+    def mark_runs(self, runs: Sequence[tuple[int, int]]) -> None:
+        """`mark` for each of `runs`, which are in order and apart, and none below the floor."""
+        if len(runs) == 1:
+            self.mark(*runs[0])
+        elif runs:
+            self._begin_above()
+            self.above += self._marks.add_runs(runs)
+            self._advance()
 
     def contains(self, offset: int) -> bool:
         """Whether `offset` is marked."""
@@ -117,6 +130,11 @@ class Position:
         below = max(0, min(end, self.floor) - first)
         first = max(first, self.floor)
         return below + (self._marks.count(first, end) if self.above and first < end else 0)
+
+    def _begin_above(self) -> None:
+        low = self.floor & _LOW
+        if low and not self.above:
+            self._marks.set(self.floor >> SEGMENT_SHIFT, (1 << low) - 1)
 
     def _advance(self) -> None:
         floor, above, marks = self.floor, self.above, self._marks
@@ -221,6 +239,23 @@ def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
         low = max(first - base, 0)
         high = min(end - base, SEGMENT_BITS)
         yield segment_no, FULL if high - low == SEGMENT_BITS else mask(low, high)
+
+
+def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """(segment no, mask) of each segment that runs touch which are in order."""
+    at, bits = 0, 0
+    for first, end in runs:
+        if first >> SEGMENT_SHIFT == at == end >> SEGMENT_SHIFT:
+            bits |= mask(first & _LOW, end & _LOW)
+            continue
+        for segment_no, window in _windows(first, end):
+            if segment_no != at and bits:
+                yield at, bits
+                bits = 0
+            at = segment_no
+            bits |= window
+    if bits:
+        yield at, bits
 
 
 def _joined(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -4,8 +4,8 @@ A page's value is one format byte and MessagePack: a flat array, so many numbers
 stay below 4 KiB, whatever the history; that is why a page has 64 offsets and a segment 4096.
 """
 
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -33,6 +33,10 @@ encode_ints = msgspec.msgpack.Encoder().encode
 _decode_ints = msgspec.msgpack.Decoder(list[int]).decode
 
 Fact = TypeVar("Fact")
+Asker = TypeVar("Asker")
+
+_NO_RUN: tuple[int, int, Any] = (1 << 64, 1 << 64, None)
+"""Beyond every offset: what follows the last run."""
 
 
 class DeliveryState:
@@ -97,9 +101,32 @@ class Runs(Generic[Fact]):
             out.append((at, end, None))
         return out
 
+    def within_each(self, ranges: Iterable[tuple[int, int, Asker]]) -> list[tuple[int, int, Fact | None, Asker]]:
+        """`within` for each of `ranges`, which are in order and apart, with what came with the range."""
+        out: list[tuple[int, int, Fact | None, Asker]] = []
+        to_come = iter(self.runs)
+        run_first, run_end, fact = next(to_come, _NO_RUN)
+        for first, end, asker in ranges:
+            at = first
+            while at < end:
+                while run_end <= at:
+                    run_first, run_end, fact = next(to_come, _NO_RUN)
+                if at < run_first:
+                    stop = min(end, run_first)
+                    out.append((at, stop, None, asker))
+                else:
+                    stop = min(end, run_end)
+                    out.append((at, stop, fact, asker))
+                at = stop
+        return out
+
     def replace(self, first: int, end: int, fact: Fact | None) -> None:
         """From now on [first, end) has `fact`, or none."""
         runs = self.runs
+        if not runs or runs[-1][1] <= first:  # fresh messages follow the others
+            if fact is not None:
+                runs.append((first, end, fact))
+            return
         low = 0
         count = len(runs)
         while low < count and runs[low][1] <= first:
@@ -117,6 +144,29 @@ class Runs(Generic[Fact]):
             if last[1] > end:
                 pieces.append((end, last[1], last[2]))
         runs[low:high] = pieces
+
+    def replace_each(self, parts: Sequence[tuple[int, int, Fact | None]]) -> None:
+        """`replace` for each of `parts`, which are in order and apart, in one pass."""
+        if len(parts) == 1:
+            self.replace(*parts[0])
+            return
+        runs: list[tuple[int, int, Fact]] = []
+        to_come = iter(self.runs)
+        run_first, run_end, fact = next(to_come, _NO_RUN)
+        for first, end, instead in parts:
+            while run_first < end:
+                if run_first < first:
+                    runs.append((run_first, min(run_end, first), fact))
+                if run_end > end:
+                    run_first = end
+                else:
+                    run_first, run_end, fact = next(to_come, _NO_RUN)
+            if instead is not None:
+                runs.append((first, end, instead))
+        if fact is not None:
+            runs.append((run_first, run_end, fact))
+        runs += to_come
+        self.runs = runs
 
 
 class DeliveryPage(Runs[Delivery]):

@@ -121,10 +121,9 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
             catch_up(turn, lane)
             settle_batch(turn, lane)
         elif delivery is not None and delivery.state == _LEASED:
-            end_lease(
+            expired = end_lease(
                 turn,
                 lane,
-                subject,
                 first,
                 end,
                 delivery,
@@ -132,6 +131,7 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
                 cause="deadline",
                 at_ms=deadline_ms,
             )
+            subject.replace(first, end, expired)
         elif delivery is not None:
             subject.replace(first, end, _offered_again(delivery))
     for lane, page in left:

@@ -6,7 +6,7 @@ from broker_state.answer import LeasedRange
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.kernel.turn import Turn, client_hash
-from broker_state.pages import Delivery, DeliveryPage, DeliveryState, UnitFacts, windows
+from broker_state.pages import Delivery, DeliveryState, UnitFacts, windows
 from broker_state.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
 
 __all__ = ["Choice", "absorb_holes", "ack_range", "end_lease", "grant"]
@@ -167,7 +167,7 @@ def _grant_fresh(work: _Grant) -> None:
                 page.replace(page_first, page_end, delivery)
                 if work.client:
                     lane.add_client_page(work.client, page)
-                lane.settle(page)
+                lane.settle_fresh(page, delivery.deadline_ms)
             work.record(low, high, delivery)
         if not work.choice.is_open():
             break
@@ -219,7 +219,6 @@ def _pass_over(lane: LaneState, first: int, end: int) -> None:
 def end_lease(
     turn: Turn,
     lane: LaneState,
-    page: DeliveryPage,
     first: int,
     end: int,
     delivery: Delivery,
@@ -228,10 +227,10 @@ def end_lease(
     cause: str,
     at_ms: int,
     counted: bool = True,
-) -> None:
-    """The lease of [first, end) ends without an ack; the caller settles the page.
+) -> Delivery | None:
+    """The lease of [first, end) ends without an ack; what the caller puts into the page instead.
 
-    The message is offered again, after its back-off, or goes to the dead-letter topic at its attempt limit.
+    The message is offered again, after its back-off, or (None) goes to the dead-letter topic at its attempt limit.
     With `counted` False the delivery does not count as an attempt, as after `suspend`.
     """
     record = lane.record
@@ -241,32 +240,27 @@ def end_lease(
     record.leased -= count
     turn.step(lane, step, first, end, delivery, cause=cause, at_ms=at_ms)
     if not suspended and policy.max_attempts and delivery.attempt >= policy.max_attempts:
-        page.replace(first, end, None)
         ack_range(lane, first, end)
         record.dead_lettered += count
         turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
         turn.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
-        return
+        return None
     record.available += count
     again_ms = 0
     if policy.back_off_ms and not suspended:
         again_ms = at_ms + policy.back_off_ms[min(delivery.attempt, len(policy.back_off_ms)) - 1]
         if again_ms <= turn.now_ms:
             again_ms = 0
-    page.replace(
-        first,
-        end,
-        Delivery(
-            delivery.epoch,
-            delivery.revision,
-            delivery.pop_time_ms,
-            again_ms,
-            delivery.invisible_time_ms,
-            delivery.client,
-            delivery.attempt,
-            _BACKING_OFF if again_ms else _AVAILABLE,
-            suspended,
-        ),
+    return Delivery(
+        delivery.epoch,
+        delivery.revision,
+        delivery.pop_time_ms,
+        again_ms,
+        delivery.invisible_time_ms,
+        delivery.client,
+        delivery.attempt,
+        _BACKING_OFF if again_ms else _AVAILABLE,
+        suspended,
     )
 
 

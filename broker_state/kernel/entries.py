@@ -1,27 +1,29 @@
 """ack, change_invisible, reject: entry by entry, every offset judged, neighbours with one outcome as one run."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from broker_state.answer import Run
-from broker_state.audit import DeliveryStep
-from broker_state.command import Ack, ChangeEntry, ChangeInvisible, Entry, Reject, RejectEntry
+from broker_state.command import Ack, ChangeEntry, ChangeInvisible, Entry, Reject, cause_of
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.catch_up import catch_up, enter
-from broker_state.kernel.delivery import ack_range, end_lease
+from broker_state.kernel.concurrent import decide_concurrently
 from broker_state.kernel.in_order import decide_in_order
 from broker_state.kernel.limits import INVISIBLE_TIME_MS_MAX, is_of_lite_topic, is_range
-from broker_state.kernel.outcome import Piece
+from broker_state.kernel.outcome import Claim, Outcome, Piece, Told
 from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.turn import Turn, handle_text, read_handle, shortened
-from broker_state.pages import Delivery, DeliveryPage, DeliveryState, windows
+from broker_state.pages import Delivery
 from broker_state.reason import Reason, code_of
 
 __all__ = ["decide_entries"]
 
-_LEASED = DeliveryState.LEASED
-
 Entries = Ack | ChangeInvisible | Reject
+
+_CLAIMS_MAX = 256
+"""So many ranges are decided together. More make it slower by a third: the processor's caches hold them no more."""
 
 
 class _Named:
@@ -32,6 +34,18 @@ class _Named:
     def __init__(self) -> None:
         self._firsts: list[int] = []
         self._ends: list[int] = []
+
+    def add_beyond(self, first: int, end: int) -> bool:
+        """Name [first, end) if all that was named lies below it, as it mostly does."""
+        ends = self._ends
+        if not ends or ends[-1] < first:
+            self._firsts.append(first)
+            ends.append(end)
+        elif ends[-1] == first:
+            ends[-1] = end
+        else:
+            return False
+        return True
 
     def add(self, first: int, end: int) -> list[tuple[int, int, bool]]:
         """Name [first, end); it comes back cut into (first, end, named before)."""
@@ -57,92 +71,229 @@ class _Named:
         return cuts
 
 
-class _Request:
-    """One record with entries, while it is decided."""
+class _Subject(msgspec.Struct, frozen=True):
+    """What a handle of the record stands for, and the offsets that were named in its group."""
 
-    __slots__ = ("command", "handles", "named", "new_handles", "runs", "turn")
+    lane: LaneState
+    handle: Handle
+    text: str
+    named: _Named
+
+
+class _Request:
+    """One record with entries, while it is decided.
+
+    A range that lies beyond those before it waits in `claims`, and all that wait are decided together: a concurrent
+    lane does that page by page, where entry by entry it would look up and settle a page many times.
+    """
+
+    __slots__ = (
+        "claims",
+        "command",
+        "commit_position",
+        "handles",
+        "is_ack",
+        "lane",
+        "lanes",
+        "last_handle",
+        "min_offset",
+        "named",
+        "new_handles",
+        "runs",
+        "subjects",
+        "turn",
+    )
 
     def __init__(self, turn: Turn, command: Entries) -> None:
         self.turn = turn
         self.command = command
+        self.is_ack = not isinstance(command, ChangeInvisible)
+        self.min_offset = turn.queue.record.min_offset
+        self.commit_position = turn.queue.written.floor
         self.runs: list[Run] = []
         self.handles: list[str] = []
         self.new_handles: dict[str, int] = {}
+        self.last_handle: tuple[Delivery | None, Handle | None, int] = (None, None, 0)
+        """(delivery, handle that was sent, place of the new one)"""
+        self.lanes: dict[str, LaneState] = {}
         self.named: dict[str, _Named] = {}
+        self.subjects: dict[int, _Subject | Reason] = {}
+        """By the index of the handle: one is judged once, however many entries have it."""
+        self.claims: list[Claim] = []
+        self.lane: LaneState | None = None
+        """The lane of `claims`."""
 
-    def run(
-        self,
-        index: int,
-        piece: Piece,
-        *,
-        group: str | None,
-        handle_before: str | None,
-        orderly: bool = False,
-        handle_after: str | None = None,
-        handle_index: int | None = None,
-    ) -> None:
+    def ask(self, index: int, entry: Entry) -> None:
+        """Decide an entry, at once or with those that follow it."""
+        subject = self._subject(entry)
+        if not isinstance(subject, _Subject):
+            self.decide_claims()
+            self._refuse_ranges(index, entry, subject)
+            return
+        lane, handle, text, named = subject.lane, subject.handle, subject.text, subject.named
+        for first, last in entry.offsets:
+            claim = Claim(first, last + 1, index, entry, handle, text)
+            is_within = self.min_offset <= first and last < self.commit_position
+            if not is_within or not named.add_beyond(first, last + 1):
+                self.decide_claims()
+                self._decide_cut(lane, named, claim)
+                continue
+            if self.claims and (lane is not self.lane or len(self.claims) == _CLAIMS_MAX):
+                self.decide_claims()
+            self.lane = lane
+            self.claims.append(claim)
+
+    def decide_claims(self) -> None:
+        """Decide what waits."""
+        claims, lane = self.claims, self.lane
+        if claims and lane is not None:
+            self.claims = []
+            self._tell(lane, claims, self._judge(lane, claims))
+
+    def _subject(self, entry: Entry) -> _Subject | Reason:
+        """The lane and handle to judge the entry's offsets by, or why the whole entry is refused."""
+        if not 0 <= entry.handle < len(self.command.handles) or not entry.offsets:
+            return Reason.INVALID_PARAMETER
+        for first, last in entry.offsets:
+            if not is_range(first, last):
+                return Reason.INVALID_PARAMETER
+        if isinstance(entry, ChangeEntry):
+            if not 0 <= entry.invisible_time_ms <= INVISIBLE_TIME_MS_MAX:
+                return Reason.INVALID_PARAMETER
+            if not is_of_lite_topic(self.command.topic, entry.lite_topic):
+                return Reason.MISROUTED
+        known = self.subjects.get(entry.handle)
+        if known is None:
+            known = self.subjects[entry.handle] = self._find_subject(entry.handle)
+        return known
+
+    def _find_subject(self, index: int) -> _Subject | Reason:
+        turn = self.turn
+        if index in turn.record.forged:
+            return Reason.NO_PERMISSION
+        group, text = self.command.handles[index].group, self.command.handles[index].handle
+        handle = read_handle(text)
+        lane = self.lanes.get(group)
+        if lane is None:
+            self.decide_claims()  # what comes of them is told before this lane catches up
+            lane = turn.queue.lane(group)
+            if lane is None:
+                return Reason.UNKNOWN_HANDLE
+            catch_up(turn, lane)
+        if handle is None or not lane.gave_out(handle):
+            return Reason.UNKNOWN_HANDLE
+        if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) != bool(lane.record.orderly):
+            return Reason.WRONG_MODE
+        if group not in self.lanes:
+            enter(turn, lane)
+            self.lanes[group] = lane
+            self.named[group] = _Named()
+        return _Subject(lane, handle, text, self.named[group])
+
+    def _refuse_ranges(self, index: int, entry: Entry, reason: Reason) -> None:
+        handles = self.command.handles
+        ref = handles[entry.handle] if 0 <= entry.handle < len(handles) else None
+        text = shortened(ref.handle) if ref else None
+        group, code = shortened(ref.group) if ref else None, code_of(reason)
+        for first, last in entry.offsets or [(-1, -1)]:
+            self.runs.append(Run(entry=index, first=first, last=last, code=code, reason=reason, applied=False))
+            self.turn.row(
+                reason,
+                group=group,
+                entry=index,
+                first=first,
+                end=last + 1,
+                handle_before=text,
+                code=code,
+                detail=cause_of(entry),
+            )
+
+    def _decide_cut(self, lane: LaneState, named: _Named, claim: Claim) -> None:
+        """Decide a range of which a part may be out of the queue, or named before."""
+        first, end = claim.first, claim.end
+        least, most = self.min_offset, self.commit_position
+        low, high = max(first, least), min(end, most)
+        pieces: list[Piece] = []
+        if first < least:
+            pieces.append(Piece(first, min(end, least), Reason.BELOW_MIN))
+        for at, stop, again in named.add(low, high) if low < high else ():
+            if again:
+                pieces.append(Piece(at, stop, Reason.DUPLICATE_ENTRY))
+            else:
+                pieces += self._judge(lane, [msgspec.structs.replace(claim, first=at, end=stop)])
+        if end > most:
+            pieces.append(Piece(max(first, most), end, Reason.ABOVE_MAX))
+        self._tell(lane, [claim], pieces)
+
+    def _judge(self, lane: LaneState, claims: list[Claim]) -> list[Piece]:
+        return (decide_in_order if lane.record.orderly else decide_concurrently)(self.turn, lane, claims)
+
+    def _tell(self, lane: LaneState, claims: list[Claim], pieces: list[Piece]) -> None:
+        """What came of `claims`, as runs of the answer and rows."""
+        told: list[Told] = []
+        last: Piece | None = None
+        for claim, first, end, piece in _by_claim(claims, pieces):
+            if piece is not last:  # mostly one piece is of many claims
+                last, outcome = piece, self._outcome(lane, claim.handle, piece)
+                pop_time_ms, invisible_time_ms, revive_queue_id = outcome.header
+            self.runs.append(
+                Run(
+                    entry=claim.index,
+                    first=first,
+                    last=end - 1,
+                    code=outcome.code,
+                    reason=outcome.reason,
+                    applied=outcome.applied,
+                    pop_time_ms=pop_time_ms,
+                    invisible_time_ms=invisible_time_ms,
+                    revive_queue_id=revive_queue_id,
+                    handle=outcome.handle,
+                )
+            )
+            told.append((claim, first, end - 1, outcome))
+        self.turn.run_rows(lane.record.group, told)
+
+    def _outcome(self, lane: LaneState, handle: Handle, piece: Piece) -> Outcome:
         reason, before, after = piece.reason, piece.before, piece.after
         applied = reason is Reason.OK
-        code = code_of(reason, is_ack=not isinstance(self.command, ChangeInvisible), orderly=orderly)
-        pop_time_ms, invisible_time_ms, revive_queue_id = piece.header or (None, None, None)
-        self.runs.append(
-            Run(
-                entry=index,
-                first=piece.first,
-                last=piece.end - 1,
-                code=code,
-                reason=reason,
-                applied=applied,
-                pop_time_ms=pop_time_ms,
-                invisible_time_ms=invisible_time_ms,
-                revive_queue_id=revive_queue_id,
-                handle=handle_index,
-            )
-        )
-        self.turn.row(
+        new = None if after is None or self.is_ack else self._handle_index(lane, after, handle)
+        return Outcome(
             reason,
-            applied=applied,
-            group=group,
-            entry=index,
-            first=piece.first,
-            end=piece.end,
-            handle_before=handle_before,
-            handle_after=handle_after,
-            code=code,
-            deadline_before_ms=before.deadline_ms or None if before else None,
-            deadline_after_ms=after.deadline_ms or None if after and applied else None,
-            attempt=before.attempt if before else None,
-            detail=getattr(self.command.entries[index], "cause", None),
+            code_of(reason, is_ack=self.is_ack, orderly=bool(lane.record.orderly)),
+            applied,
+            piece.header or (None, None, None),
+            new,
+            None if new is None else self.handles[new],
+            before.deadline_ms or None if before else None,
+            after.deadline_ms or None if after and applied else None,
+            before.attempt if before else None,
         )
 
-    def handle_index(self, text: str) -> int:
-        """Where in the answer's handles `text` stands; a handle shared by many messages is listed once."""
-        known = self.new_handles.get(text)
-        if known is None:
-            known = self.new_handles[text] = len(self.handles)
-            self.handles.append(text)
+    def _handle_index(self, lane: LaneState, delivery: Delivery, handle: Handle) -> int:
+        """Where in the answer's handles that of `delivery` stands; one that many messages share is listed once."""
+        last_delivery, last_handle, known = self.last_handle
+        if delivery is not last_delivery or handle is not last_handle:
+            text = handle_text(lane, delivery, handle.start_offset)
+            known = self.new_handles.setdefault(text, len(self.handles))
+            if known == len(self.handles):
+                self.handles.append(text)
+            self.last_handle = delivery, handle, known
         return known
 
 
 def decide_entries(turn: Turn, command: Entries) -> None:
     """Decide every entry at the record's `now` and answer with the runs."""
     request = _Request(turn, command)
-    lanes: dict[str, LaneState] = {}
     entries: Sequence[Entry] = command.entries
     for index, entry in enumerate(entries):
-        refused = _refuse_entry(request, lanes, entry)
-        if isinstance(refused, Reason):
-            _refuse_ranges(request, index, entry, refused)
-            continue
-        lane, handle, text = refused
-        for first, last in entry.offsets:
-            _decide_range(request, lane, handle, text, index, entry, first, last + 1)
+        request.ask(index, entry)
+    request.decide_claims()
     turn.respond(
         _overall(request.runs),
         applied=any(run.applied for run in request.runs),
         runs=request.runs,
         handles=request.handles,
-        commit_offsets={group: lane.acked.floor for group, lane in lanes.items()},
+        commit_offsets={group: lane.acked.floor for group, lane in request.lanes.items()},
     )
 
 
@@ -154,218 +305,34 @@ def _overall(runs: list[Run]) -> Reason:
     return Reason.OK
 
 
-def _refuse_entry(
-    request: _Request, lanes: dict[str, LaneState], entry: Entry
-) -> Reason | tuple[LaneState, Handle, str]:
-    """Why the whole entry is refused, or the lane and handle to judge its offsets by."""
-    command, turn = request.command, request.turn
-    if not 0 <= entry.handle < len(command.handles) or not entry.offsets:
-        return Reason.INVALID_PARAMETER
-    for first, last in entry.offsets:
-        if not is_range(first, last):
-            return Reason.INVALID_PARAMETER
-    if isinstance(entry, ChangeEntry) and not 0 <= entry.invisible_time_ms <= INVISIBLE_TIME_MS_MAX:
-        return Reason.INVALID_PARAMETER
-    if isinstance(entry, ChangeEntry) and not is_of_lite_topic(command.topic, entry.lite_topic):
-        return Reason.MISROUTED
-    if entry.handle in turn.record.forged:
-        return Reason.NO_PERMISSION
-    ref = command.handles[entry.handle]
-    handle = read_handle(ref.handle)
-    lane = lanes.get(ref.group)
-    if lane is None:
-        lane = turn.queue.lane(ref.group)
-        if lane is None:
-            return Reason.UNKNOWN_HANDLE
-        catch_up(turn, lane)
-    if handle is None or not lane.gave_out(handle):
-        return Reason.UNKNOWN_HANDLE
-    if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) != bool(lane.record.orderly):
-        return Reason.WRONG_MODE
-    if ref.group not in lanes:
-        enter(turn, lane)
-        lanes[ref.group] = lane
-    return lane, handle, ref.handle
+def _by_claim(claims: list[Claim], pieces: list[Piece]) -> Iterator[tuple[Claim, int, int, Piece]]:
+    """(claim, first, end, piece): each claim, cut where the outcome changes; `pieces` are all that came of them.
+
+    Of neighbouring pieces with the same outcome the first is told, although what they were before may differ.
+    """
+    number = 0
+    for claim in claims:
+        at = claim.first
+        while at < claim.end:
+            piece = pieces[number]
+            stop = piece.end
+            while stop < claim.end and _is_same_outcome(piece, pieces[number + 1]):
+                number += 1
+                stop = pieces[number].end
+            if stop <= claim.end:
+                number += 1
+            else:  # the next claim has the rest of it
+                stop = claim.end
+            yield claim, at, stop, piece
+            at = stop
 
 
-def _refuse_ranges(request: _Request, index: int, entry: Entry, reason: Reason) -> None:
-    handles = request.command.handles
-    ref = handles[entry.handle] if 0 <= entry.handle < len(handles) else None
-    for first, last in entry.offsets or [(-1, -1)]:
-        request.run(
-            index,
-            Piece(first, last + 1, reason),
-            group=shortened(ref.group) if ref else None,
-            handle_before=shortened(ref.handle) if ref else None,
-        )
+def _is_same_outcome(one: Piece, other: Piece) -> bool:
+    return one.reason is other.reason and one.header == other.header and _is_same_delivery(one.after, other.after)
 
 
-def _decide_range(
-    request: _Request, lane: LaneState, handle: Handle, text: str, index: int, entry: Entry, first: int, end: int
-) -> None:
-    group = lane.record.group
-    least, most = lane.queue.record.min_offset, lane.queue.written.floor
-    low, high = max(first, least), min(end, most)
-    pieces: list[Piece] = []
-    if first < least:
-        pieces.append(Piece(first, min(end, least), Reason.BELOW_MIN))
-    if low < high:
-        command = request.command
-        if len(command.entries) == 1 and len(entry.offsets) == 1:
-            pieces += _decide_named(request, lane, handle, entry, low, high)
-        else:
-            for at, stop, again in request.named.setdefault(group, _Named()).add(low, high):
-                if again:
-                    pieces.append(Piece(at, stop, Reason.DUPLICATE_ENTRY))
-                else:
-                    pieces += _decide_named(request, lane, handle, entry, at, stop)
-    if end > most:
-        pieces.append(Piece(max(first, most), end, Reason.ABOVE_MAX))
-    for piece in _joined(pieces):
-        handle_after = None
-        new_handle: int | None = None
-        if piece.after is not None and isinstance(entry, ChangeEntry):
-            handle_after = handle_text(lane, piece.after, handle.start_offset)
-            new_handle = request.handle_index(handle_after)
-        request.run(
-            index,
-            piece,
-            group=group,
-            handle_before=text,
-            orderly=bool(lane.record.orderly),
-            handle_after=handle_after,
-            handle_index=new_handle,
-        )
-
-
-def _decide_named(
-    request: _Request, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int
-) -> list[Piece]:
-    """Judge [first, end), all within the queue and not named before, and apply what is good."""
-    if lane.record.orderly:
-        return decide_in_order(request.turn, lane, handle, entry, first, end)
-    pieces: list[Piece] = []
-    for page_no, low, high in windows(first, end):
-        page = lane.page(page_no)
-        if page is None:
-            pieces += _judge_not_in_flight(lane, handle, low, high)
-            continue
-        changed = False
-        for at, stop, delivery in page.within(low, high):
-            if delivery is None:
-                pieces += _judge_not_in_flight(lane, handle, at, stop)
-            elif delivery.epoch != handle.epoch:
-                late = delivery.epoch > handle.epoch or handle.epoch <= lane.record.reset_epoch
-                pieces.append(Piece(at, stop, Reason.STALE_HANDLE if late else Reason.OUTSIDE_POP, delivery))
-            elif isinstance(entry, ChangeEntry) and delivery.revision != handle.revision:
-                pieces.append(Piece(at, stop, Reason.SUPERSEDED, delivery, delivery))
-            else:
-                changed = True
-                pieces.append(_apply(request, lane, page, entry, at, stop, delivery))
-        if changed:
-            lane.settle(page)
-    return pieces
-
-
-def _judge_not_in_flight(lane: LaneState, handle: Handle, first: int, end: int) -> list[Piece]:
-    """Offsets without a delivery: acked, a hole, or not handed out since the lane was made or reset."""
-    pieces: list[Piece] = []
-    at = first
-    fresh = Reason.STALE_HANDLE if handle.epoch <= lane.record.reset_epoch else Reason.OUTSIDE_POP
-    queue = lane.queue
-    for low, high in lane.acked.unmarked(first, end):
-        if low > at:
-            pieces.append(Piece(at, low, Reason.ALREADY_ACKED))
-        at = low
-        if queue.record.holes:
-            for hole_first, hole_end in queue.holes.runs(low, high):
-                if hole_first > at:
-                    pieces.append(Piece(at, hole_first, fresh))
-                pieces.append(Piece(hole_first, hole_end, Reason.ALREADY_ACKED))
-                at = hole_end
-        if at < high:
-            pieces.append(Piece(at, high, fresh))
-        at = high
-    if at < end:
-        pieces.append(Piece(at, end, Reason.ALREADY_ACKED))
-    return pieces
-
-
-def _apply(
-    request: _Request, lane: LaneState, page: DeliveryPage, entry: Entry, first: int, end: int, before: Delivery
-) -> Piece:
-    turn = request.turn
-    if isinstance(entry, ChangeEntry):
-        return _change(turn, lane, page, entry, first, end, before)
-    record = lane.record
-    page.replace(first, end, None)
-    if before.state == _LEASED:
-        record.leased -= end - first
-    else:
-        record.available -= end - first
-    ack_range(lane, first, end)
-    if isinstance(entry, RejectEntry):
-        cause = shortened(entry.cause) or "rejected"
-        record.dead_lettered += end - first
-        turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=turn.client_id)
-        turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)
-    else:
-        turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=entry.cause or "ack", client_id=turn.client_id)
-    return Piece(first, end, Reason.OK, before)
-
-
-def _change(
-    turn: Turn, lane: LaneState, page: DeliveryPage, entry: ChangeEntry, first: int, end: int, before: Delivery
-) -> Piece:
-    record = lane.record
-    if before.state != _LEASED:
-        record.available -= end - first
-        record.leased += end - first
-    after = Delivery(
-        before.epoch,
-        before.revision + 1,
-        turn.now_ms,
-        turn.now_ms + entry.invisible_time_ms,
-        entry.invisible_time_ms,
-        before.client,
-        before.attempt,
-        _LEASED,
-        entry.suspend,
-    )
-    if entry.invisible_time_ms:
-        page.replace(first, end, after)
-        turn.step(lane, DeliveryStep.CHANGED, first, end, after, cause="change_invisible", client_id=turn.client_id)
-    else:
-        end_lease(
-            turn,
-            lane,
-            page,
-            first,
-            end,
-            after,
-            step=DeliveryStep.RELEASED,
-            cause="change_invisible",
-            at_ms=turn.now_ms,
-        )
-    return Piece(first, end, Reason.OK, before, after, (after.pop_time_ms, after.invisible_time_ms, 0))
-
-
-def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Neighbours with the same outcome as one; what they were before may differ, the first is told."""
-    if len(pieces) < 2:
-        return pieces
-    joined = [pieces[0]]
-    for piece in pieces[1:]:
-        last = joined[-1]
-        is_same = piece.reason is last.reason and piece.header == last.header
-        if is_same and piece.first == last.end and _same_after(piece.after, last.after):
-            joined[-1] = Piece(last.first, piece.end, last.reason, last.before, last.after, last.header)
-        else:
-            joined.append(piece)
-    return joined
-
-
-def _same_after(one: Delivery | None, other: Delivery | None) -> bool:
+def _is_same_delivery(one: Delivery | None, other: Delivery | None) -> bool:
+    """Whether two deliveries have the same handle."""
     if one is None or other is None:
         return one is other
     return one is other or (

@@ -1,6 +1,6 @@
 """An orderly lane: its batch is handed out, changed and done with (docs/semantics.md, "...in an orderly lane")."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from broker_state.answer import LeasedRange
 from broker_state.audit import DeliveryStep
@@ -8,7 +8,7 @@ from broker_state.command import AckEntry, ChangeEntry, Entry, RejectEntry
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.delivery import Choice, absorb_holes
 from broker_state.kernel.order_info import Member, OrderInfo
-from broker_state.kernel.outcome import Header, Piece
+from broker_state.kernel.outcome import Claim, Header, Piece
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.kernel.turn import Turn, client_hash, shortened
 from broker_state.keys import DEADLINE_BATCH
@@ -81,12 +81,19 @@ def grant_in_order(
     return _delivery(info, Member(True)), info.first, ranges
 
 
-def decide_in_order(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
-    """Judge [first, end), all within the queue and not named before, and apply what is good.
+def decide_in_order(turn: Turn, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
+    """Judge `claims`, all within the queue and not named before, and apply what is good.
 
     What follows from it takes effect before the next offset is judged, as if each were an operation of its own: the
     commit offset moves, and members whose leases end may be dead-lettered.
     """
+    pieces: list[Piece] = []
+    for claim in claims:
+        pieces += _decide_range(turn, lane, claim.handle, claim.entry, claim.first, claim.end)
+    return pieces
+
+
+def _decide_range(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
     info = lane.order_info
     next_visible_ms = turn.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else None
     is_current = info.member_count > 0 and handle.epoch == info.epoch
@@ -248,7 +255,7 @@ def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: Entry, first: int,
 def _end_leases(turn: Turn, lane: LaneState, info: OrderInfo) -> None:
     """Nothing blocks any more: what was not acked has expired; from the front on, what has no attempt left is dead."""
     at_ms = min(info.due_ms, turn.now_ms) or turn.now_ms
-    for first, end, member in list(info.unacked()):
+    for first, end, member in list(info.unacked()) if lane.record.leased else ():  # else a client holds none of them
         if not member.ended:
             delivery = _delivery(info, member)
             lane.record.leased -= end - first
@@ -256,7 +263,7 @@ def _end_leases(turn: Turn, lane: LaneState, info: OrderInfo) -> None:
             turn.step(lane, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
             info.end_lease(first, end, member)
     limit = lane.policy.max_attempts
-    for first, end, member in list(info.unacked()) if limit else ():
+    for first, end, member in info.unacked() if limit else ():
         if end <= lane.acked.floor:
             continue  # a pop has passed it over
         if member.count + 1 < limit or member.suspended:
@@ -294,13 +301,13 @@ def _pass_over_all(turn: Turn, lane: LaneState) -> None:
             lane.record.leased -= end - low
             turn.step(lane, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
     lane.record.passed_over += _move_commit_offset(lane, info, lane.queue.written.floor)
+    _balance(lane)
 
 
 def _follow_acks(lane: LaneState, info: OrderInfo) -> None:
     """The commit offset is the batch's; a pop alone does not pass what its tags left out before its first member."""
     if info.acked_count:
         lane.record.passed_over += _move_commit_offset(lane, info, info.next_offset)
-    _balance(lane)
 
 
 def _begin_beyond(lane: LaneState) -> None:
@@ -338,5 +345,4 @@ def _move_commit_offset(lane: LaneState, info: OrderInfo, to: int) -> int:
     lane.acked.mark(first, to)
     if to == record.next_offset:
         record.holes = record.holes_passed
-    _balance(lane)
     return done - acked

@@ -8,6 +8,7 @@ below 4 KiB, and a pop may have as many members as it likes.
     <lane> 'm' page no u64   MemberPage
 """
 
+import heapq
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -135,13 +136,13 @@ class OrderInfo:
     (True, True)
     """
 
-    __slots__ = ("_at_latest", "_head", "_latest_ms", "_overlay", "_prefix", "is_changed")
+    __slots__ = ("_head", "_latest", "_overlay", "_prefix", "is_changed")
 
     def __init__(self, overlay: Overlay, prefix: bytes, stored: bytes | None = None) -> None:
         self._overlay = overlay
         self._prefix = prefix
-        self._latest_ms: int | None = None
-        self._at_latest = 0
+        self._latest: list[tuple[int, int]] | None = None
+        """A heap of (-`latest_ms`, page no): of every page with unacked members, and of pages as they were before."""
         self.is_changed = False
         """Whether the record being decided has changed it; the shell of the kernel sets it back."""
         if stored is None:
@@ -367,9 +368,15 @@ class OrderInfo:
 
     def free_ms(self) -> int:
         """When the last unacked member becomes visible, 0 when all are acked: the true moment of a wake-up (3.6)."""
-        if self._latest_ms is None:
-            self._find_latest()
-        return self._latest_ms or 0
+        if self._latest is None:
+            self._latest = self._find_latest()
+        while self._latest:
+            latest_ms, page_no = -self._latest[0][0], self._latest[0][1]
+            page = self._page(page_no)
+            if page is not None and page.latest_ms == latest_ms:
+                return latest_ms
+            heapq.heappop(self._latest)
+        return 0
 
     def lock_free_ms(self, now_ms: int) -> int | None:
         """When a waiting pop is to be woken: at once when nothing blocks, else when the last blocking member ends.
@@ -408,11 +415,12 @@ class OrderInfo:
     def ack(self, first: int, end: int) -> int:
         """The members of [first, end) are done; how many of them were not before."""
         done = 0
-        page = None
+        last = -1
         for page_no, low, high in windows(first, end):
             page = self._page(page_no)
             if page is None:
                 continue
+            last = page_no
             for at, stop, m in page.within(low, high):
                 if m is not None and m.is_member and not m.acked:
                     page.replace(at, stop, Member(True, True, m.next_visible_ms, m.count, m.suspended, m.ended))
@@ -421,12 +429,14 @@ class OrderInfo:
         head = self._head
         head.acked_count += done
         if done and first <= head.next_offset < end:
-            # Mostly it is the neighbour: no need to go through the pages.
-            near = page.runs if page is not None else ()
-            left = (max(at, end) for at, stop, m in near if stop > end and m.is_member and not m.acked)
-            head.next_offset = next(left, -1)
-            if head.next_offset < 0:
-                head.next_offset = next((at for at, _, m in self.runs(end) if m.is_member and not m.acked), head.end)
+            # What follows is in the last page, or in one that it leads to: that of `end` need not exist.
+            left = (
+                max(at, end)
+                for near in self._pages_from(last)
+                for at, stop, m in near.runs
+                if stop > end and m.is_member and not m.acked
+            )
+            head.next_offset = next(left, head.end)
         self._save()
         return done
 
@@ -495,41 +505,40 @@ class OrderInfo:
 
     def _pages(self, least: int) -> Iterator[MemberPage]:
         """The pages from number `least` on, in order."""
-        page = self._page(least) if least > self._head.first_page_no else None
-        page_no = page.page_no if page is not None else self._head.first_page_no
+        is_known = least > self._head.first_page_no and self._page(least) is not None
+        for page in self._pages_from(least if is_known else self._head.first_page_no):
+            if page.page_no >= least:
+                yield page
+
+    def _pages_from(self, page_no: int) -> Iterator[MemberPage]:
+        """Page `page_no` (-1: none) and those that follow it."""
         while page_no >= 0:
             page = self._page(page_no)
             assert page is not None, "the list of member pages is whole"
-            if page_no >= least:
-                yield page
+            yield page
             page_no = page.next_no
 
     def _settle(self, page: MemberPage) -> None:
         """A page was changed."""
-        if self._latest_ms is not None:
-            before, after = page.latest_ms or 0, self._latest_of(page)
-            if before == self._latest_ms:
-                self._at_latest -= 1
-            if after > self._latest_ms:
-                self._latest_ms, self._at_latest = after, 1
-            elif after == self._latest_ms:
-                self._at_latest += 1
-            if not self._at_latest:
-                self._latest_ms = None
-        else:
+        if self._latest is None:
             page.latest_ms = None
+        else:
+            before_ms, after_ms = page.latest_ms, self._latest_of(page)
+            if after_ms and after_ms != before_ms:
+                heapq.heappush(self._latest, (-after_ms, page.page_no))
+            if len(self._latest) > 4 * self._head.member_count:  # mostly of pages as they were
+                self._latest = None
         self._overlay.put(self._page_key(page.page_no), page)
 
-    def _find_latest(self) -> None:
+    def _find_latest(self) -> list[tuple[int, int]]:
         """Each page remembers its own, so that an ack looks at one page."""
-        latest, at_latest = 0, 0
+        latest = []
         for page in self._pages(0):
             ms = page.latest_ms if page.latest_ms is not None else self._latest_of(page)
-            if ms > latest:
-                latest, at_latest = ms, 1
-            elif ms == latest:
-                at_latest += 1
-        self._latest_ms, self._at_latest = latest, at_latest
+            if ms:
+                latest.append((-ms, page.page_no))
+        heapq.heapify(latest)
+        return latest
 
     def _latest_of(self, page: MemberPage) -> int:
         page.latest_ms = max(
@@ -538,7 +547,7 @@ class OrderInfo:
         return page.latest_ms
 
     def _forget_latest(self) -> None:
-        self._latest_ms = None
+        self._latest = None
         for page in self._pages(0):
             page.latest_ms = None
 

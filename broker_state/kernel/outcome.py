@@ -1,14 +1,27 @@
-"""What came of neighbouring offsets of an entry."""
+"""What entries ask of offsets, and what came of it."""
 
 import msgspec
 
+from broker_state.command import Entry
+from broker_state.handle import Handle
 from broker_state.pages import Delivery
 from broker_state.reason import Reason
 
-__all__ = ["Header", "Piece"]
+__all__ = ["Claim", "Header", "Outcome", "Piece", "Told"]
 
 Header = tuple[int, int, int]
 """RocketMQ's answer to a change: pop time, invisible time, revive queue id."""
+
+
+class Claim(msgspec.Struct, frozen=True, gc=False):
+    """Offsets first..end-1 of entry number `index`; `text` is that of `handle`."""
+
+    first: int
+    end: int
+    index: int
+    entry: Entry
+    handle: Handle
+    text: str
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
@@ -20,3 +33,21 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     before: Delivery | None = None
     after: Delivery | None = None
     header: Header | None = None
+
+
+class Outcome(msgspec.Struct, frozen=True, gc=False):
+    """What answer and audit tell of a piece; `handle` is the place of `handle_after` in the answer's handles."""
+
+    reason: Reason
+    code: int
+    applied: bool
+    header: Header | tuple[None, None, None]
+    handle: int | None
+    handle_after: str | None
+    deadline_before_ms: int | None
+    deadline_after_ms: int | None
+    attempt: int | None
+
+
+Told = tuple[Claim, int, int, Outcome]
+"""(claim, first, last, outcome): a run of the answer."""

@@ -209,10 +209,9 @@ def _release(
     *,
     counted: bool,
 ) -> None:
-    end_lease(
+    released = end_lease(
         turn,
         lane,
-        page,
         first,
         end,
         delivery,
@@ -221,6 +220,7 @@ def _release(
         at_ms=turn.now_ms,
         counted=counted,
     )
+    page.replace(first, end, released)
 
 
 def _append_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:

@@ -142,7 +142,7 @@ class LaneState:
 
     def page(self, page_no: int) -> DeliveryPage | None:
         """Deliveries of 64 offsets, if there are any."""
-        return self._overlay.get(self.prefix + b"d" + page_no.to_bytes(8, "big"), DeliveryPage.decode)
+        return self._overlay.get(self._page_key(page_no), DeliveryPage.decode)
 
     def page_to_fill(self, page_no: int) -> DeliveryPage:
         """The page, made if need be."""
@@ -150,21 +150,32 @@ class LaneState:
 
     def settle(self, page: DeliveryPage) -> None:
         """A page was changed: bring its deadline, the tree of available pages and its key in line."""
-        due = min([delivery.deadline_ms for _, _, delivery in page.runs if delivery.deadline_ms], default=0)
-        if due != page.due_ms:
-            self.queue.set_deadline(self.record.lane_no, DEADLINE_PAGE, page.page_no, page.due_ms, due)
-            page.due_ms = due
+        self._set_due(
+            page, min([delivery.deadline_ms for _, _, delivery in page.runs if delivery.deadline_ms], default=0)
+        )
         if self.record.available and any(run[2].state == _AVAILABLE for run in page.runs):
             self.available.add(page.page_no)
         elif self.available.count:
             self.available.discard(page.page_no)
-        key = self.prefix + b"d" + page.page_no.to_bytes(8, "big")
         if page.runs:
-            self._overlay.put(key, page)
+            self._overlay.put(self._page_key(page.page_no), page)
         else:
             for client in page.clients:
                 self.discard_client_page(client, page.page_no)
-            self._overlay.delete(key)
+            self._overlay.delete(self._page_key(page.page_no))
+
+    def settle_fresh(self, page: DeliveryPage, deadline_ms: int) -> None:
+        """As `settle`, for a page in which nothing but leases of messages never handed out before were added."""
+        self._set_due(page, min(page.due_ms or deadline_ms, deadline_ms))
+        self._overlay.put(self._page_key(page.page_no), page)
+
+    def _set_due(self, page: DeliveryPage, due_ms: int) -> None:
+        if due_ms != page.due_ms:
+            self.queue.set_deadline(self.record.lane_no, DEADLINE_PAGE, page.page_no, page.due_ms, due_ms)
+            page.due_ms = due_ms
+
+    def _page_key(self, page_no: int) -> bytes:
+        return self.prefix + b"d" + page_no.to_bytes(8, "big")
 
     def add_client_page(self, client: int, page: DeliveryPage) -> None:
         """Leases of the client may be in the page: `return_client` will look there."""

@@ -8,8 +8,9 @@ import msgspec
 
 from broker_state.answer import Answer, encode_answer
 from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, OrderInfoRow
-from broker_state.command import Command
+from broker_state.command import Command, cause_of
 from broker_state.handle import Handle, decode_handle, encode_handle
+from broker_state.kernel.outcome import Told
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.pages import Delivery
 from broker_state.reason import Reason, code_of
@@ -251,6 +252,37 @@ class Turn:
             )
         )
         self._operations += 1
+
+    def run_rows(self, group: str, told: list[Told]) -> None:
+        """A row of `operations` for each run of the answer; a record may have ten thousand of them."""
+        record, command = self.record, self.command
+        place = (record.partition, record.kafka_offset)
+        operation = (self.now_ms, self.kind, command.topic, command.queue_id, group, self.op_id, self.client_id)
+        self.decision.operations += [
+            _new(
+                OperationRow,
+                (
+                    *place,
+                    ordinal,
+                    *operation,
+                    claim.index,
+                    first,
+                    last,
+                    claim.text,
+                    outcome.handle_after,
+                    outcome.code,
+                    outcome.reason,
+                    outcome.applied,
+                    False,
+                    outcome.deadline_before_ms,
+                    outcome.deadline_after_ms,
+                    outcome.attempt,
+                    cause_of(claim.entry),
+                ),
+            )
+            for ordinal, (claim, first, last, outcome) in enumerate(told, self._operations)
+        ]
+        self._operations += len(told)
 
     def step(
         self,

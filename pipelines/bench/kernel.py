@@ -17,7 +17,13 @@ from broker_state.kernel.turn import Decision, OpRecord
 from broker_state.memory_kv import MemoryKv
 from broker_state.overlay import Overlay
 from broker_state.rocks_store import RocksStore
-from pipelines.bench.workload import declare_queue, single_entry_ops, single_pops, whole_pop_ops
+from pipelines.bench.workload import (
+    declare_queue,
+    single_entry_ops,
+    single_pops,
+    single_pops_one_batch,
+    whole_pop_ops,
+)
 from pipelines.frames import entries_of
 from pipelines.outbox import Outbox
 
@@ -49,8 +55,7 @@ def kernel_rates(messages: int, runs: int) -> dict[str, Rate]:
         _single(rates, "memory", MemoryKv(), messages)
         with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
             _single(rates, "store", store, messages)
-        _whole(rates, "entries_each_its_own_range", messages_a_pop=10_000, entry_offsets=1, pops=2)
-        _whole(rates, "entries_whole_pops", messages_a_pop=10_000, entry_offsets=10_000, pops=30)
+        _batches(rates)
         _whole(rates, "orderly_pops_of_32", messages_a_pop=32, entry_offsets=32, pops=1_000, order=True)
         _whole(rates, "orderly_pops_of_32_each_its_own_entry", messages_a_pop=32, entry_offsets=1, pops=300, order=True)
     return {name: Rate.of(name.rsplit(".", 1)[-1], values) for name, values in rates.items()}
@@ -78,24 +83,62 @@ def _single(rates: dict[str, list[float]], where: str, store: MemoryKv | RocksSt
         rates.setdefault("kernel.store_one_sync.entries", []).append(len(records) / total)
 
 
+def _batches(rates: dict[str, list[float]]) -> None:
+    """Records of 10,000 entries, and entries of 10,000 messages: acked, then changed."""
+    for verb, times_ms in (("", ()), ("change_", (60_000,))):
+        _whole(rates, f"{verb}entries_each_its_own_range", pops=2, times_ms=times_ms)
+        _whole(rates, f"{verb}entries_every_second_offset", pops=4, every=2, times_ms=times_ms)
+        _whole(rates, f"{verb}entries_whole_pops", entry_offsets=10_000, pops=30, times_ms=times_ms)
+        commands = single_pops_one_batch(_TOPIC, 0, "group", 10_000, times_ms=times_ms)
+        _time(rates, f"{verb}entries_each_its_own_handle", commands, 10_000, 10_000)
+    _whole(rates, "change_entries_each_its_own_time", pops=2, times_ms=range(60_000, 60_007))
+
+
 def _whole(
-    rates: dict[str, list[float]], name: str, *, messages_a_pop: int, entry_offsets: int, pops: int, order: bool = False
+    rates: dict[str, list[float]],
+    name: str,
+    *,
+    messages_a_pop: int = 10_000,
+    entry_offsets: int = 1,
+    pops: int,
+    order: bool = False,
+    every: int = 1,
+    times_ms: Sequence[int] = (),
 ) -> None:
+    commands = whole_pop_ops(
+        _TOPIC,
+        0,
+        "group",
+        pops,
+        messages_a_pop,
+        entry_offsets=entry_offsets,
+        order=order,
+        every=every,
+        times_ms=times_ms,
+    )
+    _time(rates, name, commands, messages_a_pop * pops, messages_a_pop * pops // every)
+
+
+def _time(rates: dict[str, list[float]], name: str, commands: Iterable[Command], popped: int, named: int) -> None:
+    """Messages popped and named in entries a second, and those named alone in the time of their records alone."""
     store = MemoryKv()
     overlay = Overlay(store)
-    fold(overlay, _records(declare_queue(_TOPIC, 0, messages_a_pop * pops)), Decision())
+    fold(overlay, _records(declare_queue(_TOPIC, 0, popped)), Decision())
     store.write(overlay)
-    records = _records(
-        whole_pop_ops(_TOPIC, 0, "group", pops, messages_a_pop, entry_offsets=entry_offsets, order=order)
-    )
+    records = _records(commands)
     decision = Decision()
-    started = time.process_time()
-    fold(overlay, records, decision)
-    spent = time.process_time() - started
+    spent = {True: 0.0, False: 0.0}
+    gc.collect()
+    gc.disable()  # as the job does while it decides
+    for record in records:
+        started = time.process_time()
+        fold(overlay, [record], decision)
+        spent[isinstance(record.command, Pop)] += time.process_time() - started
+    gc.enable()
     refused = sum(1 for row in decision.operations if row.code)
     assert not refused, f"{refused} operations of the workload were refused"
-    # Popped once and acked once: each message is an entry twice.
-    rates.setdefault(f"kernel.{name}.messages", []).append(2 * messages_a_pop * pops / spent)
+    rates.setdefault(f"kernel.{name}.messages", []).append((popped + named) / sum(spent.values()))
+    rates.setdefault(f"kernel.{name}_records_alone.messages", []).append(named / spent[False])
 
 
 def orderly_lane(messages: int, messages_a_pop: int) -> dict[str, object]:

@@ -3,6 +3,7 @@
 machine      cores, load average before and after, Python
 kernel       rates of kernel and store, {unit, median, least, greatest, runs}
 orderly      1,000,000 messages through one orderly lane by pops of 10,000
+batch_change 1,000 changes of invisible time made durable, three ways: beside the report, and in the temporary folder
 expiry       1,000,000 leases of one queue ending at one record, by messages a pop
 drain        the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
 latency      milliseconds: `operation` send -> answer, `message` send -> handler of a waiting consumer,
@@ -17,6 +18,7 @@ import multiprocessing
 import os
 import platform
 import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -27,6 +29,7 @@ import msgspec
 
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
+from pipelines.bench.batch_change import batch_change_through_the_store
 from pipelines.bench.drain import drain, fill
 from pipelines.bench.idle import idle_shares
 from pipelines.bench.kernel import expire_at_once, kernel_rates, orderly_lane, profile_top
@@ -59,6 +62,9 @@ def run_bench(
     report["kernel"] = msgspec.to_builtins(kernel_rates(min(operations // 4, 100_000), runs))
     on_progress("an orderly lane")
     report["orderly"] = orderly_lane(1_000_000, 10_000)
+    on_progress("a batch of changes through the store")
+    with tempfile.TemporaryDirectory(dir=work) as here, tempfile.TemporaryDirectory() as there:
+        report["batch_change"] = [batch_change_through_the_store(Path(place)) for place in (here, there)]
     on_progress(f"{LEASES:,} leases ending at once")
     report["expiry"] = [expire_at_once(LEASES, messages_a_pop=size) for size in (10_000, 100, 1)]
     report["profile"] = profile_top(20_000)

@@ -4,12 +4,31 @@ Handles are made, not learnt: an ack is judged by the epoch of the delivery, and
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from broker_state.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Pop, WrittenRange
+from broker_state.command import (
+    Ack,
+    AckEntry,
+    ChangeEntry,
+    ChangeInvisible,
+    Command,
+    Declare,
+    Dispatch,
+    HandleRef,
+    Pop,
+    WrittenRange,
+)
 from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
 
-__all__ = ["DISPATCHED_AT_ONCE", "declare_queue", "single_entry_ops", "single_pops", "whole_pop_ops"]
+__all__ = [
+    "DISPATCHED_AT_ONCE",
+    "batch",
+    "declare_queue",
+    "single_entry_ops",
+    "single_pops",
+    "single_pops_one_batch",
+    "whole_pop_ops",
+]
 
 DISPATCHED_AT_ONCE = 1_000_000
 
@@ -61,11 +80,21 @@ def single_entry_ops(
 
 
 def whole_pop_ops(
-    topic: str, queue_id: int, group: str, pops: int, messages_a_pop: int, *, entry_offsets: int, order: bool = False
+    topic: str,
+    queue_id: int,
+    group: str,
+    pops: int,
+    messages_a_pop: int,
+    *,
+    entry_offsets: int,
+    order: bool = False,
+    every: int = 1,
+    times_ms: Sequence[int] = (),
 ) -> Iterator[Command]:
-    """Pops of many messages, each acked by one record with an entry for every `entry_offsets` offsets."""
-    check = lane_check(topic, queue_id, group)
-    revive_queue_id = REVIVE_QUEUE_ID_ORDERLY if order else 0
+    """Pops of many messages, each acked by one record with an entry for every `entry_offsets` offsets.
+
+    With `every` 2 only every second entry is sent. With `times_ms` the messages are changed, by these times in turn.
+    """
     for number in range(pops):
         yield Pop(
             topic=topic,
@@ -79,18 +108,49 @@ def whole_pop_ops(
             client_id="bench",
         )
         first = number * messages_a_pop
-        handle = encode_handle(Handle(first, 0, 0, revive_queue_id, queue_id, number + 1, 0, check))
-        yield Ack(
-            topic=topic,
-            queue_id=queue_id,
-            v=1,
-            op_id=f"{group}.A{number}",
-            handles=[HandleRef(group, handle)],
-            entries=[
-                AckEntry(0, [(at, at + entry_offsets - 1)])
-                for at in range(first, first + messages_a_pop, entry_offsets)
-            ],
-        )
+        entries = [
+            (0, at, at + entry_offsets - 1) for at in range(first, first + messages_a_pop, every * entry_offsets)
+        ]
+        op_id = f"{group}.A{number}"
+        yield batch(topic, queue_id, group, op_id, [(number + 1, first)], entries, order=order, times_ms=times_ms)
+
+
+def single_pops_one_batch(
+    topic: str, queue_id: int, group: str, messages: int, *, times_ms: Sequence[int] = ()
+) -> Iterator[Command]:
+    """Pops of one message each, and one record with all their handles."""
+    yield from single_pops(topic, queue_id, group, messages)
+    pops = [(number + 1, number) for number in range(messages)]
+    entries = [(number, number, number) for number in range(messages)]
+    yield batch(topic, queue_id, group, f"{group}.A", pops, entries, times_ms=times_ms)
+
+
+def batch(
+    topic: str,
+    queue_id: int,
+    group: str,
+    op_id: str,
+    pops: Iterable[tuple[int, int]],
+    entries: Iterable[tuple[int, int, int]],
+    *,
+    order: bool = False,
+    times_ms: Sequence[int] = (),
+) -> Ack | ChangeInvisible:
+    """One record: `pops` gives (epoch, first offset) of its handles, `entries` (handle index, first, last)."""
+    check = lane_check(topic, queue_id, group)
+    revive_queue_id = REVIVE_QUEUE_ID_ORDERLY if order else 0
+    handles = [
+        HandleRef(group, encode_handle(Handle(first, 0, 0, revive_queue_id, queue_id, epoch, 0, check)))
+        for epoch, first in pops
+    ]
+    if not times_ms:
+        acked = [AckEntry(index, [(first, last)]) for index, first, last in entries]
+        return Ack(topic=topic, queue_id=queue_id, v=1, op_id=op_id, handles=handles, entries=acked)
+    changed = [
+        ChangeEntry(index, [(first, last)], time_ms)
+        for (index, first, last), time_ms in zip(entries, itertools.cycle(times_ms), strict=False)
+    ]
+    return ChangeInvisible(topic=topic, queue_id=queue_id, v=1, op_id=op_id, handles=handles, entries=changed)
 
 
 def _ack(

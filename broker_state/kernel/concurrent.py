@@ -1,0 +1,202 @@
+"""A concurrent lane: entries are judged by the last delivery of each message (docs/semantics.md, "Judging...").
+
+A message is named once in a record at most, and what comes of it depends on nothing but itself. So a page is looked
+up, changed and settled once for all claims on it, however many those are.
+"""
+
+from collections.abc import Sequence
+
+from broker_state.audit import DeliveryStep
+from broker_state.command import AckEntry, ChangeEntry, RejectEntry, cause_of
+from broker_state.handle import Handle
+from broker_state.kernel.delivery import end_lease
+from broker_state.kernel.outcome import Claim, Piece
+from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.turn import Turn, shortened
+from broker_state.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows
+from broker_state.reason import Reason
+
+__all__ = ["decide_concurrently"]
+
+_LEASED = DeliveryState.LEASED
+
+
+def decide_concurrently(turn: Turn, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
+    """Judge `claims`, in order and apart, all within the queue and not named before, and apply what is good."""
+    work = _Work(turn, lane)
+    for page_no, parts in _by_page(claims):
+        page = lane.page(page_no)
+        if page is None:
+            for first, end, claim in parts:
+                work.pieces += _judge_not_in_flight(lane, claim.handle, first, end)
+        else:
+            work.decide_page(page, parts)
+    lane.acked.mark_runs(work.acked)
+    return work.pieces
+
+
+_Part = tuple[int, int, Claim]
+"""(first, end, claim): what lies of a claim in one page."""
+_Cut = tuple[int, int, Delivery | None, Claim]
+"""(first, end, delivery, claim): a part, cut where the delivery changes."""
+
+
+def _by_page(claims: Sequence[Claim]) -> list[tuple[int, list[_Part]]]:
+    """(page no, parts) of each page that claims touch, in order."""
+    pages: list[tuple[int, list[_Part]]] = []
+    page_no = -1
+    for claim in claims:
+        if claim.end - 1 >> PAGE_SHIFT == page_no:  # then all of it: it follows the claim before
+            pages[-1][1].append((claim.first, claim.end, claim))
+            continue
+        for number, first, end in windows(claim.first, claim.end):
+            if number != page_no:
+                page_no = number
+                pages.append((page_no, []))
+            pages[-1][1].append((first, end, claim))
+    return pages
+
+
+def _alike(cuts: list[_Cut]) -> list[list[_Cut]]:
+    """Neighbours that share a delivery, and of which the same is asked with the same handle."""
+    groups = [cuts[:1]]
+    for cut in cuts[1:]:
+        first, _, delivery, claim = cut
+        _, end, last_delivery, last_claim = groups[-1][-1]
+        if first == end and delivery is last_delivery and _asks_the_same(claim, last_claim):
+            groups[-1].append(cut)
+        else:
+            groups.append([cut])
+    return groups
+
+
+def _asks_the_same(claim: Claim, other: Claim) -> bool:
+    if claim.handle is not other.handle:
+        return False
+    one, two = claim.entry, other.entry
+    if isinstance(one, ChangeEntry) and isinstance(two, ChangeEntry):
+        # A release may be the last attempt, and then two things are told of each run, one after the other.
+        is_release = not one.invisible_time_ms
+        return not is_release and one.invisible_time_ms == two.invisible_time_ms and one.suspend == two.suspend
+    return cause_of(one) == cause_of(two)
+
+
+class _Work:
+    """Claims on one lane being decided: what came of them so far, and the runs of offsets that are done."""
+
+    __slots__ = ("acked", "lane", "last_change", "pieces", "turn")
+
+    def __init__(self, turn: Turn, lane: LaneState) -> None:
+        self.turn = turn
+        self.lane = lane
+        self.pieces: list[Piece] = []
+        self.acked: list[tuple[int, int]] = []
+        self.last_change: tuple[Delivery, Delivery] | None = None
+        """(before, after)"""
+
+    def decide_page(self, page: DeliveryPage, parts: list[_Part]) -> None:
+        lane, pieces = self.lane, self.pieces
+        changed: list[tuple[int, int, Delivery | None]] = []
+        for alike in _alike(page.within_each(parts)):
+            first, _, delivery, claim = alike[0]
+            end, handle, entry = alike[-1][1], claim.handle, claim.entry
+            if delivery is None:
+                pieces += _judge_not_in_flight(lane, handle, first, end)
+            elif delivery.epoch != handle.epoch:
+                late = delivery.epoch > handle.epoch or handle.epoch <= lane.record.reset_epoch
+                pieces.append(Piece(first, end, Reason.STALE_HANDLE if late else Reason.OUTSIDE_POP, delivery))
+            elif not isinstance(entry, ChangeEntry):
+                self._ack(entry, first, end, delivery)
+                changed.append((first, end, None))
+            elif delivery.revision != handle.revision:
+                pieces.append(Piece(first, end, Reason.SUPERSEDED, delivery, delivery))
+            else:
+                after = self._change(entry, first, end, delivery)
+                changed += [(at, stop, after) for at, stop, _, _ in alike]
+        if changed:
+            page.replace_each(changed)
+            lane.settle(page)
+
+    def _ack(self, entry: AckEntry | RejectEntry, first: int, end: int, before: Delivery) -> None:
+        turn, lane, acked = self.turn, self.lane, self.acked
+        record = lane.record
+        if before.state == _LEASED:
+            record.leased -= end - first
+        else:
+            record.available -= end - first
+        record.acked += end - first
+        if acked and acked[-1][1] == first:
+            acked[-1] = (acked[-1][0], end)
+        else:
+            acked.append((first, end))
+        cause: str
+        if isinstance(entry, AckEntry):
+            cause = entry.cause or "ack"
+            turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=turn.client_id)
+        else:
+            cause = shortened(entry.cause) or "rejected"
+            record.dead_lettered += end - first
+            turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=turn.client_id)
+            turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)
+        self.pieces.append(Piece(first, end, Reason.OK, before))
+
+    def _change(self, entry: ChangeEntry, first: int, end: int, before: Delivery) -> Delivery | None:
+        """The delivery that the page has from now on; None for a dead letter."""
+        turn, lane, cause = self.turn, self.lane, "change_invisible"
+        if before.state != _LEASED:
+            lane.record.available -= end - first
+            lane.record.leased += end - first
+        after = self._changed(entry, before)
+        header = (after.pop_time_ms, after.invisible_time_ms, 0)
+        self.pieces.append(Piece(first, end, Reason.OK, before, after, header))
+        if not entry.invisible_time_ms:
+            step = DeliveryStep.RELEASED
+            return end_lease(turn, lane, first, end, after, step=step, cause=cause, at_ms=turn.now_ms)
+        turn.step(lane, DeliveryStep.CHANGED, first, end, after, cause=cause, client_id=turn.client_id)
+        return after
+
+    def _changed(self, entry: ChangeEntry, before: Delivery) -> Delivery:
+        """The delivery after a change; what was the same before and is the same after shares it."""
+        now_ms, invisible_time_ms = self.turn.now_ms, entry.invisible_time_ms
+        if self.last_change is not None:
+            last_before, after = self.last_change
+            is_same = after.invisible_time_ms == invisible_time_ms and after.suspended == entry.suspend
+            if last_before is before and is_same:
+                return after
+        after = Delivery(
+            before.epoch,
+            before.revision + 1,
+            now_ms,
+            now_ms + invisible_time_ms,
+            invisible_time_ms,
+            before.client,
+            before.attempt,
+            _LEASED,
+            entry.suspend,
+        )
+        self.last_change = before, after
+        return after
+
+
+def _judge_not_in_flight(lane: LaneState, handle: Handle, first: int, end: int) -> list[Piece]:
+    """Offsets without a delivery: acked, a hole, or not handed out since the lane was made or reset."""
+    pieces: list[Piece] = []
+    at = first
+    fresh = Reason.STALE_HANDLE if handle.epoch <= lane.record.reset_epoch else Reason.OUTSIDE_POP
+    queue = lane.queue
+    for low, high in lane.acked.unmarked(first, end):
+        if low > at:
+            pieces.append(Piece(at, low, Reason.ALREADY_ACKED))
+        at = low
+        if queue.record.holes:
+            for hole_first, hole_end in queue.holes.runs(low, high):
+                if hole_first > at:
+                    pieces.append(Piece(at, hole_first, fresh))
+                pieces.append(Piece(hole_first, hole_end, Reason.ALREADY_ACKED))
+                at = hole_end
+        if at < high:
+            pieces.append(Piece(at, high, fresh))
+        at = high
+    if at < end:
+        pieces.append(Piece(at, end, Reason.ALREADY_ACKED))
+    return pieces
