@@ -10,6 +10,8 @@ latency      milliseconds: `operation` send -> answer, `message` send -> handler
              `wake_up` a blocked orderly lane is free -> answer of the pop that waits for it,
              `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once
              `idle` shares of a core that job and JVM use with nothing to do, a sample a second
+             `large_records` growth of a consumer's memory while it drains 2,000 records of 1 MiB
+client       `renewal` CPU seconds of a client that renews 100,000 messages, `ack_bytes_a_message` on the wire,
 profile      the ten functions in which the kernel spends most of its own time
 """
 
@@ -30,6 +32,7 @@ import msgspec
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.bench.batch_change import batch_change_through_the_store
+from pipelines.bench.client import ack_bytes_a_message, drain_large_records, renewal_cpu
 from pipelines.bench.drain import drain, fill
 from pipelines.bench.idle import idle_shares
 from pipelines.bench.kernel import expire_at_once, kernel_rates, orderly_lane, profile_top
@@ -68,6 +71,8 @@ def run_bench(
     on_progress(f"{LEASES:,} leases ending at once")
     report["expiry"] = [expire_at_once(LEASES, messages_a_pop=size) for size in (10_000, 100, 1)]
     report["profile"] = profile_top(20_000)
+    on_progress("the client")
+    report["client"] = {"renewal": renewal_cpu(100_000), "ack_bytes_a_message": ack_bytes_a_message()}
     with EmbeddedKafka(work / "kafka", jars=kafka_jars(var)) as kafka:
         report["drain"] = {}
         on_progress(f"filling a topic with {operations:,} operations")
@@ -106,6 +111,7 @@ def _latency(kafka: EmbeddedKafka, folder: Path, var: Path, seconds: int) -> dic
                 "message": measure(message_latency, 20, seconds),
                 "wake_up": measure(wake_up_latency, 1, seconds),
                 "idle": idle_shares(seconds),
+                "large_records": clients.submit(drain_large_records, servers, "latency").result(),
             }
         with Host(settings.model_copy(update={"ticks": False}), var=var):  # so they end all at one record: ours
             ends_ms = lease_many(servers, "latency", LEASES)
