@@ -93,7 +93,7 @@ class Work:
         try:
             self._handle(messages)
         except BaseException as error:
-            left = [message for message in messages if not message.is_settled]
+            left = _unsettled(messages)
             if left:
                 where = (left[0].topic, left[0].queue_id, left[0].queue_offset)
                 LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
@@ -101,7 +101,12 @@ class Work:
             if not isinstance(error, Exception):
                 raise
         else:
-            self._entries.ack([message for message in messages if not message.is_settled], None)
+            if left := _unsettled(messages):
+                self._entries.ack(left, None)
+
+
+def _unsettled(messages: list[Message]) -> list[Message]:
+    return [message for message in messages if not message.is_settled]
 
 
 def each(handle: Callable[[Message], object], entries: EntrySender) -> Callable[[Sequence[Message]], None]:
