@@ -6,10 +6,16 @@ In memory a segment is one int, bit i for offset n * 4096 + i. Stored it is one 
     1  run lengths    varints: lengths of the runs, zeros first
     2  dense          512 bytes, little-endian
     3  full           nothing more
+    4  grid           u24: step u12, shift u12; then a bit for each cell of `step` bits, little-endian. The first cell
+                      begins `shift` bits before the segment, for pops of one size need not divide 4096
 
 so that no pattern costs more than 513 bytes (peers.md, C3: the same choice per segment that Parallel Consumer makes
-once for everything, and without its cliff).
+once for everything, and without its cliff). Equal bits have equal bytes. Another form takes another tag, and the
+decoder of these stays.
 """
+
+from collections.abc import Iterable
+from math import gcd
 
 from broker_state.errors import CorruptValueError
 
@@ -19,8 +25,9 @@ SEGMENT_SHIFT = 12
 SEGMENT_BITS = 1 << SEGMENT_SHIFT
 FULL = (1 << SEGMENT_BITS) - 1
 
-_PENDING, _RUNS, _DENSE, _FULL = range(4)
+_PENDING, _RUNS, _DENSE, _FULL, _GRID = range(5)
 _DENSE_BYTES = SEGMENT_BITS // 8
+_GRID_HEAD_BYTES = 3
 
 
 def mask(first: int, end: int) -> int:
@@ -35,7 +42,7 @@ def ones_from(bits: int, start: int) -> int:
     (3, 0, 96)
     """
     rest = bits >> start
-    return (~rest & (rest + 1)).bit_length() - 1
+    return (rest ^ (rest + 1)).bit_length() - 1
 
 
 def bit_runs(bits: int) -> list[tuple[int, int]]:
@@ -45,33 +52,34 @@ def bit_runs(bits: int) -> list[tuple[int, int]]:
     [(1, 3), (5, 7)]
     """
     runs = []
-    at = 0
-    while bits:
-        zeros = (bits & -bits).bit_length() - 1
-        bits >>= zeros
-        at += zeros
-        ones = (~bits & (bits + 1)).bit_length() - 1
-        bits >>= ones
-        runs.append((at, at + ones))
-        at += ones
+    edges = bits ^ (bits << 1)
+    while edges:  # from above: the highest bit of an int is found without a look at the others
+        end = edges.bit_length() - 1
+        edges ^= 1 << end
+        first = edges.bit_length() - 1
+        edges ^= 1 << first
+        runs.append((first, end))
+    runs.reverse()
     return runs
 
 
 def encode_segment(bits: int) -> bytes:
-    """Smallest stored form of `bits`.
+    """Smallest stored form of `bits`; the first of these if two are as small.
 
-    >>> [encode_segment(b)[0] for b in (FULL ^ (1 << 9), 0b1110, FULL // 3, FULL)]
-    [0, 1, 2, 3]
+    >>> [encode_segment(b)[0] for b in (FULL ^ (1 << 9), 0b1110, FULL // 3, FULL, FULL // 0xFFFFFFFF * 0xFFFF)]
+    [0, 1, 2, 3, 4]
     """
     if bits == FULL:
         return bytes((_FULL,))
-    pending_count = SEGMENT_BITS - bits.bit_count()
-    run_count = ((bits ^ (bits << 1)) & FULL).bit_count()
     forms = [bytes((_DENSE,)) + bits.to_bytes(_DENSE_BYTES, "little")]
-    if pending_count < _DENSE_BYTES:  # each entry takes at least a byte
+    if SEGMENT_BITS - bits.bit_count() < _DENSE_BYTES:  # each entry takes at least a byte
         forms.append(bytes((_PENDING,)) + _pending(bits))
-    if run_count < _DENSE_BYTES:
-        forms.append(bytes((_RUNS,)) + _runs(bits))
+    if (bits ^ (bits << 1)).bit_count() < _DENSE_BYTES:
+        runs = bit_runs(bits)
+        forms.append(bytes((_RUNS,)) + _run_lengths(runs))
+        step, shift = _fitting_grid(runs)
+        if step > 1:
+            forms.append(bytes((_GRID,)) + _grid(runs, step, shift))
     return min(forms, key=len)
 
 
@@ -82,28 +90,26 @@ def decode_segment(value: bytes) -> int:
     True
 
     Raises:
-        CorruptValueError: the value is none of the four forms.
+        CorruptValueError: the value is none of the five forms.
     """
-    tag = value[0]
+    bits = _read(value[0], value[1:]) if value else None
+    if bits is None or bits > FULL:
+        raise CorruptValueError("segment", value)
+    return bits
+
+
+def _read(tag: int, data: bytes) -> int | None:
     if tag == _FULL:
         return FULL
     if tag == _DENSE:
-        return int.from_bytes(value[1:], "little")
-    numbers = _read_varints(value[1:])
+        return int.from_bytes(data, "little")
     if tag == _PENDING:
-        bits, at = FULL, -1
-        for step in numbers:
-            at += step + 1
-            bits ^= 1 << at
-        return bits
+        return _read_pending(data)
     if tag == _RUNS:
-        bits, at = 0, 0
-        for index, length in enumerate(numbers):
-            if index & 1:
-                bits |= mask(at, at + length)
-            at += length
-        return bits
-    raise CorruptValueError("segment", value)
+        return _read_run_lengths(data)
+    if tag == _GRID:
+        return _read_grid(data)
+    return None
 
 
 def _pending(bits: int) -> bytes:
@@ -116,14 +122,55 @@ def _pending(bits: int) -> bytes:
     return bytes(out)
 
 
-def _runs(bits: int) -> bytes:
+def _read_pending(data: bytes) -> int:
+    bits, at = FULL, -1
+    for step in _read_varints(data):
+        at += step + 1
+        bits ^= 1 << at
+    return bits
+
+
+def _run_lengths(runs: list[tuple[int, int]]) -> bytes:
     out = bytearray()
     at = 0
-    for first, end in bit_runs(bits):
+    for first, end in runs:
         _append_varint(out, first - at)
         _append_varint(out, end - first)
         at = end
     return bytes(out)
+
+
+def _read_run_lengths(data: bytes) -> int:
+    bits, at = 0, 0
+    for index, length in enumerate(_read_varints(data)):
+        if index & 1:
+            bits |= mask(at, at + length)
+        at += length
+    return bits
+
+
+def _fitting_grid(runs: list[tuple[int, int]]) -> tuple[int, int]:
+    """(step, shift) of the widest cells that no run ends within; step 0 or 1 when that is no grid."""
+    cuts = [cut for run in runs for cut in run if 0 < cut < SEGMENT_BITS]
+    step = gcd(*[cut - cuts[0] for cut in cuts])
+    return step, -cuts[0] % step if step else 0
+
+
+def _grid(runs: list[tuple[int, int]], step: int, shift: int) -> bytes:
+    """Cell n is bits n * step - shift and those after it; the first and the last may lie partly outside."""
+    cells = 0
+    for first, end in runs:
+        cells |= mask((first + shift) // step, -(-(end + shift) // step))
+    head = (step << 12 | shift).to_bytes(_GRID_HEAD_BYTES, "big")
+    return head + cells.to_bytes((cells.bit_length() + 7) // 8, "little")
+
+
+def _read_grid(data: bytes) -> int:
+    step, shift = divmod(int.from_bytes(data[:_GRID_HEAD_BYTES], "big"), 1 << 12)
+    bits = 0
+    for first, end in bit_runs(int.from_bytes(data[_GRID_HEAD_BYTES:], "little")):
+        bits |= mask(first * step, end * step)
+    return bits >> shift & FULL
 
 
 def _append_varint(out: bytearray, number: int) -> None:
@@ -133,7 +180,9 @@ def _append_varint(out: bytearray, number: int) -> None:
     out.append(number)
 
 
-def _read_varints(data: bytes) -> list[int]:
+def _read_varints(data: bytes) -> Iterable[int]:
+    if data.isascii():
+        return data
     numbers = []
     number = shift = 0
     for byte in data:
