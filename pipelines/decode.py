@@ -27,6 +27,7 @@ from broker_state.command import (
     RejectEntry,
 )
 from broker_state.handle import Signer
+from broker_state.kernel.limits import ENTRIES_MAX
 from broker_state.kernel.turn import OpRecord
 from connectors.kafka.partitioner import partition_of
 
@@ -126,7 +127,10 @@ class Decoder:
         try:
             fields = _decode_fields(value)
             unreadable = _UNREADABLE[msgspec.json.decode(fields["type"])]
-            entries = [_read_entry(entry, unreadable) for entry in _decode_entries(fields["entries"])]
+            raw_entries = _decode_entries(fields["entries"])
+            if len(raw_entries) > ENTRIES_MAX:
+                return None
+            entries = [_read_entry(entry, unreadable) for entry in raw_entries]
             command: Command = self._decode(msgspec.json.encode({**fields, "entries": []}))
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
             return None

@@ -19,6 +19,7 @@ from broker_state.command import (
 )
 
 __all__ = [
+    "ENTRIES_MAX",
     "INVISIBLE_TIME_MS_MAX",
     "OFFSET_MAX",
     "RANGE_OFFSETS_MAX",
@@ -39,7 +40,7 @@ _TOPIC_BYTES_MAX = 249
 _QUEUE_ID_MAX = (1 << 31) - 1
 _NAME_BYTES_MAX = 255
 _MESSAGES_MAX = 10_000
-_ENTRIES_MAX = 10_000
+ENTRIES_MAX = 10_000
 _TAGS_MAX = 64
 _U64_MAX = (1 << 64) - 1
 _WINDOW_MIN, _WINDOW_MAX = 1_000_000, 1 << 30
@@ -89,9 +90,9 @@ def what_is_invalid(command: Command) -> str | None:
                 ranges += len(entry.offsets)
             return (
                 _name("client_id", command.client_id)
-                or _number("number of handles", len(command.handles), 0, _ENTRIES_MAX)
-                or _number("number of entries", len(command.entries), 1, _ENTRIES_MAX)
-                or _number("number of offset ranges", ranges, 0, _ENTRIES_MAX)
+                or _number("number of handles", len(command.handles), 0, ENTRIES_MAX)
+                or _number("number of entries", len(command.entries), 1, ENTRIES_MAX)
+                or _number("number of offset ranges", ranges, 0, ENTRIES_MAX)
             )
         case Pop():
             return (
@@ -121,7 +122,7 @@ def what_is_invalid(command: Command) -> str | None:
         case Declare():
             return _name("topic_id", command.topic_id) or _number("min_offset", command.min_offset, 0, OFFSET_MAX)
         case Dispatch():
-            return _number("number of ranges", len(command.ranges) + len(command.skip), 1, _ENTRIES_MAX)
+            return _number("number of ranges", len(command.ranges) + len(command.skip), 1, ENTRIES_MAX)
     return None
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from connectors.client.consumer import Consumer
+from connectors.client.departure import exit_on_sigterm
+from connectors.client.entries import RETURNED, Change
+from connectors.errors import PopstreamError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
     from types import TracebackType
 
     from connectors.client.message import Message, Outcome, PopResult, Receipt
+    from connectors.client.subscription import Subscription
 
 __all__ = ["AsyncConsumer"]
 
@@ -43,6 +48,7 @@ class AsyncConsumer:
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Consumer's
         self._open = partial(Consumer, *args, **options)
+        self._exits_on_sigterm = options.get("exit_on_sigterm", True)
         self._consumer: Consumer | None = None
         self._threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async")
 
@@ -67,6 +73,8 @@ class AsyncConsumer:
             Invalid: The job's topics do not exist, or a setting is wrong.
         """
         if self._consumer is None:
+            if self._exits_on_sigterm:
+                exit_on_sigterm()  # the consumer is made in another thread, which may not do this
             self._consumer = await self._in_thread(self._open)
         return self
 
@@ -98,9 +106,10 @@ class AsyncConsumer:
             Refused: The job does not let this group pop.
             Invalid: There are no topics, or one does not exist.
         """
+        feed = _Feed(self.consumer.subscribe(), self._threads)
         async with asyncio.TaskGroup() as group:
             for _ in range(tasks):
-                group.create_task(self._work(handle, failure_delay_ms))
+                group.create_task(self._work(feed, handle, Change(failure_delay_ms)))
 
     def stop(self) -> None:
         """As `Consumer.stop`."""
@@ -114,7 +123,8 @@ class AsyncConsumer:
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """As iteration over a `Consumer`."""
-        while (message := await self._take()) is not None:
+        feed = _Feed(self.consumer.subscribe(), self._threads)
+        while (message := await feed.next()) is not None:
             yield message
 
     async def __aenter__(self) -> Self:
@@ -127,13 +137,13 @@ class AsyncConsumer:
         """Close it."""
         await self.close()
 
-    async def _work(self, handle: Callable[[Message], Awaitable[object]], failure_delay_ms: int) -> None:
-        while (message := await self._take()) is not None:
+    async def _work(self, feed: _Feed, handle: Callable[[Message], Awaitable[object]], failed: Change) -> None:
+        while (message := await feed.next()) is not None:
             try:
                 await handle(message)
             except BaseException as error:
                 if not message.is_settled:
-                    self.consumer.give_back_rest([message], failure_delay_ms)
+                    feed.give_back(message, failed)
                 if not isinstance(error, Exception):
                     raise
                 where = (message.topic, message.queue_id, message.queue_offset)
@@ -141,14 +151,6 @@ class AsyncConsumer:
             else:
                 if not message.is_settled:
                     message.ack()
-
-    async def _take(self) -> Message | None:
-        """The next message; None when the consumer has stopped."""
-        while not self.consumer.is_stopped:
-            messages = await self._in_thread(partial(self.consumer.take, 1, TAKE_TIMEOUT_S), undo=_release)
-            if messages:
-                return messages[0]
-        return None
 
     async def _in_thread(self, call: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
         running = self._threads.submit(call)
@@ -159,6 +161,59 @@ class AsyncConsumer:
             if undo is not None:
                 running.add_done_callback(lambda done: None if done.exception() else undo(done.result()))
             raise
+
+
+class _Feed:
+    """Brings the messages of a subscription to coroutines, with one thread that waits for all of them."""
+
+    def __init__(self, subscription: Subscription, threads: ThreadPoolExecutor) -> None:
+        self._subscription = subscription
+        self._threads = threads
+        self._waiters: deque[asyncio.Future[Message | None]] = deque()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def next(self) -> Message | None:
+        """The next message; None when the consumer has stopped."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Message | None] = loop.create_future()
+        self._waiters.append(waiter)
+        if self._serving is None or self._serving.done():
+            self._serving = loop.create_task(self._serve())
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and (message := waiter.result()) is not None:
+                self.give_back(message, RETURNED)
+            raise
+
+    def give_back(self, message: Message, change: Change) -> None:
+        """Give a message back, and in an orderly group what follows it; in a thread, for Kafka may be away."""
+        self._threads.submit(self._subscription.give_back_rest, [message], change)
+
+    async def _serve(self) -> None:
+        try:
+            while waiter := self._next_waiter():
+                if self._subscription.is_stopped:
+                    waiter.set_result(None)
+                    continue
+                self._waiters.appendleft(waiter)
+                take = partial(self._subscription.take, 1, TAKE_TIMEOUT_S)
+                for message in await asyncio.get_running_loop().run_in_executor(self._threads, take):
+                    if found := self._next_waiter():
+                        found.set_result(message)
+                    else:
+                        self.give_back(message, RETURNED)
+        except PopstreamError as error:
+            while waiter := self._next_waiter():
+                waiter.set_exception(error)
+
+    def _next_waiter(self) -> asyncio.Future[Message | None] | None:
+        """The first that still waits; it is taken off the list."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                return waiter
+        return None
 
 
 def _release(messages: Iterable[Message]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -88,7 +88,9 @@ class Coalescer(Generic[Key, Item]):
         self._emit = emit
         self._failed = failed
         self._changed = threading.Condition()
-        self._emitting = threading.Lock()
+        # Re-entered when a callback of what is being emitted asks for more; then the rest of the older goes first.
+        self._emitting = threading.RLock()
+        self._to_emit: deque[tuple[Key, list[Item]]] = deque()
         self._waiting: dict[Key, list[Item]] = {}
         self._waiting_count = 0
         self._due_s = 0.0
@@ -119,8 +121,10 @@ class Coalescer(Generic[Key, Item]):
         """Emit now what waits; on return everything added before has been emitted."""
         with self._emitting:
             with self._changed:
-                waiting, self._waiting, self._waiting_count = self._waiting, {}, 0
-            for key, items in waiting.items():
+                self._to_emit.extend(self._waiting.items())
+                self._waiting, self._waiting_count = {}, 0
+            while self._to_emit:
+                key, items = self._to_emit.popleft()
                 try:
                     self._emit(key, items)
                 except Exception as error:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Self
 from broker_state.command import Cancel, Pop, ReturnClient
 from broker_state.reason import Reason
 from connectors.client import departure
-from connectors.client.any_queue import AnyQueue
 from connectors.client.entries import Change
 from connectors.client.entry_sender import EntrySender
-from connectors.client.errors import ClientClosed, NotDeclared, Refused
+from connectors.client.errors import ClientClosed
 from connectors.client.held import Held
-from connectors.client.message import Outcome, PopResult, Record
+from connectors.client.message import Outcome, Record
 from connectors.client.notifications import listen
-from connectors.client.pops import POP_RESULTS, Pops
+from connectors.client.pop_calls import PopCalls, require
+from connectors.client.pops import Pops
 from connectors.client.renewal import Keeper, RenewalPolicy
 from connectors.client.settings import ClientSettings, new_client_id
 from connectors.client.shared_payloads import shared_payloads
@@ -30,13 +30,13 @@ from connectors.client.work import Work, each
 from connectors.errors import Invalid, PopstreamError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from broker_state.answer import Answer
     from broker_state.command import Cause, Command, Init
     from connectors.client.entries import OutcomesFuture
-    from connectors.client.message import Message, Receipt
+    from connectors.client.message import Message, PopResult, Receipt
     from connectors.client.notifications import Listen
     from connectors.client.payloads import FetchCounts, Payloads
     from connectors.client.pops import MessageFilter
@@ -158,22 +158,23 @@ class Consumer:
             batches_changes=enable_batch_change_invisible,
         )
         self._keeper = Keeper(f"{self.client_id}-keeper", self._held, self._entries, renewal or RenewalPolicy())
+        self._held.on_hold(self._keeper.watch)
         self._pops = Pops(
             self._transport,
             self._payloads,
             self._held,
             self._entries,
-            self._keeper,
             settler=self,
             fetch_timeout_ms=fetch_timeout_ms,
             message_filter=message_filter,
             returns_first=(group, self.client_id) if return_first else None,
         )
+        self._pop_calls = PopCalls(self._pops, self._held, self._entries, self._payloads.queue_ids)
         self._lock = threading.Lock()
-        self._any_queue: dict[str, AnyQueue] = {}
+        self._works: set[Work] = set()
         self._subscription: Subscription | None = None
         self._is_closed = False
-        self._stay_at_exit = departure.at_exit(self.close)
+        self._stay_at_exit = departure.at_exit(self)
         if exit_on_sigterm:
             departure.exit_on_sigterm()
 
@@ -196,26 +197,9 @@ class Consumer:
             Refused: The job does not let this group pop.
             Invalid: There are no topics, or one does not exist.
         """
-        while messages := self.take(1):
+        subscription = self.subscribe()
+        while messages := subscription.take(1):
             yield from messages
-
-    def take(self, count: int, timeout_s: float | None = None) -> list[Message]:
-        """Up to `count` of the messages that iteration would bring, at least one; none after `stop` or the time-out.
-
-        Raises:
-            Refused: The job does not let this group pop.
-            Invalid: There are no topics, or one does not exist.
-            ClientClosed: The consumer was closed.
-        """
-        return self._subscribe().take(count, timeout_s)
-
-    def give_back_rest(self, messages: Sequence[Message], failure_delay_ms: int = 0) -> None:
-        """Give back messages that `take` brought, in one request a queue: the first is the one that failed.
-
-        It comes again `failure_delay_ms` later. Those after it, in an orderly group with what else the same pop
-        brought, come again as if they had not come.
-        """
-        self._subscribe().give_back_rest(messages, Change(failure_delay_ms))
 
     def run(self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = 1_000) -> None:
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
@@ -233,7 +217,7 @@ class Consumer:
             Invalid: There are no topics, or one does not exist.
         """
         set_size = POP_MESSAGES_MAX if self._options.order else 1
-        self._work(each(handle, self._entries), set_size, failure_delay_ms).run(workers)
+        self._work(each(handle, self._entries), set_size, workers, failure_delay_ms)
 
     def run_sets(
         self,
@@ -248,17 +232,15 @@ class Consumer:
         What the handler has settled itself stays so. When it returns the rest is acked; when it raises the rest goes
         back: the first of it as the one that failed, those after it without having had an attempt.
         """
-        self._work(handle, set_size, failure_delay_ms).run(workers)
+        self._work(handle, set_size, workers, failure_delay_ms)
 
     def stop(self) -> None:
-        """End iterations and `run` once they are done with the message at hand; the consumer stays open."""
+        """End iterations and `run` once they are done with the message at hand; what waits goes back.
+
+        The consumer stays open, and can be iterated over or run again.
+        """
         if self._subscription is not None:
             self._subscription.stop()
-
-    @property
-    def is_stopped(self) -> bool:
-        """Whether `stop` or `close` was called."""
-        return self._is_closed or (self._subscription is not None and self._subscription.is_stopped)
 
     def pop(
         self,
@@ -320,11 +302,9 @@ class Consumer:
             client_id=self.client_id,
             tags=_hashes(tags),
         )
-        if queue_id is None:
-            answers = self._any_queue_of(topic).pop(command, timeout_ms)
-        else:
-            answers = [self._pop_one(command, timeout_ms)]
-        return self._collect(answers, renew=renew)
+        return self._pop_calls.pop(
+            command, any_queue=queue_id is None, timeout_ms=timeout_ms, is_renewed=renew and self._renews
+        )
 
     def read(self, topic: str, queue_id: int, queue_offset: int, count: int = 1) -> list[Record]:
         """Look at messages without a lease: nothing is popped, and nobody else is kept from them.
@@ -423,7 +403,7 @@ class Consumer:
     def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
         """`Message.release`."""
         self._require_open()
-        return _first(self._entries.give_back([(message, Change(invisible_time_ms))]))
+        return _first(self._entries.change([(message, Change(invisible_time_ms))], keeps=False))
 
     def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
         """`Message.reject`."""
@@ -462,7 +442,7 @@ class Consumer:
         command = ReturnClient(
             v=1, topic=topic, queue_id=queue_id, group=self.group, client_id=client_id or self.client_id
         )
-        return _require(self.request(command), {Reason.OK}).released
+        return require(self.request(command), {Reason.OK}).released
 
     def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
         """Send any operation and wait for its answer, whatever it says.
@@ -526,27 +506,30 @@ class Consumer:
 
     def _finish(self, deadline_s: float, *, release: bool) -> None:
         self.stop()
-        self._keeper.close()
-        self._pops.cancel_all(_left_s(deadline_s))
+        for work in list(self._works):
+            work.wait(_left_s(deadline_s))
+        if self._subscription is not None:
+            self._subscription.close(_left_s(deadline_s))
+        self._keeper.close(_left_s(deadline_s))
+        self._pops.close(_left_s(deadline_s))
         self._entries.close()
-        self._entries.flush(_left_s(deadline_s))
         held = self._held.take_all(time.monotonic())
         if held and release:
+            # Before the acks are waited for: a queue that does not answer must not keep the others' messages.
             left_ms = int(_left_s(deadline_s) * 1000)
-            given_back = self._entries.give_back(
-                ((message, Change(0)) for message in held), timeout_ms=left_ms
-            ).result()
-            released_count = sum(outcome.applied for outcome in given_back)
-            LOG.info("%s gave back %d of %d held messages", self.client_id, released_count, len(held))
+            changes = ((message, Change(0)) for message in held)
+            given_back = self._entries.change(changes, keeps=False, timeout_ms=left_ms)
+            given_back.add_done_callback(partial(_log_given_back, self.client_id))
+        self._entries.flush(_left_s(deadline_s))
 
-    def _subscribe(self) -> Subscription:
+    def subscribe(self) -> Subscription:
         """The subscription to the topics, which begins with its first use."""
         with self._lock:
             self._require_open()
             if not self._topics:
                 message = "the consumer names no topics to iterate over: Consumer(..., topics=[...])"
                 raise Invalid(message, subject=self.client_id)
-            if self._subscription is None:
+            if self._subscription is None or self._subscription.is_stopped:
                 self._subscription = Subscription(
                     f"{self.client_id}-pops",
                     group=self.group,
@@ -562,59 +545,22 @@ class Consumer:
                 )
             return self._subscription
 
-    def _work(self, handle: Callable[[Sequence[Message]], object], set_size: int, failure_delay_ms: int) -> Work:
-        return Work(
+    def _work(
+        self, handle: Callable[[Sequence[Message]], object], set_size: int, workers: int, failure_delay_ms: int
+    ) -> None:
+        work = Work(
             f"{self.client_id}-worker",
-            self._subscribe(),
+            self.subscribe(),
             self._entries,
             handle,
             set_size=set_size,
             failure_delay_ms=failure_delay_ms,
         )
-
-    def _any_queue_of(self, topic: str) -> AnyQueue:
-        with self._lock:
-            if topic not in self._any_queue:
-                self._any_queue[topic] = AnyQueue(self._payloads.queue_ids(topic), self._pops)
-            return self._any_queue[topic]
-
-    def _pop_one(self, command: Pop, timeout_ms: int | None) -> Answer:
-        op_id = command.op_id or ""
-        answered = self._pops.send(command, timeout_ms)
+        self._works.add(work)
         try:
-            return answered.result()
-        except BaseException:
-            # Nobody will work on what this pop leases: not after a time-out, nor an interrupt.
-            self._pops.take_back(command.topic, command.queue_id, op_id)
-            raise
+            work.run(workers)
         finally:
-            self._pops.ended(op_id)
-
-    def _collect(self, answers: Sequence[Answer], *, renew: bool) -> PopResult:
-        """Answers to one call of `pop` as its result."""
-        # Queues of a topic that nobody has declared are no matter as long as one is.
-        known = [answer for answer in answers if answer.reason is not Reason.TOPIC_NOT_EXIST] or answers
-        with_messages = [_require(answer, POP_RESULTS) for answer in known if answer.messages]
-        told = with_messages[0] if with_messages else _require(known[-1], POP_RESULTS)
-        leased: list[list[Message]] = []
-        try:
-            leased += (self._pops.lease(answer, is_renewed=renew and self._renews) for answer in with_messages)
-            filled = [self._pops.fill(messages) for messages in leased]
-        except BaseException:
-            # Nobody will work on any of it: not after an interrupt, nor a failed fetch.
-            for answer in with_messages:
-                self._pops.take_back(answer.topic, answer.queue_id, answer.op_id)
-            self._held.release(message for messages in leased for message in messages)
-            raise
-        self._held.own((message for part in filled for message in part.messages), threading.current_thread())
-        return PopResult(
-            op_id=told.op_id,
-            reason=told.reason,
-            code=told.code,
-            messages=[message for part in filled for message in part.messages],
-            gone_count=sum(part.gone_count for part in filled),
-            late_count=sum(part.late_count for part in filled),
-        )
+            self._works.discard(work)
 
     def _require_open(self) -> None:
         if self._is_closed:
@@ -638,17 +584,14 @@ def _first(outcomes: OutcomesFuture) -> Future[Outcome]:
     return first
 
 
+def _log_given_back(client_id: str, given_back: OutcomesFuture) -> None:
+    if given_back.exception() is None:
+        released_count = sum(outcome.applied for outcome in given_back.result())
+        LOG.info("%s gave back %d of %d held messages", client_id, released_count, len(given_back.result()))
+
+
 def _hashes(tags: Sequence[str] | None) -> list[int] | None:
     return None if tags is None else [tag_hash(tag) for tag in tags]
-
-
-def _require(answer: Answer, expected: Collection[Reason]) -> Answer:
-    if answer.reason in expected:
-        return answer
-    if answer.reason is Reason.TOPIC_NOT_EXIST:
-        message = f"the job does not know {answer.topic}/{answer.queue_id}: nobody has declared this queue yet"
-        raise NotDeclared(message, subject=f"{answer.topic}/{answer.queue_id}")
-    raise Refused(answer)
 
 
 def _left_s(deadline_s: float) -> float:

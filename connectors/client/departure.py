@@ -6,45 +6,69 @@ A process that is killed cannot; for it there is `return_client`, sent by whoeve
 from __future__ import annotations
 
 import atexit
+import os
 import signal
 import threading
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["at_exit", "exit_on_sigterm"]
+__all__ = ["Leaving", "at_exit", "exit_on_sigterm"]
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """What a shell reports of a process that SIGTERM ended."""
 
 
-def at_exit(close: Callable[[], None]) -> Callable[[], None]:
-    """Call a bound method when the interpreter exits, if its object still lives; gives what takes that back."""
-    reference = weakref.WeakMethod(close)
+class Leaving(Protocol):
+    """Who has something to do when the process ends."""
+
+    def stop(self) -> None:
+        """Begin nothing more; must be short, and is called within a signal handler."""
+
+    def close(self) -> None:
+        """Finish."""
+
+
+_open: weakref.WeakSet[Leaving] = weakref.WeakSet()
+
+
+def at_exit(leaving: Leaving) -> Callable[[], None]:
+    """Close it when this process exits, if it still lives then; gives what takes that back."""
+    reference = weakref.ref(leaving)
+    process_id = os.getpid()
 
     def run() -> None:
         found = reference()
-        if found is not None:
-            found()
+        # In a child that was forked off its threads and connections are not there.
+        if found is not None and os.getpid() == process_id:
+            found.close()
 
+    def forget() -> None:
+        _open.discard(leaving)
+        atexit.unregister(run)
+
+    _open.add(leaving)
     atexit.register(run)
-    return lambda: atexit.unregister(run)
+    return forget
 
 
 def exit_on_sigterm() -> bool:
     """Make SIGTERM end the process as `sys.exit` does, so that `with` blocks and exit handlers run.
 
-    Only where SIGTERM would end the process at once, and only from the main thread; else nothing is changed, and False
-    comes back. A second signal is ignored, so that the first can be obeyed in peace.
+    Whoever waits for messages in another thread is woken, so that the thread can end. Only where SIGTERM would end the
+    process at once, and only from the main thread; else nothing is changed, and False comes back. A second signal does
+    what it did before.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return False
 
     def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for leaving in list(_open):
+            leaving.stop()
         raise SystemExit(EXIT_STATUS)
 
     signal.signal(signal.SIGTERM, leave)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from broker_state.answer import Answer, Run
     from connectors.client.message import Receipt
 
-__all__ = ["DELIVERY_OVER", "Change", "Gathering", "Plan", "PlannedEntry", "Wish", "outcomes", "plan"]
+__all__ = ["DELIVERY_OVER", "RETURNED", "Change", "Gathering", "Plan", "PlannedEntry", "Wish", "outcomes", "plan"]
 
 Label = TypeVar("Label", bound="Hashable")
 
@@ -57,6 +57,10 @@ class Change(msgspec.Struct, frozen=True, gc=False):
 
     invisible_time_ms: int
     suspend: bool = False
+
+
+RETURNED = Change(0, suspend=True)
+"""Back at once, as if it had not come: for what was not handed out, or is behind a message that comes again."""
 
 
 class Gathering:
@@ -110,6 +114,8 @@ class Wish(msgspec.Struct, Generic[Label], frozen=True, gc=False):
     """What is asked for one message, and where its outcome belongs."""
 
     receipt: Receipt
+    handle: str
+    """Text of the receipt's handle when this was asked: an answer to another request may replace it meanwhile."""
     label: Label
     gathering: Gathering
     index: int
@@ -143,7 +149,7 @@ def plan(wishes: Sequence[Wish[Label]]) -> list[Plan[Label]]:
     offsets: set[int] = set()
     handles: set[str] = set()
     for wish in wishes:
-        offset, handle = wish.receipt.queue_offset, wish.receipt.handle.text
+        offset, handle = wish.receipt.queue_offset, wish.handle
         is_full = len(current) == MESSAGES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
         if offset in offsets or is_full:
             plans.append(_plan_one(current))
@@ -159,10 +165,8 @@ def plan(wishes: Sequence[Wish[Label]]) -> list[Plan[Label]]:
 def _plan_one(wishes: list[Wish[Label]]) -> Plan[Label]:
     handles: dict[str, int] = {}
     for wish in wishes:
-        handles.setdefault(wish.receipt.handle.text, len(handles))
-    ranges = ranges_by_label(
-        (wish.receipt.queue_offset, (handles[wish.receipt.handle.text], wish.label)) for wish in wishes
-    )
+        handles.setdefault(wish.handle, len(handles))
+    ranges = ranges_by_label((wish.receipt.queue_offset, (handles[wish.handle], wish.label)) for wish in wishes)
     entries = [PlannedEntry(handle, label, found) for (handle, label), found in ranges.items()]
     return Plan(list(handles), entries, wishes)
 
@@ -185,7 +189,7 @@ def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
         for offset in range(run.first, run.last + 1):
             found[handle, label, offset] = outcome
     try:
-        return [found[wish.receipt.handle.text, wish.label, wish.receipt.queue_offset] for wish in sent.wishes]
+        return [found[wish.handle, wish.label, wish.receipt.queue_offset] for wish in sent.wishes]
     except KeyError as error:
         where = f"offset {error.args[0][2]} of {answer.topic}/{answer.queue_id}"
         message = f"the answer to {answer.op_id} says nothing about {where}"

@@ -25,7 +25,7 @@ from broker_state.reason import Reason, code_of
 from connectors.client.coalescer import Coalescer
 from connectors.client.entries import DELIVERY_OVER, Change, Gathering, Wish, outcomes, plan
 from connectors.client.errors import AnswerTimeout, ClientClosed
-from connectors.client.message import Message, Outcome, queue_of
+from connectors.client.message import Message, MessageState, Outcome, queue_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
@@ -111,37 +111,34 @@ class EntrySender:
             closed = ClientClosed(message, subject=self._client_id)
             _fail(wishes, closed)
             raise closed from error
-        self._let_go(wishes)
+        self._let_go(wishes, MessageState.FINISHED)
         return future
 
-    def change(self, changes: Iterable[tuple[Receipt, Change]]) -> OutcomesFuture:
+    def change(
+        self, changes: Iterable[tuple[Receipt, Change]], *, keeps: bool = True, timeout_ms: int | None = None
+    ) -> OutcomesFuture:
         """Change invisible times now, one record a queue; the receipts get the new handles before the future is done.
 
-        The messages stay in hand, but for those that become visible at once. Those whose lease is over by the broker's
-        clock are left out: their outcome is EXPIRED_LOCALLY.
+        Messages whose lease is over by the broker's clock are left out: their outcome is EXPIRED_LOCALLY.
+
+        Args:
+            changes: Each message, and what to change.
+            keeps: They stay in hand, but for those that become visible at once. Otherwise they are for somebody else,
+                however soon they come again.
+            timeout_ms: How long to wait for the answers; by default as the settings say.
         """
         wishes, future = self._wishes(changes)
-        self._let_go([wish for wish in wishes if not wish.label.invisible_time_ms])
+        self._let_go([wish for wish in wishes if not (keeps and wish.label.invisible_time_ms)], MessageState.RETURNED)
         good = self._without_expired(wishes)
-        now_s = time.monotonic()
-        for wish in good:
-            # A bare receipt is of a message that somebody else works on.
-            if wish.label.invisible_time_ms and isinstance(wish.receipt, Message) and not self._held.find(wish.receipt):
-                self._held.hold([wish.receipt], now_s + wish.label.invisible_time_ms / 1000, now_s)
-        self._send_now(_CHANGE, good, None)
-        return future
-
-    def give_back(self, changes: Iterable[tuple[Receipt, Change]], *, timeout_ms: int | None = None) -> OutcomesFuture:
-        """As `change`, for messages that are for somebody else: they leave the hand, however soon they come again."""
-        wishes, future = self._wishes(changes)
-        self._let_go(wishes)
-        self._send_now(_CHANGE, self._without_expired(wishes), timeout_ms)
+        if keeps:
+            self._keep(good)
+        self._send_now(_CHANGE, good, timeout_ms)
         return future
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
         """Reject now."""
         wishes, future = self._wishes((receipt, cause) for receipt in receipts)
-        self._let_go(wishes)
+        self._let_go(wishes, MessageState.FINISHED)
         self._send_now(_REJECT, wishes, None)
         return future
 
@@ -173,19 +170,28 @@ class EntrySender:
         with self._lock:
             self._unanswered.add(gathering.future)
         gathering.future.add_done_callback(self._forget)
-        return [
-            Wish(receipt, label, gathering, index) for index, (receipt, label) in enumerate(listed)
-        ], gathering.future
+        wishes = [
+            Wish(receipt, receipt.handle.text, label, gathering, index) for index, (receipt, label) in enumerate(listed)
+        ]
+        return wishes, gathering.future
 
     def _forget(self, future: OutcomesFuture) -> None:
         with self._lock:
             self._unanswered.discard(future)
 
-    def _let_go(self, wishes: list[Wish[Any]]) -> None:
+    def _let_go(self, wishes: list[Wish[Any]], state: MessageState) -> None:
         for wish in wishes:
-            if isinstance(wish.receipt, Message):
-                wish.receipt.is_settled = True
+            if isinstance(wish.receipt, Message) and not wish.receipt.is_settled:
+                wish.receipt.state = state
         self._held.release(wish.receipt for wish in wishes)
+
+    def _keep(self, wishes: list[Wish[Change]]) -> None:
+        """Take in hand what is to stay there and is not: its lease had ended unnoticed, or another consumer had it."""
+        now_s = time.monotonic()
+        for wish in wishes:
+            # A bare receipt is of a message that somebody else works on.
+            if isinstance(wish.receipt, Message) and wish.label.invisible_time_ms and not self._held.find(wish.receipt):
+                self._held.hold([wish.receipt], now_s + wish.label.invisible_time_ms / 1000, now_s)
 
     def _without_expired(self, wishes: list[Wish[Change]]) -> list[Wish[Change]]:
         """Answer for the wishes whose lease is over, and give the others (seed 000: filter expired handles)."""
@@ -236,6 +242,7 @@ class EntrySender:
                 # Nothing of the record was decided. After a time-out it may have been: that never comes here.
                 LOG.warning("the job takes changes of one message only: %s", answer.detail)
                 self._batches_changes = False
+                # It is asked anew for as long as the settings say.
                 self._send(kind, queue_of(planned.wishes[0].receipt), planned.wishes)
                 return
             found = outcomes(planned, answer)
@@ -248,18 +255,25 @@ class EntrySender:
             _settle_all(planned.wishes, found)
 
     def _changed(self, wish: Wish[Change], outcome: Outcome) -> None:
-        receipt, next_visible_time_ms = wish.receipt, outcome.next_visible_time_ms
+        receipt = wish.receipt
         if outcome.handle is not None:
             receipt.handle = outcome.handle
-        if outcome.applied and next_visible_time_ms is not None:
-            if isinstance(receipt, Message):
-                receipt.pop_time_ms = outcome.pop_time_ms or receipt.pop_time_ms
-                receipt.next_visible_time_ms = next_visible_time_ms
-            holding = self._held.find(receipt)
-            if holding is not None:
-                holding.until_s = self._transport.broker_clock.local_s(next_visible_time_ms)
+        if outcome.applied and outcome.next_visible_time_ms is not None:
+            self._ends_at(receipt, outcome.next_visible_time_ms)
+            if isinstance(receipt, Message) and outcome.pop_time_ms is not None:
+                receipt.pop_time_ms = outcome.pop_time_ms
+        elif outcome.reason is Reason.SUPERSEDED and outcome.handle is not None:
+            # Somebody else has changed it; the handle says how.
+            current = decode_handle(outcome.handle.text)
+            if current is not None:
+                self._ends_at(receipt, current.next_visible_time_ms)
         elif outcome.reason in DELIVERY_OVER:
             self._held.release([receipt])
+
+    def _ends_at(self, receipt: Receipt, next_visible_time_ms: int) -> None:
+        if isinstance(receipt, Message):
+            receipt.next_visible_time_ms = next_visible_time_ms
+        self._held.extend(receipt, self._transport.broker_clock.local_s(next_visible_time_ms))
 
 
 def _is_expired(receipt: Receipt, now_ms: int) -> bool:

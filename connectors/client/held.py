@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from broker_state.handle import decode_handle
 from connectors.client.message import Message, queue_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Held:
         self._queues: defaultdict[QueueKey, dict[int, Holding]] = defaultdict(dict)
         self._count = 0
         self._payload_bytes = 0
-        self._listeners: list[Callable[[], None]] = []
+        self._on_release: list[Callable[[], None]] = []
+        self._on_hold: list[Callable[[float], None]] = []
 
     def __len__(self) -> int:
         """Count the messages in hand, and those whose lease has ended unnoticed."""
@@ -70,7 +72,11 @@ class Held:
 
     def on_release(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever messages have left; it must be short."""
-        self._listeners.append(listener)
+        self._on_release.append(listener)
+
+    def on_hold(self, listener: Callable[[float], None]) -> None:
+        """Call `listener` with the end of each lease that is new, or has a new end; it must be short."""
+        self._on_hold.append(listener)
 
     def hold(
         self,
@@ -90,22 +96,36 @@ class Held:
                 else:
                     self._payload_bytes -= before.payload_bytes
                 queue[receipt.queue_offset] = Holding(receipt, now_s, until_s, is_renewed)
+        self._tell_end(until_s)
 
     def find(self, receipt: Receipt) -> Holding | None:
-        """The holding of a message; a bare receipt stands for whatever delivery is held."""
+        """The holding of a message, or of the delivery that a bare receipt is of."""
         queue = self._queues.get(queue_of(receipt))
         holding = None if queue is None else queue.get(receipt.queue_offset)
-        if holding is None or (isinstance(receipt, Message) and holding.receipt is not receipt):
-            return None
-        return holding
+        if holding is None or holding.receipt is receipt:
+            return holding
+        is_same = not isinstance(receipt, Message) and _epoch(receipt) == _epoch(holding.receipt)
+        return holding if is_same else None
+
+    def is_live(self, message: Message, now_s: float) -> bool:
+        """Whether a message is in hand and its lease not over."""
+        holding = self.find(message)
+        return holding is not None and holding.until_s > now_s
+
+    def extend(self, receipt: Receipt, until_s: float) -> None:
+        """The lease of a message ends later or sooner than was known; one that was let go meanwhile stays so."""
+        holding = self.find(receipt)
+        if holding is not None:
+            holding.until_s = until_s
+            self._tell_end(until_s)
 
     def filled(self, message: Message, payload_bytes: int) -> None:
-        """Note that the record of a message in hand is here."""
+        """Note that the record of a message in hand is here; 0: no longer."""
         with self._lock:
             holding = self.find(message)
             if holding is not None:
+                self._payload_bytes += payload_bytes - holding.payload_bytes
                 holding.payload_bytes = payload_bytes
-                self._payload_bytes += payload_bytes
 
     def own(self, messages: Iterable[Message], owner: threading.Thread) -> None:
         """Note who works on messages in hand from now on."""
@@ -154,5 +174,15 @@ class Held:
 
     def _tell(self, count: int) -> None:
         if count:
-            for listener in self._listeners:
+            for listener in self._on_release:
                 listener()
+
+    def _tell_end(self, until_s: float) -> None:
+        for listener in self._on_hold:
+            listener(until_s)
+
+
+def _epoch(receipt: Receipt) -> int | None:
+    """What all handles of one delivery share."""
+    handle = decode_handle(receipt.handle.text)
+    return None if handle is None else handle.epoch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
@@ -15,7 +16,18 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-__all__ = ["Message", "Outcome", "PopResult", "QueueKey", "Receipt", "ReceiptHandle", "Record", "SendResult", "Settler"]
+__all__ = [
+    "Message",
+    "MessageState",
+    "Outcome",
+    "PopResult",
+    "QueueKey",
+    "Receipt",
+    "ReceiptHandle",
+    "Record",
+    "SendResult",
+    "Settler",
+]
 
 QueueKey = tuple[str, int]
 """(topic, queue_id): the queue_id is the Kafka partition."""
@@ -46,6 +58,16 @@ class Receipt(msgspec.Struct, kw_only=True, eq=False):
     queue_id: int
     queue_offset: int
     handle: ReceiptHandle
+
+
+class MessageState(enum.Enum):
+    """What became of a message in the hands of its consumer."""
+
+    OPEN = "open"
+    FINISHED = "finished"
+    """It was asked to ack or reject it."""
+    RETURNED = "returned"
+    """It was asked to give it back, or the lease ended: it comes again."""
 
 
 class Settler(Protocol):
@@ -84,7 +106,7 @@ class Message(Receipt, kw_only=True, eq=False):
             began.
         next_visible_time_ms: When the lease ends unless something is done, by the broker's clock.
         settler: The consumer that handed it out.
-        is_settled: It was asked to finish the message, or to give it back.
+        state: What became of it here.
     """
 
     attempt: int
@@ -95,7 +117,12 @@ class Message(Receipt, kw_only=True, eq=False):
     pop_time_ms: int
     next_visible_time_ms: int
     settler: Settler | None = None
-    is_settled: bool = False
+    state: MessageState = MessageState.OPEN
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether it was finished or given back."""
+        return self.state is not MessageState.OPEN
 
     @property
     def tag(self) -> str:

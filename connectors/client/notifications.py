@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
 
 from broker_state.kernel.turn import Notification
 
@@ -58,7 +57,7 @@ class _Notifications:
         while not self._is_closing.is_set():
             try:
                 self._listen()
-            except KafkaError as error:
+            except Exception as error:  # noqa: BLE001 - they are a help; pops find what there is without them
                 LOG.warning("notifications cannot be read now: %r", error)
                 self._is_closing.wait(TROUBLE_PAUSE_S)
 

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from connectors.client.held import Held
     from connectors.client.message import QueueKey, Settler
     from connectors.client.payloads import Payload, Payloads
-    from connectors.client.renewal import Keeper
     from connectors.client.transport import Transport
 
     MessageFilter = Callable[[Message], "FilterVerdict"]
@@ -71,6 +70,7 @@ class Filled(msgspec.Struct, frozen=True):
     left: list[Message]
     gone_count: int
     late_count: int
+    longest_bytes: int = 0
 
 
 class Pops:
@@ -81,7 +81,6 @@ class Pops:
         payloads: Brings the records.
         held: Takes what is leased.
         entries: Speaks about what is not handed out.
-        keeper: Looks after what is leased.
         settler: Goes into the messages.
         fetch_timeout_ms: How long the records of a pop may take to come.
         message_filter: Is asked about each message before it is handed out.
@@ -94,7 +93,6 @@ class Pops:
         payloads: Payloads,
         held: Held,
         entries: EntrySender,
-        keeper: Keeper,
         *,
         settler: Settler,
         fetch_timeout_ms: int,
@@ -105,7 +103,6 @@ class Pops:
         self._payloads = payloads
         self._held = held
         self._entries = entries
-        self._keeper = keeper
         self._settler = settler
         self.fetch_timeout_ms = fetch_timeout_ms
         self._filter = message_filter
@@ -128,11 +125,10 @@ class Pops:
                 message = "the consumer is closed"
                 raise ClientClosed(message, subject=op_id)
             if self._returns_first is not None and queue not in self._returned:
-                self._returned.add(queue)
                 group, client_id = self._returns_first
-                self._transport.post(
-                    ReturnClient(v=1, topic=queue[0], queue_id=queue[1], group=group, client_id=client_id)
-                )
+                given_back = ReturnClient(v=1, topic=queue[0], queue_id=queue[1], group=group, client_id=client_id)
+                self._transport.submit(given_back).add_done_callback(_log_return)
+                self._returned.add(queue)
             answered = self._transport.submit(msgspec.structs.replace(command, op_id=op_id), timeout_ms=timeout_ms)
             self._under_way[op_id] = queue
         return answered
@@ -154,13 +150,19 @@ class Pops:
         except Exception:
             LOG.warning("pop %s on %s/%d could not be taken back", op_id, topic, queue_id, exc_info=True)
 
-    def cancel_all(self, timeout_s: float) -> None:
-        """Cancel what is under way, wait until all of it has ended, and send nothing more."""
+    def cancel(self, op_ids: Iterable[str]) -> None:
+        """Cancel pops that are under way; their answers come all the same."""
+        with self._changed:
+            under_way = [(op_id, self._under_way[op_id]) for op_id in op_ids if op_id in self._under_way]
+        for op_id, (topic, queue_id) in under_way:
+            self._transport.submit(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
+
+    def close(self, timeout_s: float) -> None:
+        """Send nothing more, cancel what is under way, and wait until all of it has ended."""
         with self._changed:
             self._is_closing = True
-            under_way = dict(self._under_way)
-        for op_id, (topic, queue_id) in under_way.items():
-            self._transport.submit(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
+            op_ids = list(self._under_way)
+        self.cancel(op_ids)
         with self._changed:
             self._changed.wait_for(lambda: not self._under_way, timeout_s)
 
@@ -188,7 +190,6 @@ class Pops:
         now_s = time.monotonic()
         until_s = self._transport.broker_clock.local_s(next_visible_time_ms)
         self._held.hold(messages, until_s, now_s, is_renewed=is_renewed)
-        self._keeper.watch(until_s, now_s)
         return messages
 
     def fill(self, messages: Sequence[Message], bytes_max: int | None = None) -> Filled:
@@ -215,6 +216,9 @@ class Pops:
         filled = Filled([], [], 0, 0)
         damaged: list[Message] = []
         for half in (messages[: len(messages) // 2], messages[len(messages) // 2 :]):
+            if filled.left:
+                filled.left.extend(half)
+                continue
             try:
                 part = self.fill(half, bytes_max)
             except Corrupt as found:
@@ -226,13 +230,14 @@ class Pops:
                     filled.left + part.left,
                     filled.gone_count + part.gone_count,
                     filled.late_count + part.late_count,
+                    max(filled.longest_bytes, part.longest_bytes),
                 )
         if len(damaged) == len(messages):
             raise error
         if damaged:
             LOG.warning("%d leased messages cannot be read: %s", len(damaged), error)
-            self._entries.give_back((message, UNREADABLE) for message in damaged)
-        return Filled(filled.messages, filled.left, filled.gone_count, filled.late_count + len(damaged))
+            self._entries.change(((message, UNREADABLE) for message in damaged), keeps=False)
+        return msgspec.structs.replace(filled, late_count=filled.late_count + len(damaged))
 
     def _fill(self, messages: Sequence[Message], bytes_max: int | None) -> Filled:
         topic, queue_id = messages[0].topic, messages[0].queue_id
@@ -252,9 +257,10 @@ class Pops:
             self._entries.ack(gone, "GONE")
         if late:
             LOG.warning("%d leased messages of %s/%d cannot be read yet", len(late), topic, queue_id)
-            self._entries.give_back((message, LATE) for message in late)
+            self._entries.change(((message, LATE) for message in late), keeps=False)
         found = [by_offset[queue_offset] for queue_offset in sorted(fetched.payloads)]
-        return Filled(self._filtered(found), _at(by_offset, fetched.left), len(gone), len(late))
+        longest_bytes = max((payload.size_bytes for payload in fetched.payloads.values()), default=0)
+        return Filled(self._filtered(found), _at(by_offset, fetched.left), len(gone), len(late), longest_bytes)
 
     def _take_payload(self, message: Message, payload: Payload) -> None:
         message.key, message.value = payload.key, payload.value
@@ -276,7 +282,7 @@ class Pops:
                 verdict = FilterVerdict.CONSUME
             found[verdict].append(message)
         if found[FilterVerdict.TO_RETURN]:
-            self._entries.give_back((message, FILTERED) for message in found[FilterVerdict.TO_RETURN])
+            self._entries.change(((message, FILTERED) for message in found[FilterVerdict.TO_RETURN]), keeps=False)
         if found[FilterVerdict.TO_DEAD_LETTER]:
             self._entries.reject(found[FilterVerdict.TO_DEAD_LETTER], "filtered")
         return found[FilterVerdict.CONSUME]
@@ -284,3 +290,11 @@ class Pops:
 
 def _at(by_offset: dict[int, Message], ranges: Iterable[tuple[int, int]]) -> list[Message]:
     return [by_offset[offset] for first, last in ranges for offset in range(first, last + 1)]
+
+
+def _log_return(answered: Future[Answer]) -> None:
+    error = answered.exception()
+    if error is not None:
+        LOG.warning("what an earlier process held could not be given back: %s", error)
+    elif answered.result().released:
+        LOG.info("an earlier process held %s; it is given back", answered.result().released)

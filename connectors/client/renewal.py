@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from connectors.client.entries import DELIVERY_OVER, Change
 from connectors.client.errors import AnswerTimeout
+from connectors.client.message import Message, MessageState, queue_of
 from connectors.errors import Invalid
 
 if TYPE_CHECKING:
@@ -19,13 +22,14 @@ if TYPE_CHECKING:
     from connectors.client.entries import OutcomesFuture
     from connectors.client.entry_sender import EntrySender
     from connectors.client.held import Held, Holding
-    from connectors.client.message import Outcome
+    from connectors.client.message import Outcome, QueueKey
 
 __all__ = ["Keeper", "RenewalPolicy"]
 
 LOG = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
+WAIT_S_MIN = 0.01
 
 
 class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +89,10 @@ class Keeper:
         self._next_look_s = float("inf")
         self._is_closed = False
 
-    def watch(self, until_s: float, now_s: float) -> None:
-        """Messages were taken in hand until `until_s`: look at them in time."""
-        look_s = now_s + min(self._policy.check_ms / 1000, (until_s - now_s) / 2)
+    def watch(self, until_s: float) -> None:
+        """A lease ends at `until_s`: look at it in time."""
+        now_s = time.monotonic()
+        look_s = now_s + self._wait_s(until_s - now_s)
         with self._changed:
             if self._is_closed:
                 return
@@ -98,14 +103,14 @@ class Keeper:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
-    def close(self) -> None:
-        """End; renewals under way go on."""
+    def close(self, timeout_s: float) -> None:
+        """End, within the time; renewals under way go on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
             thread = self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join()
+            thread.join(timeout_s)
 
     def look(self, now_s: float) -> float:
         """Renew what is due, give back what dead threads held, forget what is over; tells when to look again."""
@@ -113,25 +118,29 @@ class Keeper:
         due: list[Holding] = []
         over: list[Holding] = []
         orphans: list[Holding] = []
-        check_s = self._policy.check_ms / 1000
-        next_look_s = now_s + check_s if holdings else float("inf")
+        left_s_min = float("inf")
         for holding in holdings:
-            if holding.until_s <= now_s:
+            left_s = holding.until_s - now_s
+            if holding.is_renewing:
+                continue  # it was asked in time: the answer says whether it is over
+            if left_s <= 0:
                 over.append(holding)
             elif holding.owner is not None and not holding.owner.is_alive():
                 orphans.append(holding)
-            elif holding.is_renewed and not holding.is_renewing:
-                left_s = holding.until_s - now_s
-                if left_s * 1000 > self._policy.ahead_ms:
-                    continue
-                if (now_s - holding.since_s) * 1000 >= self._policy.total_ms:
-                    self._give_up(holding, f"it is renewed for no longer than {self._policy.total_ms} ms")
-                else:
-                    due.append(holding)
+            elif not holding.is_renewed or left_s * 1000 > self._policy.ahead_ms:
+                left_s_min = min(left_s_min, left_s)
+            elif (now_s - holding.since_s) * 1000 >= self._policy.total_ms:
+                self._give_up(holding, f"it is renewed for no longer than {self._policy.total_ms} ms")
+            else:
+                due.append(holding)
         self._forget(over)
         self._return(orphans)
         self._renew(due)
-        return next_look_s
+        return now_s + self._wait_s(left_s_min) if holdings else float("inf")
+
+    def _wait_s(self, left_s: float) -> float:
+        """How long to wait before a look at a lease that lasts for so long."""
+        return max(WAIT_S_MIN, min(self._policy.check_ms / 1000, left_s / 2))
 
     def _run(self) -> None:
         while True:
@@ -152,21 +161,27 @@ class Keeper:
     def _forget(self, over: list[Holding]) -> None:
         if over:
             LOG.info("%s: %d leases ended before anybody said what became of the messages", self._name, len(over))
+            for holding in over:
+                if isinstance(holding.receipt, Message) and not holding.receipt.is_settled:
+                    holding.receipt.state = MessageState.RETURNED
             self._held.release([holding.receipt for holding in over])
 
     def _return(self, orphans: list[Holding]) -> None:
         if orphans:
             LOG.warning("%s: %d messages of threads that have ended go back", self._name, len(orphans))
-            self._entries.give_back([(holding.receipt, Change(0)) for holding in orphans])
+            self._entries.change(((holding.receipt, Change(0)) for holding in orphans), keeps=False)
 
     def _renew(self, due: list[Holding]) -> None:
-        if not due:
-            return
-        asked = [Change(self._policy.invisible_time_ms(holding.renew_count)) for holding in due]
+        by_queue: defaultdict[QueueKey, list[Holding]] = defaultdict(list)
         for holding in due:
             holding.is_renewing = True
-        future = self._entries.change(zip((holding.receipt for holding in due), asked, strict=True))
-        future.add_done_callback(lambda done: self._on_renewed(due, done))
+            by_queue[queue_of(holding.receipt)].append(holding)
+        # A call for each: a queue that does not answer holds up no other.
+        for holdings in by_queue.values():
+            future = self._entries.change(
+                (holding.receipt, Change(self._policy.invisible_time_ms(holding.renew_count))) for holding in holdings
+            )
+            future.add_done_callback(partial(self._on_renewed, holdings))
 
     def _on_renewed(self, due: list[Holding], future: OutcomesFuture) -> None:
         error = future.exception()

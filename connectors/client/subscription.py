@@ -1,7 +1,7 @@
 """Pops the queues of some topics ahead of their use, within bounds, and hands the messages out.
 
 ```
-Visits ─> pops under way ─> leased sets, held, without records ─> take: records, within the byte bound ─> caller
+Visits ─> pops under way ─> popped sets, held, without records ─> take: records, within the byte bound ─> caller
    ^  room: prefetch - under way - held                                                                   │
    └───────────────────────────── a message was finished or given back ──────────────────────────────────┘
 ```
@@ -19,9 +19,10 @@ import msgspec
 
 from broker_state.command import Pop
 from broker_state.reason import Reason
-from connectors.client.entries import Change
+from connectors.client.entries import RETURNED, Change
 from connectors.client.errors import ClientClosed, Refused
-from connectors.client.pops import LATE, POP_RESULTS, UNREADABLE
+from connectors.client.popped_set import PoppedSet
+from connectors.client.pops import LATE, POP_RESULTS, UNREADABLE, Filled
 from connectors.client.transport import new_op_id
 from connectors.client.visits import Visits
 from connectors.errors import Corrupt, Invalid, PopstreamError, Unavailable
@@ -50,7 +51,6 @@ UNKNOWN_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 2.0
 PART_COUNT_MAX = 200
 POP_MESSAGES_MAX = 10_000
-RETURNED = Change(0, suspend=True)
 ROOM_PART = 8
 ROOM_A_QUEUE = 4
 
@@ -86,14 +86,6 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         if wrong:
             message = "a subscription cannot work so"
             raise Invalid(message, subject="subscription", details=wrong)
-
-
-class _Leased:
-    """What one pop brought, on its way to the caller."""
-
-    def __init__(self, messages: list[Message]) -> None:
-        self.waiting = deque(messages)
-        self.handed_out: list[Message] = []
 
 
 class Subscription:
@@ -146,11 +138,14 @@ class Subscription:
         self._look_at_s = dict.fromkeys(topics, 0.0)
         self._asked: dict[str, Visit] = {}
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
-        self._sets: deque[_Leased] = deque()
+        self._sets: deque[PoppedSet] = deque()
         self._ready: deque[Message] = deque()
         self._reserved_bytes = 0
+        self._longest_bytes = 0
         self._failure: BaseException | None = None
         self._is_stopped = False
+        self._is_cancelled = False
+        self._is_abandoned = False
         held.on_release(self._wake)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -178,17 +173,20 @@ class Subscription:
 
         Raises:
             Refused: The job does not let this group pop.
-            Invalid: A topic does not exist.
+            Invalid: A topic does not exist, or `count` is not positive.
         """
+        if count < 1:
+            message = f"at least one message must be taken, not {count}"
+            raise Invalid(message, subject=self._client_id)
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         while True:
             with self._changed:
                 claimed = self._wait_for_some(count, deadline_s)
             if claimed is None:
                 return []
-            messages, leased = claimed
-            if leased is not None:
-                messages = self._fill(messages, leased)
+            messages, popped = claimed
+            if popped is not None:
+                messages = self._fill(messages, popped)
             if messages:
                 self._held.own(messages, threading.current_thread())
                 return messages
@@ -202,26 +200,26 @@ class Subscription:
             others: How those after it do; by default as if they had not come.
         """
         changes = [(message, first if place == 0 else others) for place, message in enumerate(messages)]
-        if self._options.order:
-            handed_out = set(map(id, messages))
-            with self._changed:
-                for leased in self._sets:
-                    if any(id(message) in handed_out for message in leased.handed_out):
-                        changes += [(message, RETURNED) for message in leased.waiting]
-                        leased.waiting.clear()
-        self._entries.give_back(changes)
+        with self._changed:
+            for popped in self._sets:
+                if any(popped.holds(message) for message in messages):
+                    changes += [(message, RETURNED) for message in popped.rest()]
+        self._entries.change(changes, keeps=False)
 
     def stop(self) -> None:
-        """Hand out nothing more and begin no pop; what is held stays held."""
+        """Hand out nothing more; what was not handed out goes back, and no pop waits any longer."""
         with self._changed:
             self._is_stopped = True
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Stop, and end the thread once the pops under way have ended."""
+    def close(self, timeout_s: float) -> None:
+        """Stop, and let the thread end, within the time: what is left is the owner's."""
         self.stop()
         if self._thread is not threading.current_thread():
-            self._thread.join()
+            self._thread.join(timeout_s)
+        with self._changed:
+            self._is_abandoned = True
+            self._changed.notify_all()
 
     def _wake(self) -> None:
         with self._changed:
@@ -229,89 +227,106 @@ class Subscription:
 
     # The caller's side.
 
-    def _wait_for_some(self, count: int, deadline_s: float | None) -> tuple[list[Message], _Leased | None] | None:
+    def _wait_for_some(self, count: int, deadline_s: float | None) -> tuple[list[Message], PoppedSet | None] | None:
         """Messages that are ready, or a part of a set whose records are to be brought; None: there is nothing."""
         while True:
             if self._failure is not None:
                 raise self._failure
             if self._is_stopped:
                 return None
+            now_s = time.monotonic()
+            while self._ready and not self._held.is_live(self._ready[0], now_s):
+                self._ready.popleft()  # its lease is over: it comes again by itself
             if self._ready:
                 return [self._ready.popleft() for _ in range(min(count, len(self._ready)))], None
-            part = self._part(count)
-            if part is not None:
-                return part
-            left_s = None if deadline_s is None else deadline_s - time.monotonic()
+            claimed = self._claim(count, now_s)
+            if claimed is not None:
+                return claimed
+            left_s = None if deadline_s is None else deadline_s - now_s
             if left_s is not None and left_s <= 0:
                 return None
             self._changed.wait(left_s)
 
-    def _part(self, count: int) -> tuple[list[Message], _Leased] | None:
-        """Messages of one set whose records may be brought now."""
-        bytes_in_use = self._held.payload_bytes + self._reserved_bytes
-        if bytes_in_use and bytes_in_use >= self._options.prefetch_bytes:
+    def _claim(self, count: int, now_s: float) -> tuple[list[Message], PoppedSet] | None:
+        """A part of one set whose records may be brought now."""
+        in_use = self._held.payload_bytes + self._reserved_bytes
+        if in_use and in_use + self._longest_bytes > self._options.prefetch_bytes:
             return None
-        now_s = time.monotonic()
-        for leased in list(self._sets):
-            if any(self._held.find(message) for message in leased.handed_out):
-                continue
-            part: list[Message] = []
-            while leased.waiting and len(part) < (count if self._options.order else PART_COUNT_MAX):
-                message = leased.waiting.popleft()
-                holding = self._held.find(message)
-                # What is over comes again by itself.
-                if holding is not None and holding.until_s > now_s:
-                    part.append(message)
-            if part:
-                leased.handed_out = part if self._options.order else []
-                return part, leased
-            self._sets.remove(leased)
+        for popped in self._sets:
+            if popped.is_ready:
+                part_count = count if self._options.order else PART_COUNT_MAX
+                part = popped.take_part(part_count, lambda message: self._held.is_live(message, now_s))
+                if part:
+                    return part, popped
+        self._sets = deque(popped for popped in self._sets if not popped.is_over)
         return None
 
-    def _fill(self, part: list[Message], leased: _Leased) -> list[Message]:
+    def _fill(self, part: list[Message], popped: PoppedSet) -> list[Message]:
         """Bring the records of a part. Of a concurrent group they become ready for anyone, and none is given here."""
-        messages: list[Message] = []
-        left: list[Message] = []
         with self._changed:
             # Half of what is free: others may want to bring records meanwhile.
-            reserved = max(1, (self._options.prefetch_bytes - self._held.payload_bytes - self._reserved_bytes) // 2)
+            free = self._options.prefetch_bytes - self._held.payload_bytes - self._reserved_bytes
+            reserved = max(1, free // 2, min(free, self._longest_bytes))
             self._reserved_bytes += reserved
+        filled = Filled([], [], 0, 0)
         try:
             filled = self._pops.fill(part, bytes_max=reserved)
-            messages, left = filled.messages, filled.left
         except PopstreamError as error:
             LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
             change = UNREADABLE if isinstance(error, Corrupt) else LATE
-            self.give_back_rest(part, change, change)
+            self._entries.change(((message, change) for message in part), keeps=False)
         except BaseException:
-            self.give_back_rest(part, RETURNED)
+            self._entries.change(((message, RETURNED) for message in part), keeps=False)
             raise
         finally:
-            with self._changed:
-                self._reserved_bytes -= reserved
-                leased.waiting.extendleft(reversed(left))
-                if not self._options.order:
-                    self._ready.extend(messages)
-                    messages = []
-                self._changed.notify_all()
+            messages, behind = self._filled(part, popped, filled, reserved)
+            self._return(behind)
         return messages
+
+    def _filled(
+        self, part: list[Message], popped: PoppedSet, filled: Filled, reserved: int
+    ) -> tuple[list[Message], list[Message]]:
+        """What the caller gets of a part, and what must go back."""
+        with self._changed:
+            self._reserved_bytes -= reserved
+            self._longest_bytes = max(self._longest_bytes, filled.longest_bytes)
+            behind = popped.filled(part, filled.left)
+            messages = [message for message in filled.messages if not any(message is other for other in behind)]
+            if self._is_stopped:
+                messages, behind = [], [*messages, *behind, *popped.rest()]
+            elif not self._options.order:
+                self._ready.extend(messages)
+                messages = []
+            self._changed.notify_all()
+        return messages, behind
+
+    def _return(self, messages: Sequence[Message]) -> None:
+        """Give back what was not handed out, as if it had not come."""
+        if messages:
+            self._entries.change(((message, RETURNED) for message in messages if not message.is_settled), keeps=False)
 
     # The thread's side.
 
     def _run(self) -> None:
-        self._look_for_queues()
-        while (due := self._wait_for_work()) is not None:
-            answers, visits = due
-            for op_id, answered in answers:
-                self._on_answer(op_id, answered)
-            for visit in visits:
-                self._visit(visit)
+        try:
             self._look_for_queues()
-        if self._stop_listening is not None:
-            self._stop_listening()
+            while (due := self._wait_for_work()) is not None:
+                answers, visits = due
+                for op_id, answered in answers:
+                    self._on_answer(op_id, answered)
+                self._return_broken()
+                for visit in visits:
+                    self._visit(visit)
+                self._look_for_queues()
+        except Exception as error:
+            LOG.exception("%s pops no more", self._client_id)
+            self._fail(error)
+        finally:
+            self._return_all()
+            if self._stop_listening is not None:
+                self._stop_listening()
 
     def _fail(self, error: Exception) -> None:
-        LOG.error("%s pops no more: %s", self._client_id, error)
         with self._changed:
             self._failure = self._failure or error
         self.stop()
@@ -321,13 +336,33 @@ class Subscription:
         with self._changed:
             visits = self._plan()
             if not self._answers and not visits:
-                if self._is_stopped and not self._asked:
+                if self._is_abandoned or (self._is_stopped and not self._asked):
                     return None
-                self._changed.wait(UNKNOWN_PAUSE_S)
+                if self._is_cancelled or not self._is_stopped:
+                    self._changed.wait(UNKNOWN_PAUSE_S)
                 visits = self._plan()
             answers = list(self._answers)
             self._answers.clear()
+            cancelled = list(self._asked) if self._is_stopped and not self._is_cancelled else []
+            self._is_cancelled = self._is_stopped
+        self._pops.cancel(cancelled)
         return answers, visits
+
+    def _return_broken(self) -> None:
+        """Orderly sets of which something comes again: the rest of them goes back, to come behind it."""
+        with self._changed:
+            behind = [message for popped in self._sets if popped.is_broken for message in popped.rest()]
+        self._return(behind)
+
+    def _return_all(self) -> None:
+        """What was not handed out, when nothing is handed out any more."""
+        with self._changed:
+            behind = [*self._ready, *(message for popped in self._sets for message in popped.rest())]
+            self._ready.clear()
+        try:
+            self._return(behind)
+        except PopstreamError as error:
+            LOG.warning("%d messages that were not handed out could not be given back: %s", len(behind), error)
 
     def _plan(self) -> list[Visit]:
         if self._is_stopped:
@@ -390,7 +425,7 @@ class Subscription:
         messages = self._pops.lease(answer, is_renewed=self._is_renewed)
         if messages:
             with self._changed:
-                self._sets.append(_Leased(messages))
+                self._sets.append(PoppedSet(messages, is_orderly=self._options.order))
                 self._changed.notify_all()
 
     def _ended(self, op_id: str, got_count: int, pause_s: float) -> Visit:

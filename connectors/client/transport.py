@@ -173,7 +173,10 @@ class Transport:
             if error is not None:
                 LOG.warning("%s on %s/%s was lost: %s", type(command).__name__, command.topic, command.queue_id, error)
 
-        self._link.send(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent)
+        try:
+            self._link.send(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent)
+        except Exception as error:  # noqa: BLE001 - nobody waits for it
+            on_sent(error)
 
     def close(self) -> None:
         """Stop; calls that wait raise `ClientClosed`. More calls do nothing."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from connectors.client.entries import Change
+from connectors.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,15 +56,29 @@ class Work:
         self._handle = handle
         self._set_size = set_size
         self._failed = Change(failure_delay_ms)
+        self._threads: list[threading.Thread] = []
         self._failures: list[BaseException] = []
         self._ended = threading.Event()
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until every thread has ended, within the time; not from one of them, which would wait for itself."""
+        if threading.current_thread() not in self._threads:
+            deadline_s = time.monotonic() + timeout_s
+            for thread in self._threads:
+                thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def run(self, workers: int) -> None:
         """Work in so many threads until the subscription stops, or a thread dies; its error is raised here.
 
         However it ends, every thread has finished the set it was at.
+
+        Raises:
+            Invalid: There is to be no worker, or no message in a set.
         """
-        threads = [
+        if workers < 1 or self._set_size < 1:
+            message = f"a handler needs at least one worker and one message, not {workers} and {self._set_size}"
+            raise Invalid(message, subject=self._name)
+        threads = self._threads = [
             threading.Thread(target=self._run_one, name=f"{self._name}-{number}", daemon=True)
             for number in range(workers)
         ]

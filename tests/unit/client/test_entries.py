@@ -14,7 +14,7 @@ from connectors.client.entries import HANDLES_MAX, Gathering, Plan, Wish, outcom
 
 def wish(offset: int, handle: str = "h", label: str = "l", index: int = 0) -> Wish[str]:
     receipt = Receipt(topic="t", queue_id=0, queue_offset=offset, handle=ReceiptHandle(handle))
-    return Wish(receipt, label, Gathering(1), index)
+    return Wish(receipt, receipt.handle.text, label, Gathering(1), index)
 
 
 def answer_with(runs: list[Run], reason: Reason = Reason.OK) -> Answer:

@@ -135,7 +135,7 @@ def test_a_small_prefetch_is_shared_by_the_queues_it_waits_at(job: MemoryJob) ->
         while messages := other.pop("orders", max_messages=100).messages:
             other.ack(messages)
     with job.consumer("billing", topics=["orders"], prefetch=5) as consumer:
-        subscription = consumer._subscribe()
+        subscription = consumer.subscribe()
         eventually(lambda: subscription.asked_count == 5)
         parked = {pop.queue_id: pop.max_messages for pop in sent(job, Pop)[-4:] if isinstance(pop, Pop)}
         assert sorted(parked.values()) == [1, 1, 1, 2]
@@ -148,7 +148,7 @@ def test_a_queue_without_a_place_to_wait_is_led_to_by_its_notification(job: Memo
         while messages := other.pop("orders", max_messages=100).messages:
             other.ack(messages)
     with job.consumer("billing", topics=["orders"], prefetch=2) as consumer:
-        subscription = consumer._subscribe()
+        subscription = consumer.subscribe()
         eventually(lambda: subscription.asked_count == 2 and bool(job._listeners))
         parked = [pop.queue_id for pop in sent(job, Pop)[-2:] if isinstance(pop, Pop)]
         (left_out, *_) = [queue_id for queue_id in range(4) if queue_id not in parked]
@@ -329,7 +329,7 @@ def test_an_orderly_failure_returns_the_rest_of_the_pop(job: MemoryJob) -> None:
 def test_an_orderly_iteration_waits_for_the_message_before(job: MemoryJob) -> None:
     job.write("steps", 0, [b"%d" % number for number in range(5)])
     with job.consumer("billing", topics=["steps"], order=True) as consumer:
-        subscription = consumer._subscribe()
+        subscription = consumer.subscribe()
         (first,) = subscription.take(1)
         assert subscription.take(1, timeout_s=0.05) == []
         first.ack()
