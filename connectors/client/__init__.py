@@ -11,7 +11,9 @@ from connectors.client.errors import (
     PayloadMissing,
     Refused,
 )
+from connectors.client.exchange.transport import Transport, new_op_id
 from connectors.client.existing import DispatchReport, dispatch_existing
+from connectors.client.lease.renewal import RenewalPolicy
 from connectors.client.message import (
     Message,
     Outcome,
@@ -22,13 +24,11 @@ from connectors.client.message import (
     SendResult,
     all_applied,
 )
-from connectors.client.payloads import FetchCounts
-from connectors.client.pops import FilterVerdict
+from connectors.client.payload.payloads import FetchCounts
+from connectors.client.pop.pops import FilterVerdict
 from connectors.client.producer import Producer
-from connectors.client.renewal import RenewalPolicy
 from connectors.client.settings import ClientSettings
 from connectors.client.tags import tag_hash
-from connectors.client.transport import Transport, new_op_id
 
 __all__ = [
     "AnswerTimeout",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from connectors.client.consumer import Consumer
 from connectors.client.departure import exit_on_sigterm
-from connectors.client.entries import RETURNED, Change
+from connectors.client.lease.entries import RETURNED, Change
 from connectors.errors import PopstreamError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from connectors.client.message import Message, Outcome, PopResult, Receipt
-    from connectors.client.subscription import Subscription
+    from connectors.client.pop.subscription import Subscription
 
 __all__ = ["AsyncConsumer"]
 

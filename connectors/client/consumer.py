@@ -12,21 +12,21 @@ from typing import TYPE_CHECKING, Any, Self
 from broker_state.command import Cancel, Pop, ReturnClient
 from broker_state.reason import Reason
 from connectors.client import departure
-from connectors.client.entries import Change
-from connectors.client.entry_sender import EntrySender
 from connectors.client.errors import ClientClosed
-from connectors.client.held import Held
+from connectors.client.exchange.transport import Transport, new_op_id
+from connectors.client.lease.entries import Change
+from connectors.client.lease.entry_sender import EntrySender
+from connectors.client.lease.held import Held
+from connectors.client.lease.renewal import Keeper, RenewalPolicy
 from connectors.client.message import Outcome, Record
-from connectors.client.notifications import listen
-from connectors.client.pop_calls import PopCalls, require
-from connectors.client.pops import Pops
-from connectors.client.renewal import Keeper, RenewalPolicy
+from connectors.client.payload.shared_payloads import shared_payloads
+from connectors.client.pop.notifications import listen
+from connectors.client.pop.pop_calls import PopCalls, require
+from connectors.client.pop.pops import Pops
+from connectors.client.pop.subscription import POP_MESSAGES_MAX, Subscription, SubscriptionOptions
+from connectors.client.pop.work import Work, each
 from connectors.client.settings import ClientSettings, new_client_id
-from connectors.client.shared_payloads import shared_payloads
-from connectors.client.subscription import POP_MESSAGES_MAX, Subscription, SubscriptionOptions
 from connectors.client.tags import tag_hash
-from connectors.client.transport import Transport, new_op_id
-from connectors.client.work import Work, each
 from connectors.errors import Invalid, PopstreamError
 
 if TYPE_CHECKING:
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 
     from broker_state.answer import Answer
     from broker_state.command import Cause, Command, Init
-    from connectors.client.entries import OutcomesFuture
+    from connectors.client.lease.entries import OutcomesFuture
     from connectors.client.message import Message, PopResult, Receipt
-    from connectors.client.notifications import Listen
-    from connectors.client.payloads import FetchCounts, Payloads
-    from connectors.client.pops import MessageFilter
+    from connectors.client.payload.payloads import FetchCounts, Payloads
+    from connectors.client.pop.notifications import Listen
+    from connectors.client.pop.pops import MessageFilter
 
 __all__ = ["Consumer"]
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from broker_state.answer import Answer
     from connectors.client.cluster import MessageTopic
+    from connectors.client.exchange.transport import Transport
     from connectors.client.message import QueueKey
-    from connectors.client.transport import Transport
 
 __all__ = ["RANGES_MAX", "RANGE_LENGTH_MAX", "Dispatcher", "declare_of", "still_to_dispatch"]
 

@@ -16,9 +16,9 @@ from connectors.client.cluster import describe_topic
 from connectors.client.coalescer import ranges_by_label, ranges_of
 from connectors.client.dispatcher import RANGE_LENGTH_MAX, RANGES_MAX, declare_of
 from connectors.client.errors import Refused
+from connectors.client.exchange.transport import Transport
 from connectors.client.settings import ClientSettings, new_client_id
 from connectors.client.tags import tag_hash, tag_value
-from connectors.client.transport import Transport
 from connectors.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:

@@ -29,10 +29,10 @@ from broker_state.overlay import Overlay
 from broker_state.reason import Reason, code_of
 from connectors.client.coalescer import ranges_of
 from connectors.client.consumer import Consumer
-from connectors.client.memory_link import MemoryLink, frame_of
-from connectors.client.payloads import FetchCounts, Fetched, Payload, merge_ranges
+from connectors.client.exchange.memory_link import MemoryLink, frame_of
+from connectors.client.exchange.transport import Transport
+from connectors.client.payload.payloads import FetchCounts, Fetched, Payload, merge_ranges
 from connectors.client.settings import ClientSettings, new_client_id
-from connectors.client.transport import Transport
 from connectors.errors import Corrupt, Invalid
 from connectors.kafka.partitioner import ops_key, partition_of
 

@@ -14,11 +14,11 @@ from kafka.errors import KafkaError, MessageSizeTooLargeError
 from connectors.client.cluster import describe_topic
 from connectors.client.dispatcher import Dispatcher
 from connectors.client.errors import ClientClosed, NotDispatched
-from connectors.client.kafka_link import producer_options
+from connectors.client.exchange.kafka_link import producer_options
+from connectors.client.exchange.transport import Transport
 from connectors.client.message import SendResult
 from connectors.client.settings import ClientSettings, new_client_id
 from connectors.client.tags import NO_TAG, TAG_HEADER, tag_hash
-from connectors.client.transport import Transport
 from connectors.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from broker_state.answer import Answer
 from broker_state.command import COMMAND_TYPES, WIRE_VERSION, Command
 from broker_state.errors import Invalid
 from broker_state.reason import Reason
-from connectors.client.transport import Transport
+from connectors.client.exchange.transport import Transport
 from pipelines.cli.exits import Exit
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import Target

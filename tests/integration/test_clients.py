@@ -28,7 +28,7 @@ from connectors.client import (
     all_applied,
     dispatch_existing,
 )
-from connectors.client.fetcher import KafkaPayloads
+from connectors.client.payload.fetcher import KafkaPayloads
 from connectors.errors import Invalid
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.partitioner import ops_key, partition_of

@@ -15,9 +15,9 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from connectors.client.fetcher import KafkaPayloads
+from connectors.client.payload.fetcher import KafkaPayloads
+from connectors.client.payload.shared_payloads import shared_payloads
 from connectors.client.settings import ClientSettings
-from connectors.client.shared_payloads import shared_payloads
 from connectors.errors import Corrupt, Invalid
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topics import create_message_topic

@@ -25,7 +25,7 @@ from connectors.client import (
     new_op_id,
 )
 from connectors.client.memory_job import MemoryJob
-from connectors.client.payloads import Fetched
+from connectors.client.payload.payloads import Fetched
 
 
 @pytest.fixture

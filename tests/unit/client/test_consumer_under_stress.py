@@ -18,9 +18,9 @@ from broker_state.answer import Answer, Run
 from broker_state.command import ChangeInvisible, Command
 from broker_state.reason import Reason
 from connectors.client import AnswerTimeout, Consumer, Message, Outcome, Receipt, ReceiptHandle, RenewalPolicy
-from connectors.client.entries import Gathering, Wish, outcomes, plan
+from connectors.client.lease.entries import Gathering, Wish, outcomes, plan
 from connectors.client.memory_job import MemoryJob
-from connectors.client.payloads import Fetched
+from connectors.client.payload.payloads import Fetched
 from connectors.errors import Corrupt, Invalid
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from broker_state.answer import Answer, Run
 from broker_state.reason import Reason
 from connectors.client import AnswerTimeout, AnswerUnreadable, Outcome, Receipt, ReceiptHandle
-from connectors.client.entries import HANDLES_MAX, Gathering, Plan, Wish, outcomes, plan
+from connectors.client.lease.entries import HANDLES_MAX, Gathering, Plan, Wish, outcomes, plan
 
 
 def wish(offset: int, handle: str = "h", label: str = "l", index: int = 0) -> Wish[str]:

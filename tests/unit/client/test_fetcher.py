@@ -27,13 +27,13 @@ from kafka.errors import (
     UnsupportedCodecError,
 )
 
-from connectors.client import partition_reader
 from connectors.client.errors import ClientClosed
-from connectors.client.fetcher import KafkaPayloads
 from connectors.client.memory_job import MemoryJob
-from connectors.client.payloads import Block, Demand, FetchCounts, Fetched, Kept, Payload, Wanted
+from connectors.client.payload import partition_reader
+from connectors.client.payload.fetcher import KafkaPayloads
+from connectors.client.payload.payloads import Block, Demand, FetchCounts, Fetched, Kept, Payload, Wanted
+from connectors.client.payload.shared_payloads import shared_payloads
 from connectors.client.settings import ClientSettings
-from connectors.client.shared_payloads import shared_payloads
 from connectors.errors import Corrupt, Invalid, Unavailable
 
 SETTINGS = ClientSettings(bootstrap_servers="kafka:1,kafka:2", client_id="c")

@@ -19,11 +19,11 @@ from broker_state.command import ChangeInvisible
 from broker_state.handle import decode_handle
 from broker_state.reason import Reason
 from connectors.client import Consumer, Outcome, Receipt, ReceiptHandle, Refused
-from connectors.client.entries import Change, OutcomesFuture
 from connectors.client.errors import AnswerTimeout
-from connectors.client.held import Held
+from connectors.client.lease.entries import Change, OutcomesFuture
+from connectors.client.lease.held import Held
+from connectors.client.lease.renewal import Keeper, RenewalPolicy
 from connectors.client.memory_job import MemoryJob
-from connectors.client.renewal import Keeper, RenewalPolicy
 
 FACTS: dict[str, dict[str, Any]] = {
     fact["id"]: fact

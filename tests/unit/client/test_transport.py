@@ -15,8 +15,8 @@ from broker_state.answer import Answer, LeasedRange, Run
 from broker_state.command import Command, Pop, Tick
 from broker_state.reason import Reason
 from connectors.client import AnswerTimeout, ClientClosed, ClientSettings, Transport
-from connectors.client.exchange import Exchange, Pending, join_parts
-from connectors.client.memory_link import MemoryLink, frame_of
+from connectors.client.exchange.exchange import Exchange, Pending, join_parts
+from connectors.client.exchange.memory_link import MemoryLink, frame_of
 from connectors.client.settings import RESEND_WINDOW_MS
 from connectors.errors import Invalid
 

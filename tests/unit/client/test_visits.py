@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from connectors.client.message import QueueKey
-from connectors.client.visits import Visits
+from connectors.client.pop.visits import Visits
 
 QUEUES: list[QueueKey] = [("orders", queue_id) for queue_id in range(4)]
 

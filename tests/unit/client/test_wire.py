@@ -15,8 +15,8 @@ from kafka.partitioner import murmur2
 from broker_state.answer import Answer
 from broker_state.command import COMMAND_TYPES, Command, encode_command
 from connectors.client import tag_hash
+from connectors.client.exchange.memory_link import frame_of
 from connectors.client.memory_job import MemoryJob
-from connectors.client.memory_link import frame_of
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.wire_schema import SCHEMA_FILES, answer_schema, command_schema, schema_text
 

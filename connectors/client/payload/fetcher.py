@@ -34,8 +34,8 @@ from kafka.errors import (
 )
 
 from connectors.client.errors import ClientClosed
-from connectors.client.partition_reader import BOOTSTRAP_TIMEOUT_MS, PartitionReader
-from connectors.client.payloads import Demand, FetchCounts, Fetched, Kept, Payload, Wanted
+from connectors.client.payload.partition_reader import BOOTSTRAP_TIMEOUT_MS, PartitionReader
+from connectors.client.payload.payloads import Demand, FetchCounts, Fetched, Kept, Payload, Wanted
 from connectors.errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:

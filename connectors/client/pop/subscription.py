@@ -19,12 +19,12 @@ import msgspec
 
 from broker_state.command import Pop
 from broker_state.reason import Reason
-from connectors.client.entries import RETURNED, Change
 from connectors.client.errors import ClientClosed, Refused
-from connectors.client.popped_set import PoppedSet
-from connectors.client.pops import LATE, POP_RESULTS, UNREADABLE, Filled
-from connectors.client.transport import new_op_id
-from connectors.client.visits import Visits
+from connectors.client.exchange.transport import new_op_id
+from connectors.client.lease.entries import RETURNED, Change
+from connectors.client.pop.popped_set import PoppedSet
+from connectors.client.pop.pops import LATE, POP_RESULTS, UNREADABLE, Filled
+from connectors.client.pop.visits import Visits
 from connectors.errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from broker_state.answer import Answer
-    from connectors.client.entry_sender import EntrySender
-    from connectors.client.held import Held
+    from connectors.client.lease.entry_sender import EntrySender
+    from connectors.client.lease.held import Held
     from connectors.client.message import Message, QueueKey
-    from connectors.client.notifications import Listen
-    from connectors.client.pops import Pops
-    from connectors.client.visits import Visit
+    from connectors.client.pop.notifications import Listen
+    from connectors.client.pop.pops import Pops
+    from connectors.client.pop.visits import Visit
 
 __all__ = ["Subscription", "SubscriptionOptions"]
 

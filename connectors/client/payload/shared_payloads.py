@@ -6,12 +6,12 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from connectors.client.fetcher import KafkaPayloads, closed
+from connectors.client.payload.fetcher import KafkaPayloads, closed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from connectors.client.payloads import FetchCounts, Fetched, Payload, Payloads
+    from connectors.client.payload.payloads import FetchCounts, Fetched, Payload, Payloads
     from connectors.client.settings import ClientSettings
 
 __all__ = ["shared_payloads"]

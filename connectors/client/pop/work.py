@@ -7,15 +7,15 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from connectors.client.entries import Change
+from connectors.client.lease.entries import Change
 from connectors.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from connectors.client.entry_sender import EntrySender
+    from connectors.client.lease.entry_sender import EntrySender
     from connectors.client.message import Message
-    from connectors.client.subscription import Subscription
+    from connectors.client.pop.subscription import Subscription
 
 __all__ = ["Work"]
 

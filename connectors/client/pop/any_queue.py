@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker_state.reason import Reason
-from connectors.client.transport import new_op_id
+from connectors.client.exchange.transport import new_op_id
 from connectors.errors import PopstreamError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from broker_state.answer import Answer
     from broker_state.command import Pop
-    from connectors.client.pops import Pops
+    from connectors.client.pop.pops import Pops
 
 __all__ = ["AnyQueue"]
 

@@ -21,8 +21,8 @@ import msgspec
 
 from broker_state.command import Command, Pop, encode_command
 from connectors.client.errors import ClientClosed
-from connectors.client.exchange import Exchange, Pending
-from connectors.client.kafka_link import KafkaLink
+from connectors.client.exchange.exchange import Exchange, Pending
+from connectors.client.exchange.kafka_link import KafkaLink
 from connectors.errors import Invalid
 from connectors.kafka.partitioner import ops_key
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from broker_state.answer import Answer
-    from connectors.client.broker_clock import BrokerClock
+    from connectors.client.exchange.broker_clock import BrokerClock
     from connectors.client.settings import ClientSettings
 
 __all__ = ["Link", "Transport", "new_op_id"]

@@ -7,12 +7,12 @@ import threading
 from typing import TYPE_CHECKING
 
 from broker_state.reason import Reason
-from connectors.client.any_queue import AnyQueue
-from connectors.client.entries import RETURNED
 from connectors.client.errors import NotDeclared, Refused
+from connectors.client.lease.entries import RETURNED
 from connectors.client.message import PopResult
-from connectors.client.popped_set import PoppedSet
-from connectors.client.pops import POP_RESULTS, UNREADABLE
+from connectors.client.pop.any_queue import AnyQueue
+from connectors.client.pop.popped_set import PoppedSet
+from connectors.client.pop.pops import POP_RESULTS, UNREADABLE
 from connectors.errors import Corrupt, PopstreamError
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
     from broker_state.answer import Answer
     from broker_state.command import Pop
-    from connectors.client.entry_sender import EntrySender
-    from connectors.client.held import Held
+    from connectors.client.lease.entry_sender import EntrySender
+    from connectors.client.lease.held import Held
     from connectors.client.message import Message
-    from connectors.client.pops import Filled, Pops
+    from connectors.client.pop.pops import Filled, Pops
 
 __all__ = ["PopCalls", "require"]
 

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer
 from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 from kafka.metrics.stats import Total
 
-from connectors.client.payloads import Block, Payload
+from connectors.client.payload.payloads import Block, Payload
 
 if TYPE_CHECKING:
     from connectors.client.message import QueueKey

@@ -21,10 +21,10 @@ import msgspec
 from broker_state.command import Cancel, ReturnClient
 from broker_state.reason import Reason
 from connectors.client.coalescer import ranges_of
-from connectors.client.entries import Change
 from connectors.client.errors import ClientClosed, PayloadMissing
+from connectors.client.exchange.transport import new_op_id
+from connectors.client.lease.entries import Change
 from connectors.client.message import Message, ReceiptHandle
-from connectors.client.transport import new_op_id
 from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 
     from broker_state.answer import Answer
     from broker_state.command import Pop
-    from connectors.client.entry_sender import EntrySender
-    from connectors.client.held import Held
+    from connectors.client.exchange.transport import Transport
+    from connectors.client.lease.entry_sender import EntrySender
+    from connectors.client.lease.held import Held
     from connectors.client.message import QueueKey, Settler
-    from connectors.client.payloads import Payload, Payloads
-    from connectors.client.transport import Transport
+    from connectors.client.payload.payloads import Payload, Payloads
 
     MessageFilter = Callable[[Message], "FilterVerdict"]
 

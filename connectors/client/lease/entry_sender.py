@@ -23,8 +23,8 @@ from broker_state.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, Ha
 from broker_state.handle import decode_handle
 from broker_state.reason import Reason, code_of
 from connectors.client.coalescer import Coalescer
-from connectors.client.entries import DELIVERY_OVER, Change, Gathering, Wish, outcomes, plan
 from connectors.client.errors import AnswerTimeout, ClientClosed
+from connectors.client.lease.entries import DELIVERY_OVER, Change, Gathering, Wish, outcomes, plan
 from connectors.client.message import Message, MessageState, Outcome, queue_of
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
     from broker_state.answer import Answer
     from broker_state.command import Cause, Entry
-    from connectors.client.entries import OutcomesFuture, Plan, PlannedEntry
-    from connectors.client.held import Held
+    from connectors.client.exchange.transport import Transport
+    from connectors.client.lease.entries import OutcomesFuture, Plan, PlannedEntry
+    from connectors.client.lease.held import Held
     from connectors.client.message import QueueKey, Receipt
-    from connectors.client.transport import Transport
 
 __all__ = ["EntrySender"]
 

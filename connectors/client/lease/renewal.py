@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from connectors.client.entries import DELIVERY_OVER, Change
 from connectors.client.errors import AnswerTimeout
+from connectors.client.lease.entries import DELIVERY_OVER, Change
 from connectors.client.message import Message, MessageState, queue_of
 from connectors.errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from connectors.client.entries import OutcomesFuture
-    from connectors.client.entry_sender import EntrySender
-    from connectors.client.held import Held, Holding
+    from connectors.client.lease.entries import OutcomesFuture
+    from connectors.client.lease.entry_sender import EntrySender
+    from connectors.client.lease.held import Held, Holding
     from connectors.client.message import Outcome, QueueKey
 
 __all__ = ["Keeper", "RenewalPolicy"]

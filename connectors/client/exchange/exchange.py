@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker_state.answer import Answer, decode_frame
-from connectors.client.broker_clock import BrokerClock
 from connectors.client.errors import AnswerTimeout, ClientClosed
+from connectors.client.exchange.broker_clock import BrokerClock
 from connectors.client.settings import RESEND_WINDOW_MS
 
 if TYPE_CHECKING:

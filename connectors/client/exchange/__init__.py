@@ -1,0 +1,1 @@
+"""Operations and their answers: matched, sent again, carried over Kafka or in memory."""

@@ -1,0 +1,1 @@
+"""Records of message topics: one fetcher a process, which reads partitions side by side."""

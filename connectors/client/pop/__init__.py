@@ -1,0 +1,1 @@
+"""Pops: which queue next, what they bring, and how it is handed out."""
