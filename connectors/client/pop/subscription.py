@@ -133,7 +133,6 @@ class Subscription:
         self._listen = listen
         self._stop_listening: Callable[[], None] | None = None
         self._changed = threading.Condition()
-        self._topics = topics
         self._visits = Visits()
         self._look_at_s = dict.fromkeys(topics, 0.0)
         self._asked: dict[str, Visit] = {}
@@ -184,9 +183,9 @@ class Subscription:
                 claimed = self._wait_for_some(count, deadline_s)
             if claimed is None:
                 return []
-            messages, popped = claimed
+            messages, popped, reserved_bytes = claimed
             if popped is not None:
-                messages = self._fill(messages, popped)
+                messages = self._fill(messages, popped, reserved_bytes)
             if messages:
                 self._held.own(messages, threading.current_thread())
                 return messages
@@ -227,8 +226,10 @@ class Subscription:
 
     # The caller's side.
 
-    def _wait_for_some(self, count: int, deadline_s: float | None) -> tuple[list[Message], PoppedSet | None] | None:
-        """Messages that are ready, or a part of a set whose records are to be brought; None: there is nothing."""
+    def _wait_for_some(
+        self, count: int, deadline_s: float | None
+    ) -> tuple[list[Message], PoppedSet | None, int] | None:
+        """Messages that are ready, or a part of a set, its set, and the bytes its records may have; None: nothing."""
         while True:
             if self._failure is not None:
                 raise self._failure
@@ -238,7 +239,7 @@ class Subscription:
             while self._ready and not self._held.is_live(self._ready[0], now_s):
                 self._ready.popleft()  # its lease is over: it comes again by itself
             if self._ready:
-                return [self._ready.popleft() for _ in range(min(count, len(self._ready)))], None
+                return [self._ready.popleft() for _ in range(min(count, len(self._ready)))], None, 0
             claimed = self._claim(count, now_s)
             if claimed is not None:
                 return claimed
@@ -247,8 +248,8 @@ class Subscription:
                 return None
             self._changed.wait(left_s)
 
-    def _claim(self, count: int, now_s: float) -> tuple[list[Message], PoppedSet] | None:
-        """A part of one set whose records may be brought now."""
+    def _claim(self, count: int, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
+        """A part of one set whose records may be brought now, with bytes reserved for them."""
         in_use = self._held.payload_bytes + self._reserved_bytes
         if in_use and in_use + self._longest_bytes > self._options.prefetch_bytes:
             return None
@@ -257,20 +258,19 @@ class Subscription:
                 part_count = count if self._options.order else PART_COUNT_MAX
                 part = popped.take_part(part_count, lambda message: self._held.is_live(message, now_s))
                 if part:
-                    return part, popped
+                    # Half of what is free: others may want to bring records meanwhile.
+                    free_bytes = self._options.prefetch_bytes - in_use
+                    reserved_bytes = max(1, free_bytes // 2, min(free_bytes, self._longest_bytes))
+                    self._reserved_bytes += reserved_bytes
+                    return part, popped, reserved_bytes
         self._sets = deque(popped for popped in self._sets if not popped.is_over)
         return None
 
-    def _fill(self, part: list[Message], popped: PoppedSet) -> list[Message]:
+    def _fill(self, part: list[Message], popped: PoppedSet, reserved_bytes: int) -> list[Message]:
         """Bring the records of a part. Of a concurrent group they become ready for anyone, and none is given here."""
-        with self._changed:
-            # Half of what is free: others may want to bring records meanwhile.
-            free = self._options.prefetch_bytes - self._held.payload_bytes - self._reserved_bytes
-            reserved = max(1, free // 2, min(free, self._longest_bytes))
-            self._reserved_bytes += reserved
         filled = Filled([], [], 0, 0)
         try:
-            filled = self._pops.fill(part, bytes_max=reserved)
+            filled = self._pops.fill(part, bytes_max=reserved_bytes)
         except PopstreamError as error:
             LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
             change = UNREADABLE if isinstance(error, Corrupt) else LATE
@@ -279,16 +279,16 @@ class Subscription:
             self._entries.change(((message, RETURNED) for message in part), keeps=False)
             raise
         finally:
-            messages, behind = self._filled(part, popped, filled, reserved)
+            messages, behind = self._filled(part, popped, filled, reserved_bytes)
             self._return(behind)
         return messages
 
     def _filled(
-        self, part: list[Message], popped: PoppedSet, filled: Filled, reserved: int
+        self, part: list[Message], popped: PoppedSet, filled: Filled, reserved_bytes: int
     ) -> tuple[list[Message], list[Message]]:
         """What the caller gets of a part, and what must go back."""
         with self._changed:
-            self._reserved_bytes -= reserved
+            self._reserved_bytes -= reserved_bytes
             self._longest_bytes = max(self._longest_bytes, filled.longest_bytes)
             behind = popped.filled(part, filled.left)
             messages = [message for message in filled.messages if not any(message is other for other in behind)]

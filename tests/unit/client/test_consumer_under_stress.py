@@ -22,24 +22,12 @@ from connectors.client.lease.entries import Gathering, Wish, outcomes, plan
 from connectors.client.memory_job import MemoryJob
 from connectors.client.payload.payloads import Fetched
 from connectors.errors import Corrupt, Invalid
+from tests.support.threads import eventually, in_thread
 
 
 @pytest.fixture
 def job() -> MemoryJob:
     return MemoryJob()
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not happen within 20 s"
-        time.sleep(0.005)
-
-
-def in_thread(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def sent(job: MemoryJob, kind: type[Command]) -> list[Command]:

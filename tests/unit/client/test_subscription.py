@@ -6,7 +6,6 @@ Method: the kernel itself, in memory; threads are waited for by what they do, no
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import pytest
@@ -16,6 +15,7 @@ from broker_state.reason import Reason
 from connectors.client import Consumer, FilterVerdict, Message, Refused, RenewalPolicy
 from connectors.client.memory_job import MemoryJob
 from connectors.errors import Invalid
+from tests.support.threads import eventually, in_thread
 
 
 @pytest.fixture
@@ -31,20 +31,6 @@ ALL = {b"%d-%d" % (queue_id, number) for queue_id in range(4) for number in rang
 
 def sent(job: MemoryJob, kind: type[Command]) -> list[Command]:
     return [record for record in job.records if isinstance(record, kind)]
-
-
-def eventually(holds: Callable[[], bool]) -> None:
-    """Wait for what another thread does."""
-    deadline_s = time.monotonic() + 20
-    while not holds():
-        assert time.monotonic() < deadline_s, "it did not happen within 20 s"
-        time.sleep(0.005)
-
-
-def in_thread(work: Callable[[], object]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    return thread
 
 
 def drain(consumer: Consumer, count: int) -> list[Message]:

@@ -1,0 +1,29 @@
+"""Work in other threads, waited for by what it does and not by time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["eventually", "in_thread"]
+
+PATIENCE_S = 20.0
+
+
+def eventually(holds: Callable[[], bool]) -> None:
+    """Wait until it holds; it fails when that takes unreasonably long."""
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < deadline_s, f"it did not happen within {PATIENCE_S} s"
+        time.sleep(0.005)
+
+
+def in_thread(work: Callable[[], object]) -> threading.Thread:
+    """Do it in a thread that keeps nobody from ending."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
