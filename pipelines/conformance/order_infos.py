@@ -20,14 +20,30 @@ _NOTHING: _Told = None, None, []
 
 
 class _Entry:
-    """One OrderInfo, and the acks as a 64-bit integer would have them."""
+    """One OrderInfo, and what RocketMQ keeps beside: acks as a 64-bit integer has them, values as they were given."""
 
     def __init__(self) -> None:
         self.info = OrderInfo(Overlay(MemoryKv()), b"lane")
         self.wrapped = 0
+        self.invisible_time_ms: int | None = None
+        self.visible_of_others: dict[str, int] = {}
+        """Next visible times of offsets that are no members."""
 
     def members(self) -> list[int]:
         return [at for first, end, m in self.info.runs() if m.is_member for at in range(first, end)]
+
+    def is_over_the_limit(self) -> bool:
+        return len(self.members()) > _BITS
+
+    def unacked_visible_ms(self) -> list[int]:
+        """Next visible times of the members that RocketMQ takes for unacked."""
+        visible = [
+            self.info.next_visible_ms(member)
+            for first, end, member in self.info.runs()
+            if member.is_member
+            for _ in range(first, end)
+        ]
+        return [ms for number, ms in enumerate(visible) if not self.wrapped >> number % _BITS & 1]
 
 
 def _instead_of(rocketmq: object, ours: object) -> Callable[[Any], Any]:
@@ -92,6 +108,8 @@ class OrderInfoTable:
             attempt_id=step["attempt_id"],
         )
         entry.wrapped = 0
+        entry.invisible_time_ms = step["invisible_time"]
+        entry.visible_of_others = {}
         self._arm(step, entry)
         return {"order_count_info": order_counts(entry.info, step["queue_id"])}, None, []
 
@@ -100,7 +118,11 @@ class OrderInfoTable:
         self._table.setdefault((step["topic"], step["group"]), {})
         if entry is None:
             return False, None, []
-        return entry.info.check_block(step["attempt_id"], step["invisible_time"], self.now_ms), None, []
+        ours = entry.info.check_block(step["attempt_id"], step["invisible_time"], self.now_ms)
+        wrapped = any(ms > self.now_ms for ms in entry.unacked_visible_ms())
+        if not ours or wrapped or not entry.is_over_the_limit():
+            return ours, None, []
+        return ours, _instead_of(wrapped, ours), [NO_64_LIMIT]
 
     def _do_commit_and_next(self, step: dict[str, Any]) -> _Told:
         entry, offset = self._entry(step), step["offset"]
@@ -121,6 +143,8 @@ class OrderInfoTable:
         entry = self._entry(step)
         if entry is not None and step["pop_time"] == entry.info.epoch:
             entry.info.update_next_visible_time(step["offset"], step["pop_time"], step["next_visible_time"])
+            if step["offset"] not in entry.members():
+                entry.visible_of_others[str(step["offset"])] = step["next_visible_time"]
             self._arm(step, entry)
         return _NOTHING
 
@@ -130,11 +154,14 @@ class OrderInfoTable:
 
     def _do_lock_free_timestamp(self, step: dict[str, Any]) -> _Told:
         entry = self._entry(step)
-        return self._moment(entry.info.lock_free_ms(self.now_ms), self._first_moment(entry)) if entry else _NOTHING
+        if entry is None:
+            return _NOTHING
+        ours, first = entry.info.lock_free_ms(self.now_ms), self._first_moment(entry)
+        return self._moment(ours, first, NO_64_LIMIT if entry.is_over_the_limit() else TRUE_WAKE_UP)
 
     def _do_timer(self, step: dict[str, Any]) -> _Told:
         armed = self._timers.get((step["topic"], step["group"], step["queue_id"]))
-        return _NOTHING if armed is None else self._moment(*armed)
+        return _NOTHING if armed is None else self._moment(*armed, TRUE_WAKE_UP)
 
     def _do_notified(self, _: dict[str, Any]) -> _Told:
         """The timers that have fired since the last call: ours at the true moment, RocketMQ's perhaps too early."""
@@ -149,16 +176,17 @@ class OrderInfoTable:
         told.update((lane, armed[lane]) for lane in new)
         return ["@".join(map(str, lane)) for lane in new]
 
-    def _moment(self, ours: int | None, first: int | None) -> _Told:
+    def _moment(self, ours: int | None, first: int | None, rule: str) -> _Told:
         if ours == first:
             return ours, None, []
-        return ours, _instead_of(first, ours), [TRUE_WAKE_UP]
+        return ours, _instead_of(first, ours), [rule]
 
     def _first_moment(self, entry: _Entry) -> int | None:
         """RocketMQ's choice: the end of the first member that is still invisible, others may block on."""
         ours = entry.info.lock_free_ms(self.now_ms)
-        ends = [entry.info.next_visible_ms(member) for _, _, member in entry.info.unacked()]
-        return None if ours is None else next((ms for ms in ends if ms > self.now_ms), self.now_ms)
+        if ours is None:
+            return None
+        return next((ms for ms in entry.unacked_visible_ms() if ms > self.now_ms), self.now_ms)
 
     def _arm(self, step: dict[str, Any], entry: _Entry) -> None:
         ours, first = entry.info.lock_free_ms(self.now_ms), self._first_moment(entry)
@@ -170,12 +198,16 @@ class OrderInfoTable:
         if entry is None:
             return _NOTHING
         state = stored_form(entry.info)
+        state["i"] = entry.info.invisible_time_ms or entry.invisible_time_ms
+        state["ot"] = {**(state["ot"] or {}), **entry.visible_of_others} or None
+        state["cm"] = _signed(state["cm"])
         wanted = step.get("expect")
         if not isinstance(wanted, dict):
             return state, None, []
         ours = {key: state.get(key) for key in wanted}
-        if len(entry.members()) > _BITS and "cm" in wanted and ours["cm"] != entry.wrapped:
-            return ours, _instead_of({**ours, "cm": entry.wrapped}, ours), [NO_64_LIMIT]
+        wrapped = _signed(entry.wrapped)
+        if entry.is_over_the_limit() and "cm" in wanted and ours["cm"] != wrapped:
+            return ours, _instead_of({**ours, "cm": wrapped}, ours), [NO_64_LIMIT]
         return ours, None, []
 
     def _do_legacy_nulls(self, step: dict[str, Any]) -> _Told:
@@ -195,12 +227,15 @@ class OrderInfoTable:
             if member.acked:
                 legacy.info.ack(first, end)
         legacy.wrapped = entry.wrapped
+        legacy.invisible_time_ms = None
         self._table[step["topic"], step["group"]][step["queue_id"]] = legacy
         return _NOTHING
 
     def _do_auto_clean(self, _: dict[str, Any]) -> _Told:
         """A topic@group that a pass empties goes with the next pass (pop_semantics 3.7)."""
         for (topic, group), queues in list(self._table.items()):
+            if "@" in topic or "@" in group:
+                continue  # RocketMQ cannot take the key apart, and leaves it
             if topic not in self._topics or group not in self._groups or not queues:
                 del self._table[topic, group]
                 continue
@@ -208,6 +243,15 @@ class OrderInfoTable:
                 if queue_id >= self._topics[topic] or entry.info.auto_clean(self.now_ms):
                     del queues[queue_id]
         return {"table_size": len(self._table)}, None, []
+
+
+def _signed(bits: int) -> int:
+    """As RocketMQ's long has it; more than 64 bits stay what they are.
+
+    >>> _signed(1 << 63), _signed(5)
+    (-9223372036854775808, 5)
+    """
+    return bits - (1 << _BITS) if bits >> (_BITS - 1) == 1 else bits
 
 
 def order_counts(info: OrderInfo, queue_id: int) -> dict[str, int]:
