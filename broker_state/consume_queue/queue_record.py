@@ -1,0 +1,103 @@
+"""What is stored of a queue beside its blocks, and where its values are.
+
+    BLOCK   block no               the units at 1024 queue offsets                      block.py
+    FILTER  block no               a Bloom filter of their key hashes, if any           key_filter.py
+    1, 2 …  page no                summaries of 64 blocks, of 64 pages of level 1 …     summary.py
+
+The pages are a tree over the blocks of [start, end): its top is the lowest page that spans all of them.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple, Self
+
+import msgspec
+
+from broker_state.command import QueueType
+from broker_state.consume_queue.block import BLOCK_SHIFT
+from broker_state.errors import CorruptValueError
+
+__all__ = ["BLOCK", "FILTER", "PAGE_SHIFT", "ConsumeQueue", "Get", "Place", "place_key"]
+
+PAGE_SHIFT = 6
+BLOCK = 0
+FILTER = 255
+
+
+class Place(NamedTuple):
+    """Names a value of a queue: `kind` is BLOCK, FILTER or the level of a page."""
+
+    kind: int
+    number: int
+
+
+Get = Callable[[Place], bytes | None]
+"""Reads one value of a queue."""
+
+
+def place_key(prefix: bytes, place: Place) -> bytes:
+    """Key of a value: those of a kind are in the order of their numbers.
+
+    >>> place_key(b"q", Place(BLOCK, 258)).hex()
+    '71000000000000000102'
+    """
+    return prefix + bytes((place.kind,)) + place.number.to_bytes(8, "big")
+
+
+class ConsumeQueue(msgspec.Struct, array_like=True, frozen=True):
+    """A queue that was scanned from `start_offset` (it moves with the log's retention) to `end_offset`, exclusive.
+
+    The message bases are those at both ends. On a batch queue the one at the start is the *anchor*: message offsets are
+    the running count of messages from there, so it must outlive the units before it. On other queues they are the queue
+    offsets.
+    """
+
+    topic_id: str
+    queue_type: QueueType
+    start_offset: int
+    end_offset: int
+    start_message_base: int
+    end_message_base: int
+    unit_count: int = 0
+    message_count: int = 0
+
+    @classmethod
+    def new(cls, topic_id: str, queue_type: QueueType, start_offset: int = 0, message_base: int | None = None) -> Self:
+        """A queue of which nothing was scanned; `message_base` is the anchor of a batch queue, 0 if not given."""
+        base = (message_base or 0) if queue_type == "batch" else start_offset
+        return cls(topic_id, queue_type, start_offset, start_offset, base, base)
+
+    def encode(self) -> bytes:
+        """Format byte and MessagePack of the fields."""
+        return b"\x01" + msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> Self:
+        """Raises CorruptValueError for another format byte or other fields."""
+        if value[:1] != b"\x01":
+            raise CorruptValueError("ConsumeQueue", value)
+        try:
+            return msgspec.msgpack.decode(value[1:], type=cls)
+        except msgspec.DecodeError as error:
+            raise CorruptValueError("ConsumeQueue", value) from error
+
+    def numbers(self, level: int) -> range:
+        """The numbers of the blocks (level 0) or pages that [start, end) touches.
+
+        >>> queue = ConsumeQueue("id", "simple", 1_000, 70_000, 1_000, 70_000)
+        >>> queue.numbers(0), queue.numbers(1), queue.numbers(2), queue.top_level
+        (range(0, 69), range(0, 2), range(0, 1), 2)
+        """
+        if self.start_offset == self.end_offset:
+            return range(0)
+        shift = BLOCK_SHIFT + PAGE_SHIFT * level
+        return range(self.start_offset >> shift, (self.end_offset - 1 >> shift) + 1)
+
+    @property
+    def top_level(self) -> int:
+        """The level at which one page spans all blocks; 0 while nothing was scanned."""
+        if self.start_offset == self.end_offset:
+            return 0
+        level = 1
+        while len(self.numbers(level)) > 1:
+            level += 1
+        return level

@@ -1,0 +1,104 @@
+"""What a search needs to know of a block, or of a page of blocks, without reading it.
+
+A page is a sealed table (`columns`) of format 1, a row for each of its 64 children that has a unit:
+
+    columns   the fields of `Summary`, in their order
+    tail      a bit for each child that has a row       u64
+
+At most 64 x 64 bytes and a header; of a queue with a steady flow about 1.2 kB.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from broker_state.consume_queue.columns import Table, pack_table
+from broker_state.consume_queue.queue_record import PAGE_SHIFT
+from broker_state.consume_queue.unit import Units
+from broker_state.errors import CorruptValueError
+from broker_state.segment import bit_runs
+
+__all__ = ["Summary", "decode_page", "encode_page", "summary_of", "total"]
+
+_FORM = 1
+_PLACE_MASK = (1 << PAGE_SHIFT) - 1
+
+
+class Summary(NamedTuple):
+    """Of units: the offsets of the first and the last, how many, and the ends of their messages and times."""
+
+    first_offset: int
+    last_offset: int
+    unit_count: int
+    message_count: int
+    message_base: int
+    message_end: int
+    time_ms_min: int
+    time_ms_max: int
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether there are no holes between the first and the last."""
+        return self.last_offset - self.first_offset + 1 == self.unit_count
+
+
+_KINDS = "q" * len(Summary._fields)
+
+
+def summary_of(units: Units) -> Summary:
+    """The summary of at least one unit."""
+    last_count = int(units.inner_count[-1])
+    return Summary(
+        first_offset=int(units.queue_offset[0]),
+        last_offset=int(units.queue_offset[-1]),
+        unit_count=len(units),
+        message_count=int(units.inner_count.sum()),
+        message_base=int(units.message_base[0]),
+        message_end=int(units.message_base[-1]) + last_count,
+        time_ms_min=int(units.store_time_ms.min()),
+        time_ms_max=int(units.store_time_ms.max()),
+    )
+
+
+def total(parts: Sequence[Summary]) -> Summary:
+    """The summary of all units of `parts`, which are in order."""
+    return Summary(
+        first_offset=parts[0].first_offset,
+        last_offset=parts[-1].last_offset,
+        unit_count=sum(part.unit_count for part in parts),
+        message_count=sum(part.message_count for part in parts),
+        message_base=parts[0].message_base,
+        message_end=parts[-1].message_end,
+        time_ms_min=min(part.time_ms_min for part in parts),
+        time_ms_max=max(part.time_ms_max for part in parts),
+    )
+
+
+def encode_page(children: Mapping[int, Summary]) -> bytes:
+    """The value of a page with at least one child, by their numbers.
+
+    >>> children = {67: Summary(9, 12, 4, 4, 9, 13, 500, 503)}
+    >>> decode_page(1, encode_page(children)) == children
+    True
+    """
+    numbers = sorted(children)
+    columns = list(np.array([children[number] for number in numbers], np.int64).T)
+    presence = sum(1 << (number & _PLACE_MASK) for number in numbers)
+    return pack_table(_FORM, columns, presence.to_bytes(8, "little"))
+
+
+def decode_page(number: int, value: bytes) -> dict[int, Summary]:
+    """The children of a page that have a unit, by their numbers, in order.
+
+    Raises:
+        CorruptValueError: the value is not a whole page.
+    """
+    table = Table("consume queue page", value, _FORM, _KINDS)
+    presence = int.from_bytes(table.tail, "little")
+    if len(table.tail) != 8 or not presence or presence.bit_count() != table.rows:
+        raise CorruptValueError("consume queue page", value)
+    origin = number << PAGE_SHIFT
+    numbers = (origin + place for first, end in bit_runs(presence) for place in range(first, end))
+    rows = zip(*(table.signed(column).tolist() for column in range(len(_KINDS))), strict=True)
+    return dict(zip(numbers, map(Summary._make, rows), strict=True))
