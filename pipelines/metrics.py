@@ -1,13 +1,18 @@
 """What the job tells about itself: totals since the start, the last micro-batch, and all of it for Prometheus."""
 
+from __future__ import annotations
+
 import threading
 import time
+from typing import TYPE_CHECKING
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from pipelines.apply_ops import BatchReport
 from pipelines.outbox import Outbox
+
+if TYPE_CHECKING:
+    from pipelines.apply_ops import BatchReport
 
 __all__ = ["Metrics", "Totals"]
 

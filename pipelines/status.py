@@ -5,6 +5,8 @@ which only its user may enter; where that path is longer than the system allows 
 shows the token of the job card, which only that user may read.
 """
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import hmac
@@ -18,7 +20,7 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import structlog
@@ -29,8 +31,11 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from pipelines.card import JobCard
 from pipelines.inspect_state import QueueView, lane_detail, queues_in
-from pipelines.job import Job
 from pipelines.metrics import Totals
+
+if TYPE_CHECKING:
+    # `popstream status` is asked often, and Spark takes half a second to import.
+    from pipelines.job import Job
 
 __all__ = ["Status", "StatusRequest", "StatusServer", "ask", "is_owned", "stored_status"]
 
