@@ -70,9 +70,10 @@ class Held:
         """Sum of the sizes of the records in hand."""
         return self._payload_bytes
 
-    def on_release(self, listener: Callable[[], None]) -> None:
-        """Call `listener` whenever messages have left; it must be short."""
+    def on_release(self, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever messages have left; it must be short. What comes back ends that."""
         self._on_release.append(listener)
+        return lambda: self._on_release.remove(listener)
 
     def on_hold(self, listener: Callable[[float], None]) -> None:
         """Call `listener` with the end of each lease that is new, or has a new end; it must be short."""
@@ -174,7 +175,7 @@ class Held:
 
     def _tell(self, count: int) -> None:
         if count:
-            for listener in self._on_release:
+            for listener in list(self._on_release):
                 listener()
 
     def _tell_end(self, until_s: float) -> None:

@@ -145,7 +145,7 @@ class Subscription:
         self._is_stopped = False
         self._is_cancelled = False
         self._is_abandoned = False
-        held.on_release(self._wake)
+        self._watch_no_more = held.on_release(self._wake)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -323,6 +323,7 @@ class Subscription:
             self._fail(error)
         finally:
             self._return_all()
+            self._watch_no_more()
             if self._stop_listening is not None:
                 self._stop_listening()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from connectors.client.message import Message
     from connectors.client.pop.subscription import Subscription
 
-__all__ = ["Work"]
+__all__ = ["Work", "each"]
 
 LOG = logging.getLogger(__name__)
 
