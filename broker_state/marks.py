@@ -16,7 +16,13 @@ _LOW = SEGMENT_BITS - 1
 
 
 class Marks:
-    """A set of offsets, segment by segment, under a key prefix."""
+    """A set of offsets, segment by segment, under a key prefix.
+
+    >>> from broker_state.memory_kv import MemoryKv
+    >>> marks = Marks(Overlay(MemoryKv()), b"H")
+    >>> marks.add(10, 12), marks.add(11, 14), marks.count(0, 100), list(marks.runs(0, 100))
+    (2, 2, 4, [(10, 14)])
+    """
 
     __slots__ = ("_overlay", "_prefix")
 
@@ -34,21 +40,26 @@ class Marks:
 
     def add(self, first: int, end: int) -> int:
         """Mark first..end-1; how many of them were not marked before."""
-        return self._add(_windows(first, end))
+        segment_no, count = first >> SEGMENT_SHIFT, end - first
+        if (end - 1) >> SEGMENT_SHIFT == segment_no:
+            return self._add(segment_no, ((1 << count) - 1) << (first & _LOW), count)
+        return self._add_each(_windows(first, end))
 
     def add_runs(self, runs: Iterable[tuple[int, int]]) -> int:
         """`add` for each of `runs`, which are in order and apart: a segment is written once for all of them."""
-        return self._add(_windows_of(runs))
+        return self._add_each(_windows_of(runs))
 
-    def _add(self, windows: Iterable[tuple[int, int]]) -> int:
-        added = 0
-        for segment_no, window in windows:
-            before = self.get(segment_no)
-            after = before | window
-            if after != before:
-                added += after.bit_count() - before.bit_count()
-                self.set(segment_no, after)
-        return added
+    def _add_each(self, windows: Iterable[tuple[int, int]]) -> int:
+        return sum([self._add(segment_no, window, window.bit_count()) for segment_no, window in windows])
+
+    def _add(self, segment_no: int, window: int, count: int) -> int:
+        key = self._prefix + segment_no.to_bytes(8, "big")
+        before = self._overlay.bits(key)
+        known = before & window
+        if known == window:
+            return 0
+        self._overlay.set_bits(key, before | window)
+        return count - known.bit_count() if known else count
 
     def count(self, first: int, end: int) -> int:
         """How many of first..end-1 are marked."""
@@ -74,6 +85,15 @@ class Position:
 
     `floor` is the first offset not marked; `above` counts the marks after it. The owner stores both; the bits of the
     floor's own segment below the floor are ones, and no segment is kept while `above` is 0.
+
+    Messages 1, 2 and 5 are written, then 3 and 4:
+
+    >>> from broker_state.memory_kv import MemoryKv
+    >>> position = Position(Marks(Overlay(MemoryKv()), b"W"), 1, 0)
+    >>> position.mark(1, 3), position.mark(5, 6), position.floor, position.above, position.unmarked(1, 9)
+    (2, 1, 3, 1, [(3, 5), (6, 9)])
+    >>> position.mark(2, 5), position.floor, position.above, position.mark(1, 6)
+    (2, 6, 0, 0)
     """
 
     __slots__ = ("_marks", "above", "floor")
@@ -86,13 +106,14 @@ class Position:
     def mark(self, first: int, end: int) -> int:
         """Mark first..end-1; how many of them were not marked before. Work is per segment, not per offset."""
         floor = self.floor
+        if first <= floor < end and not self.above:
+            self.floor = end
+            return end - floor
         first = max(first, floor)
         if first >= end:
             return 0
-        if not self.above and first == floor:
-            self.floor = end
-            return end - first
-        self._begin_above()
+        if not self.above:
+            self._begin_above()
         marked = self._marks.add(first, end)
         self.above += marked
         if first == floor:
@@ -100,11 +121,12 @@ class Position:
         return marked
 
     def mark_runs(self, runs: Sequence[tuple[int, int]]) -> None:
-        """`mark` for each of `runs`, which are in order and apart, and none below the floor."""
+        """`mark` for each of `runs`, which are in order and apart, and none below the floor: many times as fast."""
         if len(runs) == 1:
             self.mark(*runs[0])
         elif runs:
-            self._begin_above()
+            if not self.above:
+                self._begin_above()
             self.above += self._marks.add_runs(runs)
             self._advance()
 
@@ -132,8 +154,9 @@ class Position:
         return below + (self._marks.count(first, end) if self.above and first < end else 0)
 
     def _begin_above(self) -> None:
+        """No segment is kept yet: the floor's own begins with ones."""
         low = self.floor & _LOW
-        if low and not self.above:
+        if low:
             self._marks.set(self.floor >> SEGMENT_SHIFT, (1 << low) - 1)
 
     def _advance(self) -> None:
@@ -243,10 +266,10 @@ def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """(segment no, mask) of each segment that runs touch which are in order."""
-    at, bits = 0, 0
+    at = base = next_base = bits = 0
     for first, end in runs:
-        if first >> SEGMENT_SHIFT == at == end >> SEGMENT_SHIFT:
-            bits |= mask(first & _LOW, end & _LOW)
+        if end <= next_base:  # then the run begins in this segment too
+            bits |= ((1 << (end - first)) - 1) << (first - base)
             continue
         for segment_no, window in _windows(first, end):
             if segment_no != at and bits:
@@ -254,6 +277,8 @@ def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
                 bits = 0
             at = segment_no
             bits |= window
+        base = at << SEGMENT_SHIFT
+        next_base = base + SEGMENT_BITS
     if bits:
         yield at, bits
 

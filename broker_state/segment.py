@@ -11,7 +11,7 @@ In memory a segment is one int, bit i for offset n * 4096 + i. Stored it is one 
 
 so that no pattern costs more than 513 bytes (peers.md, C3: the same choice per segment that Parallel Consumer makes
 once for everything, and without its cliff). Equal bits have equal bytes. Another form takes another tag, and the
-decoder of these stays.
+decoder of these stays: a store written before there was a 4 is read as ever.
 """
 
 from collections.abc import Iterable
@@ -64,7 +64,7 @@ def bit_runs(bits: int) -> list[tuple[int, int]]:
 
 
 def encode_segment(bits: int) -> bytes:
-    """Smallest stored form of `bits`; the first of these if two are as small.
+    """Smallest stored form of `bits`; of two that are as small, the one looked at first.
 
     >>> [encode_segment(b)[0] for b in (FULL ^ (1 << 9), 0b1110, FULL // 3, FULL, FULL // 0xFFFFFFFF * 0xFFFF)]
     [0, 1, 2, 3, 4]
@@ -75,11 +75,10 @@ def encode_segment(bits: int) -> bytes:
     if SEGMENT_BITS - bits.bit_count() < _DENSE_BYTES:  # each entry takes at least a byte
         forms.append(bytes((_PENDING,)) + _pending(bits))
     if (bits ^ (bits << 1)).bit_count() < _DENSE_BYTES:
-        runs = bit_runs(bits)
-        forms.append(bytes((_RUNS,)) + _run_lengths(runs))
-        step, shift = _fitting_grid(runs)
-        if step > 1:
-            forms.append(bytes((_GRID,)) + _grid(runs, step, shift))
+        forms.append(bytes((_RUNS,)) + _run_lengths(bits))
+    step, shift = _fitting_grid(bits)
+    if step > 1:
+        forms.append(bytes((_GRID,)) + _grid(bits, step, shift))
     return min(forms, key=len)
 
 
@@ -101,14 +100,15 @@ def decode_segment(value: bytes) -> int:
 def _read(tag: int, data: bytes) -> int | None:
     if tag == _FULL:
         return FULL
-    if tag == _DENSE:
+    if tag == _DENSE and len(data) == _DENSE_BYTES:
         return int.from_bytes(data, "little")
-    if tag == _PENDING:
-        return _read_pending(data)
-    if tag == _RUNS:
-        return _read_run_lengths(data)
     if tag == _GRID:
         return _read_grid(data)
+    lengths = _read_varints(data)
+    if sum(lengths) <= SEGMENT_BITS and tag == _PENDING:
+        return _read_pending(lengths)
+    if sum(lengths) <= SEGMENT_BITS and tag == _RUNS:
+        return _read_run_lengths(lengths)
     return None
 
 
@@ -122,51 +122,56 @@ def _pending(bits: int) -> bytes:
     return bytes(out)
 
 
-def _read_pending(data: bytes) -> int:
+def _read_pending(distances: Iterable[int]) -> int:
     bits, at = FULL, -1
-    for step in _read_varints(data):
-        at += step + 1
+    for distance in distances:
+        at += distance + 1
         bits ^= 1 << at
     return bits
 
 
-def _run_lengths(runs: list[tuple[int, int]]) -> bytes:
+def _run_lengths(bits: int) -> bytes:
     out = bytearray()
     at = 0
-    for first, end in runs:
+    for first, end in bit_runs(bits):
         _append_varint(out, first - at)
         _append_varint(out, end - first)
         at = end
     return bytes(out)
 
 
-def _read_run_lengths(data: bytes) -> int:
+def _read_run_lengths(lengths: Iterable[int]) -> int:
     bits, at = 0, 0
-    for index, length in enumerate(_read_varints(data)):
+    for index, length in enumerate(lengths):
         if index & 1:
             bits |= mask(at, at + length)
         at += length
     return bits
 
 
-def _fitting_grid(runs: list[tuple[int, int]]) -> tuple[int, int]:
-    """(step, shift) of the widest cells that no run ends within; step 0 or 1 when that is no grid."""
-    cuts = [cut for run in runs for cut in run if 0 < cut < SEGMENT_BITS]
-    step = gcd(*[cut - cuts[0] for cut in cuts])
-    return step, -cuts[0] % step if step else 0
+def _fitting_grid(bits: int) -> tuple[int, int]:
+    """(step, shift) of the widest cells that no run begins or ends within; a step of 0 or 1 is no grid."""
+    cuts = (bits ^ (bits << 1)) & (FULL - 1)
+    last = at = cuts.bit_length() - 1
+    step = 0
+    while at > 0 and step != 1:  # it soon is 1, but for a grid
+        step = gcd(step, last - at)
+        cuts ^= 1 << at
+        at = cuts.bit_length() - 1
+    return step, -last % step if step else 0
 
 
-def _grid(runs: list[tuple[int, int]], step: int, shift: int) -> bytes:
+def _grid(bits: int, step: int, shift: int) -> bytes:
     """Cell n is bits n * step - shift and those after it; the first and the last may lie partly outside."""
     cells = 0
-    for first, end in runs:
+    for first, end in bit_runs(bits):
         cells |= mask((first + shift) // step, -(-(end + shift) // step))
-    head = (step << 12 | shift).to_bytes(_GRID_HEAD_BYTES, "big")
+    head = (step * SEGMENT_BITS + shift).to_bytes(_GRID_HEAD_BYTES, "big")
     return head + cells.to_bytes((cells.bit_length() + 7) // 8, "little")
 
 
 def _read_grid(data: bytes) -> int:
-    step, shift = divmod(int.from_bytes(data[:_GRID_HEAD_BYTES], "big"), 1 << 12)
+    step, shift = divmod(int.from_bytes(data[:_GRID_HEAD_BYTES], "big"), SEGMENT_BITS)
     bits = 0
     for first, end in bit_runs(int.from_bytes(data[_GRID_HEAD_BYTES:], "little")):
         bits |= mask(first * step, end * step)
