@@ -251,46 +251,46 @@ def test_an_ack_that_frees_a_lane_wakes_who_waits_if_there_is_anything() -> None
     assert own_vector("pop_orderly", *send_and_pop(2, 1), {"op": "notified"}, woken).startswith("own fail")
 
 
-LANE = {"topic": "topic", "group": "group", "queue_id": 0}
-POP = {"op": "oi_update", "attempt_id": None, "pop_time": 1_000_000, **LANE}
+ENTRY = {"topic": "topic", "group": "group", "queue_id": 0}
+UPDATE = {"op": "oi_update", "attempt_id": None, "pop_time": 1_000_000, **ENTRY}
 OF_THE_MANAGER = {
     "the 64th ack makes the bits negative": (
         [
-            {**POP, "invisible_time": 3_000, "offsets": list(range(64))},
-            {"op": "oi_commit_and_next", "offset": 63, "pop_time": 1_000_000, **LANE, "expect": 0},
-            {"op": "oi_state", **LANE, "expect": {"cm": -(1 << 63)}},
+            {**UPDATE, "invisible_time": 3_000, "offsets": list(range(64))},
+            {"op": "oi_commit_and_next", "offset": 63, "pop_time": 1_000_000, **ENTRY, "expect": 0},
+            {"op": "oi_state", **ENTRY, "expect": {"cm": -(1 << 63)}},
         ],
         Outcome.PASS,
     ),
     "an invisible time that says nothing is kept as it came": (
         [
-            {**POP, "invisible_time": -5, "offsets": [1]},
-            {"op": "oi_state", **LANE, "expect": {"i": -5}},
-            {"op": "oi_check_block", "attempt_id": None, "invisible_time": 3_000, **LANE, "expect": True},
-            {"op": "oi_state", **LANE, "expect": {"i": 3_000}},
+            {**UPDATE, "invisible_time": -5, "offsets": [1]},
+            {"op": "oi_state", **ENTRY, "expect": {"i": -5}},
+            {"op": "oi_check_block", "attempt_id": None, "invisible_time": 3_000, **ENTRY, "expect": True},
+            {"op": "oi_state", **ENTRY, "expect": {"i": 3_000}},
         ],
         Outcome.PASS,
     ),
     "a time is stored for an offset that is no member": (
         [
-            {**POP, "invisible_time": 3_000, "offsets": [1, 3]},
-            {"op": "oi_update_next_visible_time", "offset": 2, "pop_time": 1_000_000, "next_visible_time": 7, **LANE},
-            {"op": "oi_state", **LANE, "expect": {"ot": {"2": 7}}},
+            {**UPDATE, "invisible_time": 3_000, "offsets": [1, 3]},
+            {"op": "oi_update_next_visible_time", "offset": 2, "pop_time": 1_000_000, "next_visible_time": 7, **ENTRY},
+            {"op": "oi_state", **ENTRY, "expect": {"ot": {"2": 7}}},
         ],
         Outcome.PASS,
     ),
     "a name with an @ is never cleaned": (
         [
-            {**POP, "invisible_time": 1, "offsets": [1], "group": "a@b"},
+            {**UPDATE, "invisible_time": 1, "offsets": [1], "group": "a@b"},
             {"op": "oi_auto_clean", "expect": {"table_size": 1}},
         ],
         Outcome.PASS,
     ),
     "the 65th member is free with the first": (
         [
-            {**POP, "invisible_time": 3_000, "offsets": list(range(65))},
-            *({"op": "oi_commit_and_next", "offset": at, "pop_time": 1_000_000, **LANE} for at in range(64)),
-            {"op": "oi_check_block", "attempt_id": None, "invisible_time": 3_000, **LANE, "expect": False},
+            {**UPDATE, "invisible_time": 3_000, "offsets": list(range(65))},
+            *({"op": "oi_commit_and_next", "offset": at, "pop_time": 1_000_000, **ENTRY} for at in range(64)),
+            {"op": "oi_check_block", "attempt_id": None, "invisible_time": 3_000, **ENTRY, "expect": False},
         ],
         Outcome.DIFFERS,
     ),
