@@ -68,8 +68,8 @@ class Consumer:
     thread asks for on one queue reaches the job in the order of the calls.
 
     When the consumer is closed, by whatever way its process leaves, what it holds goes back at once: at the end of the
-    `with` block, at interpreter exit, by SIGTERM (from the main thread, where nobody else handles it). What a thread
-    held that has ended goes back within seconds. Only a process that is killed cannot; its leases end by themselves,
+    `with` block, at interpreter exit, by SIGTERM (from the main thread, where nobody else handles it). What is renewed
+    and belongs to a thread that has ended goes back within seconds. Only a process that is killed cannot; its leases end by themselves,
     or by `return_client`, which the next consumer with the same explicit `client_id` sends first of all.
 
     Args:
@@ -260,8 +260,8 @@ class Consumer:
     ) -> PopResult:
         """Lease messages of one queue, or of whichever queues of a topic have some, and bring their payloads.
 
-        Leased offsets whose record no longer exists are acked with cause GONE; they are counted, not returned. The
-        messages belong to the calling thread: what it has not settled when it ends goes back.
+        Leased offsets whose record no longer exists are acked with cause GONE; they are counted, not returned. With
+        `renew` the messages belong to the calling thread: what it has not settled when it ends goes back.
 
         Args:
             topic: Message topic.

@@ -102,7 +102,9 @@ class PopCalls:
             if not filled:
                 raise failure
             LOG.warning("some of what was popped cannot be handed out: %s", failure)
-        self._held.own((message for part in filled for message in part.messages), threading.current_thread())
+        if is_renewed:
+            # Without renewal the lease ends by itself, whoever has the messages now.
+            self._held.own((message for part in filled for message in part.messages), threading.current_thread())
         return PopResult(
             op_id=told.op_id,
             reason=told.reason,

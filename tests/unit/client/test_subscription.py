@@ -332,6 +332,17 @@ def test_a_worker_that_dies_ends_run_and_gives_its_message_back(job: MemoryJob) 
     assert len(job_has_left(job)) >= 38
 
 
+def test_what_was_popped_for_a_while_stays_when_its_thread_has_handed_it_on(job: MemoryJob) -> None:
+    """The thread that pops may end while others work on what it has popped; the lease says for how long."""
+    with job.consumer("billing", renewal=RenewalPolicy(check_ms=20)) as consumer:
+        popped: list[Message] = []
+        in_thread(lambda: popped.extend(consumer.pop("orders", 0, 4))).join()
+        renewed: list[Message] = []
+        in_thread(lambda: renewed.extend(consumer.pop("orders", 1, 4, renew=True))).join()
+        eventually(lambda: consumer.held_count == 4)
+        assert all(outcome.applied for outcome in consumer.ack(popped))
+
+
 def test_what_a_dead_thread_held_goes_back(job: MemoryJob) -> None:
     policy = RenewalPolicy(check_ms=20)
     with job.consumer("billing", renewal=policy) as consumer:
