@@ -69,8 +69,9 @@ class Consumer:
 
     When the consumer is closed, by whatever way its process leaves, what it holds goes back at once: at the end of the
     `with` block, at interpreter exit, by SIGTERM (from the main thread, where nobody else handles it). What is renewed
-    and belongs to a thread that has ended goes back within seconds. Only a process that is killed cannot; its leases end by themselves,
-    or by `return_client`, which the next consumer with the same explicit `client_id` sends first of all.
+    and belongs to a thread that has ended goes back within seconds. Only a process that is killed cannot; its leases
+    end by themselves, or by `return_client`, which the next consumer with the same explicit `client_id` sends first of
+    all.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
