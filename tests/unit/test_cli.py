@@ -324,7 +324,12 @@ def test_a_card_is_for_its_user_alone(tmp_path: Path) -> None:
 
 def test_a_signal_while_spark_is_launched_takes_effect_afterwards() -> None:
     reached = False
-    with pytest.raises(KeyboardInterrupt), held_signals():  # noqa: PT012 - the point is how far it gets
-        signal.raise_signal(signal.SIGINT)
-        reached = True
+    # A shell starts background jobs with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), held_signals():  # noqa: PT012 - the point is how far it gets
+            signal.raise_signal(signal.SIGINT)
+            reached = True
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert reached
