@@ -79,7 +79,7 @@ class Keeper:
     """
 
     def __init__(self, name: str, held: Held, entries: EntrySender, policy: RenewalPolicy) -> None:
-        """Do nothing before `start`."""
+        """Do nothing before `watch`."""
         self._name = name
         self._held = held
         self._entries = entries

@@ -133,10 +133,6 @@ class Pops:
             self._under_way[op_id] = queue
         return answered
 
-    def is_under_way(self, op_id: str) -> bool:
-        """Whether a pop was sent, and is neither answered nor given up."""
-        return op_id in self._under_way
-
     def ended(self, op_id: str) -> None:
         """A pop was answered and taken in, or given up."""
         with self._changed:

@@ -201,7 +201,7 @@ class Subscription:
         changes = [(message, first if place == 0 else others) for place, message in enumerate(messages)]
         with self._changed:
             for popped in self._sets:
-                if any(popped.holds(message) for message in messages):
+                if messages and popped.holds(messages[0]):  # of an orderly queue all are of one pop
                     changes += [(message, RETURNED) for message in popped.rest()]
         self._entries.change(changes, keeps=False)
 
@@ -291,7 +291,8 @@ class Subscription:
             self._reserved_bytes -= reserved_bytes
             self._longest_bytes = max(self._longest_bytes, filled.longest_bytes)
             behind = popped.filled(part, filled.left)
-            messages = [message for message in filled.messages if not any(message is other for other in behind)]
+            going_back = set(map(id, behind))
+            messages = [message for message in filled.messages if id(message) not in going_back]
             if self._is_stopped:
                 messages, behind = [], [*messages, *behind, *popped.rest()]
             elif not self._options.order:

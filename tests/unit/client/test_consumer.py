@@ -234,7 +234,7 @@ def waiting_pop(consumer: Consumer, op_id: str) -> tuple[threading.Thread, Futur
 
     thread = threading.Thread(target=pop)
     thread.start()
-    while not consumer._pops.is_under_way(op_id):
+    while op_id not in consumer._pops._under_way:
         time.sleep(0.005)
     return thread, found
 
