@@ -5,11 +5,7 @@ outbox   seq 3   4   5 | 6   7   8   9      v = 5, read from Delta
                        └── one commit, txn = (<pipeline>/<table>/<state_epoch>, 9)
 ```
 
-Delta remembers the last `txnVersion` of each `txnAppId` in the commit that carries it, so "written" and "known to be
-written" are one fact. A writer that was killed between commit and note finds v in the table and leaves out what it
-covers, however the span is cut the second time. Two traps, both met in tests: Delta *skips in silence* a version at
-or below v, so nothing is handed to it that is not above; and RESTORE brings back old rows but not the old v, so it is
-looked for.
+Each table is an `ExactlyOnceTable` whose versions are apply_seq.
 """
 
 from __future__ import annotations
@@ -19,17 +15,14 @@ import secrets
 import shutil
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from delta.exceptions import ConcurrentTransactionException
 
-from connectors.delta.commits import Commit, commits_back_from, read_commit, sync_commits
+from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
 from connectors.delta.rows import decode_rows
-from connectors.delta.store import ensure_table, newest_versions
-from connectors.delta.tables import AUDIT_TABLES, arrow_schema, spark_schema, table_path
-from connectors.errors import Corrupt, Fenced
+from connectors.delta.tables import AUDIT_TABLES, arrow_schema, spark_schema
+from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -41,23 +34,6 @@ __all__ = ["AuditFlusher"]
 
 _ROWS_PER_WRITE: Final = 131_072
 _MS_PER_DAY: Final = 86_400_000
-_NOTHING: Final = -1
-
-
-class _Position(msgspec.Struct):
-    """What is known of one table.
-
-    Args:
-        delivered: v.
-        delivered_when_opened: v as it was read from Delta when this process began.
-        committed: The transaction's version in Delta; v may be above it by spans without rows.
-        version: Table version that was last looked at.
-    """
-
-    delivered: int
-    delivered_when_opened: int
-    committed: int
-    version: int
 
 
 class AuditFlusher:
@@ -89,24 +65,19 @@ class AuditFlusher:
     ) -> None:
         """Create missing tables and read from each what it holds already."""
         self._spark = spark
-        self._root = root
-        self._pipeline = pipeline
         self._state_epoch = state_epoch
         self._ops_topic_id = ops_topic_id
-        self._durable = durable
-        # Marks our commits. Another writer with the same transaction id would make Delta skip ours without a word.
-        self._token = secrets.token_hex(8)
-        self._scratch = root / ".scratch"
         # What a killed predecessor was about to write; it is in the outbox.
-        shutil.rmtree(self._scratch, ignore_errors=True)
-        self._positions: dict[str, _Position] = {}
-        for table in AUDIT_TABLES.values():
-            ensure_table(spark, root, table)
-            self._positions[table.name] = self._open(table.name)
+        shutil.rmtree(root / ".scratch", ignore_errors=True)
+        self._scratch = root / ".scratch" / secrets.token_hex(8)
+        self._tables = {
+            name: ExactlyOnceTable(spark, root, table, pipeline, state_epoch, durable=durable)
+            for name, table in AUDIT_TABLES.items()
+        }
 
     def delivered(self, table: str) -> int:
         """v: the rows of all apply_seq up to this one are in the table; -1 when none are."""
-        return self._positions[table].delivered
+        return self._tables[table].delivered
 
     def require_not_ahead(self, applied_seq: int) -> None:
         """Check at start that no table holds rows of decisions that the state does not know.
@@ -115,11 +86,7 @@ class AuditFlusher:
             Corrupt: one does; the state was restored, or lost its last writes, without a new state epoch. Its new
                 decisions would get numbers that Delta has seen, and be skipped in silence.
         """
-        ahead = [
-            f"{name}: {position.delivered}"
-            for name, position in self._positions.items()
-            if position.delivered > applied_seq
-        ]
+        ahead = [f"{name}: {table.delivered}" for name, table in self._tables.items() if table.delivered > applied_seq]
         if ahead:
             message = (
                 f"Delta holds rows of later decisions than the state, which ends at apply_seq {applied_seq}: restore it"
@@ -141,44 +108,23 @@ class AuditFlusher:
             Fenced: another writer committed for the same state.
             Corrupt: a slice cannot be read, or the table was RESTOREd.
         """
-        position = self._positions[table]
-        scratch = self._scratch / self._token / f"{table}.parquet"
+        writer = self._tables[table]
+        scratch = self._scratch / f"{table}.parquet"
         scratch.parent.mkdir(parents=True, exist_ok=True)
         try:
-            rows = self._write_scratch(table, _undelivered(slices, position, upto), scratch)
+            rows = self._write_scratch(table, _undelivered(slices, writer, upto), scratch)
             if rows:
-                self._commit(table, scratch, upto, rows)
+                frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
+                writer.append(frame, upto, rows)
         except Exception:
             # Whether the commit happened is known to Delta alone.
-            self._positions[table] = self._open(table)
+            writer.reopen()
             raise
         finally:
             with contextlib.suppress(FileNotFoundError):
                 scratch.unlink()
-        position.delivered = max(position.delivered, upto)
+        writer.skip(upto)
         return rows
-
-    def _app_id(self, table: str) -> str:
-        return f"{self._pipeline}/{table}/{self._state_epoch}"
-
-    def _open(self, table: str) -> _Position:
-        version, committed = self._newest(table)
-        path = table_path(self._root, table)
-        # Each of our commits was synced before the next: only the newest may not be, and what others did since.
-        recent: list[Commit] = []
-        for commit in commits_back_from(path, version):
-            recent.append(commit)
-            if any(app_id.startswith(f"{self._pipeline}/{table}/") for app_id in commit.txns):
-                break
-        if committed != _NOTHING:
-            _refuse_restored(table, recent)
-        if self._durable:
-            sync_commits(path, recent)
-        return _Position(delivered=committed, delivered_when_opened=committed, committed=committed, version=version)
-
-    def _newest(self, table: str) -> tuple[int, int]:
-        version, committed = newest_versions(self._spark, table_path(self._root, table), self._app_id(table))
-        return version, _NOTHING if committed is None else committed
 
     def _write_scratch(self, table: str, slices: Iterator[tuple[int, bytes]], scratch: Path) -> int:
         """Write the slices as one parquet file, in pieces, so that memory does not grow with the span."""
@@ -204,50 +150,19 @@ class AuditFlusher:
         schema = arrow_schema(AUDIT_TABLES[table])
         return pa.table([added[name] if name in added else rows[name] for name in schema.names], schema=schema)
 
-    def _commit(self, table: str, scratch: Path, version: int, rows: int) -> None:
-        position = self._positions[table]
-        assert version > position.delivered, f"{table}: Delta would skip version {version}, it has {position.delivered}"
-        path = table_path(self._root, table)
-        if self._newest(table)[1] != position.committed:
-            raise self._fenced(table, version)
-        try:
-            self._append(table, scratch, version)
-        except ConcurrentTransactionException as error:
-            raise self._fenced(table, version) from error
-        newest, _ = self._newest(table)
-        commits = [
-            commit for number in range(position.version + 1, newest + 1) if (commit := read_commit(path, number))
-        ]
-        ours = [commit for commit in commits if self._app_id(table) in commit.txns]
-        if [commit.user_metadata for commit in ours] != [self._token]:
-            raise self._fenced(table, version)
-        assert ours[0].added_rows == rows, f"{table}: wrote {ours[0].added_rows} rows of {rows}"
-        _refuse_restored(table, commits)
-        if self._durable:
-            sync_commits(path, commits)
-        position.version, position.committed = newest, version
 
-    def _append(self, table: str, scratch: Path, version: int) -> None:
-        frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
-        writer = frame.write.format("delta").mode("append").option("userMetadata", self._token)
-        writer = writer.option("txnAppId", self._app_id(table)).option("txnVersion", version)
-        writer.save(str(table_path(self._root, table)))
-
-    def _fenced(self, table: str, version: int) -> Fenced:
-        message = f"another process writes to {table} for the same state (at apply_seq {version}): stop this one"
-        return Fenced(message, subject=table)
-
-
-def _undelivered(slices: Iterable[tuple[int, bytes]], position: _Position, upto: int) -> Iterator[tuple[int, bytes]]:
-    last = _NOTHING
+def _undelivered(
+    slices: Iterable[tuple[int, bytes]], writer: ExactlyOnceTable, upto: int
+) -> Iterator[tuple[int, bytes]]:
+    last = NOTHING
     for seq, data in slices:
         assert last <= seq <= upto, f"apply_seq {seq} comes after {last} in a span that ends at {upto}"
         last = seq
-        if seq > position.delivered:
+        if seq > writer.delivered:
             yield seq, data
         else:
             # Our own commits are known: asking again for their rows means that apply_seq went back.
-            assert seq <= position.delivered_when_opened, f"apply_seq {seq} was committed by this process already"
+            assert seq <= writer.delivered_when_opened, f"apply_seq {seq} was committed by this process already"
 
 
 def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
@@ -262,12 +177,3 @@ def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
             waiting, count = [], 0
     if waiting:
         yield pa.concat_tables(waiting)
-
-
-def _refuse_restored(table: str, commits: Iterable[Commit]) -> None:
-    if any(commit.operation == "RESTORE" for commit in commits):
-        message = (
-            f"{table} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and it"
-            " would skip them in silence. Restore the state too, with a new state epoch"
-        )
-        raise Corrupt(message, subject=table)

@@ -16,8 +16,9 @@ from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
-from connectors.delta import flusher as flusher_module
+from connectors.delta import exactly_once
 from connectors.delta.commits import read_commit
+from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.rows import encode_rows
 from connectors.delta.store import ensure_table
@@ -153,7 +154,7 @@ def test_a_kill_between_commit_and_note_and_another_cut(
 ) -> None:
     first = start()
     with monkeypatch.context() as killed:
-        killed.setattr(flusher_module, "read_commit", lambda *_: pytest.fail("killed after the commit"))
+        killed.setattr(exactly_once, "read_commit", lambda *_: pytest.fail("killed after the commit"))
         with pytest.raises(pytest.fail.Exception):
             first.flush("deliveries", slices([1, 2, 3, 4, 5]), 5)
 
@@ -174,7 +175,7 @@ def test_a_flush_that_failed_after_its_commit_can_be_asked_again(
 
     flusher = start()
     with monkeypatch.context() as broken:
-        broken.setattr(flusher_module, "read_commit", unlucky)
+        broken.setattr(exactly_once, "read_commit", unlucky)
         with pytest.raises(OSError, match="input/output"):
             flusher.flush("deliveries", slices([1, 2]), 2)
 
@@ -249,7 +250,7 @@ def test_a_second_writer_that_passed_the_first_look_is_fenced_too(
     older, newer = start(), start()
     newer.flush("deliveries", slices([1, 2]), 2)
     # As if `newer` had committed right after `older` looked: Delta takes the same version for done and says nothing.
-    older._positions["deliveries"].committed = 2
+    older._tables["deliveries"]._committed = 2
 
     with pytest.raises(Fenced, match="another process"):
         older.flush("deliveries", slices([1, 2]), 2)
@@ -264,7 +265,7 @@ def test_a_conflict_that_delta_finds_is_a_fence(
         raise ConcurrentTransactionException("both wrote version 1")
 
     flusher = start()
-    monkeypatch.setattr(flusher, "_append", conflict)
+    monkeypatch.setattr(ExactlyOnceTable, "_save", conflict)
 
     with pytest.raises(Fenced, match="at apply_seq 1"):
         flusher.flush("deliveries", slices([1]), 1)

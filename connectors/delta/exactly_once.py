@@ -1,0 +1,142 @@
+"""A Delta table to which the rows of each version are committed exactly once.
+
+Delta remembers the last `txnVersion` of each `txnAppId` in the commit that carries it, so "written" and "known to be
+written" are one fact. A writer that was killed between commit and note finds v in the table and leaves out what it
+covers, however the span is cut the second time. Two traps, both met in tests: Delta *skips in silence* a version at
+or below v, so nothing is handed to it that is not above; and RESTORE brings back old rows but not the old v, so it is
+looked for.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING, Final
+
+from delta.exceptions import ConcurrentTransactionException
+
+from connectors.delta.commits import Commit, commits_back_from, read_commit, sync_commits
+from connectors.delta.store import ensure_table, newest_versions
+from connectors.delta.tables import Table, table_path
+from connectors.errors import Corrupt, Fenced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["NOTHING", "ExactlyOnceTable"]
+
+NOTHING: Final = -1
+
+
+class ExactlyOnceTable:
+    """One table, one writer, versions that ascend. Not for two threads at once.
+
+    Args:
+        spark: Session with Delta.
+        root: Folder that holds the tables.
+        table: It is created when it is missing.
+        pipeline: Name of the pipeline: first part of the transaction's id.
+        state_epoch: Life of the RocksDB state that counts the versions.
+        durable: Return from `append` only when the commit would survive a power loss. Without it what was handed over
+            must be kept until something else has made sure.
+
+    Attributes:
+        delivered: v: the rows of all versions up to this one are in the table; -1 when none are.
+        delivered_when_opened: v as it was read from Delta when this process began.
+
+    Raises:
+        Invalid: the table has other columns than this version writes.
+        Corrupt: it was RESTOREd.
+    """
+
+    def __init__(
+        self, spark: SparkSession, root: Path, table: Table, pipeline: str, state_epoch: str, *, durable: bool = True
+    ) -> None:
+        """Create the table if need be, and read what it holds already."""
+        self.name = table.name
+        self._spark = spark
+        self._path = table_path(root, table.name)
+        self._family = f"{pipeline}/{table.name}/"
+        self._app_id = f"{self._family}{state_epoch}"
+        self._durable = durable
+        # Marks our commits. Another writer with the same transaction id would make Delta skip ours without a word.
+        self._token = secrets.token_hex(8)
+        ensure_table(spark, root, table)
+        self.reopen()
+
+    def reopen(self) -> None:
+        """Read anew what the table holds: after a failed commit Delta alone knows whether it happened."""
+        version, committed = self._newest()
+        # Each of our commits was synced before the next: only the newest may not be, and what others did since.
+        recent: list[Commit] = []
+        for commit in commits_back_from(self._path, version):
+            recent.append(commit)
+            if any(app_id.startswith(self._family) for app_id in commit.txns):
+                break
+        if committed != NOTHING:
+            self._refuse_restored(recent)
+        if self._durable:
+            sync_commits(self._path, recent)
+        self.delivered = self.delivered_when_opened = self._committed = committed
+        self._version = version
+
+    def append(self, frame: DataFrame, version: int, rows: int | None = None) -> int:
+        """Commit the rows of versions (v, `version`], and count them.
+
+        Args:
+            frame: The rows, with the columns of the table.
+            version: Above v.
+            rows: How many they are, if that is known.
+
+        Raises:
+            Fenced: another writer committed for the same state.
+            Corrupt: the table was RESTOREd.
+        """
+        assert version > self.delivered, f"{self.name}: Delta would skip version {version}, it has {self.delivered}"
+        if self._newest()[1] != self._committed:
+            raise self._fenced(version)
+        try:
+            self._save(frame, version)
+        except ConcurrentTransactionException as error:
+            raise self._fenced(version) from error
+        newest, _ = self._newest()
+        commits = [
+            commit for number in range(self._version + 1, newest + 1) if (commit := read_commit(self._path, number))
+        ]
+        ours = [commit for commit in commits if self._app_id in commit.txns]
+        if [commit.user_metadata for commit in ours] != [self._token]:
+            raise self._fenced(version)
+        added = ours[0].added_rows
+        assert rows in (None, added), f"{self.name}: wrote {added} rows of {rows}"
+        self._refuse_restored(commits)
+        if self._durable:
+            sync_commits(self._path, commits)
+        self._version, self._committed, self.delivered = newest, version, version
+        return added
+
+    def skip(self, version: int) -> None:
+        """There are no rows up to `version`: nothing is committed, and the table counts as delivered to it."""
+        self.delivered = max(self.delivered, version)
+
+    def _save(self, frame: DataFrame, version: int) -> None:
+        writer = frame.write.format("delta").mode("append").option("userMetadata", self._token)
+        writer = writer.option("txnAppId", self._app_id).option("txnVersion", version)
+        writer.save(str(self._path))
+
+    def _newest(self) -> tuple[int, int]:
+        version, committed = newest_versions(self._spark, self._path, self._app_id)
+        return version, NOTHING if committed is None else committed
+
+    def _fenced(self, version: int) -> Fenced:
+        message = f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"
+        return Fenced(message, subject=self.name)
+
+    def _refuse_restored(self, commits: Iterable[Commit]) -> None:
+        if any(commit.operation == "RESTORE" for commit in commits):
+            message = (
+                f"{self.name} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and"
+                " it would skip them in silence. Restore the state too, with a new state epoch"
+            )
+            raise Corrupt(message, subject=self.name)
