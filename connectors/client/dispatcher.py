@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from broker_state.answer import Answer
-    from connectors.client.cluster import MessageTopic
     from connectors.client.exchange.transport import Transport
     from connectors.client.message import QueueKey
+    from connectors.kafka.message_topics import MessageTopic
 
 __all__ = ["RANGES_MAX", "RANGE_LENGTH_MAX", "Dispatcher", "declare_of", "still_to_dispatch"]
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from broker_state.answer import Answer
-    from connectors.client.cluster import MessageTopic
+    from connectors.kafka.message_topics import MessageTopic
 
 __all__ = ["DispatchReport", "dispatch_existing"]
 

@@ -79,6 +79,11 @@ class Topics(msgspec.Struct, frozen=True):
                 " and underscores, without two underscores in front"
             )
             raise Invalid(message, subject=prefix)
+        return cls.of_any(prefix)
+
+    @classmethod
+    def of_any(cls, prefix: str) -> Topics:
+        """The names of a job that may have been refused."""
         return cls(f"{prefix}.ops", f"{prefix}.results", f"{prefix}.notifications", f"{prefix}.dead_letters")
 
     @property

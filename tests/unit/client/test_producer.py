@@ -15,11 +15,11 @@ from broker_state.answer import Answer, Run
 from broker_state.command import Declare, Dispatch, ForgetLane, Pop, WrittenRange
 from broker_state.reason import Reason
 from connectors.client import ClientClosed, NotDispatched, Producer, Transport, tag_hash
-from connectors.client.cluster import MessageTopic
 from connectors.client.dispatcher import Dispatcher, still_to_dispatch
 from connectors.client.memory_job import MemoryJob
 from connectors.client.tags import TAG_HEADER
 from connectors.errors import Invalid, Unavailable
+from connectors.kafka.message_topics import MessageTopic
 
 TOPIC = MessageTopic("orders", "5f0f6a52-0000-0000-0000-000000000001", {0: 0, 1: 100}, {0: 0, 1: 100})
 
