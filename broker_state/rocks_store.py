@@ -1,15 +1,17 @@
 """The state on disk: RocksDB in raw mode, one synced WriteBatch per micro-batch. The one import of rocksdict.
 
-Column families:
+Column families of the job's state, and of the store of its builder:
 
     state, ops, deadlines   what the kernel decides (keys.py)
+    queues, units           consume queues: their records, and their blocks and pages (consume_queue)
     outbox                  what is decided and not yet everywhere: kind u8, apply_seq u64, number u32
-    meta                    `applied`: how far the log is decided
+    meta                    how far the log is decided, or the topics are read
 
 A failed write leaves the store refusing further work: RocksDB may have applied part of a batch that names a dropped
 family, and nothing is known after any other error. The process must stop and reopen (reliability.md, fact 9).
 """
 
+import itertools
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -31,11 +33,28 @@ from broker_state.errors import Corrupt, Invalid
 from broker_state.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
 from broker_state.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 
-__all__ = ["FAMILIES", "META", "OUTBOX", "FrozenState", "RocksStore", "StoreStopped"]
+__all__ = [
+    "BUILDER_FAMILIES",
+    "FAMILIES",
+    "META",
+    "OUTBOX",
+    "QUEUES",
+    "UNITS",
+    "Erasure",
+    "FrozenState",
+    "RocksStore",
+    "StoreStopped",
+]
 
 OUTBOX: Family = "outbox"
 META: Family = "meta"
+QUEUES: Family = "queues"
+UNITS: Family = "units"
 FAMILIES = (STATE, OPS, DEADLINES, OUTBOX, META)
+BUILDER_FAMILIES = (QUEUES, UNITS, OUTBOX, META)
+
+Erasure = tuple[Family, bytes, bytes]
+"""(family, first key, end): all keys of [first, end) go."""
 
 _BLOCK_CACHE_BYTES = 64 * 1024 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
@@ -49,17 +68,22 @@ class StoreStopped(Corrupt):
 class RocksStore:
     """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs."""
 
-    def __init__(self, path: Path, *, read_only: bool = False) -> None:
+    def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
         path.mkdir(parents=True, exist_ok=True)
-        families = {family: _options() for family in FAMILIES}
+        names = tuple(families)
         access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
         try:
-            self._db = Rdict(str(path), options=_options(), column_families=families, access_type=access)
+            self._db = Rdict(
+                str(path),
+                options=_options(),
+                column_families={name: _options() for name in names},
+                access_type=access,
+            )
         except Exception as error:  # rocksdict raises bare Exception
             msg = f"cannot open the state in {path}: {error}"
             raise Invalid(msg, subject=str(path)) from error
-        self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in FAMILIES}
-        self._handles: dict[Family, ColumnFamily] = {name: self._db.get_column_family_handle(name) for name in FAMILIES}
+        self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in names}
+        self._handles: dict[Family, ColumnFamily] = {name: self._db.get_column_family_handle(name) for name in names}
         self._sync = WriteOptions()
         self._sync.sync = True
         self._failed: Exception | None = None
@@ -110,20 +134,30 @@ class RocksStore:
         Raises:
             StoreStopped: the write failed, or an earlier one did.
         """
+        erasures = ((STATE, first, end) for first, end in overlay.erasures())
+        size = self.write_changes(itertools.chain(overlay.changes(), more), erasures)
+        overlay.written()
+        return size
+
+    def write_changes(self, changes: Iterable[Change], erasures: Iterable[Erasure] = ()) -> int:
+        """One synced WriteBatch: the erasures, then the changes. Returns its bytes.
+
+        Raises:
+            StoreStopped: the write failed, or an earlier one did.
+        """
         if self._failed is not None:
             msg = f"the store stopped: {self._failed}"
             raise StoreStopped(msg)
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
-        for first, end in overlay.erasures():
-            batch.delete_range(first, end, handles[STATE])
+        for family, first, end in erasures:
+            batch.delete_range(first, end, handles[family])
         put, delete = batch.put, batch.delete
-        for changes in (overlay.changes(), more):
-            for family, key, value in changes:
-                if value is None:
-                    delete(key, handles[family])
-                else:
-                    put(key, value, handles[family])
+        for family, key, value in changes:
+            if value is None:
+                delete(key, handles[family])
+            else:
+                put(key, value, handles[family])
         size = batch.size_in_bytes()
         try:
             self._db.write(batch, self._sync)
@@ -132,7 +166,6 @@ class RocksStore:
             msg = f"the write failed: {error}"
             raise StoreStopped(msg) from error
         self.batches_written += 1
-        overlay.written()
         return size
 
     def close(self) -> None:

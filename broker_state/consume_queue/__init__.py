@@ -25,6 +25,7 @@ from broker_state.consume_queue.building import (
     number_messages,
     truncate,
 )
+from broker_state.consume_queue.dispatches import dispatches_of, skips_of
 from broker_state.consume_queue.lookup import (
     Absence,
     first_unit_since,
@@ -35,12 +36,13 @@ from broker_state.consume_queue.lookup import (
     unit_at,
     unit_at_or_after,
     unit_of_message,
+    units_between,
     units_from,
     units_with_key,
 )
 from broker_state.consume_queue.queue_record import BLOCK, FILTER, ConsumeQueue, Get, Place, place_key
 from broker_state.consume_queue.scan import ContradictionError, Scan, merge
-from broker_state.consume_queue.unit import Unit, Units
+from broker_state.consume_queue.unit import Unit, Units, key_hash
 
 __all__ = [
     "BLOCK",
@@ -58,9 +60,11 @@ __all__ = [
     "Units",
     "append",
     "apply_revision",
+    "dispatches_of",
     "encode_block",
     "first_unit_since",
     "holes",
+    "key_hash",
     "last_unit_until",
     "merge",
     "message_base_at",
@@ -68,10 +72,12 @@ __all__ = [
     "move_start",
     "number_messages",
     "place_key",
+    "skips_of",
     "truncate",
     "unit_at",
     "unit_at_or_after",
     "unit_of_message",
+    "units_between",
     "units_from",
     "units_with_key",
 ]

@@ -19,7 +19,7 @@ from broker_state.consume_queue.block import BLOCK_SHIFT, Block
 from broker_state.consume_queue.key_filter import may_contain
 from broker_state.consume_queue.queue_record import BLOCK, FILTER, ConsumeQueue, Get, Place
 from broker_state.consume_queue.summary import Summary, decode_page
-from broker_state.consume_queue.unit import Unit
+from broker_state.consume_queue.unit import Unit, Units
 from broker_state.errors import Corrupt
 
 __all__ = [
@@ -32,6 +32,7 @@ __all__ = [
     "unit_at",
     "unit_at_or_after",
     "unit_of_message",
+    "units_between",
     "units_from",
     "units_with_key",
 ]
@@ -72,6 +73,16 @@ def units_from(queue: ConsumeQueue, get: Get, queue_offset: int) -> Iterator[Uni
     for block in _blocks(queue, get, lambda summary: summary.last_offset >= queue_offset):
         for row in range(block.row_at_or_after(queue_offset), block.unit_count):
             yield block.unit(row)
+
+
+def units_between(queue: ConsumeQueue, get: Get, first_offset: int, end_offset: int) -> Units:
+    """The units of [first_offset, end_offset) as columns."""
+
+    def is_within(summary: Summary) -> bool:
+        return summary.last_offset >= first_offset and summary.first_offset < end_offset
+
+    pieces = [block.scan.units.between(first_offset, end_offset) for block in _blocks(queue, get, is_within)]
+    return Units.joined(pieces) if pieces else Units.of([])
 
 
 def unit_of_message(queue: ConsumeQueue, get: Get, message_offset: int) -> Unit | Absence:

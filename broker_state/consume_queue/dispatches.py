@@ -1,0 +1,74 @@
+"""What a builder tells the job of a scan: the ranges that were written and, as `skip`, those that never will be."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from broker_state.command import Dispatch, OffsetRange, WrittenRange
+from broker_state.consume_queue.scan import Scan
+from broker_state.kernel.limits import RANGE_OFFSETS_MAX
+
+__all__ = ["PIECES_MAX", "dispatches_of", "skips_of"]
+
+PIECES_MAX = 2_000
+"""Ranges of one command: with tags of 20 digits about 160 kB, so that it fits an outbox entry."""
+
+
+def dispatches_of(topic: str, queue_id: int, scan: Scan) -> Iterator[Dispatch]:
+    """The commands that make a scan known, in ascending order of their offsets; none for an empty one.
+
+    >>> from broker_state.consume_queue.unit import Unit, Units
+    >>> units = [Unit(queue_offset=at, size_bytes=9, store_time_ms=0, message_base=at, tag_hash=t) for at, t in
+    ...          ((5, 0), (6, 0), (9, 77))]
+    >>> for command in dispatches_of("orders", 0, Scan(4, 10, Units.of(units))):
+    ...     print(command.ranges, command.skip)
+    [WrittenRange(first=5, last=6, tag=0, count=1), WrittenRange(first=9, last=9, tag=77, count=1)] [(4, 4), (7, 8)]
+    """
+    ranges: list[WrittenRange] = []
+    skip: list[OffsetRange] = []
+    for first, end, facts in _pieces(scan):
+        if facts is None:
+            skip.append((first, end - 1))
+        else:
+            ranges.append(WrittenRange(first, end - 1, *facts))
+        if len(ranges) + len(skip) == PIECES_MAX:
+            yield Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges, skip=skip)
+            ranges, skip = [], []
+    if ranges or skip:
+        yield Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges, skip=skip)
+
+
+def skips_of(topic: str, queue_id: int, first_offset: int, end_offset: int) -> Iterator[Dispatch]:
+    """The commands that declare [first_offset, end_offset) gone, for instance by retention."""
+    skip = [(first, end - 1) for first, end in _cut(first_offset, end_offset)]
+    for at in range(0, len(skip), PIECES_MAX):
+        yield Dispatch(v=1, topic=topic, queue_id=queue_id, skip=skip[at : at + PIECES_MAX])
+
+
+def _pieces(scan: Scan) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
+    """Half-open (first, end, (tag hash, inner count) or None of a hole), in order, none longer than the job takes."""
+    units = scan.units
+    offsets = units.queue_offset
+    is_new_run = np.ones(len(offsets), np.bool_)
+    is_new_run[1:] = (
+        (np.diff(offsets) != 1)
+        | (units.tag_hash[1:] != units.tag_hash[:-1])
+        | (units.inner_count[1:] != units.inner_count[:-1])
+    )
+    rows = np.flatnonzero(is_new_run)
+    lasts = offsets[np.append(rows[1:], len(offsets)) - 1] if len(rows) else offsets
+    columns = (offsets[rows], lasts + 1, units.tag_hash[rows], units.inner_count[rows])
+    at = scan.first_offset
+    for first, end, tag, count in zip(*(column.tolist() for column in columns), strict=True):
+        for hole in _cut(at, first):
+            yield *hole, None
+        for part in _cut(first, end):
+            yield *part, (tag, count)
+        at = end
+    for hole in _cut(at, scan.end_offset):
+        yield *hole, None
+
+
+def _cut(first: int, end: int) -> Iterator[tuple[int, int]]:
+    for at in range(first, end, RANGE_OFFSETS_MAX):
+        yield at, min(at + RANGE_OFFSETS_MAX, end)
