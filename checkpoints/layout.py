@@ -3,6 +3,8 @@
 var/job/
   state/        RocksDB, the truth
   spark/        Spark's checkpoint: which records a micro-batch has; rebuilt from the state when it is lost
+  queues/       RocksDB of the builder: the consume queues of the message topics
+  spark_build/  Spark's checkpoint of the builder's query, begun anew with every query
   delta/        the audit tables
   lock          held by the job that owns all this
   job.json      who that is and where it listens
@@ -29,6 +31,16 @@ class JobFolder(msgspec.Struct, frozen=True):
     def spark(self) -> Path:
         """Spark's checkpoints, one folder for each time one was begun anew."""
         return self.root / "spark"
+
+    @property
+    def queues(self) -> Path:
+        """RocksDB of the builder."""
+        return self.root / "queues"
+
+    @property
+    def builder_spark(self) -> Path:
+        """Spark's checkpoints of the builder."""
+        return self.root / "spark_build"
 
     @property
     def delta(self) -> Path:

@@ -10,25 +10,34 @@ from pathlib import Path
 
 from broker_state.errors import Corrupt
 
-__all__ = ["planned_end", "query_id", "usable_checkpoint"]
+__all__ = ["planned_end", "planned_ends", "query_id", "usable_checkpoint"]
 
 
 def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
-    """The offset after the last of micro-batch `batch_id`, by partition.
+    """The offset after the last of micro-batch `batch_id` of one topic, by partition; raises as `planned_ends`."""
+    ends = planned_ends(checkpoint, batch_id).get(topic)
+    if ends is None:
+        raise _no_plan(checkpoint, batch_id)
+    return ends
+
+
+def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
+    """The offset after the last of micro-batch `batch_id`, by topic and partition.
 
     Raises:
         Corrupt: the checkpoint has no readable plan for it.
     """
-    file = checkpoint / "offsets" / str(batch_id)
     try:
-        lines = file.read_text().splitlines()
-        ends = json.loads(lines[2])[topic]
-        return {int(partition): int(offset) for partition, offset in ends.items()}
-    except (OSError, IndexError, KeyError, ValueError) as error:
-        message = (
-            f"Spark's plan of micro-batch {batch_id} cannot be read from {file}: remove the checkpoint, it is rebuilt"
-        )
-        raise Corrupt(message, subject=str(file)) from error
+        topics = json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2])
+        return {topic: {int(number): int(end) for number, end in ends.items()} for topic, ends in topics.items()}
+    except (OSError, IndexError, AttributeError, ValueError) as error:
+        raise _no_plan(checkpoint, batch_id) from error
+
+
+def _no_plan(checkpoint: Path, batch_id: int) -> Corrupt:
+    file = checkpoint / "offsets" / str(batch_id)
+    message = f"Spark's plan of micro-batch {batch_id} cannot be read from {file}: remove the checkpoint, it is rebuilt"
+    return Corrupt(message, subject=str(file))
 
 
 def query_id(checkpoint: Path) -> str:

@@ -169,9 +169,10 @@ class Host:
         self.spark = self._start_spark()
         self._step("reconciling state, log and tables")
         # It takes the ownership over and lets go of it in `stop`; letting go twice is fine.
-        self.job = Job(
-            settings.model_copy(update={"folder": self.folder.root}), self.bootstrap_servers, self.spark, ownership
-        )
+        resolved: dict[str, Any] = {"folder": self.folder.root}
+        if settings.message_topics is None:
+            resolved["message_topics"] = "" if self.kafka is None else "*"
+        self.job = Job(settings.model_copy(update=resolved), self.bootstrap_servers, self.spark, ownership)
         self._stack.callback(self._stop_job)
         if settings.metrics_port:
             self._serve_metrics(settings.metrics_port)

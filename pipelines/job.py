@@ -24,6 +24,7 @@ from connectors.delta.flusher import AuditFlusher
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import TopicFacts, Topics, TopicSettings, ensure_topics
 from pipelines.apply_ops import ApplyOps, BatchReport
+from pipelines.builder.running import RunningBuilder
 from pipelines.decode import Decoder
 from pipelines.failpoints import failpoint
 from pipelines.flush import FlushLoop
@@ -44,7 +45,7 @@ PIPELINE = "apply_ops"
 
 
 class Job:
-    """apply_ops on one ops topic, until `stop` or a failure.
+    """apply_ops on one ops topic, and build_consume_queue on the message topics, until `stop` or a failure.
 
     Args:
         settings: All of them.
@@ -136,6 +137,12 @@ class Job:
         if settings.ticks:
             self.ticker.start()
         self._stack.callback(self.ticker.stop)
+        self.builder: RunningBuilder | None = None
+        if settings.message_globs:
+            self.builder = RunningBuilder(
+                settings, self.folder, bootstrap_servers, spark, self._source_options(), self.fail
+            )
+            self._stack.callback(self.builder.stop)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed; False when it still runs after `timeout_s`."""

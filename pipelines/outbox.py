@@ -5,6 +5,8 @@
            of notifications: MessagePack list of (key, value)
            of a dead letter: MessagePack of DeadLetter
            of audit rows: table number u8, Arrow slice
+           of a dispatch: the operation as it goes on the ops topic (only in the builder's outbox, as the next)
+           of unit spans: MessagePack of the spans whose units are to go to Delta
 
 An entry stays until it is delivered, and is deleted by the WriteBatch after that. A killed process finds here all
 that it may not have delivered; delivering an answer twice is allowed, for the duplicates are identical.
@@ -32,6 +34,8 @@ class EntryKind:
     NOTIFICATIONS = 2
     DEAD_LETTER = 3
     AUDIT = 4
+    DISPATCH = 5
+    UNIT_SPANS = 6
 
 
 class Entry(NamedTuple):

@@ -6,6 +6,8 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from broker_state.command import QueueType
+
 __all__ = ["JobSettings"]
 
 
@@ -25,6 +27,23 @@ class JobSettings(BaseSettings):
     )
     records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         default=20_000, description="more: higher throughput behind the log, longer micro-batches, more memory"
+    )
+    message_topics: str | None = Field(
+        default=None,
+        description=(
+            "topics whose queues are built: names or patterns with * ? [], separated by commas; an empty text: none;"
+            " by default all of an embedded Kafka, none of another"
+        ),
+    )
+    queue_types: dict[str, QueueType] = Field(
+        default_factory=dict,
+        description="type by topic: simple, batch or sparse; by default sparse if Kafka compacts it, else simple",
+    )
+    build_records_per_batch_max: Annotated[int, Field(ge=100, le=5_000_000)] = Field(
+        default=400_000, description="as records_per_batch_max, of the query that builds queues"
+    )
+    build_tasks_min: Annotated[int, Field(ge=1, le=1024)] = Field(
+        default=4, description="tasks that read message topics at the same time, several in a partition if need be"
     )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=5.0, description="longer: fewer and larger Delta files, an older audit"
@@ -47,3 +66,8 @@ class JobSettings(BaseSettings):
     driver_memory: str = Field(default="1g", description="heap of the JVM")
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(default=0, description="Prometheus metrics; 0: none")
     log_level: str = Field(default="INFO", description="DEBUG shows every micro-batch")
+
+    @property
+    def message_globs(self) -> list[str]:
+        """`message_topics` one by one."""
+        return [glob.strip() for glob in (self.message_topics or "").split(",") if glob.strip()]

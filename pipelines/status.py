@@ -1,4 +1,4 @@
-"""What `popstream status` shows, asked of the running job over a local socket, or read from a state that nobody owns.
+"""What `popstream status` and `queue` show, asked of the running job over a local socket, or read where nobody runs.
 
 One request is one line of JSON, one answer is one line of JSON. The socket is a Unix domain socket in the job's folder,
 which only its user may enter; where that path is longer than the system allows it is a port of 127.0.0.1. Whoever asks
@@ -20,15 +20,16 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 import structlog
 
-from broker_state.errors import Unavailable
-from broker_state.rocks_store import META, RocksStore
+from broker_state.errors import Invalid, PopstreamError, Unavailable
+from broker_state.rocks_store import BUILDER_FAMILIES, META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
+from pipelines.builder.view import ConsumeQueueView, QueueRequest, views_of
 from pipelines.card import JobCard
 from pipelines.inspect_state import QueueView, lane_detail, queues_in
 from pipelines.metrics import Totals
@@ -37,7 +38,17 @@ if TYPE_CHECKING:
     # `popstream status` is asked often, and Spark takes half a second to import.
     from pipelines.job import Job
 
-__all__ = ["Status", "StatusRequest", "StatusServer", "ask", "is_owned", "stored_status"]
+__all__ = [
+    "RebuildRequest",
+    "Rebuilt",
+    "Status",
+    "StatusRequest",
+    "StatusServer",
+    "ask",
+    "is_owned",
+    "stored_queues",
+    "stored_status",
+]
 
 _log = structlog.get_logger(__name__)
 
@@ -52,7 +63,9 @@ POLL_S = 0.5
 LANES_SHOWN = 1000
 
 
-class StatusRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class StatusRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="status"
+):
     """What is wanted: lanes of one group, with their detail, queues of one topic; at most `limit` lanes."""
 
     token: str = ""
@@ -90,8 +103,29 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     is_cut: bool = False
 
 
+class RebuildRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="rebuild"
+):
+    """Forget a consume queue from an offset on, and read it anew."""
+
+    topic: str
+    queue_id: int
+    from_offset: int
+    token: str = ""
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """The queue is read again from here."""
+
+    from_offset: int
+
+
 class _Failed(msgspec.Struct, frozen=True):
     error: str
+
+
+Request = StatusRequest | QueueRequest | RebuildRequest
+Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt)
 
 
 class StatusServer:
@@ -136,12 +170,26 @@ class StatusServer:
     def answer(self, line: bytes) -> bytes:
         """The answer to one request line."""
         try:
-            request = msgspec.json.decode(line, type=StatusRequest)
+            request = msgspec.json.decode(line, type=Request)
         except msgspec.DecodeError as error:
             return msgspec.json.encode(_Failed(f"unreadable request: {error}"))
         if not hmac.compare_digest(request.token.encode(), self.token.encode()):
             return msgspec.json.encode(_Failed("wrong token"))
-        return msgspec.json.encode(self.status(request))
+        try:
+            return msgspec.json.encode(self._answer(request))
+        except PopstreamError as error:
+            return msgspec.json.encode(_Failed(str(error)))
+
+    def _answer(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt:
+        if isinstance(request, StatusRequest):
+            return self.status(request)
+        running = self._job.builder
+        if running is None:
+            message = "this job builds no queues: it has no message_topics"
+            raise Invalid(message)
+        if isinstance(request, RebuildRequest):
+            return Rebuilt(running.query.rebuild((request.topic, request.queue_id), request.from_offset))
+        return running.views(self._job.store, request)
 
     def status(self, request: StatusRequest) -> Status:
         """The state now."""
@@ -211,11 +259,12 @@ class _TcpServer(_Answering, socketserver.ThreadingTCPServer):
     pass
 
 
-def ask(card: JobCard, request: StatusRequest, *, timeout_s: float = TIMEOUT_S) -> Status:
-    """Ask the job of a card.
+def ask(card: JobCard, request: Request, reply: type[Reply], *, timeout_s: float = TIMEOUT_S) -> Reply:
+    """Ask the job of a card, and read its answer as `reply`.
 
     Raises:
         Unavailable: It does not answer: it has ended, or stands still.
+        Invalid: It answers that the request is wrong.
     """
     try:
         with _connected(card.address, timeout_s) as connection:
@@ -226,8 +275,10 @@ def ask(card: JobCard, request: StatusRequest, *, timeout_s: float = TIMEOUT_S) 
         message = f"the job of process {card.pid} does not answer at {card.address}: {error}"
         raise Unavailable(message, subject=card.address) from error
     try:
-        return msgspec.json.decode(line, type=Status)
+        return msgspec.json.decode(line, type=reply)
     except msgspec.DecodeError as error:
+        with contextlib.suppress(msgspec.DecodeError):
+            raise Invalid(msgspec.json.decode(line, type=_Failed).error) from None
         message = f"the job of process {card.pid} does not tell its state: {line[:200].decode(errors='replace')}"
         raise Unavailable(message, subject=card.address) from error
 
@@ -249,6 +300,18 @@ def stored_status(folder: JobFolder, request: StatusRequest) -> Status:
         queues=queues,
         is_cut=is_cut,
     )
+
+
+def stored_queues(folder: JobFolder, request: QueueRequest) -> list[ConsumeQueueView]:
+    """The consume queues on disk; as `stored_status`."""
+    if not folder.queues.is_dir():
+        message = f"no queues were ever built in {folder.root}"
+        raise Invalid(message, subject=str(folder.root))
+    with (
+        RocksStore(folder.queues, BUILDER_FAMILIES, read_only=True) as queues,
+        RocksStore(folder.state, read_only=True) as state,
+    ):
+        return views_of(queues, state, request)
 
 
 def is_owned(folder: JobFolder) -> bool:

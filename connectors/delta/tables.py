@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUDIT_TABLES",
+    "CONSUME_QUEUE",
     "FLUSHER_COLUMNS",
     "KEY_COLUMNS",
     "TABLES",
@@ -272,6 +273,38 @@ _REJECTED: Final = Table(
     partitioned_by="op_date",
 )
 
+CONSUME_QUEUE: Final = Table(
+    "consume_queue",
+    "One row for each unit: a written record of a message topic, as the builder first found it.",
+    (
+        *_QUEUE,
+        _word("topic_id", "Kafka's id of the message topic; a topic that is made again has another."),
+        _word("queue_type", "simple, batch or sparse."),
+        _long("queue_offset", "Kafka offset of the record."),
+        _long(
+            "message_base", "Number of its first message in the queue; on simple and sparse queues the queue offset."
+        ),
+        _int("inner_count", "How many messages it carries: more than 1 only on batch queues."),
+        _long("store_time_ms", "The record's timestamp, ms since 1970."),
+        _int("size_bytes", "Length of its value."),
+        _long("tag_hash", "Hash of its tag, the bits of a u64; 0: none."),
+        _long("key_hash", "xxhash64 of its key, as Spark SQL computes it (0 gives 1); 0: no key."),
+        Column(
+            "inner_key_hashes",
+            Kind.BINARY,
+            "Hashes of the keys and message ids inside a batch, 8 bytes each, big-endian.",
+            required=False,
+        ),
+        _flag(
+            "is_readable", "False: its headers lie about its inner batch, and it is one message for the dead letters."
+        ),
+        _long("build_seq", "Number of the builder's WriteBatch with the unit. Differs between builds."),
+        _word("state_epoch", "Life of the builder's store. Differs between builds."),
+        Column("store_date", Kind.DATE, "UTC date of `store_time_ms`; the table is partitioned by it."),
+    ),
+    partitioned_by="store_date",
+)
+
 _QUALITY_RESULTS: Final = Table(
     "quality_results",
     "One row for each expectation and each version of the tables it was checked on.",
@@ -293,7 +326,7 @@ AUDIT_TABLES: Final = {
 }
 """Tables of the kernel's rows, written through the outbox."""
 
-TABLES: Final = {**AUDIT_TABLES, _QUALITY_RESULTS.name: _QUALITY_RESULTS}
+TABLES: Final = {**AUDIT_TABLES, CONSUME_QUEUE.name: CONSUME_QUEUE, _QUALITY_RESULTS.name: _QUALITY_RESULTS}
 
 
 def table_path(root: Path, table: str) -> Path:

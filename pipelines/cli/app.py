@@ -53,6 +53,9 @@ def up(
     prefix: Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))] = None,
     ops_partitions: Annotated[int | None, typer.Option(help=meaning("ops_partitions"))] = None,
     results_partitions: Annotated[int | None, typer.Option(help=meaning("results_partitions"))] = None,
+    message_topics: Annotated[
+        str | None, typer.Option(help=meaning("message_topics"), metavar="NAME,...", show_default=False)
+    ] = None,
     records_per_batch_max: Annotated[int | None, typer.Option(help=meaning("records_per_batch_max"))] = None,
     flush_interval: Annotated[
         Duration | None,
@@ -87,6 +90,7 @@ def up(
             "topic_prefix": prefix,
             "ops_partitions": ops_partitions,
             "results_partitions": results_partitions,
+            "message_topics": message_topics,
             "records_per_batch_max": records_per_batch_max,
             "flush_interval_s": None if flush_interval is None else flush_interval / 1000,
             "driver_memory": driver_memory,
@@ -286,6 +290,50 @@ def status(
 
     root = load_settings(settings, {"folder": folder}).folder
     run_status(JobFolder(root), StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
+def queue(
+    topic: Topic,
+    queue_id: Annotated[int | None, typer.Option("--queue", help="only this one", min=0)] = None,
+    offset: Annotated[int | None, typer.Option(help="show the unit at or after this queue offset", min=0)] = None,
+    message: Annotated[int | None, typer.Option(help="show the unit with this message offset", min=0)] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="MOMENT", help="show the first unit since then, and the last until then")
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="show the newest units with this key")] = None,
+    limit: Annotated[int, typer.Option(help="units with a key, and runs of holes, at most", min=1, max=1000)] = 10,
+    rebuild_from: Annotated[
+        int | None, typer.Option(metavar="OFFSET", help="forget --queue from here on, and read it anew", min=0)
+    ] = None,
+    folder: Folder = None,
+    settings: SettingsFile = None,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Show how far the queues of a topic are built, what they lack, and single units of them.
+
+    Without a running job what the last one left is shown, with exit code 3.
+    """
+    from broker_state.consume_queue import key_hash
+    from checkpoints.layout import JobFolder
+    from pipelines.builder.view import QueueRequest
+    from pipelines.cli.queue import moment_ms, run_queue, run_rebuild
+
+    job = JobFolder(load_settings(settings, {"folder": folder}).folder)
+    if rebuild_from is not None:
+        run_rebuild(job, topic, queue_id, rebuild_from)
+        return
+    request = QueueRequest(
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=offset,
+        message_offset=message,
+        time_ms=None if time is None else moment_ms(time),
+        key_hash=None if key is None else key_hash(key.encode()),
+        limit=limit,
+    )
+    run_queue(job, request, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)

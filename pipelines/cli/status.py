@@ -8,13 +8,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from broker_state.errors import Unavailable
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.cli.target import running_job
+from pipelines.cli.target import require_left_alone, running_job
 from pipelines.inspect_state import LaneDetail
-from pipelines.status import Status, StatusRequest, ask, is_owned, stored_status
+from pipelines.status import Status, StatusRequest, ask, stored_status
 
 __all__ = ["run_status"]
 
@@ -39,15 +38,8 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
 def _status(folder: JobFolder, request: StatusRequest) -> Status:
     card = running_job(folder)
     if card is not None:
-        return ask(card, request)
-    if is_owned(folder):
-        message = f"the job in {folder.root} is starting or stopping: ask again in a few seconds"
-        raise Unavailable(message, subject=str(folder.root))
-    if not folder.state.is_dir():
-        message = (
-            f"no job runs in {folder.root}, and none ever did: start one with `popstream up`, or name its --folder"
-        )
-        raise Unavailable(message, subject=str(folder.root))
+        return ask(card, request, Status)
+    require_left_alone(folder)
     return stored_status(folder, request)
 
 

@@ -11,7 +11,7 @@ from pipelines.card import JobCard
 from pipelines.cli.options import load_settings
 from pipelines.status import is_owned
 
-__all__ = ["Target", "find_target", "running_job"]
+__all__ = ["Target", "find_target", "require_left_alone", "running_job"]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -57,3 +57,19 @@ def running_job(folder: JobFolder) -> JobCard | None:
     """The card of the job that runs in the folder, once it is ready."""
     card = JobCard.read(folder.card)
     return card if card is not None and is_owned(folder) else None
+
+
+def require_left_alone(folder: JobFolder) -> None:
+    """Check that a state lies in the folder and that no process owns it, so that it can be read.
+
+    Raises:
+        Unavailable: One does, or there is none.
+    """
+    if is_owned(folder):
+        message = f"the job in {folder.root} is starting or stopping: ask again in a few seconds"
+        raise Unavailable(message, subject=str(folder.root))
+    if not folder.state.is_dir():
+        message = (
+            f"no job runs in {folder.root}, and none ever did: start one with `popstream up`, or name its --folder"
+        )
+        raise Unavailable(message, subject=str(folder.root))

@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-__all__ = ["DIFFERS_BY_RUN", "answers_of", "applied_of", "audit_rows", "end_offsets", "families_of", "records_between"]
+__all__ = [
+    "DIFFERS_BY_RUN",
+    "answers_of",
+    "applied_of",
+    "audit_rows",
+    "end_offsets",
+    "families_of",
+    "records_between",
+    "table_rows",
+]
 
 DIFFERS_BY_RUN = ("apply_seq", "state_epoch")
 
@@ -44,7 +53,14 @@ def applied_of(state: Path) -> Applied:
 
 
 def audit_rows(delta: Path, table: str) -> list[dict[str, Any]]:
-    """All rows of an audit table, by key, without the columns that differ from run to run. Read without Spark."""
+    """All rows of an audit table, by key, without the columns that differ from run to run."""
+    left_out = {*DIFFERS_BY_RUN, AUDIT_TABLES[table].partitioned_by}
+    rows = [{name: value for name, value in row.items() if name not in left_out} for row in table_rows(delta, table)]
+    return sorted(rows, key=lambda row: tuple(row[name] for name in KEY_COLUMNS))
+
+
+def table_rows(delta: Path, table: str) -> list[dict[str, Any]]:
+    """All rows of a table as its files have them, read without Spark."""
     root = table_path(delta, table)
     files: set[str] = set()
     for commit in sorted((root / "_delta_log").glob("*.json")):
@@ -54,14 +70,8 @@ def audit_rows(delta: Path, table: str) -> list[dict[str, Any]]:
                 files.add(action["add"]["path"])
             elif "remove" in action:
                 files.discard(action["remove"]["path"])
-    left_out = {*DIFFERS_BY_RUN, AUDIT_TABLES[table].partitioned_by}
-    rows = [
-        {name: value for name, value in row.items() if name not in left_out}
-        for file in files
-        # Delta writes `=` in the name of a partition's folder as it is.
-        for row in pq.ParquetFile(root / file).read().to_pylist()
-    ]
-    return sorted(rows, key=lambda row: tuple(row[name] for name in KEY_COLUMNS))
+    # Delta writes `=` in the name of a partition's folder as it is.
+    return [row for file in files for row in pq.ParquetFile(root / file).read().to_pylist()]
 
 
 def end_offsets(servers: str, topic: str) -> dict[int, int]:

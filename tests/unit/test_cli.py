@@ -31,7 +31,7 @@ from pipelines.cli.query import require_reading
 from pipelines.jvm import held_signals
 from pipelines.metrics import Totals
 from pipelines.preflight import reach_kafka, require_ready
-from pipelines.status import StatusRequest, StatusServer, ask
+from pipelines.status import Status, StatusRequest, StatusServer, ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -294,14 +294,14 @@ def card_of(server: StatusServer, token: str) -> JobCard:
 
 
 def test_the_job_tells_its_state_over_its_socket(server: StatusServer) -> None:
-    status = ask(card_of(server, server.token), StatusRequest())
+    status = ask(card_of(server, server.token), StatusRequest(), Status)
     assert (status.running, status.apply_seq, status.delta_seq, status.outbox_bytes) == (True, 5, 4, 9)
     assert status.totals == Totals(operations=7)
 
 
 def test_who_has_not_the_token_is_told_nothing(server: StatusServer) -> None:
-    with pytest.raises(Unavailable, match="wrong token"):
-        ask(card_of(server, "guess"), StatusRequest())
+    with pytest.raises(Invalid, match="wrong token"):
+        ask(card_of(server, "guess"), StatusRequest(), Status)
     assert b"unreadable request" in server.answer(b"{nope\n")
 
 
@@ -310,7 +310,7 @@ def test_a_job_that_is_gone_is_told_so(tmp_path: Path) -> None:
         pid=7, bootstrap_servers="", prefix="", folder="", address=str(tmp_path / "s"), token="", started_at=0
     )
     with pytest.raises(Unavailable, match="the job of process 7 does not answer"):
-        ask(card, StatusRequest())
+        ask(card, StatusRequest(), Status)
 
 
 def test_a_card_is_for_its_user_alone(tmp_path: Path) -> None:

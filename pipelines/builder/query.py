@@ -1,0 +1,313 @@
+"""The builder at work: watches the chosen topics, and runs one streaming query over exactly their partitions.
+
+```
+look ─> Builder.adopt ─> same partitions, same ids? ── yes ──> look again in LOOK_S
+  ^                              │ no
+  └────────────────── start a query from the ends of the queues
+```
+
+How far a partition is read is the end of its queue, and nothing else: each query starts there, with a Spark checkpoint
+of its own that is only asked for the planned range of a micro-batch. So a lost checkpoint, a new partition and a topic
+that was made again are one case.
+"""
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from broker_state.command import QueueType
+from broker_state.consume_queue import Scan, Units
+from broker_state.errors import Unavailable
+from checkpoints.spark_progress import planned_ends
+from connectors.kafka.message_topics import MessageTopic, TopicReader, chosen_topics
+from pipelines.builder.builder import Builder, Queue
+from pipelines.builder.dispatch_sender import DispatchSender
+from pipelines.builder.unit_columns import unit_columns, units_by_queue
+from pipelines.builder.unit_flush import PIPELINE, UnitFlush
+from pipelines.failpoints import failpoint
+from pipelines.outbox import EntryKind
+
+__all__ = ["BuilderQuery"]
+
+_log = structlog.get_logger(__name__)
+
+LOOK_S = 2.0
+ROOM_S = 0.5
+FAILURES_MAX = 5
+
+
+class _OutdatedError(Exception):
+    """The micro-batch was read from another topic than the queue is of, or by a query that is over."""
+
+
+class BuilderQuery:
+    """Keeps the queues of all chosen topics built, until `stop` or a failure.
+
+    Args:
+        spark: The session.
+        source_options: Options of Spark's Kafka source.
+        bootstrap_servers: The Kafka with the message topics.
+        checkpoints: Folder for Spark's checkpoints.
+        globs: Names of topics, or patterns with `*`, `?` and `[...]`.
+        queue_types: Of topics that are neither simple nor compacted.
+        records_per_batch_max: Bounds a micro-batch.
+        tasks_min: Read with at least so many tasks, several in one partition if need be.
+        builder: Decides; this is its only user that appends.
+        sender: Takes what is to be dispatched.
+        unit_flush: Takes the frames.
+        on_failure: Called once with what ended it.
+    """
+
+    def __init__(
+        self,
+        *,
+        spark: SparkSession,
+        source_options: Mapping[str, str],
+        bootstrap_servers: str,
+        checkpoints: Path,
+        globs: list[str],
+        queue_types: Mapping[str, QueueType],
+        records_per_batch_max: int,
+        tasks_min: int,
+        builder: Builder,
+        sender: DispatchSender,
+        unit_flush: UnitFlush,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._spark = spark
+        self._options = {
+            **source_options,
+            "includeHeaders": "true",
+            # Retention is no failure: what it took is a hole.
+            "failOnDataLoss": "false",
+            "maxOffsetsPerTrigger": str(records_per_batch_max),
+            "minPartitions": str(tasks_min),
+        }
+        self._checkpoints = checkpoints
+        self._globs = globs
+        self._queue_types = queue_types
+        self._builder = builder
+        self._sender = sender
+        self._unit_flush = unit_flush
+        self._on_failure = on_failure
+        self._reader = TopicReader(bootstrap_servers, client_id="popstream-builder")
+        self._checker = TopicReader(bootstrap_servers, client_id="popstream-builder-check")
+        self._query: StreamingQuery | None = None
+        self._run_no = 0
+        self._reads: dict[Queue, str] = {}
+        self._batch_topics: frozenset[str] = frozenset()
+        self._failures = 0
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self.topics: dict[str, MessageTopic] = {}
+        """The chosen topics as they were when Kafka was last asked."""
+        self.batches = 0
+        self.units = 0
+        shutil.rmtree(checkpoints, ignore_errors=True)
+        self._thread = threading.Thread(target=self._watch, name="builder", daemon=True)
+
+    def start(self) -> None:
+        """Begin; what a predecessor left in the outbox goes out first."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a micro-batch under way is finished or forgotten."""
+        self._stopping.set()
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._reader.close()
+        self._checker.close()
+
+    def rebuild(self, queue: Queue, from_offset: int) -> int:
+        """Forget a queue from an offset on and read it again; where it begins to be read.
+
+        Raises:
+            Invalid: There is no such queue.
+        """
+        self._unit_flush.flush()
+        with self._builder.lock:
+            end_offset = self._builder.truncate(queue, from_offset)
+            self._abandon()
+        return end_offset
+
+    def _abandon(self) -> None:
+        """What the present query reads from now on does not continue the queues: start another one."""
+        with self._builder.lock:
+            self._run_no += 1
+            self._reads = {}
+        self._wake.set()
+
+    def _watch(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._look()
+                self._wake.wait(LOOK_S)
+                self._wake.clear()
+        except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
+            _log.error("builder_failed", error=str(error), kind=type(error).__name__)
+            self._on_failure(error)
+        finally:
+            self._end_query()
+
+    def _look(self) -> None:
+        """Ask Kafka, take note, and see to it that the right query runs."""
+        ends = {queue: record.end_offset for queue, record in list(self._builder.queues.items())}
+        try:
+            topics = self._reader.choose(partial(chosen_topics, globs=self._globs))
+            types = self._types(topics)
+        except Unavailable as error:
+            _log.warning("topics_not_seen", error=str(error))
+            return
+        self._sender.send(self._builder.adopt(topics, types))
+        self._cut_back(topics, ends)
+        self.topics = topics
+        reads = {
+            (name, queue_id): topic.topic_id for name, topic in topics.items() for queue_id in sorted(topic.starts)
+        }
+        ended = self._query is not None and not self._query.isActive
+        if ended and reads == self._reads:
+            self._count_failure()
+        if ended or reads != self._reads:
+            self._end_query()
+            self._start_query(reads)
+
+    def _types(self, topics: Mapping[str, MessageTopic]) -> dict[str, QueueType]:
+        """As the settings say, else as the queues were made, else by whether Kafka compacts the topic."""
+        known: dict[str, QueueType] = {
+            name: self._builder.queues[name, 0].queue_type
+            for name, topic in topics.items()
+            if (name, 0) in self._builder.queues and self._builder.queues[name, 0].topic_id == topic.topic_id
+        }
+        compacted = self._reader.compacted([name for name in topics if name not in known])
+        return {**dict.fromkeys(compacted, "sparse"), **known, **self._queue_types}
+
+    def _cut_back(self, topics: Mapping[str, MessageTopic], ends: Mapping[Queue, int]) -> None:
+        """A log that ends before where it was read has lost records: what comes there next is read as new."""
+        for topic in topics.values():
+            for queue_id, end in topic.ends.items():
+                queue = (topic.name, queue_id)
+                if end < ends.get(queue, 0) and self._builder.queues[queue].start_offset <= end:
+                    _log.error("log_shortened", topic=topic.name, queue_id=queue_id, end=end, was_read_to=ends[queue])
+                    self.rebuild(queue, end)
+
+    def _count_failure(self) -> None:
+        """A query that ended although its topics are what they were: try again, but not for ever."""
+        assert self._query is not None
+        error = self._query.exception()
+        self._failures += 1
+        _log.warning("builder_query_ended", failures=self._failures, error=str(error)[:500])
+        if self._failures >= FAILURES_MAX:
+            raise error or Unavailable("the query of the builder ended by itself")
+
+    def _end_query(self) -> None:
+        query, self._query = self._query, None
+        with self._builder.lock:
+            self._run_no += 1
+        if query is not None:
+            query.stop()
+
+    def _start_query(self, reads: dict[Queue, str]) -> None:
+        self._reads = reads
+        if not reads:
+            return
+        with self._builder.lock:
+            run_no = self._run_no
+            self._batch_topics = frozenset(
+                topic for topic, queue_id in reads if self._builder.queues[topic, queue_id].queue_type == "batch"
+            )
+            starts: dict[str, dict[str, int]] = {}
+            for topic, queue_id in reads:
+                starts.setdefault(topic, {})[str(queue_id)] = self._builder.queues[topic, queue_id].end_offset
+        checkpoint = self._checkpoints / str(run_no)
+        assign = {topic: sorted(map(int, queue_ids)) for topic, queue_ids in starts.items()}
+        frame = (
+            self._spark.readStream.format("kafka")
+            .options(**self._options)
+            .option("assign", json.dumps(assign))
+            .option("startingOffsets", json.dumps(starts))
+            .load()
+        )
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
+        self._query = (
+            unit_columns(frame)
+            .writeStream.queryName(PIPELINE)
+            .option("checkpointLocation", str(checkpoint))
+            .foreachBatch(partial(self._take, run_no, checkpoint))
+            .start()
+        )
+        for old in self._checkpoints.iterdir():
+            if old != checkpoint:
+                shutil.rmtree(old, ignore_errors=True)
+        _log.info("builder_query_started", queues=len(reads), run=run_no)
+
+    def _take(self, run_no: int, checkpoint: Path, frame: DataFrame, batch_id: int) -> None:
+        """One micro-batch: Spark calls this, also once more for a micro-batch that was cut short."""
+        try:
+            self._build(run_no, checkpoint, frame, batch_id)
+        except _OutdatedError:
+            return
+        except (PySparkException, Py4JError, Unavailable):
+            raise  # Kafka or Spark: another query may have more luck
+        except BaseException as error:
+            if not self._stopping.is_set():
+                self._on_failure(error)
+            raise
+
+    def _build(self, run_no: int, checkpoint: Path, frame: DataFrame, batch_id: int) -> None:
+        while not self._sender.wait_for_room(ROOM_S):
+            self._require_current(run_no)
+        cached = frame.persist()
+        try:
+            table = cached.toArrow()
+            failpoint("build")
+            units = dict(units_by_queue(table, batch_topics=self._batch_topics))
+            ends = planned_ends(checkpoint, batch_id)
+            self._require_same_topics()
+            with self._builder.lock:
+                self._require_current(run_no)
+                scans = {}
+                for topic, by_partition in ends.items():
+                    for queue_id, end in by_partition.items():
+                        at = self._builder.queues[topic, queue_id].end_offset
+                        if end > at:
+                            found = units.get((topic, queue_id), _NO_UNITS)
+                            scans[topic, queue_id] = Scan(at, end, found.between(at, end))
+                entries = self._builder.append(scans)
+                build_seq = self._builder.built.build_seq
+        except BaseException:
+            cached.unpersist()
+            raise
+        failpoint("build_dispatch")
+        self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+        if entries and table.num_rows:
+            self._unit_flush.keep(build_seq, cached, table.num_rows)
+            self.units += table.num_rows
+        else:
+            cached.unpersist()
+        self._failures = 0
+        self.batches += 1
+
+    def _require_current(self, run_no: int) -> None:
+        if run_no != self._run_no or self._stopping.is_set():
+            raise _OutdatedError
+
+    def _require_same_topics(self) -> None:
+        """A topic that was made again may have given records of either: then all of it is read anew."""
+        names = sorted({topic for topic, _ in self._reads})
+        ids = self._checker.ids(names)
+        if any(ids.get(topic) != topic_id for (topic, _), topic_id in self._reads.items()):
+            self._abandon()
+            raise _OutdatedError
+
+
+_NO_UNITS = Units.of([])

@@ -1,0 +1,110 @@
+"""A builder with all that it needs, from start to stop, beside the job."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping
+
+from pyspark.sql import SparkSession
+
+from broker_state.command import Declare
+from broker_state.consume_queue import ConsumeQueue
+from broker_state.rocks_store import BUILDER_FAMILIES, RocksStore
+from checkpoints.layout import JobFolder
+from connectors.client.exchange.transport import Transport
+from connectors.client.settings import ClientSettings
+from pipelines.builder.builder import Builder, Queue, declare_of
+from pipelines.builder.dispatch_sender import DispatchSender
+from pipelines.builder.query import BuilderQuery
+from pipelines.builder.unit_flush import UnitFlush
+from pipelines.builder.view import ConsumeQueueView, QueueRequest, views_of
+from pipelines.outbox import EntryKind, Outbox
+from pipelines.settings import JobSettings
+
+__all__ = ["RunningBuilder"]
+
+
+class RunningBuilder:
+    """build_consume_queue, until `stop` or a failure.
+
+    Args:
+        settings: Of the job.
+        folder: Of the job.
+        bootstrap_servers: The Kafka with the ops topic and the message topics.
+        spark: The session.
+        source_options: Options of Spark's Kafka source.
+        on_failure: Called with what ended it.
+
+    Raises:
+        Invalid: The store cannot be opened.
+        Unavailable: Kafka does not answer.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        folder: JobFolder,
+        bootstrap_servers: str,
+        spark: SparkSession,
+        source_options: Mapping[str, str],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            self.store = RocksStore(folder.queues, BUILDER_FAMILIES)
+            stack.callback(self.store.close)
+            self.outbox = Outbox(self.store)
+            self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex)
+            client = ClientSettings(
+                bootstrap_servers=bootstrap_servers, client_id="popstream-builder", prefix=settings.topic_prefix
+            )
+            transport = stack.enter_context(Transport(client))
+            self.sender = DispatchSender(transport, self.outbox, self._declare_of)
+            stack.callback(self.sender.close)
+            self.unit_flush = UnitFlush(
+                spark,
+                folder.delta,
+                self.builder,
+                self.outbox,
+                interval_s=settings.flush_interval_s,
+                on_failure=on_failure,
+            )
+            self.query = BuilderQuery(
+                spark=spark,
+                source_options=source_options,
+                bootstrap_servers=bootstrap_servers,
+                checkpoints=folder.builder_spark,
+                globs=settings.message_globs,
+                queue_types=settings.queue_types,
+                records_per_batch_max=settings.build_records_per_batch_max,
+                tasks_min=settings.build_tasks_min,
+                builder=self.builder,
+                sender=self.sender,
+                unit_flush=self.unit_flush,
+                on_failure=on_failure,
+            )
+            self.sender.send(self.outbox.undelivered(EntryKind.DISPATCH))
+            self.unit_flush.start()
+            stack.callback(self.unit_flush.stop)
+            self.query.start()
+            stack.callback(self.query.stop)
+            self._stack = stack.pop_all()
+
+    def views(self, state: RocksStore, request: QueueRequest) -> list[ConsumeQueueView]:
+        """The queues of a topic, with what is known of their logs.
+
+        Raises:
+            Invalid: No such queue is built.
+        """
+
+        def log_end(queue: Queue) -> int | None:
+            topic = self.query.topics.get(queue[0])
+            return None if topic is None else topic.ends.get(queue[1])
+
+        return views_of(self.store, state, request, log_end=log_end, problem=self.sender.refused.get)
+
+    def stop(self) -> None:
+        """End the query, flush, release the store."""
+        self._stack.close()
+
+    def _declare_of(self, queue: Queue) -> Declare | None:
+        record: ConsumeQueue | None = self.builder.queues.get(queue)
+        return None if record is None else declare_of(queue, record)

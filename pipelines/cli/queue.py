@@ -1,0 +1,124 @@
+"""`popstream queue`: the consume queues of a topic, and single units of them."""
+
+from datetime import UTC, datetime
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from broker_state.consume_queue import Unit
+from broker_state.errors import Invalid, Unavailable
+from checkpoints.layout import JobFolder
+from pipelines.builder.view import ConsumeQueueView, FoundUnit, QueueRequest
+from pipelines.cli.exits import Exit, say
+from pipelines.cli.printing import standard_output
+from pipelines.cli.target import require_left_alone, running_job
+from pipelines.status import RebuildRequest, Rebuilt, ask, stored_queues
+
+__all__ = ["moment_ms", "run_queue", "run_rebuild"]
+
+REBUILD_TIMEOUT_S = 300.0
+
+
+def moment_ms(text: str) -> int:
+    """Milliseconds since 1970 of a moment: such a number, or ISO 8601 (UTC where it names no zone).
+
+    >>> moment_ms("1893456000000"), moment_ms("2030-01-01"), moment_ms("2030-01-01T00:00:00.5Z")
+    (1893456000000, 1893456000000, 1893456000500)
+    """
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        message = f"{text!r} is no moment: write milliseconds since 1970, or ISO 8601 as in 2030-01-31T12:00:00Z"
+        raise typer.BadParameter(message) from error
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> None:
+    """Ask the job, or without one read what it left.
+
+    Raises:
+        Invalid: No such queue is built.
+        Unavailable: There is neither job nor state, or the job does not answer.
+        typer.Exit: No job runs; what the last one left was shown all the same.
+    """
+    card = running_job(folder)
+    if card is not None:
+        views = ask(card, request, list[ConsumeQueueView])
+    else:
+        require_left_alone(folder)
+        views = stored_queues(folder, request)
+    if as_json:
+        print(msgspec.json.encode(views).decode())
+    else:
+        _print(standard_output(), views)
+    if card is None:
+        say(f"no job runs in {folder.root}; this is what the last one left")
+        raise typer.Exit(Exit.UNAVAILABLE)
+
+
+def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset: int) -> None:
+    """Have a queue read anew from an offset on.
+
+    Raises:
+        Invalid: No queue was named, or there is no such one.
+        Unavailable: No job runs, which alone can do it.
+    """
+    card = running_job(folder)
+    if queue_id is None:
+        message = "name the queue to rebuild with --queue"
+        raise Invalid(message)
+    if card is None:
+        message = f"no job runs in {folder.root}: start one, it rebuilds while it runs"
+        raise Unavailable(message, subject=str(folder.root))
+    request = RebuildRequest(topic=topic, queue_id=queue_id, from_offset=from_offset)
+    found = ask(card, request, Rebuilt, timeout_s=REBUILD_TIMEOUT_S)
+    print(f"{topic}/{queue_id} is read again from offset {found.from_offset}")
+
+
+def _print(console: Console, views: list[ConsumeQueueView]) -> None:
+    table = Table()
+    for column in ("queue", "type", "from", "read to", "behind", "poppable to", "units", "messages", "holes"):
+        is_name = column in {"queue", "type"}
+        table.add_column(column, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+    for view in views:
+        numbers = (
+            view.start_offset,
+            view.end_offset,
+            view.lag,
+            view.commit_position,
+            view.unit_count,
+            view.message_count,
+            view.hole_count,
+        )
+        name = escape(f"{view.topic}/{view.queue_id}")
+        table.add_row(name, view.queue_type, *("?" if number is None else f"{number:,}" for number in numbers))
+    console.print(table)
+    for view in views:
+        name = escape(f"{view.topic}/{view.queue_id}")
+        if view.problem:
+            console.print(f"[bold red]{name}: the job refuses it: {escape(view.problem)}")
+        if view.holes:
+            runs = ", ".join(f"{first:,}..{end - 1:,}" for first, end in view.holes)
+            console.print(f"holes of {name}: {runs}", soft_wrap=True)
+        for found in view.found:
+            console.print(f"{name} {_told(found)}", soft_wrap=True, markup=False)
+    console.print(
+        "from, read to, poppable to: queue offsets, which are those of Kafka; behind: not read yet", style="dim"
+    )
+
+
+def _told(found: FoundUnit) -> str:
+    if found.unit is None:
+        return f"{found.by}: {found.why}"
+    unit: Unit = found.unit
+    stored = datetime.fromtimestamp(unit.store_time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
+    messages = "" if unit.inner_count == 1 else f", {unit.inner_count:,} messages from {unit.message_base:,}"
+    tag = f", tag {unit.tag_hash}" if unit.tag_hash else ""
+    unreadable = "" if unit.is_readable else ", UNREADABLE: its headers lie about its inner batch"
+    what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {stored}"
+    return f"{found.by}: {what}{messages}{tag}{unreadable}"
