@@ -42,11 +42,11 @@ class JobSettings(BaseSettings):
     build_records_per_batch_max: Annotated[int, Field(ge=100, le=5_000_000)] = Field(
         default=400_000, description="as records_per_batch_max, of the query that builds queues"
     )
-    build_tasks_min: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=4, description="tasks that read message topics at the same time, several in a partition if need be"
+    build_records_per_task_max: Annotated[int, Field(ge=100, le=5_000_000)] = Field(
+        default=50_000, description="records of a message topic that one task reads; fewer: more tasks at the same time"
     )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
-        default=5.0, description="longer: fewer and larger Delta files, an older audit"
+        default=10.0, description="longer: fewer and larger Delta files, answers sooner, an older audit"
     )
     outbox_bytes_max: Annotated[int, Field(ge=1 << 20)] = Field(
         default=2 << 30, description="beyond it the job stops deciding until Delta has caught up"

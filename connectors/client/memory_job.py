@@ -120,11 +120,19 @@ class MemoryJob:
             raise Invalid(message, subject=topic)
         return found
 
-    def write(self, topic: str, queue_id: int, values: Sequence[bytes | None], *, dispatch: bool = True) -> None:
-        """Append messages to a queue, and make them poppable."""
+    def write(
+        self,
+        topic: str,
+        queue_id: int,
+        values: Sequence[bytes | None],
+        *,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+        dispatch: bool = True,
+    ) -> None:
+        """Append messages to a queue, all with the same headers, and make them poppable."""
         written = self._topics.setdefault((topic, queue_id), [])
         first = len(written)
-        written.extend(Payload(None, value, [], self.now_ms) for value in values)
+        written.extend(Payload(None, value, [*headers], self.now_ms) for value in values)
         if not first:
             self.send(Declare(v=1, topic=topic, queue_id=queue_id, topic_id=topic))
         if dispatch and values:

@@ -9,6 +9,7 @@ looked for.
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from typing import TYPE_CHECKING, Final
 
@@ -68,18 +69,18 @@ class ExactlyOnceTable:
 
     def reopen(self) -> None:
         """Read anew what the table holds: after a failed commit Delta alone knows whether it happened."""
-        version, committed = self._newest()
+        version, known = newest_versions(self._spark, self._path, self._app_id)
         # Each of our commits was synced before the next: only the newest may not be, and what others did since.
         recent: list[Commit] = []
         for commit in commits_back_from(self._path, version):
             recent.append(commit)
             if any(app_id.startswith(self._family) for app_id in commit.txns):
                 break
-        if committed != NOTHING:
+        if known is not None:
             self._refuse_restored(recent)
         if self._durable:
             sync_commits(self._path, recent)
-        self.delivered = self.delivered_when_opened = self._committed = committed
+        self.delivered = self.delivered_when_opened = NOTHING if known is None else known
         self._version = version
 
     def append(self, frame: DataFrame, version: int, rows: int | None = None) -> int:
@@ -95,16 +96,13 @@ class ExactlyOnceTable:
             Corrupt: the table was RESTOREd.
         """
         assert version > self.delivered, f"{self.name}: Delta would skip version {version}, it has {self.delivered}"
-        if self._newest()[1] != self._committed:
+        if any(self._app_id in commit.txns for commit in self._fresh_commits()):
             raise self._fenced(version)
         try:
             self._save(frame, version)
         except ConcurrentTransactionException as error:
             raise self._fenced(version) from error
-        newest, _ = self._newest()
-        commits = [
-            commit for number in range(self._version + 1, newest + 1) if (commit := read_commit(self._path, number))
-        ]
+        commits = self._fresh_commits()
         ours = [commit for commit in commits if self._app_id in commit.txns]
         if [commit.user_metadata for commit in ours] != [self._token]:
             raise self._fenced(version)
@@ -113,7 +111,7 @@ class ExactlyOnceTable:
         self._refuse_restored(commits)
         if self._durable:
             sync_commits(self._path, commits)
-        self._version, self._committed, self.delivered = newest, version, version
+        self._version, self.delivered = commits[-1].version, version
         return added
 
     def skip(self, version: int) -> None:
@@ -125,9 +123,10 @@ class ExactlyOnceTable:
         writer = writer.option("txnAppId", self._app_id).option("txnVersion", version)
         writer.save(str(self._path))
 
-    def _newest(self) -> tuple[int, int]:
-        version, committed = newest_versions(self._spark, self._path, self._app_id)
-        return version, NOTHING if committed is None else committed
+    def _fresh_commits(self) -> list[Commit]:
+        """What came after the version that was last looked at: from the log itself, for Delta would run jobs for it."""
+        versions = itertools.count(self._version + 1)
+        return list(iter(lambda: read_commit(self._path, next(versions)), None))
 
     def _fenced(self, version: int) -> Fenced:
         message = f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"

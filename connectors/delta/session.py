@@ -20,7 +20,7 @@ _JVM_FLAGS: Final = (
     # One collector thread on two cores: G1's regions and remembered sets cost 100 MiB more resident here.
     "-XX:+UseSerialGC",
     "-XX:MaxMetaspaceSize=256m",
-    "-XX:ReservedCodeCacheSize=96m",
+    "-XX:ReservedCodeCacheSize=192m",
     "-XX:MaxDirectMemorySize=128m",
     "-XX:+ExitOnOutOfMemoryError",
     "-Duser.timezone=UTC",
@@ -32,6 +32,8 @@ _CONF: Final = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
+    # Of record headers with one name the last one counts (pipelines/builder/unit_columns.py).
+    "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -45,6 +47,8 @@ _CONF: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # Without native libraries each new file costs a process for its mode; the other one makes two files of each.
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # A Delta snapshot is a Spark job of this many tasks (50 by default): most of the time of a small commit.
     "spark.databricks.delta.snapshotPartitions": "2",
     # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.

@@ -43,6 +43,7 @@ _log = structlog.get_logger(__name__)
 LOOK_S = 2.0
 ROOM_S = 0.5
 FAILURES_MAX = 5
+KEPT_OFFSETS_MIN = 20_000
 
 
 class _OutdatedError(Exception):
@@ -60,7 +61,7 @@ class BuilderQuery:
         globs: Names of topics, or patterns with `*`, `?` and `[...]`.
         queue_types: Of topics that are neither simple nor compacted.
         records_per_batch_max: Bounds a micro-batch.
-        tasks_min: Read with at least so many tasks, several in one partition if need be.
+        records_per_task_max: More of a partition are read by several tasks at the same time.
         builder: Decides; this is its only user that appends.
         sender: Takes what is to be dispatched.
         unit_flush: Takes the frames.
@@ -77,7 +78,7 @@ class BuilderQuery:
         globs: list[str],
         queue_types: Mapping[str, QueueType],
         records_per_batch_max: int,
-        tasks_min: int,
+        records_per_task_max: int,
         builder: Builder,
         sender: DispatchSender,
         unit_flush: UnitFlush,
@@ -90,7 +91,8 @@ class BuilderQuery:
             # Retention is no failure: what it took is a hole.
             "failOnDataLoss": "false",
             "maxOffsetsPerTrigger": str(records_per_batch_max),
-            "minPartitions": str(tasks_min),
+            # Like minPartitions, but a small micro-batch is not cut into tasks of a record each.
+            "maxRecordsPerPartition": str(records_per_task_max),
         }
         self._checkpoints = checkpoints
         self._globs = globs
@@ -266,36 +268,40 @@ class BuilderQuery:
     def _build(self, run_no: int, checkpoint: Path, frame: DataFrame, batch_id: int) -> None:
         while not self._sender.wait_for_room(ROOM_S):
             self._require_current(run_no)
-        cached = frame.persist()
+        ends = {
+            (topic, queue_id): end
+            for topic, by_partition in planned_ends(checkpoint, batch_id).items()
+            for queue_id, end in by_partition.items()
+        }
+        with self._builder.lock:
+            self._require_current(run_no)
+            planned = sum(max(0, end - self._builder.queues[queue].end_offset) for queue, end in ends.items())
+        # Frames cost Delta a plan each, whatever they hold: what is small is written from the store.
+        kept = frame.persist() if planned >= KEPT_OFFSETS_MIN else None
         try:
-            table = cached.toArrow()
+            table = frame.toArrow()
             failpoint("build")
             units = dict(units_by_queue(table, batch_topics=self._batch_topics))
-            ends = planned_ends(checkpoint, batch_id)
             self._require_same_topics()
             with self._builder.lock:
                 self._require_current(run_no)
                 scans = {}
-                for topic, by_partition in ends.items():
-                    for queue_id, end in by_partition.items():
-                        at = self._builder.queues[topic, queue_id].end_offset
-                        if end > at:
-                            found = units.get((topic, queue_id), _NO_UNITS)
-                            scans[topic, queue_id] = Scan(at, end, found.between(at, end))
+                for queue, end in ends.items():
+                    at = self._builder.queues[queue].end_offset
+                    if end > at:
+                        scans[queue] = Scan(at, end, units.get(queue, _NO_UNITS).between(at, end))
                 entries = self._builder.append(scans)
-                build_seq = self._builder.built.build_seq
-        except BaseException:
-            cached.unpersist()
-            raise
+                if kept is not None and entries:
+                    self._unit_flush.keep(self._builder.built.build_seq, kept, table.num_rows)
+                    kept = None
+        finally:
+            if kept is not None:
+                kept.unpersist()
         failpoint("build_dispatch")
         self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
-        if entries and table.num_rows:
-            self._unit_flush.keep(build_seq, cached, table.num_rows)
-            self.units += table.num_rows
-        else:
-            cached.unpersist()
         self._failures = 0
         self.batches += 1
+        self.units += table.num_rows
 
     def _require_current(self, run_no: int) -> None:
         if run_no != self._run_no or self._stopping.is_set():

@@ -75,7 +75,7 @@ class RunningBuilder:
                 globs=settings.message_globs,
                 queue_types=settings.queue_types,
                 records_per_batch_max=settings.build_records_per_batch_max,
-                tasks_min=settings.build_tasks_min,
+                records_per_task_max=settings.build_records_per_task_max,
                 builder=self.builder,
                 sender=self.sender,
                 unit_flush=self.unit_flush,

@@ -16,7 +16,6 @@ from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
-from connectors.delta import exactly_once
 from connectors.delta.commits import read_commit
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
@@ -149,13 +148,23 @@ def test_a_span_is_one_commit_with_one_file_a_date(
     assert by_date == {1: "2026-11-22"}
 
 
+def unlucky_after(save: Callable[..., None]) -> Callable[..., None]:
+    """Commits, and dies of it."""
+
+    def saved(*arguments: object) -> None:
+        save(*arguments)
+        raise OSError(5, "input/output error")
+
+    return saved
+
+
 def test_a_kill_between_commit_and_note_and_another_cut(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = start()
     with monkeypatch.context() as killed:
-        killed.setattr(exactly_once, "read_commit", lambda *_: pytest.fail("killed after the commit"))
-        with pytest.raises(pytest.fail.Exception):
+        killed.setattr(ExactlyOnceTable, "_save", unlucky_after(ExactlyOnceTable._save))
+        with pytest.raises(OSError, match="input/output"):
             first.flush("deliveries", slices([1, 2, 3, 4, 5]), 5)
 
     second = start()
@@ -170,12 +179,9 @@ def test_a_kill_between_commit_and_note_and_another_cut(
 def test_a_flush_that_failed_after_its_commit_can_be_asked_again(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def unlucky(*_: object) -> None:
-        raise OSError(5, "input/output error")
-
     flusher = start()
     with monkeypatch.context() as broken:
-        broken.setattr(exactly_once, "read_commit", unlucky)
+        broken.setattr(ExactlyOnceTable, "_save", unlucky_after(ExactlyOnceTable._save))
         with pytest.raises(OSError, match="input/output"):
             flusher.flush("deliveries", slices([1, 2]), 2)
 
@@ -250,7 +256,7 @@ def test_a_second_writer_that_passed_the_first_look_is_fenced_too(
     older, newer = start(), start()
     newer.flush("deliveries", slices([1, 2]), 2)
     # As if `newer` had committed right after `older` looked: Delta takes the same version for done and says nothing.
-    older._tables["deliveries"]._committed = 2
+    older._tables["deliveries"]._version = 1
 
     with pytest.raises(Fenced, match="another process"):
         older.flush("deliveries", slices([1, 2]), 2)

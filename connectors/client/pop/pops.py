@@ -3,6 +3,7 @@
 ```
 send ─> answer ─> lease: messages without their records, held ─> fill: records, filter ─┬─> messages to hand out
                                                                                         ├─> gone: acked
+                                                                                        ├─> unreadable: rejected
                                                                                         ├─> late: given back a moment
                                                                                         └─> left: over the byte bound
 ```
@@ -23,6 +24,7 @@ from broker_state.reason import Reason
 from connectors.client.coalescer import ranges_of
 from connectors.client.errors import ClientClosed, PayloadMissing
 from connectors.client.exchange.transport import new_op_id
+from connectors.client.inner_batch import inner_count
 from connectors.client.lease.entries import Change
 from connectors.client.message import Message, ReceiptHandle
 from connectors.errors import Corrupt
@@ -254,9 +256,17 @@ class Pops:
         if late:
             LOG.warning("%d leased messages of %s/%d cannot be read yet", len(late), topic, queue_id)
             self._entries.change(((message, LATE) for message in late), keeps=False)
-        found = [by_offset[queue_offset] for queue_offset in sorted(fetched.payloads)]
+        found: list[Message] = []
+        lying: list[Message] = []
+        for queue_offset, payload in sorted(fetched.payloads.items()):
+            is_readable = inner_count(payload.headers, len(payload.value or b"")) is not None
+            (found if is_readable else lying).append(by_offset[queue_offset])
+        if lying:
+            LOG.warning("%d messages of %s/%d lie about their inner batch", len(lying), topic, queue_id)
+            self._entries.reject(lying, "UNREADABLE")
         longest_bytes = max((payload.size_bytes for payload in fetched.payloads.values()), default=0)
-        return Filled(self._filtered(found), _at(by_offset, fetched.left), len(gone), len(late), longest_bytes)
+        gone_count = len(gone) + len(lying)
+        return Filled(self._filtered(found), _at(by_offset, fetched.left), gone_count, len(late), longest_bytes)
 
     def _take_payload(self, message: Message, payload: Payload) -> None:
         message.key, message.value = payload.key, payload.value

@@ -158,6 +158,18 @@ def test_what_no_longer_exists_is_acked_as_gone(job: MemoryJob, consumer: Consum
     assert [(entry.offsets, entry.cause) for entry in ack.entries] == [([(0, 0), (4, 5)], "GONE")]
 
 
+def test_a_record_that_lies_about_its_inner_batch_goes_to_the_dead_letters(job: MemoryJob, consumer: Consumer) -> None:
+    """Its length is not what its header says; the one whose headers are true comes as it is."""
+    count = ("popstream-batch-count", b"2")
+    job.write("lies", 0, [b"12345", b"1234"], headers=[count, ("popstream-batch-bytes", b"4")])
+    result = consumer.pop("lies", 0, max_messages=2)
+    assert [message.queue_offset for message in result] == [1]
+    consumer.flush()
+    (reject,) = sent(job, Reject)
+    assert isinstance(reject, Reject)
+    assert [(entry.offsets, entry.cause) for entry in reject.entries] == [([(0, 0)], "UNREADABLE")]
+
+
 def test_a_pop_of_nothing_but_gone_messages_is_empty_and_ok(job: MemoryJob, consumer: Consumer) -> None:
     job.deleted = {("orders", 0, 0)}
     result = consumer.pop("orders", 0, max_messages=1)
