@@ -34,18 +34,18 @@ FLUSH_TIMEOUT_MS = 60_000
 
 
 class Producer:
-    """Sends messages to message topics, and dispatches what was written so that it can be popped.
+    """Sends messages to message topics, where the job finds them and makes them poppable.
 
     Safe for use by many threads. Messages of one thread to one queue keep their order.
-
-    Only offsets that Kafka has confirmed are dispatched. A send that failed may have been written all the same: then
-    that offset holds back what follows it, until `dispatch_existing` is run on the topic.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         client_id: Name of this producer; by default a random one.
         prefix: Names the job, see `ClientSettings`.
-        dispatch: False only sends: something else dispatches.
+        dispatch: Tell the job of what was written: for topics that are not among its `message_topics`; of others the
+            messages are poppable a micro-batch sooner. Only offsets that Kafka has confirmed are dispatched. A send
+            that failed may have been written all the same: then, if nobody builds the queue, that offset holds back
+            what follows it, until `dispatch_existing` is run on the topic.
         dispatch_delay_ms: Confirmed offsets wait so long for others of the same queue.
         compression_type: `gzip`, or `snappy`, `lz4`, `zstd` where their libraries are installed on both sides.
         linger_ms: Messages wait so long for others, so that they travel and are compressed together.
@@ -64,7 +64,7 @@ class Producer:
         *,
         client_id: str | None = None,
         prefix: str = "popstream",
-        dispatch: bool = True,
+        dispatch: bool = False,
         dispatch_delay_ms: float = 10.0,
         compression_type: str | None = None,
         linger_ms: int = LINGER_MS,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -18,13 +17,12 @@ from kafka.admin import (
 from kafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError, for_code
 
 from connectors.errors import Invalid, Unavailable
-from connectors.kafka.topics import Topics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["MessageTopic", "TopicReader", "chosen_topics"]
+__all__ = ["MessageTopic", "TopicReader"]
 
 TIMEOUT_MS = 30_000
 
@@ -42,30 +40,6 @@ class MessageTopic(msgspec.Struct, frozen=True):
     topic_id: str
     starts: dict[int, int]
     ends: dict[int, int]
-
-
-def chosen_topics(names: Iterable[str], globs: Sequence[str]) -> list[str]:
-    """The names that match one of `globs`, in order, without Kafka's own topics and those of popstream jobs.
-
-    The topics of a job are known by being complete, whatever its prefix.
-
-    >>> own = [*Topics.of("a.b").names]
-    >>> chosen_topics([*own, "__consumer_offsets", "orders", "orders.ops", "x1", "x2"], ["orders*", "x?", "a*"])
-    ['orders', 'orders.ops', 'x1', 'x2']
-    """
-    found = set(names)
-    suffix = ".ops"
-    of_jobs = {
-        own
-        for name in found
-        if name.endswith(suffix) and found.issuperset(Topics.of_any(name.removesuffix(suffix)).names)
-        for own in Topics.of_any(name.removesuffix(suffix)).names
-    }
-    return sorted(
-        name
-        for name in found - of_jobs
-        if not name.startswith("__") and any(fnmatchcase(name, pattern) for pattern in globs)
-    )
 
 
 class TopicReader:

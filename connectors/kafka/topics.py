@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -26,7 +27,7 @@ from tenacity import retry, retry_if_exception, stop_after_delay, wait_random_ex
 from connectors.errors import Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 __all__ = [
     "Deviation",
@@ -34,6 +35,7 @@ __all__ = [
     "TopicSettings",
     "Topics",
     "check_topics",
+    "chosen_topics",
     "create_message_topic",
     "describe",
     "deviations",
@@ -148,6 +150,30 @@ class _NewTopic(msgspec.Struct, frozen=True):
 
 class _Again(Exception):  # noqa: N818 - a signal to tenacity, which reaches nobody else
     """Kafka answered with an error that passes by itself."""
+
+
+def chosen_topics(names: Iterable[str], globs: Sequence[str]) -> list[str]:
+    """The names that match one of `globs`, in order, without Kafka's own topics and those of popstream jobs.
+
+    The topics of a job are known by being complete, whatever its prefix.
+
+    >>> own = [*Topics.of("a.b").names]
+    >>> chosen_topics([*own, "__consumer_offsets", "orders", "orders.ops", "x1", "x2"], ["orders*", "x?", "a*"])
+    ['orders', 'orders.ops', 'x1', 'x2']
+    """
+    found = set(names)
+    suffix = ".ops"
+    of_jobs = {
+        own
+        for name in found
+        if name.endswith(suffix) and found.issuperset(Topics.of_any(name.removesuffix(suffix)).names)
+        for own in Topics.of_any(name.removesuffix(suffix)).names
+    }
+    return sorted(
+        name
+        for name in found - of_jobs
+        if not name.startswith("__") and any(fnmatchcase(name, pattern) for pattern in globs)
+    )
 
 
 def ensure_topics(

@@ -67,7 +67,7 @@ def drain_large_records(
     create_message_topic(
         bootstrap_servers, _LARGE_TOPIC, _LARGE_QUEUES, configs={"max.message.bytes": str(_RECORD_BYTES_MAX)}
     )
-    with Producer(bootstrap_servers, prefix=prefix) as producer:
+    with Producer(bootstrap_servers, prefix=prefix, dispatch=True) as producer:
         for start in range(0, records, 16):
             sent = [producer.send(_LARGE_TOPIC, bytes(record_bytes)) for _ in range(start, min(start + 16, records))]
             for future in sent:

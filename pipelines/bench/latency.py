@@ -147,7 +147,7 @@ def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: 
                 if len(popped):
                     consumer.ack_async(list(popped))
 
-    with Producer(bootstrap_servers, prefix=prefix) as producer:
+    with Producer(bootstrap_servers, prefix=prefix, dispatch=True) as producer:
         producer.send(topic, b"0", queue_id=0).result(timeout=60)
         producer.flush()
         thread = threading.Thread(target=consume, daemon=True)

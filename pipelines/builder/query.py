@@ -28,7 +28,8 @@ from broker_state.command import QueueType
 from broker_state.consume_queue import Scan, Units
 from broker_state.errors import Unavailable
 from checkpoints.spark_progress import planned_ends
-from connectors.kafka.message_topics import MessageTopic, TopicReader, chosen_topics
+from connectors.kafka.message_topics import MessageTopic, TopicReader
+from connectors.kafka.topics import chosen_topics
 from pipelines.builder.builder import Builder, Queue
 from pipelines.builder.dispatch_sender import DispatchSender
 from pipelines.builder.unit_columns import unit_columns, units_by_queue

@@ -190,6 +190,7 @@ class _Demo:
                 "folder": self.folder / "job",
                 "bootstrap_servers": servers,
                 "topic_prefix": self._prefix,
+                "message_topics": self._topic,
                 "ops_partitions": OPS_PARTITIONS,
                 "flush_interval_s": FLUSH_INTERVAL_S,
                 # Signed handles, so that a forged one is known as such.

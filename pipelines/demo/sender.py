@@ -1,4 +1,4 @@
-"""Sends the messages of the demo, dealt out to the queues in turn, and makes them poppable."""
+"""Sends the messages of the demo, dealt out to the queues in turn; the job makes them poppable."""
 
 import threading
 from concurrent.futures import Future
@@ -42,12 +42,12 @@ class _Window:
 
 
 def run_sender(orders: Orders, lifeline: Lifeline) -> None:
-    """Send everything, and wait until it is poppable."""
+    """Send everything, and wait until it is written."""
     options: dict[str, Any] = client_options(orders)
     window = _Window(UNDER_WAY_BYTES_MAX)
     with (
         Journal(Path(orders.journal), Opened(orders.name, orders.role, "")),
-        Producer(orders.bootstrap_servers, dispatch_delay_ms=100.0, **options) as producer,
+        Producer(orders.bootstrap_servers, **options) as producer,
     ):
         lifeline.wait_for_go()
         number = -1

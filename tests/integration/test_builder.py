@@ -15,11 +15,22 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from broker_state.command import Pop
-from broker_state.consume_queue import ConsumeQueue, Unit, holes, key_hash, units_between
-from connectors.client import Transport, tag_hash
+from broker_state.consume_queue import (
+    Absence,
+    ConsumeQueue,
+    Unit,
+    holes,
+    key_hash,
+    unit_at,
+    unit_at_or_after,
+    units_between,
+)
+from broker_state.errors import Invalid
+from connectors.client import Consumer, Transport, tag_hash
 from connectors.client.settings import ClientSettings
 from connectors.kafka.topics import create_message_topic
 from pipelines.builder.unit_columns import UNIT_SCHEMA, unit_columns
+from pipelines.builder.view import QueueRequest
 from pipelines.inspect_state import QueueView, queues_in
 from tests.support.left_behind import table_rows
 from tests.support.wire import start_job, wait_for
@@ -36,8 +47,6 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-Headers = list[tuple[str, bytes | None]]
-
 
 class Lab:
     """A job with a builder, and a producer that only writes."""
@@ -49,7 +58,10 @@ class Lab:
         self.prefix = prefix
         self.producer = KafkaProducer(bootstrap_servers=self.servers, acks="all", linger_ms=5)
         self.admin = KafkaAdminClient(bootstrap_servers=self.servers)
-        self.settings: dict[str, Any] = {"message_topics": f"{prefix}-*"}
+        self.settings: dict[str, Any] = {
+            "message_topics": f"{prefix}-*",
+            "queue_types": {f"{prefix}-batches": "batch"},
+        }
         self.job: Job = self.start()
 
     def start(self, **settings: Any) -> Job:
@@ -70,11 +82,9 @@ class Lab:
         assert self.job.builder is not None
         return self.job.builder
 
-    def topic(self, name: str, partitions: int = 1, **configs: str) -> str:
+    def topic(self, name: str, partitions: int = 1) -> str:
         topic = f"{self.prefix}-{name}"
-        create_message_topic(
-            self.servers, topic, partitions, configs={key.replace("_", "."): value for key, value in configs.items()}
-        )
+        create_message_topic(self.servers, topic, partitions)
         return topic
 
     def send(self, topic: str, count: int, queue_id: int = 0, **fields: Any) -> None:
@@ -236,19 +246,101 @@ def test_deleted_records_are_accounted_for(lab: Lab) -> None:
 
 
 def test_a_compacted_topic_is_sparse(lab: Lab) -> None:
-    topic = lab.topic(
-        "compacted",
-        cleanup_policy="compact",
-        segment_ms="100",
-        min_cleanable_dirty_ratio="0.01",
-        delete_retention_ms="100",
-    )
+    """What compaction took before it was read are holes; a lookup in a hole finds the next unit."""
+    topic = f"{lab.prefix}_compacted"  # not chosen yet
+    settings = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
+    create_message_topic(lab.servers, topic, 1, configs=settings)
     for number in range(40):
         lab.send(topic, 1, key=b"key %d" % (number % 4))
-    time.sleep(0.5)
-    lab.send(topic, 1, key=b"last")
+    deadline = time.monotonic() + 120
+    while len(lab.log(topic)[1]) > 20:
+        assert time.monotonic() < deadline, "the broker does not compact"
+        time.sleep(0.5)
+        lab.send(topic, 1, key=b"last")
+    lab.restart(message_topics=f"{lab.prefix}-*,{topic}")
     view = lab.wait(topic)
     assert view.queue_type == "sparse"
+    assert view.holes > 15
+    get = lab.running.builder.get((topic, 0))
+    first, end = lab.holes(topic)[0]
+    assert unit_at(lab.queue(topic), get, first) is Absence.HOLE
+    found = unit_at_or_after(lab.queue(topic), get, first)
+    assert isinstance(found, Unit)
+    assert found.queue_offset == end
+    assert lab.pop_all(topic) == [record.offset for record in lab.log(topic)[1]]
+
+
+def test_inner_batches_are_units_and_liars_go_to_the_dead_letters(lab: Lab) -> None:
+    """On a topic of type batch; message offsets are the running count, whatever the cuts."""
+    topic = lab.topic("batches")
+
+    def batch(count: bytes, size: bytes, value: bytes = b"abc", **fields: Any) -> None:
+        headers = [("popstream-batch-count", count), ("popstream-batch-bytes", size)]
+        headers += [("popstream-batch-keys", key_hash(b"inner").to_bytes(8, "big"))]
+        lab.producer.send(topic, value, headers=headers, partition=0, **fields).get(30)
+
+    batch(b"3", b"3")
+    batch(b"5", b"4")  # the length is not 3
+    batch(b"many", b"3")
+    lab.send(topic, 1)
+    batch(b"10", b"3", key=b"outer")
+    lab.wait(topic)
+    units = lab.units(topic)
+    assert [(unit.message_base, unit.inner_count, unit.is_readable) for unit in units] == [
+        (0, 3, True),
+        (3, 1, False),
+        (4, 1, False),
+        (5, 1, True),
+        (6, 10, True),
+    ]
+    assert [unit.queue_offset for unit in units if unit.more_key_hashes] == [0, 4]
+    request = QueueRequest(topic=topic, message_offset=9, key_hash=key_hash(b"inner"), limit=1)
+    (seen,) = lab.running.views(lab.job.store, request)
+    assert (seen.queue_type, seen.unit_count, seen.message_count, seen.end_message_base) == ("batch", 5, 16, 16)
+    assert [(found.by, found.unit and found.unit.queue_offset) for found in seen.found] == [
+        ("with the message", 4),
+        ("with the key", 4),
+    ]
+    with Consumer(lab.servers, group="readers", prefix=lab.prefix) as consumer:
+        popped = wait_for(lambda: consumer.pop(topic, 0, max_messages=100, invisible_time_ms=60_000).messages, lab.job)
+        assert [message.queue_offset for message in popped] == [0, 3, 4]
+    rows = wait_for(
+        lambda: [
+            row
+            for row in table_rows(lab.job.folder.delta, "deliveries")
+            if row["topic"] == topic and row["step"] == "dead_lettered"
+        ],
+        lab.job,
+    )
+    assert [(row["first_offset"], row["last_offset"], row["cause"]) for row in rows] == [(1, 2, "UNREADABLE")]
+    found = wait_for(
+        lambda: [row for row in table_rows(lab.job.folder.delta, "consume_queue") if row["topic"] == topic], lab.job
+    )
+    assert sorted((row["message_base"], row["inner_count"], row["is_readable"]) for row in found) == [
+        (unit.message_base, unit.inner_count, unit.is_readable) for unit in units
+    ]
+
+
+def test_a_queue_tells_its_units_by_offset_time_and_key(lab: Lab) -> None:
+    topic = lab.topic("told", 2)
+    lab.send(topic, 10, key=b"a")
+    time.sleep(0.05)
+    lab.send(topic, 10, key=b"b")
+    lab.wait(topic)
+    at_ms = lab.units(topic)[10].store_time_ms
+    request = QueueRequest(topic=topic, queue_id=0, queue_offset=7, time_ms=at_ms, key_hash=key_hash(b"a"), limit=2)
+    (view,) = lab.running.views(lab.job.store, request)
+    assert (view.end_offset, view.commit_position, view.lag, view.hole_count) == (20, 20, 0, 0)
+    until = max(unit.queue_offset for unit in lab.units(topic) if unit.store_time_ms <= at_ms)
+    assert [(found.by, found.unit and found.unit.queue_offset) for found in view.found] == [
+        ("at or after the offset", 7),
+        ("first since the time", 10),
+        ("last until the time", until),
+        ("with the key", 9),
+        ("with the key", 8),
+    ]
+    with pytest.raises(Invalid, match="no queue of nowhere is built"):
+        lab.running.views(lab.job.store, QueueRequest(topic="nowhere"))
 
 
 def test_rows_of_delta_are_the_units(lab: Lab) -> None:

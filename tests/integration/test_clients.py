@@ -198,7 +198,7 @@ def test_what_retention_took_is_gone(servers: str, topic: str, payloads: KafkaPa
 def test_from_sending_to_the_last_ack(servers: str, job: SmallJob, topic: str, topic_prefix: str) -> None:
     values = [b"%d" % number for number in range(500)]
     with (
-        Producer(servers, prefix=topic_prefix, compression_type="gzip") as producer,
+        Producer(servers, prefix=topic_prefix, compression_type="gzip", dispatch=True) as producer,
         Consumer(servers, group="g", prefix=topic_prefix) as consumer,
     ):
         sent = [producer.send(topic, value, queue_id=0, tag="t", headers=[("n", value)]) for value in values]

@@ -472,7 +472,12 @@ def test_each_expectation_finds_its_fault_and_nothing_else(validated: Validated,
 
 
 def test_every_expectation_has_its_fault() -> None:
-    defined = {(suite.name, each.expectation_type) for suite in suites() for each in suite.expectations}
+    defined = {
+        (suite.name, each.expectation_type)
+        for suite in suites()
+        if suite.name in AUDIT_TABLES
+        for each in suite.expectations
+    }
 
     assert defined == {(fault.suite, fault.expectation) for fault in FAULTS}
 

@@ -68,7 +68,7 @@ def kafka() -> FakeKafkaProducer:
 @pytest.fixture
 def producer(transport: Transport, kafka: FakeKafkaProducer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
     monkeypatch.setattr("connectors.client.producer.describe_topic", lambda _settings, _topic: TOPIC)
-    made = Producer("memory", transport=transport, kafka_producer=kafka)
+    made = Producer("memory", transport=transport, kafka_producer=kafka, dispatch=True)
     yield made
     kafka.raises = kafka.fails = None
     made.close(timeout_ms=1_000)
@@ -110,7 +110,7 @@ def test_tags_travel_as_header_and_as_hash(job: MemoryJob, producer: Producer, k
 
 
 def test_a_producer_that_only_sends_needs_no_job(kafka: FakeKafkaProducer) -> None:
-    with Producer("nowhere", dispatch=False, kafka_producer=kafka) as producer:
+    with Producer("nowhere", kafka_producer=kafka) as producer:
         assert producer.send("orders", b"v").result(1).timestamp_ms == 7
 
 
@@ -134,7 +134,7 @@ def test_what_kafka_refuses_at_once_is_told_at_once(producer: Producer, kafka: F
 
 
 def test_a_closed_producer_sends_nothing(kafka: FakeKafkaProducer) -> None:
-    producer = Producer("nowhere", dispatch=False, kafka_producer=kafka)
+    producer = Producer("nowhere", kafka_producer=kafka)
     producer.close()
     with pytest.raises(ClientClosed):
         producer.send("orders", b"v")
