@@ -13,6 +13,8 @@ latency      milliseconds: `operation` send -> answer, `message` send -> handler
              `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once
              `idle` shares of a core that job and JVM use with nothing to do, a sample a second
              `large_records` growth of a consumer's memory while it drains 2,000 records of 1 MiB
+build        `filled`: from a filled topic of messages of 100 bytes until all are poppable, the first one cold, and
+             until all units are in Delta; `poppable`: milliseconds from the send of a message until it can be popped
 client       `renewal` CPU seconds of a client that renews 100,000 messages, `ack_bytes_a_message` on the wire,
 profile      the ten functions in which the kernel spends most of its own time
 """
@@ -34,6 +36,7 @@ import msgspec
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.bench.batch_change import batch_change_through_the_store
+from pipelines.bench.build import build_filled_topic, fill_messages, message_to_poppable
 from pipelines.bench.client import ack_bytes_a_message, drain_large_records, renewal_cpu
 from pipelines.bench.drain import drain, fill
 from pipelines.bench.idle import idle_shares
@@ -89,6 +92,8 @@ def run_bench(
         for name, interval_s in (("delta_beside", 5.0), ("delta_after", 3600.0)):
             on_progress(f"draining it, {name}")
             report["drain"][name] = drain(kafka, "bench", work / name, var, records, flush_interval_s=interval_s)
+        on_progress("building queues")
+        report["build"] = _build(kafka, work, var, 2 * operations, seconds, on_progress)
         on_progress("latency")
         report["latency"] = _latency(kafka, work / "latency", var, seconds)
     report["machine"] = {
@@ -101,6 +106,22 @@ def run_bench(
     file = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
     file.write_text(json.dumps(report, indent=2))
     return file
+
+
+def _build(
+    kafka: EmbeddedKafka, work: Path, var: Path, messages: int, seconds: int, on_progress: Callable[[str], None]
+) -> dict[str, Any]:
+    fill_messages(kafka.bootstrap_servers, "filled", messages, _QUEUES, on_progress)
+    filled = build_filled_topic(kafka, "filled", work / "filled", var, messages)
+    settings = JobSettings(
+        folder=work / "poppable",
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix="poppable",
+        message_topics="poppable-*",
+    )
+    with Host(settings, var=var) as host:
+        message_to_poppable(host.job, "poppable-warm", rate=10, seconds=seconds)
+        return {"filled": filled, "poppable": message_to_poppable(host.job, "poppable-10", rate=10, seconds=seconds)}
 
 
 def _latency(kafka: EmbeddedKafka, folder: Path, var: Path, seconds: int) -> dict[str, Any]:

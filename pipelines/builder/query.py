@@ -95,6 +95,7 @@ class BuilderQuery:
             # Like minPartitions, but a small micro-batch is not cut into tasks of a record each.
             "maxRecordsPerPartition": str(records_per_task_max),
         }
+        self._records_per_batch_max = records_per_batch_max
         self._checkpoints = checkpoints
         self._globs = globs
         self._queue_types = queue_types
@@ -277,6 +278,7 @@ class BuilderQuery:
         with self._builder.lock:
             self._require_current(run_no)
             planned = sum(max(0, end - self._builder.queues[queue].end_offset) for queue, end in ends.items())
+        self._unit_flush.is_behind = planned >= self._records_per_batch_max // 2
         # Frames cost Delta a plan each, whatever they hold: what is small is written from the store.
         kept = frame.persist() if planned >= KEPT_OFFSETS_MIN else None
         try:

@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 PIPELINE = "build_consume_queue"
 # Cached columns of a unit take about 60 bytes of the JVM's heap, and go to disk when it is short.
-KEPT_ROWS_MAX = 2_000_000
+KEPT_ROWS_MAX = 4_000_000
 # One commit has so many rows, and those of the WriteBatch in which they are reached.
 GROUP_ROWS = 1_000_000
 ROWS_PER_FILE = 500_000
@@ -80,6 +80,8 @@ class UnitFlush:
         self._frames: dict[int, tuple[DataFrame, int]] = {}
         self._wake = threading.Event()
         self._stopping = False
+        self.is_behind = False
+        """The builder has more to read than one micro-batch: messages go first, their rows can wait."""
         self.flushed_rows = 0
         # What a killed predecessor had committed, but not noted.
         outbox.delivered(
@@ -112,7 +114,7 @@ class UnitFlush:
                 self._frames[build_seq] = (frame, rows)
         if not has_room:
             frame.unpersist()
-        if kept_rows + rows > KEPT_ROWS_MAX // 2:
+        if kept_rows + rows >= KEPT_ROWS_MAX // 2:
             self._wake.set()
 
     def flush(self) -> None:
@@ -139,11 +141,18 @@ class UnitFlush:
             while not self._stopping:
                 self._wake.wait(self._interval_s)
                 self._wake.clear()
-                self.flush()
+                if self._is_urgent():
+                    self.flush()
             self.flush()
         except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
             _log.error("unit_flush_failed", error=str(error))
             self._on_failure(error)
+
+    def _is_urgent(self) -> bool:
+        """Not while the builder is behind the log, as long as there is room for what it brings."""
+        with self._lock:
+            kept_rows = sum(count for _, count in self._frames.values())
+            return not self.is_behind or kept_rows >= KEPT_ROWS_MAX // 2
 
     def _forget(self, upto: int) -> None:
         with self._lock:
