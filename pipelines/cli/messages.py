@@ -75,9 +75,7 @@ def run_consume(
     """
     require_topic(target, topic)
     settings = target.client_settings("consume")
-    consumer = Consumer(
-        target.bootstrap_servers, group=group, prefix=target.prefix, client_id=settings.client_id, dispatch=True
-    )
+    consumer = Consumer(target.bootstrap_servers, group=group, prefix=target.prefix, client_id=settings.client_id)
     counted = _Counted(count_max)
     try:
         _consume(consumer, topic, counted, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json)

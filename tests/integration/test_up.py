@@ -166,7 +166,7 @@ def test_lines_are_sent_and_consumed(up: Up) -> None:
     assert (sent.returncode, sent.stderr) == (0, "popstream: 3 messages sent to orders, ready to be popped\n")
     first = run(up, "consume", "orders", "--group", "g", "--max", "2")
     rest = run(up, "consume", "orders", "--group", "g", "--json")
-    assert (first.returncode, rest.returncode) == (0, 0)
+    assert (first.returncode, rest.returncode) == (0, 0), first.stderr + first.stdout
     values = [*first.stdout.split(), *(msgspec.json.decode(line)["value"] for line in rest.stdout.splitlines())]
     assert sorted(values) == ["one", "three", "two"]
 
@@ -203,6 +203,37 @@ def test_status_tells_lanes_and_totals(up: Up) -> None:
     assert "orders/0" not in shown.stdout
 
 
+def test_a_queue_is_shown_searched_and_rebuilt(up: Up) -> None:
+    """Of the topics of its own Kafka it builds all, but not the job's own."""
+    assert run(up, "send", "shown", "--create", "1", text="one\ntwo\nthree\n").returncode == 0
+
+    def built(*options: str) -> list[dict[str, Any]]:
+        done = run(up, "queue", "shown", "--json", *options)
+        return msgspec.json.decode(done.stdout, type=list[dict[str, Any]]) if done.returncode == 0 else []
+
+    def wait_until_read() -> list[dict[str, Any]]:
+        deadline = time.monotonic() + 60
+        while not (views := built("--offset", "1")) or views[0]["end_offset"] < 3:
+            assert time.monotonic() < deadline, "it is not read"
+            time.sleep(0.5)
+        return views
+
+    (view,) = wait_until_read()
+    assert (view["queue_type"], view["unit_count"], view["commit_position"], view["problem"]) == ("simple", 3, 3, None)
+    assert [found["unit"]["queue_offset"] for found in view["found"]] == [1]
+    shown = run(up, "queue", "shown", "--time", "2030-01-01")
+    assert shown.returncode == 0
+    assert "first since the time: none is so new" in shown.stdout
+    assert "last until the time: offset 2, 5 bytes" in shown.stdout
+    rebuilt = run(up, "queue", "shown", "--queue", "0", "--rebuild-from", "1")
+    assert (rebuilt.returncode, rebuilt.stdout) == (0, "shown/0 is read again from offset 1\n")
+    assert wait_until_read() == [view]
+    assert run(up, "queue", "shown", "--rebuild-from", "1").returncode == 2
+    unknown = run(up, "queue", "popstream.ops")
+    assert unknown.returncode == 2
+    assert "no queue of popstream.ops is built" in unknown.stderr
+
+
 def test_a_second_job_in_the_folder_is_refused(up: Up) -> None:
     done = run(up, "up", "--var", str(ROOT / "var"))
     assert done.returncode == 2
@@ -237,7 +268,7 @@ def test_z_sigterm_stops_it_in_order(up: Up) -> None:
     assert done.returncode == 3
     status = msgspec.json.decode(done.stdout)
     assert status["running"] is False
-    assert {queue["topic"] for queue in status["queues"]} == {"t", "orders", "held"}
+    assert {queue["topic"] for queue in status["queues"]} == {"t", "orders", "held", "shown"}
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
