@@ -29,7 +29,7 @@ from broker_state.errors import Invalid, PopstreamError, Unavailable
 from broker_state.rocks_store import BUILDER_FAMILIES, META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
-from pipelines.builder.view import ConsumeQueueView, QueueRequest, views_of
+from pipelines.builder.view import BuilderView, ConsumeQueueView, QueueRequest, views_of
 from pipelines.card import JobCard
 from pipelines.inspect_state import QueueView, lane_detail, queues_in
 from pipelines.metrics import Totals
@@ -83,6 +83,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         delta_seq: Those of them that are in Delta.
         operations_per_s: Over the last ten seconds.
         totals: Since this process started.
+        builder: How the builder does; None: the job builds no queues, or does not run.
         queues: With their lanes, in the order of their keys.
         is_cut: There are more lanes than were asked for.
     """
@@ -99,6 +100,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     outbox_bytes: int | None = None
     operations_per_s: float | None = None
     totals: Totals | None = None
+    builder: BuilderView | None = None
     queues: list[QueueView] = []
     is_cut: bool = False
 
@@ -208,6 +210,7 @@ class StatusServer:
             outbox_bytes=job.outbox.undelivered_bytes,
             operations_per_s=self.operations_per_s(),
             totals=job.metrics.totals(),
+            builder=None if job.builder is None else job.builder.view(),
             queues=queues,
             is_cut=is_cut,
         )

@@ -124,6 +124,10 @@ class DispatchSender:
             self._again(operation, str(answer.reason))
             return
         queue = _queue(operation.command)
+        if Reason.BELOW_MIN in reasons and (above := self._above_start(operation.command)) is not None:
+            operation.command = above
+            self._send(operation)
+            return
         if reasons - SETTLED:
             self.refused[queue] = f"{type(operation.command).__name__.lower()}: {answer.reason}"
             _log.error("dispatch_refused", topic=queue[0], queue_id=queue[1], reason=answer.reason)
@@ -132,6 +136,21 @@ class DispatchSender:
             self._changed.notify_all()
         if is_open:
             self._outbox.delivered([operation.key])
+
+    def _above_start(self, command: Command) -> Dispatch | None:
+        """A dispatch without what has left the log meanwhile, which made the job refuse the rest of its range too."""
+        declare = self._declare_of(_queue(command))
+        if declare is None or not isinstance(command, Dispatch):
+            return None
+        start = declare.min_offset
+        if not any(written.first < start <= written.last for written in command.ranges):
+            return None
+        ranges = [
+            msgspec.structs.replace(written, first=max(written.first, start))
+            for written in command.ranges
+            if written.last >= start
+        ]
+        return msgspec.structs.replace(command, ranges=ranges)
 
     def _again(self, operation: _Open, why: str) -> None:
         queue = _queue(operation.command)

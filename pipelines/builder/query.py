@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import structlog
 from py4j.protocol import Py4JError
@@ -49,6 +50,14 @@ KEPT_OFFSETS_MIN = 20_000
 
 class _OutdatedError(Exception):
     """The micro-batch was read from another topic than the queue is of, or by a query that is over."""
+
+
+class _Run(NamedTuple):
+    """One query: its number, its checkpoint, and the topic id of each queue that it reads."""
+
+    number: int
+    checkpoint: Path
+    reads: dict[Queue, str]
 
 
 class BuilderQuery:
@@ -108,6 +117,8 @@ class BuilderQuery:
         self._query: StreamingQuery | None = None
         self._run_no = 0
         self._reads: dict[Queue, str] = {}
+        self._steering = threading.RLock()
+        """Held by whoever starts and ends queries."""
         self._batch_topics: frozenset[str] = frozenset()
         self._failures = 0
         self._stopping = threading.Event()
@@ -138,11 +149,10 @@ class BuilderQuery:
         Raises:
             Invalid: There is no such queue.
         """
-        self._unit_flush.flush()
-        with self._builder.lock:
-            end_offset = self._builder.truncate(queue, from_offset)
-            self._abandon()
-        return end_offset
+        with self._steering:
+            self._abandon()  # so that nothing is added meanwhile, and Delta has every unit that is forgotten
+            self._unit_flush.flush()
+            return self._builder.truncate(queue, from_offset)
 
     def _abandon(self) -> None:
         """What the present query reads from now on does not continue the queues: start another one."""
@@ -164,6 +174,10 @@ class BuilderQuery:
             self._end_query()
 
     def _look(self) -> None:
+        with self._steering:
+            self._steer()
+
+    def _steer(self) -> None:
         """Ask Kafka, take note, and see to it that the right query runs."""
         ends = {queue: record.end_offset for queue, record in list(self._builder.queues.items())}
         try:
@@ -225,14 +239,14 @@ class BuilderQuery:
         if not reads:
             return
         with self._builder.lock:
-            run_no = self._run_no
+            number = self._run_no
             self._batch_topics = frozenset(
                 topic for topic, queue_id in reads if self._builder.queues[topic, queue_id].queue_type == "batch"
             )
             starts: dict[str, dict[str, int]] = {}
             for topic, queue_id in reads:
                 starts.setdefault(topic, {})[str(queue_id)] = self._builder.queues[topic, queue_id].end_offset
-        checkpoint = self._checkpoints / str(run_no)
+        checkpoint = self._checkpoints / str(number)
         assign = {topic: sorted(map(int, queue_ids)) for topic, queue_ids in starts.items()}
         frame = (
             self._spark.readStream.format("kafka")
@@ -246,37 +260,38 @@ class BuilderQuery:
             unit_columns(frame)
             .writeStream.queryName(PIPELINE)
             .option("checkpointLocation", str(checkpoint))
-            .foreachBatch(partial(self._take, run_no, checkpoint))
+            .foreachBatch(partial(self._take, _Run(number, checkpoint, reads)))
             .start()
         )
         for old in self._checkpoints.iterdir():
             if old != checkpoint:
                 shutil.rmtree(old, ignore_errors=True)
-        _log.info("builder_query_started", queues=len(reads), run=run_no)
+        _log.info("builder_query_started", queues=len(reads), run=number)
 
-    def _take(self, run_no: int, checkpoint: Path, frame: DataFrame, batch_id: int) -> None:
+    def _take(self, run: _Run, frame: DataFrame, batch_id: int) -> None:
         """One micro-batch: Spark calls this, also once more for a micro-batch that was cut short."""
         try:
-            self._build(run_no, checkpoint, frame, batch_id)
+            self._build(run, frame, batch_id)
         except _OutdatedError:
             return
         except (PySparkException, Py4JError, Unavailable):
             raise  # Kafka or Spark: another query may have more luck
         except BaseException as error:
-            if not self._stopping.is_set():
+            # Of a query that is over, even its checkpoint may be gone.
+            if run.number == self._run_no and not self._stopping.is_set():
                 self._on_failure(error)
             raise
 
-    def _build(self, run_no: int, checkpoint: Path, frame: DataFrame, batch_id: int) -> None:
+    def _build(self, run: _Run, frame: DataFrame, batch_id: int) -> None:
         while not self._sender.wait_for_room(ROOM_S):
-            self._require_current(run_no)
+            self._require_current(run)
         ends = {
             (topic, queue_id): end
-            for topic, by_partition in planned_ends(checkpoint, batch_id).items()
+            for topic, by_partition in planned_ends(run.checkpoint, batch_id).items()
             for queue_id, end in by_partition.items()
         }
         with self._builder.lock:
-            self._require_current(run_no)
+            self._require_current(run)
             planned = sum(max(0, end - self._builder.queues[queue].end_offset) for queue, end in ends.items())
         self._unit_flush.is_behind = planned >= self._records_per_batch_max // 2
         # Frames cost Delta a plan each, whatever they hold: what is small is written from the store.
@@ -285,9 +300,9 @@ class BuilderQuery:
             table = frame.toArrow()
             failpoint("build")
             units = dict(units_by_queue(table, batch_topics=self._batch_topics))
-            self._require_same_topics()
+            self._require_same_topics(run)
             with self._builder.lock:
-                self._require_current(run_no)
+                self._require_current(run)
                 scans = {}
                 for queue, end in ends.items():
                     at = self._builder.queues[queue].end_offset
@@ -306,16 +321,20 @@ class BuilderQuery:
         self.batches += 1
         self.units += table.num_rows
 
-    def _require_current(self, run_no: int) -> None:
-        if run_no != self._run_no or self._stopping.is_set():
+    def _require_current(self, run: _Run) -> None:
+        """To be asked under the builder's lock: the queues are those that the query was started for."""
+        queues = self._builder.queues
+        is_current = run.number == self._run_no and not self._stopping.is_set()
+        if not is_current or any(queues[queue].topic_id != topic_id for queue, topic_id in run.reads.items()):
             raise _OutdatedError
 
-    def _require_same_topics(self) -> None:
+    def _require_same_topics(self, run: _Run) -> None:
         """A topic that was made again may have given records of either: then all of it is read anew."""
-        names = sorted({topic for topic, _ in self._reads})
-        ids = self._checker.ids(names)
-        if any(ids.get(topic) != topic_id for (topic, _), topic_id in self._reads.items()):
-            self._abandon()
+        ids = self._checker.ids(sorted({topic for topic, _ in run.reads}))
+        if any(ids.get(topic) != topic_id for (topic, _), topic_id in run.reads.items()):
+            with self._builder.lock:
+                self._require_current(run)
+                self._abandon()
             raise _OutdatedError
 
 

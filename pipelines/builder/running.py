@@ -16,7 +16,7 @@ from pipelines.builder.builder import Builder, Queue, declare_of
 from pipelines.builder.dispatch_sender import DispatchSender
 from pipelines.builder.query import BuilderQuery
 from pipelines.builder.unit_flush import UnitFlush
-from pipelines.builder.view import ConsumeQueueView, QueueRequest, views_of
+from pipelines.builder.view import BuilderView, ConsumeQueueView, QueueRequest, views_of
 from pipelines.outbox import EntryKind, Outbox
 from pipelines.settings import JobSettings
 
@@ -87,6 +87,18 @@ class RunningBuilder:
             self.query.start()
             stack.callback(self.query.stop)
             self._stack = stack.pop_all()
+
+    def view(self) -> BuilderView:
+        """How it does."""
+        queues = dict(self.builder.queues)
+        ends = {(name, at): end for name, topic in self.query.topics.items() for at, end in topic.ends.items()}
+        return BuilderView(
+            queues=len(ends),
+            behind=sum(max(0, end - queues[queue].end_offset) for queue, end in ends.items() if queue in queues),
+            open_dispatches=self.sender.open_count,
+            units=self.query.units,
+            delta_behind=max(0, self.builder.built.build_seq - self.unit_flush.delivered_seq),
+        )
 
     def views(self, state: RocksStore, request: QueueRequest) -> list[ConsumeQueueView]:
         """The queues of a topic, with what is known of their logs.

@@ -166,8 +166,13 @@ class UnitFlush:
             kept = {seq: frame for seq, (frame, _) in self._frames.items()}
         spans = [(entry.apply_seq, span) for entry in entries for span in read_spans(entry)]
         expected = sum(span.unit_count for seq, span in spans if seq in kept)
-        frames = [kept[entry.apply_seq] for entry in entries if entry.apply_seq in kept]
-        stored = [self._stored(span) for seq, span in spans if seq not in kept]
+        # With their build_seq: a topic that was made again has the same offsets in two of them.
+        frames = [
+            kept[entry.apply_seq].withColumn("build_seq", f.lit(entry.apply_seq).cast("bigint"))
+            for entry in entries
+            if entry.apply_seq in kept
+        ]
+        stored = [_numbered(self._stored(span), seq) for seq, span in spans if seq not in kept]
         if stored:
             table = pa.concat_tables(stored)
             expected += table.num_rows
@@ -197,7 +202,7 @@ class UnitFlush:
         if any(span.queue_type == "batch" for _, span in spans):
             is_batch = f.col("queue_type") == "batch"
             before = (
-                Window.partitionBy("topic", "queue_id", "first_offset")
+                Window.partitionBy("build_seq", "topic", "queue_id")
                 .orderBy("queue_offset")
                 .rowsBetween(Window.unboundedPreceding, -1)
             )
@@ -205,7 +210,7 @@ class UnitFlush:
             base = f.when(is_batch, counted).otherwise(base)
             inner_count = f.when(is_batch, f.col("inner_count")).otherwise(inner_count)
         is_within = (units["queue_offset"] >= known["first_offset"]) & (units["queue_offset"] < known["end_offset"])
-        joined = units.join(known, ["topic", "queue_id"]).where(is_within)
+        joined = units.join(known, ["build_seq", "topic", "queue_id"]).where(is_within)
         completed = joined.withColumns(
             {
                 "message_base": base,
@@ -215,6 +220,10 @@ class UnitFlush:
             }
         )
         return completed.select(*(column.name for column in CONSUME_QUEUE.columns))
+
+
+def _numbered(units: pa.Table, build_seq: int) -> pa.Table:
+    return units.append_column("build_seq", pa.repeat(pa.scalar(build_seq, pa.int64()), units.num_rows))
 
 
 def _group(entries: Iterable[Entry]) -> Iterator[Entry]:

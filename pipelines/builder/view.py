@@ -23,7 +23,7 @@ from broker_state.overlay import Overlay
 from broker_state.rocks_store import RocksStore
 from pipelines.builder.builder import Queue, read_queues, reader_of
 
-__all__ = ["ConsumeQueueView", "FoundUnit", "QueueRequest", "views_of"]
+__all__ = ["BuilderView", "ConsumeQueueView", "FoundUnit", "QueueRequest", "views_of"]
 
 SHOWN_MAX = 1_000
 
@@ -43,6 +43,16 @@ class QueueRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     time_ms: int | None = None
     key_hash: int | None = None
     limit: int = 10
+
+
+class BuilderView(msgspec.Struct, frozen=True, kw_only=True):
+    """How a builder does: what it has not read yet, what the job has not answered, what Delta does not have."""
+
+    queues: int
+    behind: int
+    open_dispatches: int
+    units: int
+    delta_behind: int
 
 
 class FoundUnit(msgspec.Struct, frozen=True):

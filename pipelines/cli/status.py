@@ -66,6 +66,12 @@ def _print(console: Console, status: Status) -> None:
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
             f" outbox {status.outbox_bytes or 0:,} bytes"
         )
+    if status.builder is not None:
+        built = status.builder
+        facts["builder"] = (
+            f"{built.queues:,} queues, {built.behind:,} offsets to read, {built.open_dispatches:,} unanswered dispatches,"
+            f" {built.delta_behind:,} micro-batches not in Delta yet"
+        )
     print_facts(console, facts)
     _print_queues(console, status)
 

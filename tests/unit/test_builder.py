@@ -252,6 +252,18 @@ def test_ahead_of_the_window_waits_and_is_not_dropped(lab: Lab, job: Job) -> Non
     assert job.position() == 10
 
 
+def test_what_is_left_of_a_range_is_dispatched_when_its_start_has_left_the_log(lab: Lab, job: Job) -> None:
+    """The dispatch comes after the skip that follows it, as when the first try got no answer."""
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.builder.adopt(topic(start=4), {})
+    declare, dispatch, skip = lab.outbox.undelivered(EntryKind.DISPATCH)
+    for entry in (declare, skip, dispatch):
+        job.sender.send([entry])
+        wait_for(lambda: not job.sender.open_count)
+    assert job.position() == 6
+
+
 def test_a_declaration_supersedes_what_was_said_of_the_topic_before(lab: Lab, job: Job) -> None:
     """Offsets of the topic that is gone must not reach the queue that has its name."""
     lab.builder.adopt(topic(), {})

@@ -278,6 +278,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatusSer
         flush_loop=SimpleNamespace(delivered_seq=4),
         outbox=SimpleNamespace(undelivered_bytes=9),
         settings=SimpleNamespace(topic_prefix="p"),
+        builder=None,
         bootstrap_servers="k:1",
         failure=None,
     )
