@@ -349,7 +349,8 @@ def query(
 ) -> None:
     """Run SQL over the audit tables, also while the job runs.
 
-    Tables: operations, deliveries, commit_positions, rejected, quality_results.
+    Tables: operations, deliveries, commit_positions, order_info, rejected,
+    consume_queue, quality_results.
     With a row for each message: operations_by_message, deliveries_by_message.
 
     Time travel: SELECT count(*) FROM operations VERSION AS OF 3

@@ -69,7 +69,7 @@ def _print(console: Console, status: Status) -> None:
     if status.builder is not None:
         built = status.builder
         facts["builder"] = (
-            f"{built.queues:,} queues, {built.behind:,} offsets to read, {built.open_dispatches:,} unanswered dispatches,"
+            f"{built.queues:,} queues, {built.behind:,} offsets to read, {built.open_dispatches:,} open dispatches,"
             f" {built.delta_behind:,} micro-batches not in Delta yet"
         )
     print_facts(console, facts)
