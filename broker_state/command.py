@@ -143,8 +143,12 @@ class Policy(CommandBase, frozen=True, tag="policy"):
 
 
 class Dispatch(CommandBase, frozen=True, tag="dispatch"):
-    """Offsets are written, or (`skip`) will never be; from any number of builders, in any order, again if need be."""
+    """Offsets are written, or (`skip`) will never be; from any number of builders, in any order, again if need be.
 
+    `topic_id`, where it is given, is that of the topic that has the offsets: a queue of another one refuses them.
+    """
+
+    topic_id: str | None = None
     ranges: list[WrittenRange] = []
     skip: list[OffsetRange] = []
 

@@ -97,6 +97,9 @@ def decide_policy(turn: Turn, command: Policy) -> None:
 def decide_dispatch(turn: Turn, command: Dispatch) -> None:
     """Offsets are written, or never will be: range by range."""
     queue = turn.queue
+    if command.topic_id not in (None, queue.record.topic_id):
+        turn.refuse(Reason.INVALID_PARAMETER, f"the queue is of topic id {queue.record.topic_id}")
+        return
     runs: list[Run] = []
     for index, written in enumerate(command.ranges):
         reason = Reason.INVALID_PARAMETER

@@ -32,7 +32,7 @@ class MessageTopic(msgspec.Struct, frozen=True):
 
     Attributes:
         topic_id: Text of a UUID; another one when the topic is deleted and made again.
-        starts: Where the log of each queue starts.
+        starts: Where the log of each queue starts; a partition without a leader is not there.
         ends: Where the committed part of each queue ends: the offset after its last record that can be read.
     """
 
@@ -61,7 +61,7 @@ class TopicReader:
         """Those of all topics that are `chosen` by their names.
 
         Raises:
-            Unavailable: Kafka does not answer, or a partition has no leader now.
+            Unavailable: Kafka does not answer.
             Invalid: Kafka refuses.
         """
         with self._asking("its topics"):
@@ -72,11 +72,6 @@ class TopicReader:
         """Topics by name; one that does not exist is not in the answer. Raises as `choose`."""
         with self._asking(f"topics {', '.join(names)}"):
             return self._located(self._existing(names))
-
-    def ids(self, names: Sequence[str]) -> dict[str, str]:
-        """Topic ids by name; one that does not exist is not in the answer. Raises as `choose`."""
-        with self._asking(f"topics {', '.join(names)}"):
-            return {topic["name"]: str(topic["topic_id"]) for topic in self._existing(names)}
 
     def compacted(self, names: Sequence[str]) -> set[str]:
         """Those that Kafka compacts. Raises as `choose`."""
@@ -127,6 +122,8 @@ class TopicReader:
             TopicPartition(topic["name"], partition["partition_index"])
             for topic in topics
             for partition in topic["partitions"]
+            # One without a leader is left out until it has one: it must not keep back the others.
+            if not partition["error_code"]
         ]
         starts = self._offsets(partitions, OffsetSpec.EARLIEST)
         ends = self._offsets(partitions, OffsetSpec.LATEST)

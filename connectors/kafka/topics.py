@@ -152,10 +152,10 @@ class _Again(Exception):  # noqa: N818 - a signal to tenacity, which reaches nob
     """Kafka answered with an error that passes by itself."""
 
 
-def chosen_topics(names: Iterable[str], globs: Sequence[str]) -> list[str]:
+def chosen_topics(names: Iterable[str], globs: Sequence[str], own: Topics | None = None) -> list[str]:
     """The names that match one of `globs`, in order, without Kafka's own topics and those of popstream jobs.
 
-    The topics of a job are known by being complete, whatever its prefix.
+    Those of `own` are never chosen; the topics of other jobs are known by being complete, whatever their prefix.
 
     >>> own = [*Topics.of("a.b").names]
     >>> chosen_topics([*own, "__consumer_offsets", "orders", "orders.ops", "x1", "x2"], ["orders*", "x?", "a*"])
@@ -171,7 +171,7 @@ def chosen_topics(names: Iterable[str], globs: Sequence[str]) -> list[str]:
     }
     return sorted(
         name
-        for name in found - of_jobs
+        for name in found - of_jobs - set(own.names if own is not None else ())
         if not name.startswith("__") and any(fnmatchcase(name, pattern) for pattern in globs)
     )
 

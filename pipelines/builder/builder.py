@@ -13,13 +13,13 @@ that is read again is known, and whoever continues continues there.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
 import msgspec
 import structlog
 
-from broker_state.command import Command, Declare, QueueType, encode_command
+from broker_state.command import Command, Declare, Dispatch, QueueType, encode_command
 from broker_state.consume_queue import (
     ConsumeQueue,
     Get,
@@ -137,7 +137,7 @@ class Builder:
                 numbered = number_messages(queue, get, scan)
                 step.revise((topic, queue_id), append(queue, get, numbered))
                 fresh = numbered.cut(queue.end_offset, numbered.end_offset)
-                step.commands.extend(dispatches_of(topic, queue_id, fresh))
+                step.dispatch(queue, dispatches_of(topic, queue_id, fresh))
                 audited_end = self._audited_end((topic, queue_id))
                 first_offset = max(fresh.first_offset, audited_end)
                 if audited_end and fresh.end_offset >= audited_end:
@@ -158,8 +158,13 @@ class Builder:
                     )
             return self._write(step)
 
-    def truncate(self, queue: Queue, end_offset: int) -> int:
+    def truncate(self, queue: Queue, end_offset: int, *, is_same_log: bool = True) -> int:
         """Forget what is known of `end_offset` and after, so that it is read again; its end from now on.
+
+        Args:
+            queue: Which.
+            end_offset: From where on.
+            is_same_log: The log still has what is forgotten, so that its rows need not be told again.
 
         Raises:
             Invalid: There is no such queue.
@@ -173,7 +178,7 @@ class Builder:
             revision = truncate(known, self.get(queue), end_offset)
             if revision.queue != known:
                 step.revise(queue, revision)
-                audited_end = max(known.end_offset, self._audited_end(queue))
+                audited_end = max(known.end_offset, self._audited_end(queue)) if is_same_log else 0
                 step.changes.append((META, _audited_key(queue), audited_end.to_bytes(8, "big")))
                 self._write(step)
             return revision.queue.end_offset
@@ -195,7 +200,7 @@ class Builder:
             raise Invalid(message, subject=queue[0])
         elif start > known.start_offset:
             step.revise(queue, move_start(known, self.get(queue), start))
-            step.commands.extend(skips_of(*queue, known.start_offset, start))
+            step.dispatch(known, skips_of(*queue, known.start_offset, start))
 
     def _audited_end(self, queue: Queue) -> int:
         stored = self._store.get(META, _audited_key(queue))
@@ -237,6 +242,9 @@ class _Step:
     def start(self, queue: Queue, record: ConsumeQueue) -> None:
         self.queues[queue] = record
         self.changes.append((QUEUES, queue_prefix(*queue), record.encode()))
+
+    def dispatch(self, record: ConsumeQueue, commands: Iterable[Dispatch]) -> None:
+        self.commands += [msgspec.structs.replace(command, topic_id=record.topic_id) for command in commands]
 
     def revise(self, queue: Queue, revision: Revision) -> None:
         prefix = queue_prefix(*queue)

@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from itertools import islice
 
 import msgspec
 import structlog
 
 from broker_state.answer import Answer
 from broker_state.command import Command, Declare, Dispatch
+from broker_state.consume_queue import skips_of
 from broker_state.reason import Reason
 from connectors.client.dispatcher import SETTLED, TRY_AGAIN
 from connectors.client.errors import ClientClosed
@@ -85,9 +87,9 @@ class DispatchSender:
             gone = set(superseded)
             operations = [operation for operation in operations if operation.key not in gone]
             self._open.update((operation.key, operation) for operation in operations)
+            for operation in operations:
+                self._send(operation)
         self._outbox.delivered(superseded)
-        for operation in operations:
-            self._send(operation)
 
     @property
     def open_count(self) -> int:
@@ -124,15 +126,21 @@ class DispatchSender:
             self._again(operation, str(answer.reason))
             return
         queue = _queue(operation.command)
+        if (gap := _gap(operation.command, answer)) is not None:
+            operation.command = gap
+            self._send(operation)
+            return
         if Reason.BELOW_MIN in reasons and (above := self._above_start(operation.command)) is not None:
             operation.command = above
             self._send(operation)
             return
-        if reasons - SETTLED:
-            self.refused[queue] = f"{type(operation.command).__name__.lower()}: {answer.reason}"
-            _log.error("dispatch_refused", topic=queue[0], queue_id=queue[1], reason=answer.reason)
         with self._changed:
             is_open = self._open.pop(operation.key, None) is not None
+            if is_open and reasons - SETTLED:
+                self.refused[queue] = f"{type(operation.command).__name__.lower()}: {answer.reason}"
+                _log.error("dispatch_refused", topic=queue[0], queue_id=queue[1], reason=answer.reason)
+            elif is_open and isinstance(operation.command, Declare):
+                self.refused.pop(queue, None)
             self._changed.notify_all()
         if is_open:
             self._outbox.delivered([operation.key])
@@ -154,9 +162,6 @@ class DispatchSender:
 
     def _again(self, operation: _Open, why: str) -> None:
         queue = _queue(operation.command)
-        if why == Reason.TOPIC_NOT_EXIST and (declare := self._declare_of(queue)) is not None:
-            with contextlib.suppress(ClientClosed):
-                self._transport.submit(declare)
         with self._changed:
             if operation.key not in self._open or self._is_closed:
                 return
@@ -164,6 +169,9 @@ class DispatchSender:
             operation.failures += 1
             heapq.heappush(self._later, (time.monotonic() + pause_s, operation.key))
             self._changed.notify_all()
+        if why == Reason.TOPIC_NOT_EXIST and (declare := self._declare_of(queue)) is not None:
+            with contextlib.suppress(ClientClosed):
+                self._transport.submit(declare)
         _log.info("dispatch_again", topic=queue[0], queue_id=queue[1], after_s=pause_s, why=why)
 
     def _run(self) -> None:
@@ -176,8 +184,19 @@ class DispatchSender:
                     self._changed.wait(self._later[0][0] - now_s if self._later else None)
                     continue
                 operation = self._open.get(heapq.heappop(self._later)[1])
-            if operation is not None:
-                self._send(operation)
+                if operation is not None:
+                    self._send(operation)
+
+
+def _gap(command: Command, answer: Answer) -> Dispatch | None:
+    """What lies between the position of a queue that the job knew before, and the start of its log: nobody skips it."""
+    position = answer.commit_position
+    if not isinstance(command, Declare) or answer.reason is not Reason.OK or answer.applied:
+        return None
+    if position is None or position >= command.min_offset:
+        return None
+    (skip,) = islice(skips_of(command.topic, command.queue_id, position, command.min_offset), 1)
+    return msgspec.structs.replace(skip, topic_id=command.topic_id)
 
 
 def _queue(command: Command) -> Queue:

@@ -14,6 +14,7 @@ that was made again are one case.
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,10 +28,10 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from broker_state.command import QueueType
 from broker_state.consume_queue import Scan, Units
-from broker_state.errors import Unavailable
+from broker_state.errors import Invalid, Unavailable
 from checkpoints.spark_progress import planned_ends
 from connectors.kafka.message_topics import MessageTopic, TopicReader
-from connectors.kafka.topics import chosen_topics
+from connectors.kafka.topics import Topics, chosen_topics
 from pipelines.builder.builder import Builder, Queue
 from pipelines.builder.dispatch_sender import DispatchSender
 from pipelines.builder.unit_columns import unit_columns, units_by_queue
@@ -45,6 +46,8 @@ _log = structlog.get_logger(__name__)
 LOOK_S = 2.0
 ROOM_S = 0.5
 FAILURES_MAX = 5
+# A query that ran so long has not failed at once.
+LASTING_S = 60.0
 KEPT_OFFSETS_MIN = 20_000
 
 
@@ -69,6 +72,7 @@ class BuilderQuery:
         bootstrap_servers: The Kafka with the message topics.
         checkpoints: Folder for Spark's checkpoints.
         globs: Names of topics, or patterns with `*`, `?` and `[...]`.
+        own: Topics of the job, which are never chosen.
         queue_types: Of topics that are neither simple nor compacted.
         records_per_batch_max: Bounds a micro-batch.
         records_per_task_max: More of a partition are read by several tasks at the same time.
@@ -86,6 +90,7 @@ class BuilderQuery:
         bootstrap_servers: str,
         checkpoints: Path,
         globs: list[str],
+        own: Topics,
         queue_types: Mapping[str, QueueType],
         records_per_batch_max: int,
         records_per_task_max: int,
@@ -107,6 +112,7 @@ class BuilderQuery:
         self._records_per_batch_max = records_per_batch_max
         self._checkpoints = checkpoints
         self._globs = globs
+        self._own = own
         self._queue_types = queue_types
         self._builder = builder
         self._sender = sender
@@ -116,11 +122,13 @@ class BuilderQuery:
         self._checker = TopicReader(bootstrap_servers, client_id="popstream-builder-check")
         self._query: StreamingQuery | None = None
         self._run_no = 0
-        self._reads: dict[Queue, str] = {}
+        self._reads: dict[Queue, str] | None = {}
+        """What the present query reads; None: it is to be replaced."""
         self._steering = threading.RLock()
         """Held by whoever starts and ends queries."""
         self._batch_topics: frozenset[str] = frozenset()
         self._failures = 0
+        self._started_s = 0.0
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self.topics: dict[str, MessageTopic] = {}
@@ -158,7 +166,7 @@ class BuilderQuery:
         """What the present query reads from now on does not continue the queues: start another one."""
         with self._builder.lock:
             self._run_no += 1
-            self._reads = {}
+            self._reads = None
         self._wake.set()
 
     def _watch(self) -> None:
@@ -181,12 +189,13 @@ class BuilderQuery:
         """Ask Kafka, take note, and see to it that the right query runs."""
         ends = {queue: record.end_offset for queue, record in list(self._builder.queues.items())}
         try:
-            topics = self._reader.choose(partial(chosen_topics, globs=self._globs))
+            topics = self._reader.choose(partial(chosen_topics, globs=self._globs, own=self._own))
             types = self._types(topics)
-        except Unavailable as error:
+        except (Unavailable, Invalid) as error:  # refused it may be for a topic that is no concern of the others
             _log.warning("topics_not_seen", error=str(error))
             return
-        self._sender.send(self._builder.adopt(topics, types))
+        with self._builder.lock:  # so that what is said of a queue is said in this order
+            self._sender.send(self._builder.adopt(topics, types))
         self._cut_back(topics, ends)
         self.topics = topics
         reads = {
@@ -216,13 +225,15 @@ class BuilderQuery:
                 queue = (topic.name, queue_id)
                 if end < ends.get(queue, 0) and self._builder.queues[queue].start_offset <= end:
                     _log.error("log_shortened", topic=topic.name, queue_id=queue_id, end=end, was_read_to=ends[queue])
-                    self.rebuild(queue, end)
+                    self._abandon()
+                    self._unit_flush.flush()
+                    self._builder.truncate(queue, end, is_same_log=False)
 
     def _count_failure(self) -> None:
         """A query that ended although its topics are what they were: try again, but not for ever."""
         assert self._query is not None
         error = self._query.exception()
-        self._failures += 1
+        self._failures = self._failures + 1 if time.monotonic() - self._started_s < LASTING_S else 1
         _log.warning("builder_query_ended", failures=self._failures, error=str(error)[:500])
         if self._failures >= FAILURES_MAX:
             raise error or Unavailable("the query of the builder ended by itself")
@@ -257,12 +268,13 @@ class BuilderQuery:
         )
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
         self._query = (
-            unit_columns(frame)
+            unit_columns(frame, self._batch_topics)
             .writeStream.queryName(PIPELINE)
             .option("checkpointLocation", str(checkpoint))
             .foreachBatch(partial(self._take, _Run(number, checkpoint, reads)))
             .start()
         )
+        self._started_s = time.monotonic()
         for old in self._checkpoints.iterdir():
             if old != checkpoint:
                 shutil.rmtree(old, ignore_errors=True)
@@ -293,14 +305,15 @@ class BuilderQuery:
         with self._builder.lock:
             self._require_current(run)
             planned = sum(max(0, end - self._builder.queues[queue].end_offset) for queue, end in ends.items())
-        self._unit_flush.is_behind = planned >= self._records_per_batch_max // 2
+        if planned >= self._records_per_batch_max // 2:
+            self._unit_flush.postpone()
         # Frames cost Delta a plan each, whatever they hold: what is small is written from the store.
         kept = frame.persist() if planned >= KEPT_OFFSETS_MIN else None
         try:
             table = frame.toArrow()
             failpoint("build")
             units = dict(units_by_queue(table, batch_topics=self._batch_topics))
-            self._require_same_topics(run)
+            self._require_same_logs(run, ends)
             with self._builder.lock:
                 self._require_current(run)
                 scans = {}
@@ -309,14 +322,14 @@ class BuilderQuery:
                     if end > at:
                         scans[queue] = Scan(at, end, units.get(queue, _NO_UNITS).between(at, end))
                 entries = self._builder.append(scans)
+                failpoint("build_dispatch")
+                self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
                 if kept is not None and entries:
                     self._unit_flush.keep(self._builder.built.build_seq, kept, table.num_rows)
                     kept = None
         finally:
             if kept is not None:
                 kept.unpersist()
-        failpoint("build_dispatch")
-        self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
         self._failures = 0
         self.batches += 1
         self.units += table.num_rows
@@ -328,10 +341,14 @@ class BuilderQuery:
         if not is_current or any(queues[queue].topic_id != topic_id for queue, topic_id in run.reads.items()):
             raise _OutdatedError
 
-    def _require_same_topics(self, run: _Run) -> None:
-        """A topic that was made again may have given records of either: then all of it is read anew."""
-        ids = self._checker.ids(sorted({topic for topic, _ in run.reads}))
-        if any(ids.get(topic) != topic_id for (topic, _), topic_id in run.reads.items()):
+    def _require_same_logs(self, run: _Run, ends: Mapping[Queue, int]) -> None:
+        """A topic that was made again, or lost records, may have given any records: then all of it is read anew."""
+        topics = self._checker.read(sorted({topic for topic, _ in ends}))
+        for (name, queue_id), end in ends.items():
+            topic = topics.get(name)
+            is_same = topic is not None and topic.topic_id == run.reads[name, queue_id]
+            if is_same and topic is not None and topic.ends.get(queue_id, end) >= end:
+                continue
             with self._builder.lock:
                 self._require_current(run)
                 self._abandon()

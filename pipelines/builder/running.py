@@ -12,6 +12,7 @@ from broker_state.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from connectors.client.exchange.transport import Transport
 from connectors.client.settings import ClientSettings
+from connectors.kafka.topics import Topics
 from pipelines.builder.builder import Builder, Queue, declare_of
 from pipelines.builder.dispatch_sender import DispatchSender
 from pipelines.builder.query import BuilderQuery
@@ -73,6 +74,7 @@ class RunningBuilder:
                 bootstrap_servers=bootstrap_servers,
                 checkpoints=folder.builder_spark,
                 globs=settings.message_globs,
+                own=Topics.of(settings.topic_prefix),
                 queue_types=settings.queue_types,
                 records_per_batch_max=settings.build_records_per_batch_max,
                 records_per_task_max=settings.build_records_per_task_max,

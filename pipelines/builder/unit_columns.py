@@ -13,7 +13,7 @@ All of it is Spark SQL, so it runs in the JVM's tasks, in parallel; key, value a
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import numpy as np
 import pyarrow as pa
@@ -51,7 +51,7 @@ UNIT_SCHEMA = pa.schema(
 )
 
 
-def unit_columns(records: DataFrame) -> DataFrame:
+def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> DataFrame:
     """The columns of `UNIT_SCHEMA` of records of Spark's Kafka source with headers, one row each."""
     count, keys = _header(COUNT_HEADER), _header(KEYS_HEADER)
     size = f.coalesce(f.length("value"), f.lit(0))
@@ -73,7 +73,10 @@ def unit_columns(records: DataFrame) -> DataFrame:
         _tag_hash(_header(TAG_HEADER)).alias("tag_hash"),
         f.when(f.col("key").isNull(), f.lit(0)).otherwise(_never_zero(f.xxhash64("key"))).alias("key_hash"),
         f.when(is_batch & is_true, _number(count).cast("int")).otherwise(f.lit(1)).alias("inner_count"),
-        f.when(is_batch & is_true, keys).alias("inner_key_hashes"),
+        # Of other topics they are not asked for, however long they are.
+        f.when(is_batch & is_true & f.col("topic").isin(*batch_topics) & (keys_bytes > 0), keys)
+        .cast("binary")
+        .alias("inner_key_hashes"),
         (~is_batch | is_true).alias("is_readable"),
     )
 

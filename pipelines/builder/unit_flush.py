@@ -22,6 +22,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
 from broker_state.consume_queue import units_between
+from broker_state.errors import Corrupt
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.builder.builder import Builder, UnitSpan, read_spans
@@ -38,6 +39,7 @@ PIPELINE = "build_consume_queue"
 KEPT_ROWS_MAX = 4_000_000
 # One commit has so many rows, and those of the WriteBatch in which they are reached.
 GROUP_ROWS = 1_000_000
+BEHIND_S = 10.0
 ROWS_PER_FILE = 500_000
 
 _SPANS = (
@@ -75,13 +77,18 @@ class UnitFlush:
         self._on_failure = on_failure
         self._table = ExactlyOnceTable(spark, root, CONSUME_QUEUE, PIPELINE, builder.built.state_epoch)
         self._flushing = threading.Lock()
+        if self._table.delivered > builder.built.build_seq:
+            message = (
+                "Delta holds units of later WriteBatches than the builder's store, which ends at"
+                f" {builder.built.build_seq}: it was restored; remove the folder queues/ to build all anew"
+            )
+            raise Corrupt(message, subject=builder.built.state_epoch)
         self._lock = threading.Lock()
         """Of `_frames`."""
         self._frames: dict[int, tuple[DataFrame, int]] = {}
         self._wake = threading.Event()
         self._stopping = False
-        self.is_behind = False
-        """The builder has more to read than one micro-batch: messages go first, their rows can wait."""
+        self._behind_until_s = 0.0
         self.flushed_rows = 0
         # What a killed predecessor had committed, but not noted.
         outbox.delivered(
@@ -104,6 +111,10 @@ class UnitFlush:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+
+    def postpone(self) -> None:
+        """The builder has much to read just now: messages go first, their rows can wait a little."""
+        self._behind_until_s = time.monotonic() + BEHIND_S
 
     def keep(self, build_seq: int, frame: DataFrame, rows: int) -> None:
         """Take over a cached frame with the units of a WriteBatch; without room it goes, and the store serves."""
@@ -128,12 +139,17 @@ class UnitFlush:
             entries = list(_group(self._outbox.undelivered(EntryKind.UNIT_SPANS, self._table.delivered, upto)))
             if entries:
                 upto = entries[-1].apply_seq
-                rows = self._table.append(*self._frame_of(entries, upto))
+                try:
+                    rows = self._table.append(*self._frame_of(entries, upto))
+                except Exception:
+                    # Whether the commit happened is known to Delta alone.
+                    self._table.reopen()
+                    raise
                 failpoint("unit_flush")
                 self._outbox.delivered(entry.key for entry in entries)
-                self._forget(upto)
                 self.flushed_rows += rows
                 _log.debug("units_flushed", upto=upto, rows=rows, seconds=round(time.perf_counter() - started, 3))
+            self._forget(upto)
             self._table.skip(upto)
 
     def _run(self) -> None:
@@ -152,7 +168,7 @@ class UnitFlush:
         """Not while the builder is behind the log, as long as there is room for what it brings."""
         with self._lock:
             kept_rows = sum(count for _, count in self._frames.values())
-            return not self.is_behind or kept_rows >= KEPT_ROWS_MAX // 2
+            return time.monotonic() >= self._behind_until_s or kept_rows >= KEPT_ROWS_MAX // 2
 
     def _forget(self, upto: int) -> None:
         with self._lock:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from broker_state.command import Declare, Dispatch, Policy, Pop
+from broker_state.command import Declare, Dispatch, Policy, Pop, WrittenRange
 from broker_state.consume_queue import ContradictionError, Scan, Units, holes, units_between
 from broker_state.errors import Invalid
 from broker_state.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
@@ -234,6 +234,29 @@ def test_a_queue_that_the_job_does_not_know_is_declared(lab: Lab, job: Job) -> N
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
     settled(lab, job)
     assert [type(command) for command in commands(job)] == [Dispatch, Declare, Dispatch]
+    assert job.position() == 10
+
+
+def test_what_the_job_still_waits_for_is_skipped_when_it_has_left_the_log(lab: Lab, job: Job) -> None:
+    """The queue was declared before there was a builder, and nobody ever dispatched its first offsets."""
+    job.memory.send(Declare(v=1, topic=TOPIC, queue_id=0, topic_id="id-1"))
+    job.memory.send(Dispatch(v=1, topic=TOPIC, queue_id=0, ranges=[WrittenRange(0, 2)]))
+    job.sender.send(lab.builder.adopt(topic(start=10), {}))
+    entries = lab.builder.append({QUEUE: scan(10, 15)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    settled(lab, job)
+    assert job.position() == 3 + 5
+
+
+def test_a_dispatch_of_an_earlier_topic_is_refused_by_the_queue(lab: Lab, job: Job) -> None:
+    """It was on its way when the topic was made again: its holes must not be holes of the new one."""
+    lab.builder.adopt(topic(), {})
+    late = [entry for entry in lab.builder.append({QUEUE: nothing(0, 10)}) if entry.kind == EntryKind.DISPATCH]
+    job.sender.send(lab.builder.adopt(topic("id-2"), {}))
+    job.sender.send(late)
+    entries = lab.builder.append({QUEUE: scan(0, 10)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    wait_for(lambda: not job.sender.open_count)
     assert job.position() == 10
 
 
