@@ -19,6 +19,7 @@ from broker_state.consume_queue import (
     Absence,
     ConsumeQueue,
     Unit,
+    Units,
     holes,
     key_hash,
     unit_at,
@@ -29,7 +30,7 @@ from broker_state.errors import Invalid
 from connectors.client import Consumer, Transport, tag_hash
 from connectors.client.settings import ClientSettings
 from connectors.kafka.topics import create_message_topic
-from pipelines.builder.unit_columns import UNIT_SCHEMA, unit_columns
+from pipelines.builder.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
 from pipelines.builder.view import QueueRequest
 from pipelines.inspect_state import QueueView, queues_in
 from tests.support.left_behind import table_rows
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
     from pipelines.builder.running import RunningBuilder
@@ -61,6 +62,7 @@ class Lab:
         self.settings: dict[str, Any] = {
             "message_topics": f"{prefix}-*",
             "queue_types": {f"{prefix}-batches": "batch"},
+            "build_records_per_task_max": 100,
         }
         self.job: Job = self.start()
 
@@ -413,6 +415,26 @@ def test_a_rebuilt_queue_has_the_same_bytes(lab: Lab) -> None:
         row["queue_offset"] for row in table_rows(lab.job.folder.delta, "consume_queue") if row["topic"] == topic
     )
     assert offsets == list(range(2510))
+
+
+def test_several_tasks_read_one_partition(lab: Lab, tmp_path: Path) -> None:
+    """What they find together is what one task finds; told by a query like the builder's, with its options."""
+    topic = lab.topic("tasks")
+    lab.send(topic, 950, key=b"k", headers=[("popstream-tag", b"t")])
+    lab.wait(topic)
+    found: list[tuple[int, Units]] = []
+
+    def take(frame: DataFrame, _: int) -> None:
+        ((_, columns),) = units_by_queue(frame.toArrow())
+        found.append((frame.rdd.getNumPartitions(), columns))
+
+    options = {**lab.running.query._options, "maxOffsetsPerTrigger": "950", "subscribe": topic}
+    records = lab.spark.readStream.format("kafka").options(**options).option("startingOffsets", "earliest").load()
+    query = unit_columns(records).writeStream.foreachBatch(take).trigger(availableNow=True)
+    query.option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+    ((tasks, units),) = found
+    assert tasks == 10
+    assert units == Units.of(lab.units(topic))
 
 
 def test_only_these_columns_reach_python(lab: Lab) -> None:
