@@ -424,7 +424,7 @@ def test_several_tasks_read_one_partition(lab: Lab, tmp_path: Path) -> None:
     lab.wait(topic)
     found: list[tuple[int, Units]] = []
 
-    def take(frame: DataFrame, _: int) -> None:
+    def take(frame: DataFrame, _batch_id: int) -> None:
         ((_, columns),) = units_by_queue(frame.toArrow())
         found.append((frame.rdd.getNumPartitions(), columns))
 
