@@ -111,3 +111,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     def notifications(self) -> str:
         """Name of the notifications topic."""
         return self.notifications_topic or f"{self.prefix}.notifications"
+
+    @property
+    def queue_types(self) -> str:
+        """Name of the topic with the types of message topics."""
+        return f"{self.prefix}.queue_types"

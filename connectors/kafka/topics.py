@@ -6,6 +6,7 @@
 | `<prefix>.results` | delete, 1 hour, 32 partitions | answers; a client reads one partition, from its end |
 | `<prefix>.notifications` | delete, 1 hour | wake-ups; one missed costs a poll |
 | `<prefix>.dead_letters` | delete, kept for ever, 16 MiB | what nobody could process |
+| `<prefix>.queue_types` | compact, 1 partition | the type of each message topic, for producers |
 
 The functions here talk to Kafka and retry what is worth it, for at most `TIMEOUT_S`; what remains is `Unavailable` or
 `Invalid`.
@@ -57,7 +58,7 @@ SHORT_LIVED = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segmen
 
 
 class Topics(msgspec.Struct, frozen=True):
-    """Names of the four topics of one job; several tenants are several jobs, each with its own prefix.
+    """Names of the topics of one job; several tenants are several jobs, each with its own prefix.
 
     >>> Topics.of("popstream").ops
     'popstream.ops'
@@ -67,6 +68,7 @@ class Topics(msgspec.Struct, frozen=True):
     results: str
     notifications: str
     dead_letters: str
+    queue_types: str
 
     @classmethod
     def of(cls, prefix: str = "popstream") -> Topics:
@@ -86,12 +88,12 @@ class Topics(msgspec.Struct, frozen=True):
     @classmethod
     def of_any(cls, prefix: str) -> Topics:
         """The names of a job that may have been refused."""
-        return cls(f"{prefix}.ops", f"{prefix}.results", f"{prefix}.notifications", f"{prefix}.dead_letters")
+        return cls(*(f"{prefix}.{field}" for field in cls.__struct_fields__))
 
     @property
-    def names(self) -> tuple[str, str, str, str]:
-        """All four, the ops topic first."""
-        return self.ops, self.results, self.notifications, self.dead_letters
+    def names(self) -> tuple[str, ...]:
+        """All of them, the ops topic first."""
+        return msgspec.structs.astuple(self)
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,7 +187,7 @@ def ensure_topics(
     ops_partitions_expected: int | None = None,
     client: Mapping[str, object] | None = None,
 ) -> dict[str, TopicFacts]:
-    """Create the topics that are missing, then check all four as `check_topics` does; may be raced.
+    """Create the topics that are missing, then check all as `check_topics` does; may be raced.
 
     Args:
         bootstrap_servers: `host:port`, several with commas.
@@ -297,6 +299,9 @@ def deviations(
             found.append(Deviation(name, "the topic", "missing", "created", "the job reads or writes it"))
             continue
         rules = _Rules(name, configs[name], found)
+        if name == topics.queue_types:
+            rules.equal("cleanup.policy", "compact", "retention would remove what producers must know")
+            continue
         rules.equal("cleanup.policy", "delete", "compaction removes records that a later one has the key of")
         if name == topics.ops:
             _check_ops(rules, facts[name], oldest_snapshot_age_ms, ops_partitions_expected)
@@ -364,6 +369,7 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[_NewTopic]:
         _NewTopic(topics.results, settings.results_partitions, copies, results),
         _NewTopic(topics.notifications, settings.notifications_partitions, copies, SHORT_LIVED),
         _NewTopic(topics.dead_letters, settings.dead_letters_partitions, copies, dead_letters),
+        _NewTopic(topics.queue_types, 1, copies, {"cleanup.policy": "compact"}),
     ]
 
 

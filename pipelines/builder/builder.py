@@ -116,7 +116,7 @@ class Builder:
             Invalid: A queue exists with another type.
         """
         with self.lock:
-            step = _Step(self)
+            step = _Step()
             for topic in topics.values():
                 for queue_id, start in sorted(topic.starts.items()):
                     queue_type = queue_types.get(topic.name, "simple")
@@ -130,7 +130,7 @@ class Builder:
             ContradictionError: The log says something else of offsets that were scanned before.
         """
         with self.lock:
-            step = _Step(self)
+            step = _Step()
             for (topic, queue_id), scan in scans.items():
                 queue = self.queues[topic, queue_id]
                 get = self.get((topic, queue_id))
@@ -174,7 +174,7 @@ class Builder:
             if known is None:
                 message = f"there is no queue {queue[0]}/{queue[1]}"
                 raise Invalid(message, subject=f"{queue[0]}/{queue[1]}")
-            step = _Step(self)
+            step = _Step()
             revision = truncate(known, self.get(queue), end_offset)
             if revision.queue != known:
                 step.revise(queue, revision)
@@ -227,8 +227,7 @@ class Builder:
 class _Step:
     """What one WriteBatch of a builder will hold."""
 
-    def __init__(self, builder: Builder) -> None:
-        self._builder = builder
+    def __init__(self) -> None:
         self.queues: dict[Queue, ConsumeQueue] = {}
         self.changes: list[Change] = []
         self.erasures: list[Erasure] = []

@@ -31,6 +31,7 @@ from broker_state.consume_queue import Scan, Units
 from broker_state.errors import Invalid, Unavailable
 from checkpoints.spark_progress import planned_ends
 from connectors.kafka.message_topics import MessageTopic, TopicReader
+from connectors.kafka.queue_types import QueueTypesPublisher
 from connectors.kafka.topics import Topics, chosen_topics
 from pipelines.builder.builder import Builder, Queue
 from pipelines.builder.dispatch_sender import DispatchSender
@@ -78,6 +79,7 @@ class BuilderQuery:
         records_per_task_max: More of a partition are read by several tasks at the same time.
         builder: Decides; this is its only user that appends.
         sender: Takes what is to be dispatched.
+        publisher: Tells producers the types.
         unit_flush: Takes the frames.
         on_failure: Called once with what ended it.
     """
@@ -96,6 +98,7 @@ class BuilderQuery:
         records_per_task_max: int,
         builder: Builder,
         sender: DispatchSender,
+        publisher: QueueTypesPublisher,
         unit_flush: UnitFlush,
         on_failure: Callable[[BaseException], None],
     ) -> None:
@@ -116,6 +119,7 @@ class BuilderQuery:
         self._queue_types = queue_types
         self._builder = builder
         self._sender = sender
+        self._publisher = publisher
         self._unit_flush = unit_flush
         self._on_failure = on_failure
         self._reader = TopicReader(bootstrap_servers, client_id="popstream-builder")
@@ -133,7 +137,6 @@ class BuilderQuery:
         self._wake = threading.Event()
         self.topics: dict[str, MessageTopic] = {}
         """The chosen topics as they were when Kafka was last asked."""
-        self.batches = 0
         self.units = 0
         shutil.rmtree(checkpoints, ignore_errors=True)
         self._thread = threading.Thread(target=self._watch, name="builder", daemon=True)
@@ -150,6 +153,7 @@ class BuilderQuery:
             self._thread.join()
         self._reader.close()
         self._checker.close()
+        self._publisher.close()
 
     def rebuild(self, queue: Queue, from_offset: int) -> int:
         """Forget a queue from an offset on and read it again; where it begins to be read.
@@ -158,9 +162,13 @@ class BuilderQuery:
             Invalid: There is no such queue.
         """
         with self._steering:
-            self._abandon()  # so that nothing is added meanwhile, and Delta has every unit that is forgotten
-            self._unit_flush.flush()
-            return self._builder.truncate(queue, from_offset)
+            return self._truncate(queue, from_offset)
+
+    def _truncate(self, queue: Queue, from_offset: int, *, is_same_log: bool = True) -> int:
+        """Forget a queue from an offset on; nothing is added meanwhile, and Delta has every unit that is forgotten."""
+        self._abandon()
+        self._unit_flush.flush()
+        return self._builder.truncate(queue, from_offset, is_same_log=is_same_log)
 
     def _abandon(self) -> None:
         """What the present query reads from now on does not continue the queues: start another one."""
@@ -172,7 +180,8 @@ class BuilderQuery:
     def _watch(self) -> None:
         try:
             while not self._stopping.is_set():
-                self._look()
+                with self._steering:
+                    self._steer()
                 self._wake.wait(LOOK_S)
                 self._wake.clear()
         except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
@@ -180,10 +189,6 @@ class BuilderQuery:
             self._on_failure(error)
         finally:
             self._end_query()
-
-    def _look(self) -> None:
-        with self._steering:
-            self._steer()
 
     def _steer(self) -> None:
         """Ask Kafka, take note, and see to it that the right query runs."""
@@ -196,6 +201,7 @@ class BuilderQuery:
             return
         with self._builder.lock:  # so that what is said of a queue is said in this order
             self._sender.send(self._builder.adopt(topics, types))
+        self._publish_types()
         self._cut_back(topics, ends)
         self.topics = topics
         reads = {
@@ -218,6 +224,14 @@ class BuilderQuery:
         compacted = self._reader.compacted([name for name in topics if name not in known])
         return {**dict.fromkeys(compacted, "sparse"), **known, **self._queue_types}
 
+    def _publish_types(self) -> None:
+        """Producers may learn late: until then they send plain records, which every type takes."""
+        types = {(name, queue.topic_id, queue.queue_type) for (name, _), queue in list(self._builder.queues.items())}
+        try:
+            self._publisher.publish(types)
+        except Unavailable as error:
+            _log.warning("queue_types_not_published", error=str(error))
+
     def _cut_back(self, topics: Mapping[str, MessageTopic], ends: Mapping[Queue, int]) -> None:
         """A log that ends before where it was read has lost records: what comes there next is read as new."""
         for topic in topics.values():
@@ -225,9 +239,7 @@ class BuilderQuery:
                 queue = (topic.name, queue_id)
                 if end < ends.get(queue, 0) and self._builder.queues[queue].start_offset <= end:
                     _log.error("log_shortened", topic=topic.name, queue_id=queue_id, end=end, was_read_to=ends[queue])
-                    self._abandon()
-                    self._unit_flush.flush()
-                    self._builder.truncate(queue, end, is_same_log=False)
+                    self._truncate(queue, end, is_same_log=False)
 
     def _count_failure(self) -> None:
         """A query that ended although its topics are what they were: try again, but not for ever."""
@@ -331,7 +343,6 @@ class BuilderQuery:
             if kept is not None:
                 kept.unpersist()
         self._failures = 0
-        self.batches += 1
         self.units += table.num_rows
 
     def _require_current(self, run: _Run) -> None:

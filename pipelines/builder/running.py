@@ -12,6 +12,7 @@ from broker_state.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from connectors.client.exchange.transport import Transport
 from connectors.client.settings import ClientSettings
+from connectors.kafka.queue_types import QueueTypesPublisher
 from connectors.kafka.topics import Topics
 from pipelines.builder.builder import Builder, Queue, declare_of
 from pipelines.builder.dispatch_sender import DispatchSender
@@ -68,18 +69,20 @@ class RunningBuilder:
                 interval_s=settings.flush_interval_s,
                 on_failure=on_failure,
             )
+            own = Topics.of(settings.topic_prefix)
             self.query = BuilderQuery(
                 spark=spark,
                 source_options=source_options,
                 bootstrap_servers=bootstrap_servers,
                 checkpoints=folder.builder_spark,
                 globs=settings.message_globs,
-                own=Topics.of(settings.topic_prefix),
+                own=own,
                 queue_types=settings.queue_types,
                 records_per_batch_max=settings.build_records_per_batch_max,
                 records_per_task_max=settings.build_records_per_task_max,
                 builder=self.builder,
                 sender=self.sender,
+                publisher=QueueTypesPublisher(bootstrap_servers, own.queue_types),
                 unit_flush=self.unit_flush,
                 on_failure=on_failure,
             )

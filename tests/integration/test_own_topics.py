@@ -41,6 +41,7 @@ def test_created_once_by_four_at_a_time(kafka: EmbeddedKafka, topic_prefix: str)
         topics.results: 32,
         topics.notifications: 4,
         topics.dead_letters: 4,
+        topics.queue_types: 1,
     }
     again = check_topics(kafka.bootstrap_servers, topics, oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4)
     assert again == facts == describe(kafka.bootstrap_servers, topics.names)
@@ -83,7 +84,7 @@ def test_every_deviation_is_listed(kafka: EmbeddedKafka, topic_prefix: str) -> N
 
 def test_refused_creation_is_invalid(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """Three copies on one broker: Kafka's reason reaches the operator."""
-    with pytest.raises(Invalid, match="refuses to create 4 of 4 topics") as caught:
+    with pytest.raises(Invalid, match="refuses to create 5 of 5 topics") as caught:
         ensure_topics(kafka.bootstrap_servers, Topics.of(topic_prefix), TopicSettings(replication_factor=3))
     assert all("InvalidReplicationFactorError" in line for line in caught.value.details)
 

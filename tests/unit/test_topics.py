@@ -20,8 +20,9 @@ GOOD = {
 
 
 def configs(**wrong: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Good settings for all four topics but for some, by the last word of the topic's name."""
-    return {name: GOOD | wrong.get(name.rpartition(".")[2], {}) for name in TOPICS.names}
+    """Good settings for all topics but for some, by the last word of the topic's name."""
+    good = dict.fromkeys(TOPICS.names, GOOD) | {TOPICS.queue_types: {"cleanup.policy": "compact"}}
+    return {name: good[name] | wrong.get(name.rpartition(".")[2], {}) for name in TOPICS.names}
 
 
 def test_good_settings_pass() -> None:
@@ -45,6 +46,7 @@ def test_good_settings_pass() -> None:
         ("notifications", "cleanup.policy", "compact"),
         ("dead_letters", "cleanup.policy", "compact"),
         ("dead_letters", "max.message.bytes", "1048588"),
+        ("queue_types", "cleanup.policy", "delete"),
     ],
 )
 def test_each_wrong_setting_is_found(topic: str, setting: str, value: str) -> None:
