@@ -42,7 +42,7 @@ from broker_state.consume_queue.lookup import (
 )
 from broker_state.consume_queue.queue_record import BLOCK, FILTER, ConsumeQueue, Get, Place, place_key
 from broker_state.consume_queue.scan import ContradictionError, Scan, merge
-from broker_state.consume_queue.unit import Unit, Units, key_hash
+from broker_state.consume_queue.unit import Unit, Units
 
 __all__ = [
     "BLOCK",
@@ -64,7 +64,6 @@ __all__ = [
     "encode_block",
     "first_unit_since",
     "holes",
-    "key_hash",
     "last_unit_until",
     "merge",
     "message_base_at",

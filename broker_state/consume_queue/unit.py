@@ -11,25 +11,12 @@ from typing import Self
 
 import msgspec
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
-__all__ = ["Unit", "Units", "key_hash"]
+__all__ = ["Unit", "Units"]
 
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
-
-_KEY_HASH_SEED = 42
-"""That of `xxhash64` in Spark SQL."""
-
-
-def key_hash(key: bytes | None) -> int:
-    """The hash of a key: XXH64, 1 where that gives 0; 0 of no key.
-
-    >>> key_hash(None), key_hash(b"order-1")
-    (0, 9589506066719254019)
-    """
-    return 0 if key is None else xxhash.xxh64_intdigest(key, _KEY_HASH_SEED) or 1
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):

@@ -301,7 +301,7 @@ def queue(
     time: Annotated[
         str | None, typer.Option(metavar="MOMENT", help="show the first unit since then, and the last until then")
     ] = None,
-    key: Annotated[str | None, typer.Option(help="show the newest units with this key")] = None,
+    key: Annotated[str | None, typer.Option(help="show the newest units with this key or message id")] = None,
     limit: Annotated[int, typer.Option(help="units with a key, and runs of holes, at most", min=1, max=1000)] = 10,
     rebuild_from: Annotated[
         int | None, typer.Option(metavar="OFFSET", help="forget --queue from here on, and read it anew", min=0)
@@ -315,7 +315,7 @@ def queue(
 
     Without a running job what the last one left is shown, with exit code 3.
     """
-    from broker_state.consume_queue import key_hash
+    from broker_state.key_hash import key_hash
     from checkpoints.layout import JobFolder
     from pipelines.builder.view import QueueRequest
     from pipelines.cli.queue import moment_ms, run_queue, run_rebuild
