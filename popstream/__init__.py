@@ -12,7 +12,7 @@ with Consumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
             print(message.queue_offset, message.value)
 ```
 
-Importing this needs kafka-python and msgspec only; the job and its command line come with `popstream[pipeline]`.
+Importing this needs kafka-python, msgspec and xxhash; the job and its command line come with `popstream[pipeline]`.
 """
 
 from broker_state.reason import Reason
@@ -29,7 +29,10 @@ from connectors.client import (
     Message,
     NotDeclared,
     NotDispatched,
+    NotWritten,
     Outcome,
+    OutcomeUnknown,
+    OutgoingMessage,
     PayloadMissing,
     PopResult,
     Producer,
@@ -63,7 +66,10 @@ __all__ = [
     "Message",
     "NotDeclared",
     "NotDispatched",
+    "NotWritten",
     "Outcome",
+    "OutcomeUnknown",
+    "OutgoingMessage",
     "PayloadMissing",
     "PopResult",
     "PopstreamError",

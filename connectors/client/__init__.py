@@ -1,4 +1,4 @@
-"""The client: `Producer` sends, `Consumer` pops and acks. It needs kafka-python and msgspec, nothing of the job."""
+"""The client: `Producer` sends, `Consumer` pops and acks. It needs kafka-python, msgspec and xxhash alone."""
 
 from connectors.client.async_consumer import AsyncConsumer
 from connectors.client.consumer import Consumer
@@ -8,6 +8,8 @@ from connectors.client.errors import (
     ClientClosed,
     NotDeclared,
     NotDispatched,
+    NotWritten,
+    OutcomeUnknown,
     PayloadMissing,
     Refused,
 )
@@ -27,6 +29,7 @@ from connectors.client.message import (
 from connectors.client.payload.payloads import FetchCounts
 from connectors.client.pop.pops import FilterVerdict
 from connectors.client.producer import Producer
+from connectors.client.send.outgoing import OutgoingMessage
 from connectors.client.settings import ClientSettings
 from connectors.client.tags import tag_hash
 
@@ -43,7 +46,10 @@ __all__ = [
     "Message",
     "NotDeclared",
     "NotDispatched",
+    "NotWritten",
     "Outcome",
+    "OutcomeUnknown",
+    "OutgoingMessage",
     "PayloadMissing",
     "PopResult",
     "Producer",

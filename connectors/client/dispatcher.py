@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from broker_state.command import Declare, Dispatch, WrittenRange
+from broker_state.command import Declare, Dispatch, QueueType, WrittenRange
 from broker_state.reason import Reason
 from connectors.client.coalescer import Coalescer, ranges_by_label
 from connectors.client.errors import ClientClosed, NotDispatched
@@ -52,6 +52,10 @@ TRY_AGAIN = frozenset((Reason.AHEAD_OF_WINDOW, Reason.TOPIC_NOT_EXIST))
 SETTLED = frozenset((Reason.OK, Reason.BELOW_MIN))
 
 
+_Written = tuple["QueueKey", int, tuple[int, int]]
+"""(queue, offset, (tag hash, count of messages))."""
+
+
 class _Queue(msgspec.Struct, eq=False):
     is_declared: bool = False
     failures: int = 0
@@ -59,9 +63,16 @@ class _Queue(msgspec.Struct, eq=False):
     timer: threading.Timer | None = None
 
 
-def declare_of(topic: MessageTopic, queue_id: int) -> Declare:
+def declare_of(topic: MessageTopic, queue_id: int, queue_type: QueueType = "simple") -> Declare:
     """Declaration of one queue of a message topic."""
-    return Declare(v=1, topic=topic.name, queue_id=queue_id, topic_id=topic.topic_id, min_offset=topic.starts[queue_id])
+    return Declare(
+        v=1,
+        topic=topic.name,
+        queue_id=queue_id,
+        topic_id=topic.topic_id,
+        queue_type=queue_type,
+        min_offset=topic.starts[queue_id],
+    )
 
 
 def still_to_dispatch(answer: Answer, ranges: list[WrittenRange]) -> tuple[list[WrittenRange], list[WrittenRange]]:
@@ -82,13 +93,22 @@ class Dispatcher:
     Args:
         transport: Carries the operations.
         describe: Asks Kafka about a topic; may block.
+        type_of: The type of a topic's queues.
         delay_ms: Written offsets wait so long for others of the same queue. Longer: fewer records; shorter: sooner
             poppable.
     """
 
-    def __init__(self, transport: Transport, *, describe: Callable[[str], MessageTopic], delay_ms: float) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        *,
+        describe: Callable[[str], MessageTopic],
+        type_of: Callable[[str], QueueType] = lambda _: "simple",
+        delay_ms: float,
+    ) -> None:
         self._transport = transport
         self._describe = describe
+        self._type_of = type_of
         self._state = threading.Condition()
         self._queues: dict[QueueKey, _Queue] = {}
         self._pending_count = 0
@@ -96,7 +116,7 @@ class Dispatcher:
         self._open_ranges: dict[QueueKey, dict[int, WrittenRange]] = {}
         self._topics: dict[str, tuple[MessageTopic, float]] = {}
         self._is_closed = False
-        self._coalescer: Coalescer[QueueKey, tuple[QueueKey, int, int]] = Coalescer(
+        self._coalescer: Coalescer[QueueKey, _Written] = Coalescer(
             f"{transport.settings.client_id}-dispatch",
             delay_ms=delay_ms,
             items_max=WAITING_MAX,
@@ -104,8 +124,8 @@ class Dispatcher:
             failed=self._emit_failed,
         )
 
-    def written(self, topic: str, queue_id: int, queue_offset: int, tag: int) -> None:
-        """Note that Kafka has confirmed a message; it is dispatched soon.
+    def written(self, topic: str, queue_id: int, queue_offset: int, tag: int, count: int = 1) -> None:
+        """Note that Kafka has confirmed a record, which carries `count` messages; it is dispatched soon.
 
         Raises:
             ClientClosed: `close` was called.
@@ -114,7 +134,7 @@ class Dispatcher:
         with self._state:
             self._pending_count += 1
         try:
-            self._coalescer.add([(queue, (queue, queue_offset, tag))])
+            self._coalescer.add([(queue, (queue, queue_offset, (tag, count)))])
         except RuntimeError as error:
             self._done(1)
             message = f"offset {queue_offset} of {topic}/{queue_id} was written after the producer was closed"
@@ -147,15 +167,15 @@ class Dispatcher:
         for timer in timers:
             timer.cancel()
 
-    def _emit(self, queue: QueueKey, items: list[tuple[QueueKey, int, int]]) -> None:
+    def _emit(self, queue: QueueKey, items: list[_Written]) -> None:
         ranges = [
-            WrittenRange(first, last, tag)
-            for tag, found in ranges_by_label((offset, tag) for _, offset, tag in items).items()
+            WrittenRange(first, last, tag, count)
+            for (tag, count), found in ranges_by_label((offset, label) for _, offset, label in items).items()
             for first, last in found
         ]
         self._send(queue, ranges)
 
-    def _emit_failed(self, items: list[tuple[QueueKey, int, int]], error: Exception) -> None:
+    def _emit_failed(self, items: list[_Written], error: Exception) -> None:
         # `_send` sees to its own failures, so this is one of ours; the messages can be dispatched by
         # `dispatch_existing`.
         with self._state:
@@ -186,7 +206,7 @@ class Dispatcher:
             known = self._queues.setdefault(queue, _Queue())
             if known.is_declared:
                 return
-        command = declare_of(self._topic(*queue), queue[1])
+        command = declare_of(self._topic(*queue), queue[1], self._type_of(queue[0]))
         self._transport.submit(command).add_done_callback(partial(self._on_declared, queue))
         with self._state:
             known.is_declared = True

@@ -6,7 +6,9 @@ PopstreamError
 │   ├── AnswerTimeout     nobody answered in time: the outcome is unknown
 │   ├── NotDeclared       the queue is not known to the job yet
 │   ├── PayloadMissing    leased, but the record could not be read in time
-│   └── NotDispatched     written, but not known to be poppable
+│   ├── NotDispatched     written, but not known to be poppable
+│   ├── NotWritten        a message is not in its topic: it may be sent again
+│   └── OutcomeUnknown    a message may be in its topic, or may not
 ├── Invalid
 │   ├── Refused           the job decided against the operation, and repeating it cannot help
 │   └── ClientClosed      the client was closed before, or while it waited
@@ -36,6 +38,8 @@ __all__ = [
     "ClientClosed",
     "NotDeclared",
     "NotDispatched",
+    "NotWritten",
+    "OutcomeUnknown",
     "PayloadMissing",
     "Refused",
 ]
@@ -81,6 +85,14 @@ class NotDispatched(Unavailable):
         details = [f"{topic}/{queue_id}: {spans}" for (topic, queue_id), spans in sorted(ranges.items())]
         super().__init__(message, details=details)
         self.ranges = ranges
+
+
+class NotWritten(Unavailable):
+    """It is proven that the message is not in its topic and never will be: to send it again makes no second one."""
+
+
+class OutcomeUnknown(Unavailable):
+    """Kafka did not say whether it has written the message. Sent again it may be there twice."""
 
 
 class Refused(Invalid):

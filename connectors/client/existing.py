@@ -10,13 +10,14 @@ import msgspec
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
-from broker_state.command import Dispatch, WrittenRange
+from broker_state.command import Dispatch, QueueType, WrittenRange
 from broker_state.reason import Reason
 from connectors.client.cluster import describe_topic
 from connectors.client.coalescer import ranges_by_label, ranges_of
 from connectors.client.dispatcher import RANGE_LENGTH_MAX, RANGES_MAX, declare_of
 from connectors.client.errors import Refused
 from connectors.client.exchange.transport import Transport
+from connectors.client.inner_batch import inner_count
 from connectors.client.settings import ClientSettings, new_client_id
 from connectors.client.tags import tag_hash, tag_value
 from connectors.errors import Invalid, Unavailable
@@ -55,6 +56,7 @@ def dispatch_existing(
     topic: str,
     *,
     queue_ids: Sequence[int] | None = None,
+    queue_type: QueueType = "simple",
     prefix: str = "popstream",
     transport: Transport | None = None,
     **settings: Any,  # noqa: ANN401 - ClientSettings checks them
@@ -68,6 +70,7 @@ def dispatch_existing(
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         topic: The message topic.
         queue_ids: Only these of its partitions.
+        queue_type: Of its queues; on those of the type batch a record may carry many messages.
         prefix: Names the job, see `ClientSettings`.
         transport: Share the one of another client.
         **settings: Further fields of `ClientSettings`.
@@ -85,12 +88,16 @@ def dispatch_existing(
     )
     if transport is None:
         with Transport(client) as own:
-            return _dispatch_all(client, own, topic, queue_ids)
-    return _dispatch_all(client, transport, topic, queue_ids)
+            return _dispatch_all(client, own, topic, queue_ids, queue_type)
+    return _dispatch_all(client, transport, topic, queue_ids, queue_type)
 
 
 def _dispatch_all(
-    settings: ClientSettings, transport: Transport, name: str, queue_ids: Sequence[int] | None
+    settings: ClientSettings,
+    transport: Transport,
+    name: str,
+    queue_ids: Sequence[int] | None,
+    queue_type: QueueType,
 ) -> list[DispatchReport]:
     topic = describe_topic(settings, name)
     wanted = sorted(topic.starts if queue_ids is None else queue_ids)
@@ -98,22 +105,24 @@ def _dispatch_all(
     if unknown:
         message = f"topic {name} has no partitions {unknown}"
         raise Invalid(message, subject=name)
-    return [_dispatch_queue(settings, transport, topic, queue_id) for queue_id in wanted]
+    return [_dispatch_queue(settings, transport, topic, queue_id, queue_type) for queue_id in wanted]
 
 
 def _dispatch_queue(
-    settings: ClientSettings, transport: Transport, topic: MessageTopic, queue_id: int
+    settings: ClientSettings, transport: Transport, topic: MessageTopic, queue_id: int, queue_type: QueueType
 ) -> DispatchReport:
-    declared = _require_ok(transport.request(declare_of(topic, queue_id)))
+    declared = _require_ok(transport.request(declare_of(topic, queue_id, queue_type)))
     first, end = topic.starts[queue_id], topic.ends[queue_id]
     written_count = 0
     commit_position = declared.commit_position or first
-    for block_first, block_end, tags in _blocks(settings, TopicPartition(topic.name, queue_id), first, end):
-        written_count += len(tags)
+    for block_first, block_end, labels in _blocks(settings, TopicPartition(topic.name, queue_id), first, end):
+        written_count += len(labels)
         ranges = [
-            WrittenRange(low, high, tag) for tag, found in ranges_by_label(tags.items()).items() for low, high in found
+            WrittenRange(low, high, tag, count if queue_type == "batch" else 1)
+            for (tag, count), found in ranges_by_label(labels.items()).items()
+            for low, high in found
         ]
-        holes = _holes(sorted(tags), block_first, block_end)
+        holes = _holes(sorted(labels), block_first, block_end)
         for start in range(0, max(len(ranges), len(holes)), RANGES_MAX):
             command = Dispatch(
                 v=1,
@@ -173,8 +182,11 @@ def _holes(offsets: list[int], first: int, end: int) -> list[tuple[int, int]]:
 
 def _blocks(
     settings: ClientSettings, partition: TopicPartition, first: int, end: int
-) -> Iterator[tuple[int, int, dict[int, int]]]:
-    """Read a partition once: (first, end, tag hash of each offset that has a record), blocks that touch each other."""
+) -> Iterator[tuple[int, int, dict[int, tuple[int, int]]]]:
+    """Read a partition once, in blocks that touch each other.
+
+    Of each (first, end, tag hash and count of messages of each offset that has a record).
+    """
     if first >= end:
         return
     try:
@@ -196,8 +208,7 @@ def _blocks(
                 records = consumer.poll(timeout_ms=POLL_MS, max_records=BLOCK_RECORDS).get(partition, ())
                 position = min(end, consumer.position(partition))
                 if position > at:
-                    tags = {record.offset: tag_hash(tag_value(record.headers or ())) for record in records}
-                    yield at, position, {offset: tag for offset, tag in tags.items() if offset < end}
+                    yield at, position, {record.offset: _label(record) for record in records if record.offset < end}
                     at, moved_s = position, time.monotonic()
                 elif time.monotonic() - moved_s > STALL_S_MAX:
                     message = f"{partition.topic}/{partition.partition} cannot be read beyond offset {at}"
@@ -207,3 +218,8 @@ def _blocks(
     except KafkaError as error:
         message = f"{partition.topic}/{partition.partition} cannot be read: {error!r}"
         raise Unavailable(message, subject=partition.topic) from error
+
+
+def _label(record: Any) -> tuple[int, int]:  # noqa: ANN401 - kafka-python has no types
+    headers = record.headers or ()
+    return tag_hash(tag_value(headers)), inner_count(headers, len(record.value or b"")) or 1

@@ -139,6 +139,17 @@ class MemoryJob:
             ranges = [WrittenRange(first, len(written) - 1)]
             self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
 
+    def append(self, topic: str, queue_id: int, payload: Payload, *, tag: int = 0, count: int = 1) -> int:
+        """Append one record to a queue and make it poppable, as a unit of so many messages; gives its queue offset."""
+        written = self._topics.setdefault((topic, queue_id), [])
+        written.append(payload)
+        offset = len(written) - 1
+        if not offset:
+            self.send(Declare(v=1, topic=topic, queue_id=queue_id, topic_id=topic, queue_type="batch"))
+        ranges = [WrittenRange(offset, offset, tag, count)]
+        self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
+        return offset
+
     def send(self, command: Command) -> None:
         """Decide an operation whose answer nobody waits for."""
         self._decide(ops_key(command.topic, command.queue_id), encode_command(command))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
@@ -12,11 +13,13 @@ from connectors.client.errors import ClientClosed
 from connectors.client.tags import tag_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
     from types import TracebackType
 
+    from connectors.client.lease.leased_unit import LeasedUnit
+
 __all__ = [
+    "Headers",
     "Message",
     "MessageState",
     "Outcome",
@@ -29,6 +32,8 @@ __all__ = [
     "Settler",
 ]
 
+Headers = Sequence[tuple[str, bytes | None]]
+"""Of a record: names and values; names may repeat."""
 QueueKey = tuple[str, int]
 """(topic, queue_id): the queue_id is the Kafka partition."""
 
@@ -107,6 +112,11 @@ class Message(Receipt, kw_only=True, eq=False):
         next_visible_time_ms: When the lease ends unless something is done, by the broker's clock.
         settler: The consumer that handed it out.
         state: What became of it here.
+        message_id: Given by the producer; empty when it was another one than ours.
+        inner_index: Its place among the messages of its record.
+        inner_count: How many messages its record carries.
+        unit: What it is leased with, when its record carries many.
+        carries: What is leased with it, when it is such a record itself; that is not handed out.
     """
 
     attempt: int
@@ -118,20 +128,30 @@ class Message(Receipt, kw_only=True, eq=False):
     next_visible_time_ms: int
     settler: Settler | None = None
     state: MessageState = MessageState.OPEN
+    message_id: str = ""
+    inner_index: int = 0
+    inner_count: int = 1
+    unit: LeasedUnit | None = None
+    carries: LeasedUnit | None = None
+
+    @property
+    def leased(self) -> Message:
+        """What is leased: the message itself, or the unit it came with."""
+        return self if self.unit is None else self.unit.message
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was finished or given back."""
-        return self.state is not MessageState.OPEN
+        """Whether it was finished or given back, by itself or with its unit."""
+        return self.state is not MessageState.OPEN or (self.unit is not None and self.unit.message.is_settled)
 
     @property
     def tag(self) -> str:
         """Tag given by the sender; empty when there is none."""
-        return tag_value(self.headers).decode(errors="replace")
+        return tag_value(self.leased.headers).decode(errors="replace")
 
     @property
     def receipt(self) -> Receipt:
-        """What another process needs to finish this message; it does not follow later changes."""
+        """What another process needs to finish this message, with all of its unit; it does not follow later changes."""
         return Receipt(topic=self.topic, queue_id=self.queue_id, queue_offset=self.queue_offset, handle=self.handle)
 
     def ack(self) -> Future[Outcome]:
@@ -198,6 +218,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
     timestamp_ms: int
+    message_id: str = ""
+    inner_index: int = 0
+    inner_count: int = 1
 
 
 class PopResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -251,12 +274,19 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where Kafka wrote a message."""
+    """Where Kafka wrote a message.
+
+    Attributes:
+        message_id: Given by the producer; the message has it wherever it comes.
+        inner_index: Its place among the messages of its record.
+    """
 
     topic: str
     queue_id: int
     queue_offset: int
     timestamp_ms: int
+    message_id: str = ""
+    inner_index: int = 0
 
 
 def queue_of(receipt: Receipt) -> QueueKey:

@@ -24,6 +24,7 @@ LOG = logging.getLogger(__name__)
 OPEN_TIMEOUT_MS = 30_000
 RECORD_BYTES_MAX = 16 * 1024 * 1024
 FRAMES_MAX = 500
+RECONNECT_MS_MAX = 1_000
 # Two partitions of one broker share a request, so this bounds how long `close` waits for the thread, not how soon
 # answers come.
 FETCH_WAIT_MS = 250
@@ -40,6 +41,8 @@ def producer_options(settings: ClientSettings) -> dict[str, Any]:
         "max_block_ms": settings.delivery_timeout_ms,
         "max_request_size": RECORD_BYTES_MAX,
         "allow_auto_create_topics": False,
+        # kafka-python's 30 s are as long as a record has: a broker that is back would be found too late.
+        "reconnect_backoff_max_ms": RECONNECT_MS_MAX,
         **settings.kafka,
     }
 

@@ -17,6 +17,7 @@ from broker_state.reason import Reason
 from connectors.client import ClientClosed, NotDispatched, Producer, Transport, tag_hash
 from connectors.client.dispatcher import Dispatcher, still_to_dispatch
 from connectors.client.memory_job import MemoryJob
+from connectors.client.message_id import ID_HEADER
 from connectors.client.tags import TAG_HEADER
 from connectors.errors import Invalid, Unavailable
 from connectors.kafka.message_topics import MessageTopic
@@ -32,6 +33,9 @@ class FakeKafkaProducer:
         self.raises: Exception | None = None
         self.fails: Exception | None = None
         self._next = dict(TOPIC.ends)
+
+    def partitions_for(self, topic: str) -> set[int]:
+        return set(TOPIC.starts) if topic == TOPIC.name else set()
 
     def send(self, topic: str, **record: Any) -> KafkaFuture:
         if self.raises is not None:
@@ -68,7 +72,7 @@ def kafka() -> FakeKafkaProducer:
 @pytest.fixture
 def producer(transport: Transport, kafka: FakeKafkaProducer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Producer]:
     monkeypatch.setattr("connectors.client.producer.describe_topic", lambda _settings, _topic: TOPIC)
-    made = Producer("memory", transport=transport, kafka_producer=kafka, dispatch=True)
+    made = Producer("memory", transport=transport, kafka_producer=kafka, dispatch=True, job_types=lambda _: "simple")
     yield made
     kafka.raises = kafka.fails = None
     made.close(timeout_ms=1_000)
@@ -88,7 +92,7 @@ def test_written_messages_are_declared_once_and_dispatched_as_ranges(job: Memory
     results = [producer.send("orders", b"v", queue_id=queue_id) for queue_id in (0, 1, 0, 1, 0)]
     assert [future.result(5).queue_offset for future in results] == [0, 100, 1, 101, 2]
     producer.flush()
-    producer.send("orders", b"v")
+    producer.send("orders", b"v", queue_id=0)
     producer.flush()
     declares = {declare.queue_id: declare for declare in commands(job, Declare)}
     assert len(commands(job, Declare)) == len(declares) == 2
@@ -101,16 +105,16 @@ def test_written_messages_are_declared_once_and_dispatched_as_ranges(job: Memory
 
 def test_tags_travel_as_header_and_as_hash(job: MemoryJob, producer: Producer, kafka: FakeKafkaProducer) -> None:
     for tag in ("paid", "paid", None):
-        producer.send("orders", b"v", headers=[("trace", b"1")], tag=tag)
+        producer.send("orders", b"v", headers=[("trace", b"1")], tag=tag, queue_id=0)
     producer.flush()
-    assert kafka.sent[0]["headers"] == [("trace", b"1"), (TAG_HEADER, b"paid")]
-    assert kafka.sent[2]["headers"] == [("trace", b"1")]
+    sent = [[header for header in record["headers"] if header[0] != ID_HEADER] for record in kafka.sent]
+    assert sent == [[("trace", b"1"), (TAG_HEADER, b"paid")]] * 2 + [[("trace", b"1")]]
     (dispatch,) = commands(job, Dispatch)
     assert dispatch.ranges == [WrittenRange(0, 1, tag_hash("paid")), WrittenRange(2, 2)]
 
 
 def test_a_producer_that_only_sends_needs_no_job(kafka: FakeKafkaProducer) -> None:
-    with Producer("nowhere", kafka_producer=kafka) as producer:
+    with Producer("nowhere", kafka_producer=kafka, job_types=lambda _: None) as producer:
         assert producer.send("orders", b"v").result(1).timestamp_ms == 7
 
 
@@ -124,17 +128,14 @@ def test_a_message_that_is_not_confirmed_is_not_dispatched(
     assert job.records == []
 
 
-def test_what_kafka_refuses_at_once_is_told_at_once(producer: Producer, kafka: FakeKafkaProducer) -> None:
+def test_what_kafka_refuses_is_told_by_the_future(producer: Producer, kafka: FakeKafkaProducer) -> None:
     kafka.raises = MessageSizeTooLargeError("large")
     with pytest.raises(Invalid, match="large"):
-        producer.send("orders", b"v")
-    kafka.raises = KafkaTimeoutError("no metadata")
-    with pytest.raises(Unavailable):
-        producer.send("orders", b"v")
+        producer.send("orders", b"v").result(5)
 
 
 def test_a_closed_producer_sends_nothing(kafka: FakeKafkaProducer) -> None:
-    producer = Producer("nowhere", kafka_producer=kafka)
+    producer = Producer("nowhere", kafka_producer=kafka, job_types=lambda _: None)
     producer.close()
     with pytest.raises(ClientClosed):
         producer.send("orders", b"v")
@@ -225,7 +226,7 @@ def test_each_range_is_judged_by_its_own_run() -> None:
 
 def test_a_popped_tag_is_the_senders(job: MemoryJob, producer: Producer) -> None:
     for tag in ("paid", "open", "paid"):
-        producer.send("orders", b"v", tag=tag)
+        producer.send("orders", b"v", tag=tag, queue_id=0)
     producer.flush()
     pop = Pop(
         v=1, topic="orders", queue_id=0, group="g", max_messages=9, invisible_time_ms=1_000, tags=[tag_hash("paid")]
