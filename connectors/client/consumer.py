@@ -18,7 +18,9 @@ from connectors.client.lease.entries import Change
 from connectors.client.lease.entry_sender import EntrySender
 from connectors.client.lease.held import Held
 from connectors.client.lease.renewal import Keeper, RenewalPolicy
-from connectors.client.message import Outcome, Record
+from connectors.client.lease.settling import Settling
+from connectors.client.message import Outcome
+from connectors.client.payload.records import records_of
 from connectors.client.payload.shared_payloads import shared_payloads
 from connectors.client.pop.notifications import listen
 from connectors.client.pop.pop_calls import PopCalls, require
@@ -36,7 +38,8 @@ if TYPE_CHECKING:
     from broker_state.answer import Answer
     from broker_state.command import Cause, Command, Init
     from connectors.client.lease.entries import OutcomesFuture
-    from connectors.client.message import Message, PopResult, Receipt
+    from connectors.client.lease.settling import Resender
+    from connectors.client.message import Message, PopResult, Receipt, Record
     from connectors.client.payload.payloads import FetchCounts, Payloads
     from connectors.client.pop.notifications import Listen
     from connectors.client.pop.pops import MessageFilter
@@ -89,6 +92,9 @@ class Consumer:
         ack_delay_ms: Acks wait so long for others of the same queue. Longer: fewer records; shorter: sooner done.
         fetch_timeout_ms: How long the records of a pop may take to come before they are given back.
         enable_batch_change_invisible: Whether one record may change many messages.
+        resend_with: Sends a failed message of a unit again, as a message of its own for this group; the unit is done
+            when all its messages are. Without it, one that is given back brings its whole unit back. Not for orderly
+            groups.
         return_first: Give back, before the first pop of a queue, what an earlier process of the same client id held of
             it; by default when a `client_id` is given and the transport is not shared.
         exit_on_sigterm: Let SIGTERM unwind the process, where it would end it at once.
@@ -120,6 +126,7 @@ class Consumer:
         ack_delay_ms: float = 5.0,
         fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
         enable_batch_change_invisible: bool = True,
+        resend_with: Resender | None = None,
         return_first: bool | None = None,
         exit_on_sigterm: bool = True,
         transport: Transport | None = None,
@@ -130,6 +137,9 @@ class Consumer:
         if isinstance(topics, str):
             message = f"topics is a list of names, not one name: [{topics!r}]"
             raise Invalid(message, subject=topics)
+        if order and resend_with is not None:
+            message = "in an orderly group a unit comes again as a whole: what is sent again would be out of order"
+            raise Invalid(message, subject=group)
         self.settings = ClientSettings(
             bootstrap_servers=bootstrap_servers, client_id=client_id or new_client_id(), prefix=prefix, **settings
         )
@@ -158,19 +168,27 @@ class Consumer:
             held=self._held,
             batches_changes=enable_batch_change_invisible,
         )
+        self._settling = Settling(
+            self._entries,
+            self._held,
+            group=group,
+            broker_clock=self._transport.broker_clock,
+            resender=resend_with,
+        )
         self._keeper = Keeper(f"{self.client_id}-keeper", self._held, self._entries, renewal or RenewalPolicy())
         self._held.on_hold(self._keeper.watch)
         self._pops = Pops(
             self._transport,
             self._payloads,
             self._held,
-            self._entries,
+            self._settling,
+            group=group,
             settler=self,
             fetch_timeout_ms=fetch_timeout_ms,
             message_filter=message_filter,
             returns_first=(group, self.client_id) if return_first else None,
         )
-        self._pop_calls = PopCalls(self._pops, self._held, self._entries, self._payloads.queue_ids)
+        self._pop_calls = PopCalls(self._pops, self._held, self._settling, self._payloads.queue_ids)
         self._lock = threading.Lock()
         self._works: set[Work] = set()
         self._subscription: Subscription | None = None
@@ -200,7 +218,9 @@ class Consumer:
         """
         subscription = self.subscribe()
         while messages := subscription.take(1):
-            yield from messages
+            for message in messages:
+                if not message.is_settled:  # its unit was given back meanwhile
+                    yield message
 
     def run(self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = 1_000) -> None:
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
@@ -218,7 +238,7 @@ class Consumer:
             Invalid: There are no topics, or one does not exist.
         """
         set_size = POP_MESSAGES_MAX if self._options.order else 1
-        self._work(each(handle, self._entries), set_size, workers, failure_delay_ms)
+        self._work(each(handle, self._settling), set_size, workers, failure_delay_ms)
 
     def run_sets(
         self,
@@ -307,14 +327,17 @@ class Consumer:
             command, any_queue=queue_id is None, timeout_ms=timeout_ms, is_renewed=renew and self._renews
         )
 
-    def read(self, topic: str, queue_id: int, queue_offset: int, count: int = 1) -> list[Record]:
+    def read(
+        self, topic: str, queue_id: int, queue_offset: int, count: int = 1, *, inner_index: int = 0
+    ) -> list[Record]:
         """Look at messages without a lease: nothing is popped, and nobody else is kept from them.
 
         Args:
             topic: Message topic.
             queue_id: Its partition.
-            queue_offset: The first one wanted; where it does not exist the next one that does.
-            count: At most so many; fewer at the end of the queue.
+            queue_offset: The first record wanted; where it does not exist the next one that does.
+            count: At most so many messages; fewer at the end of the queue.
+            inner_index: Of the first record leave out so many messages.
 
         Raises:
             Invalid: There is no such queue.
@@ -322,18 +345,9 @@ class Consumer:
         """
         self._require_open()
         found = self._payloads.read(topic, queue_id, queue_offset, count, self._pops.fetch_timeout_ms / 1000)
-        return [
-            Record(
-                topic=topic,
-                queue_id=queue_id,
-                queue_offset=offset,
-                key=payload.key,
-                value=payload.value,
-                headers=payload.headers,
-                timestamp_ms=payload.timestamp_ms,
-            )
-            for offset, payload in found
-        ]
+        records = [record for at, payload in found for record in records_of(topic, queue_id, at, payload)]
+        is_before = (record.queue_offset == queue_offset and record.inner_index < inner_index for record in records)
+        return [record for record, left_out in zip(records, is_before, strict=True) if not left_out][:count]
 
     def fetch_counts(self) -> FetchCounts:
         """What was read from the message topics, by all consumers of this process, and what was made use of."""
@@ -358,7 +372,7 @@ class Consumer:
         The future's callbacks run on a background thread: they must be short, and must not wait for another answer.
         """
         self._require_open()
-        return self._entries.ack(messages, cause)
+        return self._settling.ack(messages, cause)
 
     def change_invisible(
         self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
@@ -380,7 +394,7 @@ class Consumer:
         """
         self._require_open()
         change = Change(invisible_time_ms, suspend)
-        return self._entries.change((message, change) for message in messages).result()
+        return self._settling.change((message, change) for message in messages).result()
 
     def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
         """Send messages to the dead-letter topic now; `cause` is kept with them.
@@ -390,7 +404,7 @@ class Consumer:
             ClientClosed: The consumer was closed.
         """
         self._require_open()
-        return self._entries.reject(messages, cause).result()
+        return self._settling.reject(messages, cause).result()
 
     def ack_one(self, message: Message) -> Future[Outcome]:
         """`Message.ack`."""
@@ -399,17 +413,17 @@ class Consumer:
     def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
         """`Message.extend`."""
         self._require_open()
-        return _first(self._entries.change([(message, Change(invisible_time_ms))]))
+        return _first(self._settling.change([(message, Change(invisible_time_ms))]))
 
     def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
         """`Message.release`."""
         self._require_open()
-        return _first(self._entries.change([(message, Change(invisible_time_ms))], keeps=False))
+        return _first(self._settling.change([(message, Change(invisible_time_ms))], keeps=False))
 
     def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
         """`Message.reject`."""
         self._require_open()
-        return _first(self._entries.reject([message], cause))
+        return _first(self._settling.reject([message], cause))
 
     def cancel(self, topic: str, queue_id: int, op_id: str) -> Outcome:
         """Take back a pop: one that waits ends with CANCELLED, one that was answered loses its leases.
@@ -461,12 +475,14 @@ class Consumer:
         self._keeper.look(time.monotonic())
 
     def flush(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
-        """Send the acks that wait for company, and wait until everything about messages is answered.
+        """Send the acks that wait for company, and wait until everything about messages is answered, or sent again.
 
         Raises:
             AnswerTimeout: Some is not, within the time.
         """
-        self._entries.flush(timeout_ms / 1000)
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        self._settling.flush(_left_s(deadline_s))
+        self._entries.flush(_left_s(deadline_s))
 
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
         """Cancel pops that wait, finish the acks, give back what is held, and disconnect. More calls do nothing.
@@ -513,6 +529,7 @@ class Consumer:
             self._subscription.close(_left_s(deadline_s))
         self._keeper.close(_left_s(deadline_s))
         self._pops.close(_left_s(deadline_s))
+        self._settling.flush(_left_s(deadline_s))
         self._entries.close()
         held = self._held.take_all(time.monotonic())
         if held and release:
@@ -540,7 +557,7 @@ class Consumer:
                     is_renewed=self._renews,
                     pops=self._pops,
                     held=self._held,
-                    entries=self._entries,
+                    settling=self._settling,
                     queues_of=self._payloads.queue_ids,
                     listen=self._listen,
                 )
@@ -552,7 +569,7 @@ class Consumer:
         work = Work(
             f"{self.client_id}-worker",
             self.subscribe(),
-            self._entries,
+            self._settling,
             handle,
             set_size=set_size,
             failure_delay_ms=failure_delay_ms,

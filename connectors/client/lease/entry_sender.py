@@ -269,6 +269,8 @@ class EntrySender:
                 self._ends_at(receipt, current.next_visible_time_ms)
         elif outcome.reason in DELIVERY_OVER:
             self._held.release([receipt])
+        if isinstance(receipt, Message) and receipt.carries is not None:
+            receipt.carries.renewed()
 
     def _ends_at(self, receipt: Receipt, next_visible_time_ms: int) -> None:
         if isinstance(receipt, Message):

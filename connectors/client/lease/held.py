@@ -14,6 +14,7 @@ from connectors.client.message import Message, queue_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from connectors.client.lease.leased_unit import LeasedUnit
     from connectors.client.message import QueueKey, Receipt
 
 __all__ = ["Held", "Holding"]
@@ -26,7 +27,7 @@ class Holding(msgspec.Struct, eq=False):
         since_s: When it was popped.
         until_s: When its lease is over, as far as is known here.
         is_renewed: Whether its lease is renewed ahead of its end.
-        owner: The thread that works on it; when that ends, the message goes back.
+        owner: Who works on it; when that ends, the message goes back.
         renew_count: How often it was renewed.
         refused_count: How often in a row a renewal failed.
         is_renewing: A renewal is under way.
@@ -37,7 +38,7 @@ class Holding(msgspec.Struct, eq=False):
     since_s: float
     until_s: float
     is_renewed: bool = False
-    owner: threading.Thread | None = None
+    owner: threading.Thread | LeasedUnit | None = None
     renew_count: int = 0
     refused_count: int = 0
     is_renewing: bool = False
@@ -71,9 +72,13 @@ class Held:
         return self._payload_bytes
 
     def on_release(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever messages have left; it must be short. What comes back ends that."""
+        """Call `listener` whenever messages have left, or `changed`; it must be short. What comes back ends that."""
         self._on_release.append(listener)
         return lambda: self._on_release.remove(listener)
+
+    def changed(self) -> None:
+        """Tell those who listen that something else has become of what is in hand."""
+        self._tell(1)
 
     def on_hold(self, listener: Callable[[float], None]) -> None:
         """Call `listener` with the end of each lease that is new, or has a new end; it must be short."""
@@ -109,8 +114,8 @@ class Held:
         return holding if is_same else None
 
     def is_live(self, message: Message, now_s: float) -> bool:
-        """Whether a message is in hand and its lease not over."""
-        holding = self.find(message)
+        """Whether a message is in hand, by itself or with its unit, and its lease not over."""
+        holding = self.find(message.leased)
         return holding is not None and holding.until_s > now_s
 
     def extend(self, receipt: Receipt, until_s: float) -> None:
@@ -131,9 +136,11 @@ class Held:
     def own(self, messages: Iterable[Message], owner: threading.Thread) -> None:
         """Note who works on messages in hand from now on."""
         for message in messages:
-            holding = self.find(message)
+            if message.unit is not None:
+                message.unit.own(message, owner)
+            holding = self.find(message.leased)
             if holding is not None:
-                holding.owner = owner
+                holding.owner = message.unit or owner
 
     def release(self, receipts: Iterable[Receipt]) -> int:
         """Let go of messages, and tell how many of them were in hand."""

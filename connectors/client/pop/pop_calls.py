@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from broker_state.answer import Answer
     from broker_state.command import Pop
-    from connectors.client.lease.entry_sender import EntrySender
     from connectors.client.lease.held import Held
+    from connectors.client.lease.settling import Settling
     from connectors.client.message import Message
     from connectors.client.pop.pops import Filled, Pops
 
@@ -36,14 +36,14 @@ class PopCalls:
     Args:
         pops: Sends and fills.
         held: Is told who works on what.
-        entries: Gives back what is not handed out.
+        settling: Gives back what is not handed out.
         queues_of: Asks for the queues of a topic.
     """
 
-    def __init__(self, pops: Pops, held: Held, entries: EntrySender, queues_of: Callable[[str], Sequence[int]]) -> None:
+    def __init__(self, pops: Pops, held: Held, settling: Settling, queues_of: Callable[[str], Sequence[int]]) -> None:
         self._pops = pops
         self._held = held
-        self._entries = entries
+        self._settling = settling
         self._queues_of = queues_of
         self._lock = threading.Lock()
         self._any_queue: dict[str, AnyQueue] = {}
@@ -121,13 +121,13 @@ class PopCalls:
         filled = self._pops.fill(part)
         behind = popped.filled(part, filled.left)
         if behind:
-            self._entries.change(((message, RETURNED) for message in behind), keeps=False)
+            self._settling.change(((message, RETURNED) for message in behind), keeps=False)
             filled.messages[:] = [message for message in filled.messages if not message.is_settled]
         return filled
 
     def _give_back(self, answer: Answer, messages: Sequence[Message], error: PopstreamError | None) -> None:
         if isinstance(error, Corrupt):
-            self._entries.change(((message, UNREADABLE) for message in messages), keeps=False)
+            self._settling.change(((message, UNREADABLE) for message in messages), keeps=False)
         else:
             self._held.release(messages)
             self._pops.take_back(answer.topic, answer.queue_id, answer.op_id)

@@ -34,6 +34,8 @@ class PoppedSet:
         self._waiting = deque(messages)
         self._is_orderly = is_orderly
         self._handed_out: list[Message] = []
+        self._last_out: list[Message] = []
+        self._held_back: deque[Message] = deque()
         self._is_filling = False
         self._has_lapsed = False
 
@@ -86,6 +88,21 @@ class PoppedSet:
         end = states.index(MessageState.RETURNED) if MessageState.RETURNED in states else len(brought)
         self._handed_out = list(brought[: end + 1])
         return [message for message in brought[end:] if not message.is_settled]
+
+    def hand_out(self, messages: Sequence[Message], count: int) -> list[Message]:
+        """Of what was brought, and may be handed out, the first `count`; `next_out` gives the others (of a unit)."""
+        self._held_back = deque(messages)
+        return self._take_out(count)
+
+    def next_out(self, count: int) -> list[Message]:
+        """Messages that were held back, if those before them are finished."""
+        is_next = all(message.state is MessageState.FINISHED for message in self._last_out)
+        return self._take_out(count) if is_next and self._held_back else []
+
+    def _take_out(self, count: int) -> list[Message]:
+        taken = [self._held_back.popleft() for _ in range(min(count, len(self._held_back)))]
+        self._last_out = [message for message in taken if not message.is_settled]
+        return self._last_out
 
     def rest(self) -> list[Message]:
         """What waits; it is no longer this set's."""

@@ -1,11 +1,12 @@
 """Pops under way, and what they bring: leases first, then the records of what was leased.
 
 ```
-send ─> answer ─> lease: messages without their records, held ─> fill: records, filter ─┬─> messages to hand out
-                                                                                        ├─> gone: acked
-                                                                                        ├─> unreadable: rejected
-                                                                                        ├─> late: given back a moment
-                                                                                        └─> left: over the byte bound
+send ─> answer ─> lease: units without their records, held ─> fill: records ─┬─> unwrap, filter ─> messages to hand out
+                                                                              ├─> gone: acked
+                                                                              ├─> unreadable: rejected
+                                                                              ├─> sent again: for this group, and now?
+                                                                              ├─> late: given back a moment
+                                                                              └─> left: over the byte bound
 ```
 """
 
@@ -24,9 +25,12 @@ from broker_state.reason import Reason
 from connectors.client.coalescer import ranges_of
 from connectors.client.errors import ClientClosed, PayloadMissing
 from connectors.client.exchange.transport import new_op_id
-from connectors.client.inner_batch import inner_count
+from connectors.client.inner_batch import unwrap
 from connectors.client.lease.entries import Change
+from connectors.client.lease.leased_unit import LeasedUnit
 from connectors.client.message import Message, ReceiptHandle
+from connectors.client.message_id import message_id_of
+from connectors.client.resent import Resent
 from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -36,8 +40,8 @@ if TYPE_CHECKING:
     from broker_state.answer import Answer
     from broker_state.command import Pop
     from connectors.client.exchange.transport import Transport
-    from connectors.client.lease.entry_sender import EntrySender
     from connectors.client.lease.held import Held
+    from connectors.client.lease.settling import Settling
     from connectors.client.message import QueueKey, Settler
     from connectors.client.payload.payloads import Payload, Payloads
 
@@ -57,6 +61,10 @@ FILTERED = Change(1_000)
 """What a filter returns is for others; at once it would come here again (RocketMQ's proxy uses 1 s as well)."""
 
 
+WAIT_MS_MAX = 12 * 3_600_000
+"""The longest invisible time there is; what is to wait for longer is looked at then."""
+
+
 class FilterVerdict(enum.Enum):
     """What a consumer's own filter says about a message, before it is handed out."""
 
@@ -66,7 +74,7 @@ class FilterVerdict(enum.Enum):
 
 
 class Filled(msgspec.Struct, frozen=True):
-    """Messages with their records, by queue offset; `left` are those whose records would be too many bytes."""
+    """Messages with their records, by queue offset; `left` are leased, but their records would be too many bytes."""
 
     messages: list[Message]
     left: list[Message]
@@ -82,7 +90,8 @@ class Pops:
         transport: Carries the operations.
         payloads: Brings the records.
         held: Takes what is leased.
-        entries: Speaks about what is not handed out.
+        settling: Speaks about what is not handed out.
+        group: The consumer group.
         settler: Goes into the messages.
         fetch_timeout_ms: How long the records of a pop may take to come.
         message_filter: Is asked about each message before it is handed out.
@@ -94,8 +103,9 @@ class Pops:
         transport: Transport,
         payloads: Payloads,
         held: Held,
-        entries: EntrySender,
+        settling: Settling,
         *,
+        group: str,
         settler: Settler,
         fetch_timeout_ms: int,
         message_filter: MessageFilter | None,
@@ -104,7 +114,8 @@ class Pops:
         self._transport = transport
         self._payloads = payloads
         self._held = held
-        self._entries = entries
+        self._settling = settling
+        self._group = group
         self._settler = settler
         self.fetch_timeout_ms = fetch_timeout_ms
         self._filter = message_filter
@@ -234,7 +245,7 @@ class Pops:
             raise error
         if damaged:
             LOG.warning("%d leased messages cannot be read: %s", len(damaged), error)
-            self._entries.change(((message, UNREADABLE) for message in damaged), keeps=False)
+            self._settling.change(((message, UNREADABLE) for message in damaged), keeps=False)
         return msgspec.structs.replace(filled, late_count=filled.late_count + len(damaged))
 
     def _fill(self, messages: Sequence[Message], bytes_max: int | None) -> Filled:
@@ -252,25 +263,51 @@ class Pops:
         gone, late = _at(by_offset, fetched.gone), _at(by_offset, fetched.late)
         if gone:
             LOG.info("%d leased messages of %s/%d no longer exist", len(gone), topic, queue_id)
-            self._entries.ack(gone, "GONE")
+            self._settling.ack(gone, "GONE")
         if late:
             LOG.warning("%d leased messages of %s/%d cannot be read yet", len(late), topic, queue_id)
-            self._entries.change(((message, LATE) for message in late), keeps=False)
+            self._settling.change(((message, LATE) for message in late), keeps=False)
         found: list[Message] = []
         lying: list[Message] = []
-        for queue_offset, payload in sorted(fetched.payloads.items()):
-            is_readable = inner_count(payload.headers, len(payload.value or b"")) is not None
-            (found if is_readable else lying).append(by_offset[queue_offset])
+        for queue_offset in sorted(fetched.payloads):
+            message = by_offset[queue_offset]
+            try:
+                unwrapped = unwrap(message.value, message.headers)
+            except Corrupt as error:
+                LOG.warning("offset %d of %s/%d is unreadable: %s", queue_offset, topic, queue_id, error)
+                lying.append(message)
+                continue
+            if unwrapped is not None:
+                found += LeasedUnit(message, unwrapped).messages
+            elif self._is_for_now(message, broker_ms):
+                found.append(message)
         if lying:
-            LOG.warning("%d messages of %s/%d lie about their inner batch", len(lying), topic, queue_id)
-            self._entries.reject(lying, "UNREADABLE")
+            self._settling.reject(lying, "UNREADABLE")
         longest_bytes = max((payload.size_bytes for payload in fetched.payloads.values()), default=0)
         gone_count = len(gone) + len(lying)
         return Filled(self._filtered(found), _at(by_offset, fetched.left), gone_count, len(late), longest_bytes)
 
+    def _is_for_now(self, message: Message, broker_ms: int) -> bool:
+        """Whether to hand out a message; one that was sent again for others, or for later, is seen to."""
+        resent = Resent.parse(message.headers)
+        if resent is None:
+            return True
+        if resent.group != self._group:
+            self._settling.ack([message], None)
+        elif resent.reject is not None:
+            self._settling.reject([message], resent.reject or None)
+        elif resent.not_before_ms > broker_ms:
+            wait_ms = min(resent.not_before_ms - broker_ms, WAIT_MS_MAX)
+            self._settling.change([(message, Change(wait_ms, suspend=True))], keeps=False)
+        else:
+            message.attempt += resent.attempts
+            return True
+        return False
+
     def _take_payload(self, message: Message, payload: Payload) -> None:
         message.key, message.value = payload.key, payload.value
         message.headers, message.timestamp_ms = payload.headers, payload.timestamp_ms
+        message.message_id = message_id_of(payload.headers)
         self._held.filled(message, payload.size_bytes)
 
     def _filtered(self, messages: list[Message]) -> list[Message]:
@@ -288,10 +325,11 @@ class Pops:
                 verdict = FilterVerdict.CONSUME
             found[verdict].append(message)
         if found[FilterVerdict.TO_RETURN]:
-            self._entries.change(((message, FILTERED) for message in found[FilterVerdict.TO_RETURN]), keeps=False)
+            self._settling.change(((message, FILTERED) for message in found[FilterVerdict.TO_RETURN]), keeps=False)
         if found[FilterVerdict.TO_DEAD_LETTER]:
-            self._entries.reject(found[FilterVerdict.TO_DEAD_LETTER], "filtered")
-        return found[FilterVerdict.CONSUME]
+            self._settling.reject(found[FilterVerdict.TO_DEAD_LETTER], "filtered")
+        # What is left of a unit that was given back for one of its messages comes again with it.
+        return [message for message in found[FilterVerdict.CONSUME] if not message.is_settled]
 
 
 def _at(by_offset: dict[int, Message], ranges: Iterable[tuple[int, int]]) -> list[Message]:

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from broker_state.answer import Answer
-    from connectors.client.lease.entry_sender import EntrySender
     from connectors.client.lease.held import Held
+    from connectors.client.lease.settling import Settling
     from connectors.client.message import Message, QueueKey
     from connectors.client.pop.notifications import Listen
     from connectors.client.pop.pops import Pops
@@ -100,7 +100,7 @@ class Subscription:
         is_renewed: Whether the leases are renewed.
         pops: Sends and fills.
         held: Counts what is in hand.
-        entries: Gives back what is not handed out.
+        settling: Gives back what is not handed out.
         queues_of: Asks for the queues of a topic.
         listen: Begins to call its argument for each queue that becomes poppable; gives what ends that. It is used when
             there is not room enough to wait at every queue.
@@ -117,7 +117,7 @@ class Subscription:
         is_renewed: bool,
         pops: Pops,
         held: Held,
-        entries: EntrySender,
+        settling: Settling,
         queues_of: Callable[[str], Sequence[int]],
         listen: Listen,
     ) -> None:
@@ -128,7 +128,7 @@ class Subscription:
         self._is_renewed = is_renewed
         self._pops = pops
         self._held = held
-        self._entries = entries
+        self._settling = settling
         self._queues_of = queues_of
         self._listen = listen
         self._stop_listening: Callable[[], None] | None = None
@@ -185,7 +185,7 @@ class Subscription:
                 return []
             messages, popped, reserved_bytes = claimed
             if popped is not None:
-                messages = self._fill(messages, popped, reserved_bytes)
+                messages = self._fill(messages, popped, reserved_bytes, count)
             if messages:
                 self._held.own(messages, threading.current_thread())
                 return messages
@@ -201,9 +201,9 @@ class Subscription:
         changes = [(message, first if place == 0 else others) for place, message in enumerate(messages)]
         with self._changed:
             for popped in self._sets:
-                if messages and popped.holds(messages[0]):  # of an orderly queue all are of one pop
+                if messages and popped.holds(messages[0].leased):  # of an orderly queue all are of one pop
                     changes += [(message, RETURNED) for message in popped.rest()]
-        self._entries.change(changes, keeps=False)
+        self._settling.change(changes, keeps=False)
 
     def stop(self) -> None:
         """Hand out nothing more; what was not handed out goes back, and no pop waits any longer."""
@@ -236,10 +236,14 @@ class Subscription:
             if self._is_stopped:
                 return None
             now_s = time.monotonic()
-            while self._ready and not self._held.is_live(self._ready[0], now_s):
-                self._ready.popleft()  # its lease is over: it comes again by itself
+            while self._ready and (self._ready[0].is_settled or not self._held.is_live(self._ready[0], now_s)):
+                self._ready.popleft()  # its lease is over, or its unit was given back: it comes again by itself
             if self._ready:
-                return [self._ready.popleft() for _ in range(min(count, len(self._ready)))], None, 0
+                taken = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
+                return [message for message in taken if not message.is_settled], None, 0
+            for popped in self._sets:
+                if held_back := popped.next_out(count):
+                    return held_back, None, 0
             claimed = self._claim(count, now_s)
             if claimed is not None:
                 return claimed
@@ -266,7 +270,7 @@ class Subscription:
         self._sets = deque(popped for popped in self._sets if not popped.is_over)
         return None
 
-    def _fill(self, part: list[Message], popped: PoppedSet, reserved_bytes: int) -> list[Message]:
+    def _fill(self, part: list[Message], popped: PoppedSet, reserved_bytes: int, count: int) -> list[Message]:
         """Bring the records of a part. Of a concurrent group they become ready for anyone, and none is given here."""
         filled = Filled([], [], 0, 0)
         try:
@@ -274,17 +278,17 @@ class Subscription:
         except PopstreamError as error:
             LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
             change = UNREADABLE if isinstance(error, Corrupt) else LATE
-            self._entries.change(((message, change) for message in part), keeps=False)
+            self._settling.change(((message, change) for message in part), keeps=False)
         except BaseException:
-            self._entries.change(((message, RETURNED) for message in part), keeps=False)
+            self._settling.change(((message, RETURNED) for message in part), keeps=False)
             raise
         finally:
-            messages, behind = self._filled(part, popped, filled, reserved_bytes)
+            messages, behind = self._filled(part, popped, filled, reserved_bytes, count)
             self._return(behind)
         return messages
 
     def _filled(
-        self, part: list[Message], popped: PoppedSet, filled: Filled, reserved_bytes: int
+        self, part: list[Message], popped: PoppedSet, filled: Filled, reserved_bytes: int, count: int
     ) -> tuple[list[Message], list[Message]]:
         """What the caller gets of a part, and what must go back."""
         with self._changed:
@@ -292,19 +296,21 @@ class Subscription:
             self._longest_bytes = max(self._longest_bytes, filled.longest_bytes)
             behind = popped.filled(part, filled.left)
             going_back = set(map(id, behind))
-            messages = [message for message in filled.messages if id(message) not in going_back]
+            messages = [message for message in filled.messages if id(message.leased) not in going_back]
             if self._is_stopped:
                 messages, behind = [], [*messages, *behind, *popped.rest()]
             elif not self._options.order:
                 self._ready.extend(messages)
                 messages = []
+            else:
+                messages = popped.hand_out(messages, count)
             self._changed.notify_all()
         return messages, behind
 
     def _return(self, messages: Sequence[Message]) -> None:
         """Give back what was not handed out, as if it had not come."""
         if messages:
-            self._entries.change(((message, RETURNED) for message in messages if not message.is_settled), keeps=False)
+            self._settling.change([(message, RETURNED) for message in messages if not message.is_settled], keeps=False)
 
     # The thread's side.
 

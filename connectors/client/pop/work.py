@@ -13,7 +13,7 @@ from connectors.errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from connectors.client.lease.entry_sender import EntrySender
+    from connectors.client.lease.settling import Settling
     from connectors.client.message import Message
     from connectors.client.pop.subscription import Subscription
 
@@ -34,7 +34,7 @@ class Work:
     Args:
         name: Of the threads.
         subscription: Gives the messages.
-        entries: Takes the outcomes.
+        settling: Takes the outcomes.
         handle: Is given a set of messages, and says how far it got by what it raises and settles.
         set_size: At most so many messages at once.
         failure_delay_ms: The message that failed comes again so much later.
@@ -44,7 +44,7 @@ class Work:
         self,
         name: str,
         subscription: Subscription,
-        entries: EntrySender,
+        settling: Settling,
         handle: Callable[[Sequence[Message]], object],
         *,
         set_size: int,
@@ -52,7 +52,7 @@ class Work:
     ) -> None:
         self._name = name
         self._subscription = subscription
-        self._entries = entries
+        self._settling = settling
         self._handle = handle
         self._set_size = set_size
         self._failed = Change(failure_delay_ms)
@@ -118,20 +118,22 @@ class Work:
                 raise
         else:
             if left := _unsettled(messages):
-                self._entries.ack(left, None)
+                self._settling.ack(left, None)
 
 
 def _unsettled(messages: list[Message]) -> list[Message]:
     return [message for message in messages if not message.is_settled]
 
 
-def each(handle: Callable[[Message], object], entries: EntrySender) -> Callable[[Sequence[Message]], None]:
+def each(handle: Callable[[Message], object], settling: Settling) -> Callable[[Sequence[Message]], None]:
     """A handler of sets out of a handler of messages: one after the other, each acked as soon as it is done."""
 
     def handle_all(messages: Sequence[Message]) -> None:
         for message in messages:
+            if message.is_settled:
+                continue  # its unit was given back meanwhile
             handle(message)
             if not message.is_settled:
-                entries.ack([message], None)
+                settling.ack([message], None)
 
     return handle_all

@@ -24,6 +24,7 @@ from connectors.client import (
     all_applied,
     new_op_id,
 )
+from connectors.client.inner_batch import InnerMessage, encode_inner_batch
 from connectors.client.memory_job import MemoryJob
 from connectors.client.payload.payloads import Fetched
 
@@ -159,11 +160,13 @@ def test_what_no_longer_exists_is_acked_as_gone(job: MemoryJob, consumer: Consum
 
 
 def test_a_record_that_lies_about_its_inner_batch_goes_to_the_dead_letters(job: MemoryJob, consumer: Consumer) -> None:
-    """Its length is not what its header says; the one whose headers are true comes as it is."""
-    count = ("popstream-batch-count", b"2")
-    job.write("lies", 0, [b"12345", b"1234"], headers=[count, ("popstream-batch-bytes", b"4")])
+    """Its length is not what its header says; the one whose headers are true is unwrapped."""
+    value, headers = encode_inner_batch(
+        [InnerMessage(b"one", 0), InnerMessage(b"two", 5)], created_ms=7, ids=["a-1", "a-2"]
+    )
+    job.write("lies", 0, [value + b".", value], headers=headers)
     result = consumer.pop("lies", 0, max_messages=2)
-    assert [message.queue_offset for message in result] == [1]
+    assert [(message.queue_offset, message.value) for message in result] == [(1, b"one"), (1, b"two")]
     consumer.flush()
     (reject,) = sent(job, Reject)
     assert isinstance(reject, Reject)
