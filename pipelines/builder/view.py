@@ -23,7 +23,7 @@ from broker_state.overlay import Overlay
 from broker_state.rocks_store import RocksStore
 from pipelines.builder.builder import Queue, read_queues, reader_of
 
-__all__ = ["BuilderView", "ConsumeQueueView", "FoundUnit", "QueueRequest", "views_of"]
+__all__ = ["BuilderView", "ConsumeQueueView", "FoundMessage", "FoundUnit", "QueueRequest", "views_of"]
 
 SHOWN_MAX = 1_000
 
@@ -55,12 +55,26 @@ class BuilderView(msgspec.Struct, frozen=True, kw_only=True):
     delta_behind: int
 
 
+class FoundMessage(msgspec.Struct, frozen=True):
+    """A message inside a unit of many, found by its message offset, key or message id."""
+
+    inner_index: int
+    message_offset: int
+    message_id: str
+    key: str | None
+    size_bytes: int
+
+
 class FoundUnit(msgspec.Struct, frozen=True):
-    """A unit, and what it was looked for by; None: there is none, for the reason in `why`."""
+    """A unit, and what it was looked for by; None: there is none, for the reason in `why`.
+
+    `inside` are those of its messages that were looked for; the builder does not know them, but its topic does.
+    """
 
     by: str
     unit: Unit | None
     why: str = ""
+    inside: list[FoundMessage] = []
 
 
 class ConsumeQueueView(msgspec.Struct, frozen=True, kw_only=True):

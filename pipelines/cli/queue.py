@@ -1,5 +1,6 @@
 """`popstream queue`: the consume queues of a topic, and single units of them."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
@@ -10,16 +11,23 @@ from rich.table import Table
 
 from broker_state.consume_queue import Unit
 from broker_state.errors import Invalid, Unavailable
+from broker_state.key_hash import key_hash
 from checkpoints.layout import JobFolder
-from pipelines.builder.view import ConsumeQueueView, FoundUnit, QueueRequest
+from connectors.client.payload.payloads import Payloads
+from connectors.client.payload.records import records_of
+from connectors.client.payload.shared_payloads import shared_payloads
+from connectors.client.settings import ClientSettings, new_client_id
+from pipelines.builder.view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
+from pipelines.card import JobCard
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import require_left_alone, running_job
 from pipelines.status import RebuildRequest, Rebuilt, ask, stored_queues
 
-__all__ = ["moment_ms", "run_queue", "run_rebuild"]
+__all__ = ["moment_ms", "opened", "run_queue", "run_rebuild"]
 
 REBUILD_TIMEOUT_S = 300.0
+READ_TIMEOUT_S = 10.0
 
 
 def moment_ms(text: str) -> int:
@@ -49,6 +57,7 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
     card = running_job(folder)
     if card is not None:
         views = ask(card, request, list[ConsumeQueueView])
+        views = [opened(view, request, card) for view in views]
     else:
         require_left_alone(folder)
         views = stored_queues(folder, request)
@@ -80,6 +89,43 @@ def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset
     print(f"{topic}/{queue_id} is read again from offset {found.from_offset}")
 
 
+def opened(view: ConsumeQueueView, request: QueueRequest, card: JobCard) -> ConsumeQueueView:
+    """With what was looked for inside units of many messages, which only the topic knows."""
+    is_of_many = [found.unit is not None and found.unit.inner_count > 1 for found in view.found]
+    if not any(is_of_many) or (request.key_hash is None and request.message_offset is None):
+        return view
+    settings = ClientSettings(bootstrap_servers=card.bootstrap_servers, client_id=new_client_id(), prefix=card.prefix)
+    payloads = shared_payloads(settings)
+    try:
+        opened = [
+            msgspec.structs.replace(found, inside=list(_inside(view, found.unit, request, payloads)))
+            if found.unit is not None and found.unit.inner_count > 1
+            else found
+            for found in view.found
+        ]
+    finally:
+        payloads.close()
+    return msgspec.structs.replace(view, found=opened)
+
+
+def _inside(view: ConsumeQueueView, unit: Unit, request: QueueRequest, payloads: Payloads) -> Iterator[FoundMessage]:
+    """The messages of a unit that were looked for. A hash may be that of a key, or of a message id."""
+    for queue_offset, payload in payloads.read(view.topic, view.queue_id, unit.queue_offset, 1, READ_TIMEOUT_S):
+        if queue_offset != unit.queue_offset:
+            return  # it has left the log
+        for record in records_of(view.topic, view.queue_id, queue_offset, payload):
+            message_offset = unit.message_base + record.inner_index
+            hashes = {key_hash(record.key), key_hash(record.message_id.encode())} - {0}
+            if request.message_offset == message_offset or request.key_hash in hashes:
+                yield FoundMessage(
+                    record.inner_index,
+                    message_offset,
+                    record.message_id,
+                    None if record.key is None else record.key.decode(errors="replace"),
+                    len(record.value or b""),
+                )
+
+
 def _print(console: Console, views: list[ConsumeQueueView]) -> None:
     table = Table()
     for column in ("queue", "type", "from", "read to", "behind", "poppable to", "units", "messages", "holes"):
@@ -107,9 +153,17 @@ def _print(console: Console, views: list[ConsumeQueueView]) -> None:
             console.print(f"holes of {name}: {runs}", soft_wrap=True)
         for found in view.found:
             console.print(f"{name} {_told(found)}", soft_wrap=True, markup=False)
+            for message in found.inside:
+                console.print(f"    {_message_told(message)}", soft_wrap=True, markup=False)
     console.print(
         "from, read to, poppable to: queue offsets, which are those of Kafka; behind: not read yet", style="dim"
     )
+
+
+def _message_told(message: FoundMessage) -> str:
+    key = "" if message.key is None else f", key {message.key}"
+    what = f"message {message.inner_index} of it, offset {message.message_offset:,}, {message.size_bytes:,} bytes"
+    return f"{what}, id {message.message_id}{key}"
 
 
 def _told(found: FoundUnit) -> str:

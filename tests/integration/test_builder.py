@@ -21,17 +21,20 @@ from broker_state.consume_queue import (
     Unit,
     Units,
     holes,
-    key_hash,
     unit_at,
     unit_at_or_after,
     units_between,
 )
 from broker_state.errors import Invalid
-from connectors.client import Consumer, Transport, tag_hash
+from broker_state.key_hash import key_hash
+from connectors.client import Consumer, Producer, Transport, tag_hash
+from connectors.client.inner_batch import InnerMessage, encode_inner_batch
 from connectors.client.settings import ClientSettings
 from connectors.kafka.topics import create_message_topic
 from pipelines.builder.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
 from pipelines.builder.view import QueueRequest
+from pipelines.card import JobCard
+from pipelines.cli.queue import opened
 from pipelines.inspect_state import QueueView, queues_in
 from tests.support.left_behind import table_rows
 from tests.support.wire import start_job, wait_for
@@ -276,16 +279,16 @@ def test_inner_batches_are_units_and_liars_go_to_the_dead_letters(lab: Lab) -> N
     """On a topic of type batch; message offsets are the running count, whatever the cuts."""
     topic = lab.topic("batches")
 
-    def batch(count: bytes, size: bytes, value: bytes = b"abc", **fields: Any) -> None:
-        headers = [("popstream-batch-count", count), ("popstream-batch-bytes", size)]
-        headers += [("popstream-batch-keys", key_hash(b"inner").to_bytes(8, "big"))]
-        lab.producer.send(topic, value, headers=headers, partition=0, **fields).get(30)
+    def batch(count: int, changed: tuple[str, bytes] = ("other", b""), **fields: Any) -> None:
+        messages = [InnerMessage(b"%d" % number, 0, b"inner") for number in range(count)]
+        value, headers = encode_inner_batch(messages, created_ms=0, ids=[f"a-{number:x}" for number in range(count)])
+        lab.producer.send(topic, value, headers=[*headers, changed], partition=0, **fields).get(30)
 
-    batch(b"3", b"3")
-    batch(b"5", b"4")  # the length is not 3
-    batch(b"many", b"3")
+    batch(3)
+    batch(5, ("popstream-batch-bytes", b"4"))
+    batch(5, ("popstream-batch-count", b"many"))
     lab.send(topic, 1)
-    batch(b"10", b"3", key=b"outer")
+    batch(10, key=b"outer")
     lab.wait(topic)
     units = lab.units(topic)
     assert [(unit.message_base, unit.inner_count, unit.is_readable) for unit in units] == [
@@ -305,7 +308,7 @@ def test_inner_batches_are_units_and_liars_go_to_the_dead_letters(lab: Lab) -> N
     ]
     with Consumer(lab.servers, group="readers", prefix=lab.prefix) as consumer:
         popped = wait_for(lambda: consumer.pop(topic, 0, max_messages=100, invisible_time_ms=60_000).messages, lab.job)
-        assert [message.queue_offset for message in popped] == [0, 3, 4]
+        assert [message.queue_offset for message in popped] == [0, 0, 0, 3, *[4] * 10]
     rows = wait_for(
         lambda: [
             row
@@ -321,6 +324,46 @@ def test_inner_batches_are_units_and_liars_go_to_the_dead_letters(lab: Lab) -> N
     assert sorted((row["message_base"], row["inner_count"], row["is_readable"]) for row in found) == [
         (unit.message_base, unit.inner_count, unit.is_readable) for unit in units
     ]
+
+
+def test_a_producer_learns_the_types_and_its_messages_are_found_inside_their_units(
+    lab: Lab,
+) -> None:
+    """From the job, through Kafka; keys and message ids are found by `popstream queue`, which reads the topic."""
+    topic, simple = lab.topic("batches"), lab.topic("singles")
+    lab.wait(topic)
+    lab.wait(simple)
+    with Producer(lab.servers, prefix=lab.prefix, batch_max_delay_ms=1_000) as producer:
+        wait_for(lambda: producer._types.of(topic) == "batch" and producer._types.of(simple) == "simple", lab.job)
+        results = [
+            producer.send(topic, b"message %d" % number, key=b"till-%d" % number, queue_id=0) for number in range(20)
+        ]
+        producer.flush()
+        places = [future.result(0) for future in results]
+        assert len({place.queue_offset for place in places}) == 1
+        assert [place.inner_index for place in places] == list(range(20))
+        assert producer.send_and_wait(simple, b"plain").inner_index == 0
+    with (
+        Producer(lab.servers, prefix=lab.prefix, queue_types={topic: "simple"}) as told_wrong,
+        pytest.raises(Invalid, match="is a batch topic"),
+    ):
+        told_wrong.send(topic, b"v").result(30)
+    lab.wait(topic)
+    unit = lab.units(topic)[-1]
+    assert (unit.queue_offset, unit.inner_count) == (places[0].queue_offset, 20)
+    card = JobCard(
+        pid=0, bootstrap_servers=lab.servers, prefix=lab.prefix, folder="", address="", token="", started_at=0.0
+    )
+    for request, index in (
+        (QueueRequest(topic=topic, key_hash=key_hash(b"till-7"), limit=1), 7),
+        (QueueRequest(topic=topic, key_hash=key_hash(places[11].message_id.encode()), limit=1), 11),
+        (QueueRequest(topic=topic, message_offset=unit.message_base + 13), 13),
+    ):
+        (view,) = lab.running.views(lab.job.store, request)
+        (found,) = opened(view, request, card).found
+        assert [(one.inner_index, one.message_id, one.key) for one in found.inside] == [
+            (index, places[index].message_id, f"till-{index}")
+        ]
 
 
 def test_a_queue_tells_its_units_by_offset_time_and_key(lab: Lab) -> None:
