@@ -16,6 +16,8 @@ latency      milliseconds: `operation` send -> answer, `message` send -> handler
 build        `filled`: from a filled topic of messages of 100 bytes until all are poppable, the first one cold, and
              until all units are in Delta; `poppable`: milliseconds from the send of a message until it can be popped
 client       `renewal` CPU seconds of a client that renews 100,000 messages, `ack_bytes_a_message` on the wire,
+producer     messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;
+             `waited_by_threads` with batches and without, `delay_ms...` [median, 99 of 100], `memory...` of its account
 profile      the ten functions in which the kernel spends most of its own time
 """
 
@@ -43,6 +45,7 @@ from pipelines.bench.idle import idle_shares
 from pipelines.bench.kernel import expire_at_once, kernel_rates, orderly_lane, profile_top
 from pipelines.bench.latency import end_leases, lease_many, message_latency, operation_latency, wake_up_latency
 from pipelines.bench.positions import mark_costs, mark_rates, position_sizes
+from pipelines.bench.producer import measure_producer
 from pipelines.host import Host
 from pipelines.settings import JobSettings
 
@@ -86,6 +89,8 @@ def run_bench(
     on_progress("the client")
     report["client"] = {"renewal": renewal_cpu(100_000), "ack_bytes_a_message": ack_bytes_a_message()}
     with EmbeddedKafka(work / "kafka", jars=kafka_jars(var)) as kafka:
+        on_progress("the producer")
+        report["producer"] = measure_producer(kafka)
         report["drain"] = {}
         on_progress(f"filling a topic with {operations:,} operations")
         records = fill(kafka, "bench", operations, _QUEUES, on_progress)
