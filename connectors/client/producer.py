@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Self, get_args
 
 from broker_state.command import QueueType
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 __all__ = ["Producer"]
 
 LOG = logging.getLogger(__name__)
+
+_partition_of = lru_cache(maxsize=4096)(partition_of.__wrapped__)
+"""Of users' keys, of which there may be as many as messages: they shall not crowd out those of operations."""
 
 FLUSH_TIMEOUT_MS = 60_000
 SHARING = 256
@@ -385,7 +388,7 @@ class Producer:
                 text = f"topic {topic} has no queue {queue_id}, only {len(partitions)}"
                 raise Invalid(text, subject=topic)
         elif message.key is not None:
-            queue_id = partition_of(message.key, max(1, len(self._writer.partitions(topic))))
+            queue_id = _partition_of(message.key, max(1, len(self._writer.partitions(topic))))
         if message.key is None and queue_type == "sparse":
             text = f"{topic} is a sparse topic, which Kafka compacts by key: a message needs one"
             raise Invalid(text, subject=topic)
