@@ -105,7 +105,8 @@ class PoppedSet:
         return self._last_out
 
     def rest(self) -> list[Message]:
-        """What waits; it is no longer this set's."""
-        rest = [message for message in self._waiting if not message.is_settled]
+        """What waits, or is held back; it is no longer this set's."""
+        rest = [message for message in (*self._held_back, *self._waiting) if not message.is_settled]
+        self._held_back.clear()
         self._waiting.clear()
         return rest
