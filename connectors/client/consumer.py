@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 from broker_state.command import Cancel, Pop, ReturnClient
 from broker_state.reason import Reason
 from connectors.client import departure
-from connectors.client.errors import ClientClosed
+from connectors.client.errors import AnswerTimeout, ClientClosed
 from connectors.client.exchange.transport import Transport, new_op_id
 from connectors.client.lease.entries import Change
 from connectors.client.lease.entry_sender import EntrySender
@@ -529,7 +529,10 @@ class Consumer:
             self._subscription.close(_left_s(deadline_s))
         self._keeper.close(_left_s(deadline_s))
         self._pops.close(_left_s(deadline_s))
-        self._settling.flush(_left_s(deadline_s))
+        try:
+            self._settling.flush(_left_s(deadline_s))
+        except AnswerTimeout as error:
+            LOG.warning("%s: %s; their units come again", self.client_id, error)
         self._entries.close()
         held = self._held.take_all(time.monotonic())
         if held and release:

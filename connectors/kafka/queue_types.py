@@ -33,6 +33,7 @@ FIRST_LOOK_S = 5.0
 TROUBLE_PAUSE_S = 5.0
 PUBLISH_TIMEOUT_MS = 10_000
 RECONNECT_MS_MAX = 1_000
+CLOSE_S = 5.0
 
 
 class TopicType(msgspec.Struct, frozen=True):
@@ -136,8 +137,10 @@ class QueueTypes:
     def close(self) -> None:
         """End."""
         self._closing.set()
-        if self._thread is not None:
-            self._thread.join()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join(CLOSE_S)
 
     def _run(self) -> None:
         while not self._closing.is_set():

@@ -114,9 +114,9 @@ class Held:
         return holding if is_same else None
 
     def is_live(self, message: Message, now_s: float) -> bool:
-        """Whether a message is in hand, by itself or with its unit, and its lease not over."""
+        """Whether a message is in hand, by itself or with its unit, and its lease not over, for all that is known."""
         holding = self.find(message.leased)
-        return holding is not None and holding.until_s > now_s
+        return holding is not None and (holding.until_s > now_s or holding.is_renewing)
 
     def extend(self, receipt: Receipt, until_s: float) -> None:
         """The lease of a message ends later or sooner than was known; one that was let go meanwhile stays so."""

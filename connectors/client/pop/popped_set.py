@@ -94,10 +94,15 @@ class PoppedSet:
         self._held_back = deque(messages)
         return self._take_out(count)
 
-    def next_out(self, count: int) -> list[Message]:
-        """Messages that were held back, if those before them are finished."""
-        is_next = all(message.state is MessageState.FINISHED for message in self._last_out)
-        return self._take_out(count) if is_next and self._held_back else []
+    def next_out(self, count: int, is_live: Callable[[Message], bool]) -> list[Message]:
+        """Messages that were held back, if those before them are finished and nothing comes again before them."""
+        is_next = self._held_back and all(message.state is MessageState.FINISHED for message in self._last_out)
+        if not is_next or self.is_broken:
+            return []
+        if not is_live(self._held_back[0]):
+            self._has_lapsed = True
+            return []
+        return self._take_out(count)
 
     def _take_out(self, count: int) -> list[Message]:
         taken = [self._held_back.popleft() for _ in range(min(count, len(self._held_back)))]

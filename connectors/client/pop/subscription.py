@@ -13,6 +13,7 @@ import logging
 import threading
 import time
 from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -242,7 +243,7 @@ class Subscription:
                 taken = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
                 return [message for message in taken if not message.is_settled], None, 0
             for popped in self._sets:
-                if held_back := popped.next_out(count):
+                if held_back := popped.next_out(count, partial(self._held.is_live, now_s=now_s)):
                     return held_back, None, 0
             claimed = self._claim(count, now_s)
             if claimed is not None:

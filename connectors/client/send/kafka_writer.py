@@ -154,6 +154,8 @@ class KafkaWriter:
         self._settings = settings
         self._on_written = on_written
         self._ids = MessageIds()
+        self._tries_once = kafka_producer is None
+        """Whether a KafkaProducer that does not wait for the store is one of ours, which never tries twice."""
         self._partitions: dict[str, Collection[int]] = {}
         options = {
             **producer_options(settings),
@@ -166,7 +168,16 @@ class KafkaWriter:
         make = partial(LastingProducer, refusals=REFUSED, on_connected=on_connected, kafka_producer=kafka_producer)
         self._producers = {
             True: make(options),
-            False: make({**options, "acks": 1, "enable_idempotence": False, "retries": 0}),
+            # One request at a time: it has no numbers by which Kafka keeps the order of several.
+            False: make(
+                {
+                    **options,
+                    "acks": 1,
+                    "enable_idempotence": False,
+                    "retries": 0,
+                    "max_in_flight_requests_per_connection": 1,
+                }
+            ),
         }
         """By whether to wait for the store."""
         self._producers[True].open()
@@ -289,7 +300,9 @@ class KafkaWriter:
 
     def _fate(self, kafka: Kafka, shipment: Shipment, error: Exception) -> Fate:
         is_alone = len(shipment.messages) == 1
-        fate = fate_of(error, shipment.topic, is_alone=is_alone, is_only_try=not shipment.wait_for_store)
+        fate = fate_of(
+            error, shipment.topic, is_alone=is_alone, is_only_try=self._tries_once and not shipment.wait_for_store
+        )
         if isinstance(fate.error, OutcomeUnknown):
             self._producers[shipment.wait_for_store].suspect(kafka)
         return fate

@@ -62,6 +62,8 @@ class LastingProducer:
         self._replacing: threading.Thread | None = None
         self.current: Any = kafka_producer
         """To send with; None: it is not made yet, or another one is being made."""
+        if kafka_producer is not None:
+            self._survive_refusals(kafka_producer)
 
     def open(self) -> None:
         """Make the first one, if it is not made.
@@ -70,7 +72,7 @@ class LastingProducer:
             Unavailable: Kafka does not answer.
         """
         with self._lock:
-            if self.current is None and self._replacing is None:
+            if self.current is None and self._replacing is None and not self._closing.is_set():
                 self.current = self._connect(self._options)
                 self._on_connected()
 
@@ -79,9 +81,13 @@ class LastingProducer:
         with self._lock:
             if kafka is None or self.current is not kafka or self._is_given or self._closing.is_set():
                 return
-            self.current = None
-            self._replacing = threading.Thread(target=self._replace, args=[kafka], name="kafka-again", daemon=True)
-            self._replacing.start()
+            replacing = threading.Thread(target=self._replace, args=[kafka], name="kafka-again", daemon=True)
+            try:
+                replacing.start()
+            except RuntimeError as error:  # no more threads, as when the interpreter exits
+                LOG.warning("%s: no other producer can take over: %s", self._options["client_id"], error)
+                return
+            self.current, self._replacing = None, replacing
 
     def close(self, timeout_s: float) -> None:
         """Wait for what is on its way, within the time, and disconnect."""
@@ -100,8 +106,8 @@ class LastingProducer:
         while not self._closing.is_set():
             try:
                 made = self._connect({**self._options, "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS})
-            except Unavailable as error:
-                LOG.info("%s", error)
+            except Exception as error:  # noqa: BLE001 - whatever it is: without a producer nothing is ever sent
+                LOG.info("no other producer yet: %r", error)
                 self._closing.wait(AGAIN_S)
                 continue
             with self._lock:

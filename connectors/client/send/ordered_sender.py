@@ -12,7 +12,7 @@ throwing callback holds up neither the guard nor Kafka.
 
 Order: what goes to a queue next goes when all that went before is answered, so what has to be sent again can go ahead
 of it. Batches that are ready together go as one *load*, unless they have a message that Kafka may find too large, or
-Kafka has refused one for the queue before. Should one of a load be refused and a later one be written, a message of the
+Kafka has refused one for the queue lately. Should one of a load be refused and a later one be written, a message of the
 former with the same key as one of the latter is not sent again.
 """
 
@@ -48,8 +48,11 @@ LATE = "Kafka did not take the message in time: it was busy, or away"
 CLOSED = "the producer was closed before the message was written"
 OVERTAKEN = "Kafka refused the batch of the message, and one that is to follow it is written"
 RETRY_AFTER_S = 0.1
+NEVER_S = float("inf")
 ON_ITS_WAY_PART = 8
 """Of the account, at most such a part is on its way, in copies of kafka-python's."""
+CAREFUL_LOADS = 100
+"""After a refusal the batches of a queue go one by one for so long."""
 LOAD_BYTES_MAX = 256 * 1024
 """Batches of fewer bytes together are one load; one that is longer is a load by itself."""
 
@@ -130,14 +133,14 @@ class _Queue(msgspec.Struct, eq=False):
     load: list[Shipment] = []
     load_until_s: float = 0.0
     not_before_s: float = 0.0
-    was_refused: bool = False
+    careful_loads: int = 0
 
     def next_load(self, until_s: float, message_bytes_max: int) -> list[Shipment]:
         """Take the first that wait, as many as may go together; they are on their way by this, until then."""
         self.load_until_s = until_s
         first = self.waiting.popleft()
         self.load = [first]
-        if self.was_refused or not first.may_share(message_bytes_max):
+        if self.careful_loads or not first.may_share(message_bytes_max):
             return self.load
         room_bytes = LOAD_BYTES_MAX - first.body_bytes
         while self.waiting and self.waiting[0].wait_for_store == first.wait_for_store:
@@ -301,11 +304,11 @@ class OrderedSender:
         shipments: list[list[Shipment]] = []
         due_s = self._accumulator.next_due_s()
         on_its_way_bytes = sum(shipment.body_bytes for found in self._queues.values() for shipment in found.load)
-        for found in self._queues.values():
+        for queue, found in list(self._queues.items()):
             if found.load:
                 if found.load_until_s <= now_s:
                     self._give_up(found)
-                else:
+                elif found.load_until_s < NEVER_S:
                     due_s = found.load_until_s if due_s is None else min(due_s, found.load_until_s)
                 continue
             if not found.waiting:
@@ -319,11 +322,12 @@ class OrderedSender:
             load = found.next_load(now_s + self._answer_timeout_s, self._accumulator.limits.batch_bytes_max)
             on_its_way_bytes += sum(shipment.body_bytes for shipment in load)
             shipments.append(load)
+            self._queues[queue] = self._queues.pop(queue)  # the others are asked first the next time
         return shipments, due_s
 
     def _give_up(self, found: _Queue) -> None:
         """Wait no longer for an answer: kafka-python (3.0.12) owes it for as long as it waits for a producer id."""
-        found.load_until_s = float("inf")
+        found.load_until_s = NEVER_S
         for shipment in found.load:
             if shipment.fates is None:
                 error = OutcomeUnknown("Kafka did not answer in time", subject=shipment.topic)
@@ -337,20 +341,29 @@ class OrderedSender:
     # The guard.
 
     def _run_guard(self) -> None:
-        while True:
-            with self._lock:
-                loads, due_s = self._take_loads()
-                if not loads:
-                    if self._is_closed:
-                        return
+        is_going = True
+        while is_going:
+            try:
+                is_going = self._guard_once()
+            except Exception:
+                LOG.exception("what is to be sent could not be looked at")
+                time.sleep(RETRY_AFTER_S)
+
+    def _guard_once(self) -> bool:
+        """Hand over what is due, or wait for something; False: it is closed."""
+        with self._lock:
+            loads, due_s = self._take_loads()
+            if not loads:
+                if not self._is_closed:
                     self._for_guard.wait(None if due_s is None else max(0.0, due_s - time.monotonic()))
-                    continue
-            for load in loads:
-                for number, shipment in enumerate(load, 1):
-                    if not self._hand_over(shipment):
-                        for behind in load[number:]:
-                            self._done.put((behind, [NOT_ASKED] * len(behind.messages)))
-                        break
+                return not self._is_closed
+        for load in loads:
+            for number, shipment in enumerate(load, 1):
+                if not self._hand_over(shipment):
+                    for behind in load[number:]:
+                        self._done.put((behind, [NOT_ASKED] * len(behind.messages)))
+                    break
+        return True
 
     def _hand_over(self, shipment: Shipment) -> bool:
         """Give a shipment to Kafka; False: that is not to be asked now."""
@@ -395,7 +408,8 @@ class OrderedSender:
             found.waiting.extendleft(reversed(again))
             is_as_it_was = bool(again) and len(again[0].messages) == len(found.load[0].messages)
             found.not_before_s = time.monotonic() + RETRY_AFTER_S if is_as_it_was else 0.0
-            found.was_refused = found.was_refused or any(one.is_by_itself for one in again)
+            was_refused = any(one.is_by_itself for one in again)
+            found.careful_loads = CAREFUL_LOADS if was_refused else max(0, found.careful_loads - 1)
             found.load = []
             self._for_guard.notify()
         self._tell(told)

@@ -125,3 +125,25 @@ def test_a_refusal_after_another_try_proves_nothing() -> None:
     producer.current._transaction_manager.classify_batch_error(refusal, batch)
     batch.complete_exceptionally(refusal, lambda _: refusal)
     assert type(batch.told[0]) is KafkaError
+
+
+def test_one_that_is_given_survives_refusals_too_and_is_never_replaced() -> None:
+    given = Kafka()
+    producer = LastingProducer(
+        OPTIONS, refusals=(MessageSizeTooLargeError,), on_connected=lambda: None, kafka_producer=given
+    )
+    given._transaction_manager.classify_batch_error(MessageSizeTooLargeError(), Batch(attempts=0))
+    assert given._transaction_manager.asked == [(OutOfOrderSequenceNumberError, -1)]
+    producer.suspect(given)
+    assert producer.current is given
+
+
+def test_without_another_thread_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_thread: object) -> None:
+        raise RuntimeError("can't start new thread at interpreter shutdown")
+
+    producer, _ = make()
+    producer.open()
+    monkeypatch.setattr("threading.Thread.start", refuse)
+    producer.suspect(producer.current)
+    assert [producer.current] == Kafka.made

@@ -242,6 +242,48 @@ def test_a_load_without_an_answer_is_given_up_and_the_next_one_goes(writer: Writ
     sender.end()
 
 
+def test_many_loads_without_an_answer_do_not_end_the_guard(writer: Writer) -> None:
+    """While the results are slow to be told, a load that was given up is due never: that is no time to wait until."""
+    sender = OrderedSender("test", BatchLimits(hold_ms=1), writer, answer_timeout_s=0.05)
+    writer.holds = True
+    lost = [send(sender, b"lost", queue_id) for queue_id in range(8)]
+    for future in lost:
+        future.add_done_callback(lambda _: time.sleep(0.05))
+    until(lambda: len(writer.held) == 8)
+    for future in lost:
+        with pytest.raises(OutcomeUnknown):
+            future.result(WAIT_S)
+    writer.holds = False
+    assert send(sender, b"next").result(WAIT_S)
+    sender.close()
+    sender.end()
+
+
+def test_a_busy_queue_leaves_room_for_the_others(writer: Writer) -> None:
+    sender = OrderedSender("test", BatchLimits(hold_ms=1, batch_bytes_max=100, total_bytes_max=8 * 200), writer)
+    writer.holds = True
+    busy = [send(sender, b"v" * 200, 0, is_alone=True) for _ in range(1)]
+    until(lambda: writer.held)
+    sending = threading.Thread(target=lambda: [send(sender, b"v" * 200, 0) for _ in range(5)])
+    sending.start()
+    other = threading.Thread(target=lambda: busy.append(send(sender, b"other", 1)))
+    other.start()
+    until(lambda: len(sender._queues) == 2)
+    served: list[int] = []
+    while len(served) < 2:
+        writer.answer()
+        until(lambda: writer.held)
+        served += [shipment.queue_id for shipment, _ in writer.held]
+    assert 1 in served
+    writer.holds = False
+    writer.answer()
+    for thread in (sending, other):
+        thread.join(WAIT_S)
+    assert all(future.result(WAIT_S) for future in busy)
+    sender.close()
+    sender.end()
+
+
 def test_a_callback_that_throws_harms_no_other(sender: OrderedSender, writer: Writer) -> None:
     class Thrown(BaseException):
         pass

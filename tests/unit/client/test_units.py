@@ -475,6 +475,17 @@ def test_stopping_returns_a_unit_as_if_it_had_not_come(job: MemoryJob) -> None:
 
 
 @pytest.mark.usefixtures("unit")
+def test_in_order_nothing_is_handed_out_behind_a_unit_that_was_lost(job: MemoryJob) -> None:
+    with job.consumer("g", topics=["orders"], order=True) as consumer:
+        subscription = consumer.subscribe()
+        (first,) = subscription.take(1, WAIT_S)
+        first.ack()
+        consumer._held.release([first.leased])
+        (again,) = subscription.take(1, WAIT_S)
+        assert (again.value, again.inner_index) == (b"0", 0)
+
+
+@pytest.mark.usefixtures("unit")
 def test_stopping_returns_what_was_held_back_of_an_orderly_unit(job: MemoryJob) -> None:
     with job.consumer("g", topics=["orders"], order=True) as consumer:
         (first,) = consumer.subscribe().take(1, WAIT_S)
