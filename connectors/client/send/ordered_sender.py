@@ -131,6 +131,7 @@ class _Queue(msgspec.Struct, eq=False):
 
     waiting: deque[Shipment]
     load: list[Shipment] = []
+    load_bytes: int = 0
     load_until_s: float = 0.0
     not_before_s: float = 0.0
     careful_loads: int = 0
@@ -139,15 +140,15 @@ class _Queue(msgspec.Struct, eq=False):
         """Take the first that wait, as many as may go together; they are on their way by this, until then."""
         self.load_until_s = until_s
         first = self.waiting.popleft()
-        self.load = [first]
+        self.load, self.load_bytes = [first], first.body_bytes
         if self.careful_loads or not first.may_share(message_bytes_max):
             return self.load
-        room_bytes = LOAD_BYTES_MAX - first.body_bytes
         while self.waiting and self.waiting[0].wait_for_store == first.wait_for_store:
-            room_bytes -= self.waiting[0].body_bytes
-            if room_bytes < 0 or not self.waiting[0].may_share(message_bytes_max):
+            next_bytes = self.waiting[0].body_bytes
+            if self.load_bytes + next_bytes > LOAD_BYTES_MAX or not self.waiting[0].may_share(message_bytes_max):
                 break
             self.load.append(self.waiting.popleft())
+            self.load_bytes += next_bytes
         return self.load
 
 
@@ -301,29 +302,28 @@ class OrderedSender:
         now_s = time.monotonic()
         for batch in self._accumulator.take_due(now_s):
             self._put_batch(batch)
-        shipments: list[list[Shipment]] = []
-        due_s = self._accumulator.next_due_s()
-        on_its_way_bytes = sum(shipment.body_bytes for found in self._queues.values() for shipment in found.load)
+        loads: list[list[Shipment]] = []
+        due_s = [] if (batch_due_s := self._accumulator.next_due_s()) is None else [batch_due_s]
+        on_its_way_bytes = sum(found.load_bytes for found in self._queues.values() if found.load)
         for queue, found in list(self._queues.items()):
             if found.load:
                 if found.load_until_s <= now_s:
                     self._give_up(found)
                 elif found.load_until_s < NEVER_S:
-                    due_s = found.load_until_s if due_s is None else min(due_s, found.load_until_s)
+                    due_s.append(found.load_until_s)
                 continue
             if not found.waiting:
                 continue
             if found.not_before_s > now_s:
-                due_s = found.not_before_s if due_s is None else min(due_s, found.not_before_s)
+                due_s.append(found.not_before_s)
                 continue
             # kafka-python has copies of what is on its way; the first load goes however long it is.
             if on_its_way_bytes and on_its_way_bytes >= self._accumulator.limits.total_bytes_max // ON_ITS_WAY_PART:
                 continue
-            load = found.next_load(now_s + self._answer_timeout_s, self._accumulator.limits.batch_bytes_max)
-            on_its_way_bytes += sum(shipment.body_bytes for shipment in load)
-            shipments.append(load)
+            loads.append(found.next_load(now_s + self._answer_timeout_s, self._accumulator.limits.batch_bytes_max))
+            on_its_way_bytes += found.load_bytes
             self._queues[queue] = self._queues.pop(queue)  # the others are asked first the next time
-        return shipments, due_s
+        return loads, min(due_s, default=None)
 
     def _give_up(self, found: _Queue) -> None:
         """Wait no longer for an answer: kafka-python (3.0.12) owes it for as long as it waits for a producer id."""
