@@ -43,8 +43,8 @@ def measure_producer(
         "async_simple_topic": [],
     }
     for _ in range(rounds):
-        rates["kafka_python_async"].append(_kafka_python(kafka, messages))
-        rates["kafka_python_waited"].append(_kafka_python_waited(kafka, min(messages, 300)))
+        rates["kafka_python_async"].append(_kafka_python(kafka, messages, is_waited=False))
+        rates["kafka_python_waited"].append(_kafka_python(kafka, min(messages, 300), is_waited=True))
         rates["async_batch_topic"].append(_async(kafka, messages, "batch"))
         rates["async_simple_topic"].append(_async(kafka, messages, "simple"))
     medians = {name: statistics.median(found) for name, found in rates.items()}
@@ -103,27 +103,19 @@ def _producer(kafka: EmbeddedKafka, topic: str, queue_type: QueueType, **options
     return producer
 
 
-def _kafka_python(kafka: EmbeddedKafka, messages: int) -> int:
+def _kafka_python(kafka: EmbeddedKafka, messages: int, *, is_waited: bool) -> int:
     topic = _topic(kafka)
     producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, acks="all", linger_ms=10)
     producer.send(topic, _VALUE).get(30)
     gc.collect()
     began = time.perf_counter()
-    sent = [producer.send(topic, _VALUE) for _ in range(messages)]
+    sent = []
+    for _ in range(messages):
+        sent.append(producer.send(topic, _VALUE))
+        if is_waited:
+            sent[-1].get(30)
     producer.flush()
     assert all(one.succeeded() for one in sent)
-    rate = round(messages / (time.perf_counter() - began))
-    producer.close()
-    return rate
-
-
-def _kafka_python_waited(kafka: EmbeddedKafka, messages: int) -> int:
-    topic = _topic(kafka)
-    producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers, acks="all", linger_ms=10)
-    producer.send(topic, _VALUE).get(30)
-    began = time.perf_counter()
-    for _ in range(messages):
-        producer.send(topic, _VALUE).get(30)
     rate = round(messages / (time.perf_counter() - began))
     producer.close()
     return rate
