@@ -21,6 +21,7 @@ from rocksdict import (
     AccessType,
     BlockBasedOptions,
     Cache,
+    Checkpoint,
     ColumnFamily,
     Options,
     Rdict,
@@ -29,7 +30,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from broker_state.errors import Corrupt, Invalid
+from broker_state.errors import Corrupt, Invalid, Unavailable
 from broker_state.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
 from broker_state.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 
@@ -167,6 +168,18 @@ class RocksStore:
             raise StoreStopped(msg) from error
         self.batches_written += 1
         return size
+
+    def checkpoint(self, folder: Path) -> None:
+        """Make a copy as of now in `folder`, which must not exist; on the same disk most of it is links.
+
+        Raises:
+            Unavailable: There is no room for it, or the folder is there.
+        """
+        try:
+            Checkpoint(self._db).create_checkpoint(str(folder))
+        except Exception as error:  # rocksdict raises bare Exception
+            msg = f"no snapshot can be made in {folder}: {error}"
+            raise Unavailable(msg, subject=str(folder)) from error
 
     def close(self) -> None:
         """Release the files."""

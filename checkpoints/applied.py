@@ -8,18 +8,21 @@ from typing import Self
 
 import msgspec
 
-from broker_state.errors import Corrupt, CorruptValueError
+from broker_state.errors import CorruptValueError, Invalid
+from broker_state.rocks_store import META, RocksStore
 
-__all__ = ["APPLIED_KEY", "Applied", "refuse_lost_records"]
+__all__ = ["APPLIED_KEY", "NOTED_KEY", "Applied", "applied_of", "decode_noted", "encode_noted"]
 
 APPLIED_KEY = b"applied"
+NOTED_KEY = b"noted"
+"""By table, the apply_seq up to which its rows are in Delta: the outbox may have forgotten them."""
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
     """The log is decided up to `next_offset` of each partition; `apply_seq` counts the micro-batches that did it.
 
     `state_epoch` is the life of this state: a new one begins when it is made or restored, because its apply_seq then
-    mean other decisions than those that Delta may know.
+    mean other decisions than those that Delta may know. `former_epochs` are those that it continues.
     """
 
     state_epoch: str
@@ -29,6 +32,7 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     next_offset: dict[int, int] = {}
     query_id: str = ""
     spark_batch_id: int = -1
+    former_epochs: list[str] = []
 
     def encode(self) -> bytes:
         """Format byte and MessagePack."""
@@ -55,36 +59,40 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def refuse_lost_records(
-    applied: Applied, topic_id: str, first_offset: Mapping[int, int], end_offset: Mapping[int, int]
-) -> None:
-    """Check at start that the log still has every record that is to be decided.
+def encode_noted(delivered: Mapping[str, int]) -> bytes:
+    """Format byte and MessagePack.
 
-    Args:
-        applied: How far the log is decided.
-        topic_id: Kafka's id of the ops topic now.
-        first_offset: First offset that each partition still has.
-        end_offset: The offset after its last one.
+    >>> decode_noted(encode_noted({"operations": 7})), decode_noted(None)
+    ({'operations': 7}, {})
+    """
+    return b"\x01" + msgspec.msgpack.encode(dict(delivered))
+
+
+def decode_noted(value: bytes | None) -> dict[str, int]:
+    """What `encode_noted` wrote; nothing was noted in a state that is new.
 
     Raises:
-        Corrupt: the topic is another one, or starts after what is to be decided, or ends before what was.
+        CorruptValueError: Another format byte, or no such map.
     """
-    if topic_id != applied.ops_topic_id:
-        message = (
-            f"{applied.ops_topic} was deleted and made again: its records are not those that this state continues."
-            " Restore the topic, or start with an empty job folder"
-        )
-        raise Corrupt(message, subject=applied.ops_topic)
-    details = []
-    for partition, next_offset in sorted(applied.next_offset.items()):
-        if partition not in end_offset:
-            details.append(f"partition {partition} is gone")
-        elif first_offset[partition] > next_offset:
-            details.append(
-                f"partition {partition} starts at {first_offset[partition]}, but is decided only up to {next_offset}"
-            )
-        elif end_offset[partition] < next_offset:
-            details.append(f"partition {partition} ends at {end_offset[partition]}, but is decided up to {next_offset}")
-    if details:
-        message = f"{applied.ops_topic} has lost records: restore a snapshot that its log can continue"
-        raise Corrupt(message, subject=applied.ops_topic, details=details)
+    if value is None:
+        return {}
+    if value[:1] != b"\x01":
+        raise CorruptValueError("noted", value)
+    try:
+        return msgspec.msgpack.decode(value[1:], type=dict[str, int])
+    except msgspec.DecodeError as error:
+        raise CorruptValueError("noted", value) from error
+
+
+def applied_of(store: RocksStore) -> Applied:
+    """How far the state in `store` has decided the log.
+
+    Raises:
+        Invalid: It has decided nothing.
+        CorruptValueError: It cannot be read.
+    """
+    stored = store.get(META, APPLIED_KEY)
+    if stored is None:
+        message = "the state has decided nothing yet"
+        raise Invalid(message)
+    return Applied.decode(stored)

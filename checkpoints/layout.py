@@ -6,6 +6,9 @@ var/job/
   queues/       RocksDB of the builder: the consume queues of the message topics
   spark_build/  Spark's checkpoint of the builder's query, begun anew with every query
   delta/        the audit tables
+  snapshots/    snapshots, unless the settings name another place
+  scratch/      what is made and removed again
+  attempts      what the job has begun to decide and not ended
   lock          held by the job that owns all this
   job.json      who that is and where it listens
 """
@@ -46,6 +49,21 @@ class JobFolder(msgspec.Struct, frozen=True):
     def delta(self) -> Path:
         """The audit tables."""
         return self.root / "delta"
+
+    @property
+    def snapshots(self) -> Path:
+        """Snapshots of state and queues."""
+        return self.root / "snapshots"
+
+    @property
+    def scratch(self) -> Path:
+        """What is made and removed again, on the same disk."""
+        return self.root / "scratch"
+
+    @property
+    def attempts(self) -> Path:
+        """The note of what was begun to be decided."""
+        return self.root / "attempts"
 
     @property
     def lock(self) -> Path:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from broker_state.errors import Corrupt
 
-__all__ = ["planned_end", "planned_ends", "query_id", "usable_checkpoint"]
+__all__ = ["fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
 
 
 def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
@@ -54,35 +54,14 @@ def query_id(checkpoint: Path) -> str:
         raise Corrupt(message, subject=str(file)) from error
 
 
-def usable_checkpoint(root: Path, applied_next: dict[int, int], topic: str) -> Path:
-    """The checkpoint to go on with: the newest one if it agrees with the state, else a new folder.
+def fresh_checkpoint(root: Path) -> Path:
+    """A folder for the checkpoint of this start; those of earlier starts go.
 
-    It agrees when its last plan starts where, or before where, the state ends: the plan is then run again and what the
-    state covers of it is dropped. Otherwise (it is lost, damaged, or ahead: the job was killed while it read ahead, or
-    the state was restored) the query starts from the state's own positions. Checkpoints that are passed over go.
+    What an earlier one says is never needed: the state knows how far the log is decided, and better. So one that is
+    lost, damaged, behind or ahead - Spark reads one micro-batch ahead of the state - is no case of its own.
     """
     root.mkdir(parents=True, exist_ok=True)
-    numbers = sorted(_numbers(root))
-    newest = numbers[-1] if numbers else 0
-    if not _agrees(root / str(newest), applied_next, topic):
-        newest += 1
+    numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()]
     for number in numbers:
-        if number < newest:
-            shutil.rmtree(root / str(number), ignore_errors=True)
-    return root / str(newest)
-
-
-def _agrees(checkpoint: Path, applied_next: dict[int, int], topic: str) -> bool:
-    committed = _numbers(checkpoint / "commits")
-    if not committed:
-        return False
-    try:
-        planned_end(checkpoint, max(_numbers(checkpoint / "offsets"), default=-1), topic)
-        decided = planned_end(checkpoint, max(committed), topic)
-    except Corrupt:
-        return False
-    return all(applied_next.get(partition, 0) >= offset for partition, offset in decided.items())
-
-
-def _numbers(folder: Path) -> set[int]:
-    return {int(path.name) for path in folder.iterdir() if path.name.isdigit()} if folder.is_dir() else set()
+        shutil.rmtree(root / str(number), ignore_errors=True)
+    return root / str(max(numbers, default=0) + 1)

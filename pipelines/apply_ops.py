@@ -5,14 +5,13 @@ leaves the job (answers, notifications, dead letters, audit rows) leaves from th
 runs again is never decided again.
 """
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
-import structlog
-
 from broker_state.batch import fold
-from broker_state.errors import Corrupt
+from broker_state.errors import Corrupt, PopstreamError
 from broker_state.handle import Signer
 from broker_state.kernel.limits import is_op_id, is_queue_name
 from broker_state.kernel.queue_state import QueueState
@@ -21,25 +20,38 @@ from broker_state.keys import op_key, queue_prefix
 from broker_state.overlay import Overlay
 from broker_state.reason import CODE_OF_REASON, Reason
 from broker_state.rocks_store import META, RocksStore
-from checkpoints.applied import APPLIED_KEY, Applied
+from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
+from checkpoints.attempts import Attempts
 from checkpoints.spark_progress import planned_end, query_id
-from pipelines.decode import Decoder, Rejected
+from pipelines.breaker import Breaker, UndecidableError
+from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 from pipelines.failpoints import failpoint
 from pipelines.frames import entries_of
 from pipelines.intake import Intake, MicroBatch
 from pipelines.outbox import Entry, Outbox
+from pipelines.quarantine import Quarantine
 
 __all__ = ["ApplyOps", "BatchReport"]
-
-_log = structlog.get_logger(__name__)
 
 
 class BatchReport:
     """What one micro-batch did and how long each step took; `seconds` is by step name."""
 
-    __slots__ = ("apply_seq", "operations", "records", "refused", "rejected", "seconds", "write_batch_bytes")
+    __slots__ = (
+        "apply_seq",
+        "newest_ms",
+        "operations",
+        "records",
+        "refused",
+        "rejected",
+        "seconds",
+        "touched",
+        "write_batch_bytes",
+    )
 
     def __init__(self) -> None:
+        self.newest_ms = 0
+        self.touched: set[QueueState] = set()
         self.apply_seq = 0
         self.records = 0
         self.operations = 0
@@ -48,19 +60,33 @@ class BatchReport:
         self.write_batch_bytes = 0
         self.seconds: dict[str, float] = {}
 
+    def count(self, outcome: "_Outcome") -> None:
+        """Add what was written."""
+        self.touched |= outcome.touched
+        self.records += outcome.records
+        self.operations += outcome.operations
+        self.rejected += len(outcome.rejected)
+        # A pop that found nothing has a code, and was not refused.
+        expected = {0, CODE_OF_REASON[Reason.NO_MESSAGE]}
+        self.refused += sum(1 for row in outcome.decision.operations if row.code not in expected)
+
 
 class ApplyOps:
     """What becomes of the micro-batches of the ops topic, in their order.
 
     Args:
         store: The state; this object is its only writer.
+        require_ownership: Raises Fenced when that is over; asked before each write.
         outbox: The outbox in it.
+        attempts: Counts how often a micro-batch was tried.
+        quarantine: Records of which nothing is decided.
         applied: How far the log is decided.
         decoder: Step 1.
         intake: Has the records of a micro-batch.
         checkpoint: Spark's checkpoint, which has the planned ranges.
         results_partitions: Partitions of the results topic; answers for others go nowhere.
         signer: Signs handles on their way out, if handles are signed.
+        delivered: By table, the last apply_seq that is in Delta for good.
         publish: Called with the new entries after each write; it must not block for long.
         after_batch: Called last, with the report and the earliest deadline of each queue touched.
     """
@@ -69,24 +95,32 @@ class ApplyOps:
         self,
         *,
         store: RocksStore,
+        require_ownership: Callable[[], None],
         outbox: Outbox,
+        attempts: Attempts,
+        quarantine: Quarantine,
         applied: Applied,
         decoder: Decoder,
         intake: Intake,
         checkpoint: Path,
         results_partitions: int,
         signer: Signer | None,
+        delivered: Callable[[], Mapping[str, int]],
         publish: Callable[[list[Entry]], None],
         after_batch: Callable[[BatchReport, Mapping[tuple[str, int], int], int], None],
     ) -> None:
         self._store = store
+        self._require_ownership = require_ownership
         self._outbox = outbox
+        self._attempts = attempts
+        self._quarantine = quarantine
         self.applied = applied
         self._decoder = decoder
         self._intake = intake
         self._checkpoint = checkpoint
         self._results_partitions = results_partitions
         self._signer = signer
+        self._delivered = delivered
         self._publish = publish
         self._after_batch = after_batch
         self._overlay = Overlay(store)
@@ -98,43 +132,79 @@ class ApplyOps:
         report = BatchReport()
         report.seconds["fetch"] = micro_batch.fetch_seconds
         batch_id = micro_batch.spark_batch_id
-        end_offset = self._planned(batch_id)
-        decision = Decision()
-        rejected: list[Rejected] = []
-        touched: set[QueueState] = set()
-        newest_ms = 0
+        breaker = Breaker(
+            self._attempts,
+            self._quarantine,
+            lambda slices, end_offset: self._apply(slices, end_offset, batch_id, report),
+            lambda: self.applied.next_offset,
+        )
+        breaker.run(lambda: self._intake.records(micro_batch), self._planned(batch_id))
+        deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in report.touched}
+        self._after_batch(report, deadlines, report.newest_ms)
+
+    def _apply(
+        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: BatchReport
+    ) -> None:
+        """Decide records and write what came of them as one WriteBatch, unless there is nothing to write.
+
+        Raises:
+            UndecidableError: Something unforeseen was raised by what is pure; nothing was written.
+        """
+        outcome = _Outcome()
         failpoint("decode")
         started = time.perf_counter()
-        for records in self._intake.records(micro_batch):
+        for records in slices:
             _lap(report, "fetch", started)
+            with self._pure():
+                self._decide(records, outcome, report)
             started = time.perf_counter()
-            operations: list[OpRecord] = []
-            for record in records:
-                newest_ms = max(newest_ms, record.timestamp_ms)
-                if record.kafka_offset < self.applied.next_offset.get(record.partition, 0):
-                    continue
-                report.records += 1
-                command = self._decoder.decode(record)
-                if isinstance(command, Rejected):
-                    rejected.append(command)
-                else:
-                    operations.append(command)
-            started = _lap(report, "decode", started)
-            failpoint("order")
-            failpoint("prefetch")
-            self._prefetch(operations)
-            started = _lap(report, "prefetch", started)
-            failpoint("decide")
-            touched |= fold(self._overlay, operations, decision)
-            report.operations += len(operations)
-            started = _lap(report, "decide", started)
-        report.rejected = len(rejected)
-        # A pop that found nothing has a code, and was not refused.
-        report.refused = sum(1 for row in decision.operations if row.code not in {0, CODE_OF_REASON[Reason.NO_MESSAGE]})
-        if report.records or end_offset != self.applied.next_offset:
-            self._write(report, decision, rejected, end_offset, batch_id)
-        deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in touched}
-        self._after_batch(report, deadlines, newest_ms)
+        if not outcome.records and end_offset == self.applied.next_offset:
+            return
+        self._query_id = self._query_id or query_id(self._checkpoint)
+        applied = self.applied.after(end_offset, self._query_id, batch_id)
+        entries = self._write(applied, outcome, report)
+        report.count(outcome)
+        started = time.perf_counter()
+        failpoint("publish")
+        self._publish(entries)
+        _lap(report, "publish", started)
+
+    @contextlib.contextmanager
+    def _pure(self) -> Iterator[None]:
+        """What is unforeseen in here is about the records: nothing that is not goes in."""
+        try:
+            yield
+        except PopstreamError:
+            raise
+        except Exception as error:
+            self._overlay = Overlay(self._store)
+            message = f"{type(error).__name__}: {error}"
+            raise UndecidableError(message) from error
+
+    def _decide(self, records: list[KafkaRecord], outcome: "_Outcome", report: BatchReport) -> None:
+        """Steps 1 to 4 for one slice; what was decided before is left out."""
+        started = time.perf_counter()
+        operations: list[OpRecord] = []
+        for record in records:
+            report.newest_ms = max(report.newest_ms, record.timestamp_ms)
+            if record.kafka_offset < self.applied.next_offset.get(record.partition, 0):
+                continue
+            outcome.records += 1
+            why = self._quarantine.why(record.partition, record.kafka_offset)
+            command = self._decoder.decode(record) if why is None else reject_quarantined(record, why)
+            if isinstance(command, Rejected):
+                outcome.rejected.append(command)
+            else:
+                operations.append(command)
+        started = _lap(report, "decode", started)
+        failpoint("order")
+        failpoint("prefetch")
+        self._prefetch(operations)
+        started = _lap(report, "prefetch", started)
+        failpoint("decide")
+        outcome.touched |= fold(self._overlay, operations, outcome.decision)
+        outcome.operations += len(operations)
+        _lap(report, "decide", started)
 
     def _planned(self, batch_id: int) -> dict[int, int]:
         """The range of this micro-batch ends here; it must start where the log is decided, or before."""
@@ -160,34 +230,39 @@ class ApplyOps:
                 keys.append(op_key(queue_prefix(command.topic, command.queue_id), command.op_id))
         self._overlay.prefetch_ops(keys)
 
-    def _write(
-        self,
-        report: BatchReport,
-        decision: Decision,
-        rejected: list[Rejected],
-        end_offset: dict[int, int],
-        batch_id: int,
-    ) -> None:
+    def _write(self, applied: Applied, outcome: "_Outcome", report: BatchReport) -> list[Entry]:
+        """Step 5; what is to be published then."""
         started = time.perf_counter()
-        self._query_id = self._query_id or query_id(self._checkpoint)
-        applied = self.applied.after(end_offset, self._query_id, batch_id)
-        entries = entries_of(
-            decision,
-            rejected,
-            applied.apply_seq,
-            results_partitions=self._results_partitions,
-            signer=self._signer,
-        )
         failpoint("write")
-        changes = [(META, APPLIED_KEY, applied.encode()), *self._outbox.changes(entries)]
-        report.write_batch_bytes = self._store.write(self._overlay, changes)
+        self._require_ownership()
+        with self._pure():
+            entries = entries_of(
+                outcome.decision,
+                outcome.rejected,
+                applied.apply_seq,
+                results_partitions=self._results_partitions,
+                signer=self._signer,
+            )
+            # Entries leave only for what is noted here, so that tables that lose commits later on are found out.
+            noted = (META, NOTED_KEY, encode_noted(self._delivered()))
+            own = [(META, APPLIED_KEY, applied.encode()), noted, *self._outbox.changes(entries)]
+            report.write_batch_bytes = self._store.write(self._overlay, own)
         self._outbox.written(entries)
         self.applied = applied
         report.apply_seq = applied.apply_seq
-        started = _lap(report, "write", started)
-        failpoint("publish")
-        self._publish(entries)
-        _lap(report, "publish", started)
+        _lap(report, "write", started)
+        return entries
+
+
+class _Outcome:
+    """What is known of one WriteBatch before it is written."""
+
+    def __init__(self) -> None:
+        self.decision = Decision()
+        self.rejected: list[Rejected] = []
+        self.touched: set[QueueState] = set()
+        self.records = 0
+        self.operations = 0
 
 
 def _lap(report: BatchReport, step: str, started: float) -> float:

@@ -31,7 +31,15 @@ from broker_state.kernel.limits import ENTRIES_MAX
 from broker_state.kernel.turn import OpRecord
 from connectors.kafka.partitioner import partition_of
 
-__all__ = ["RECORD_BYTES_MAX", "VALUE_HEAD_BYTES", "Decoder", "KafkaRecord", "RejectReason", "Rejected"]
+__all__ = [
+    "RECORD_BYTES_MAX",
+    "VALUE_HEAD_BYTES",
+    "Decoder",
+    "KafkaRecord",
+    "RejectReason",
+    "Rejected",
+    "reject_quarantined",
+]
 
 RECORD_BYTES_MAX = 4 * 1024 * 1024
 """The job's cap; the topic allows 16 MiB, so that a record over the cap becomes a row and not a lost send."""
@@ -73,6 +81,7 @@ class RejectReason(enum.StrEnum):
     UNKNOWN_VERSION = "UNKNOWN_VERSION"
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
     BAD_FIELD = "BAD_FIELD"
+    QUARANTINED = "QUARANTINED"
 
 
 class Rejected(NamedTuple):
@@ -167,17 +176,24 @@ def _read_entry(raw: msgspec.Raw, unreadable: Entry) -> Entry:
         return unreadable
 
 
-def _explain(record: KafkaRecord, value: bytes, detail: str) -> Rejected:
-    """Say which of the reasons it is, and find out whom to answer."""
+def reject_quarantined(record: KafkaRecord, why: str) -> Rejected:
+    """A record that may be read and cannot be decided: `why` is what deciding it raised."""
+    return _explain(record, record.value or b"", why, RejectReason.QUARANTINED)
+
+
+def _explain(record: KafkaRecord, value: bytes, detail: str, known: RejectReason | None = None) -> Rejected:
+    """Say which of the reasons it is, unless that is known, and find out whom to answer."""
     try:
         parsed = msgspec.json.decode(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _reject(record, RejectReason.NOT_JSON, detail)
+        return _reject(record, known or RejectReason.NOT_JSON, detail)
     if not isinstance(parsed, dict):
-        return _reject(record, RejectReason.NOT_AN_OBJECT, f"a JSON {type(parsed).__name__}")
-    reason = RejectReason.BAD_FIELD
+        return _reject(record, known or RejectReason.NOT_AN_OBJECT, f"a JSON {type(parsed).__name__}")
+    reason = known or RejectReason.BAD_FIELD
     version, kind = parsed.get("v"), parsed.get("type")
-    if type(version) is int and version != WIRE_VERSION:
+    if known is not None:
+        pass
+    elif type(version) is int and version != WIRE_VERSION:
         reason, detail = RejectReason.UNKNOWN_VERSION, f"version {version}, known: {WIRE_VERSION}"
     elif isinstance(kind, str) and kind not in COMMAND_TYPES:
         reason, detail = RejectReason.UNKNOWN_TYPE, f"type {kind[:64]!r}"

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -16,10 +17,13 @@ from broker_state.errors import Unavailable
 from broker_state.handle import Signer
 from broker_state.keys import queue_prefix
 from broker_state.rocks_store import META, RocksStore
-from checkpoints.applied import APPLIED_KEY, Applied, refuse_lost_records
+from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
+from checkpoints.attempts import Attempts
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
-from checkpoints.spark_progress import usable_checkpoint
+from checkpoints.reconcile import LogFound, TableFound, reconcile
+from checkpoints.snapshots import SnapshotStore
+from checkpoints.spark_progress import fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import TopicFacts, Topics, TopicSettings, ensure_topics
@@ -33,8 +37,10 @@ from pipelines.intake import Intake, MicroBatch
 from pipelines.metrics import Metrics
 from pipelines.outbox import Outbox
 from pipelines.publish import Publisher
+from pipelines.quarantine import Quarantine
 from pipelines.read_ahead import ReadAhead
 from pipelines.settings import JobSettings
+from pipelines.snapshots import SnapshotLoop, take_snapshot
 from pipelines.ticker import Ticker
 
 __all__ = ["Job"]
@@ -82,6 +88,7 @@ class Job:
         self._stack.callback(self._ended.set)
         self._stack.callback(self._ownership.release)
         self.topics = Topics.of(settings.topic_prefix)
+        shutil.rmtree(self.folder.scratch, ignore_errors=True)
         facts = ensure_topics(
             bootstrap_servers,
             self.topics,
@@ -91,13 +98,9 @@ class Job:
         self.results = facts[self.topics.results]
         self.store = RocksStore(self.folder.state)
         self._stack.callback(self.store.close)
-        applied = self._applied()
-        refuse_lost_records(applied, self.ops.topic_id, *_ends(bootstrap_servers, self.ops))
+        applied, self._flusher = self._reconciled()
         self.outbox = Outbox(self.store)
-        self._flusher = AuditFlusher(
-            spark, self.folder.delta, PIPELINE, applied.state_epoch, ops_topic_id=self.ops.topic_id
-        )
-        self._flusher.require_not_ahead(applied.apply_seq)
+        self.quarantine = Quarantine(self.store, self._ownership.require)
         self._tick_producer = KafkaProducer(
             bootstrap_servers=bootstrap_servers, acks="all", enable_idempotence=True, linger_ms=0
         )
@@ -105,18 +108,22 @@ class Job:
         self.publisher = Publisher(bootstrap_servers, self.topics, self.outbox)
         self._stack.callback(self.publisher.close)
         self.ticker = Ticker(self._send_tick, self.fail)
-        checkpoint = usable_checkpoint(self.folder.spark, applied.next_offset, self.topics.ops)
+        checkpoint = fresh_checkpoint(self.folder.spark)
         self._intake = Intake(spark, self._source_options(), self.topics.ops, settings.records_per_batch_max)
         signer = _signer(settings)
         self.apply_ops = ApplyOps(
             store=self.store,
+            require_ownership=self._ownership.require,
             outbox=self.outbox,
+            attempts=Attempts(self.folder.attempts),
+            quarantine=self.quarantine,
             applied=applied,
             decoder=Decoder(self.ops.partition_count, signer),
             intake=self._intake,
             checkpoint=checkpoint,
             results_partitions=self.results.partition_count,
             signer=signer,
+            delivered=self._flusher.committed,
             publish=self.publisher.publish,
             after_batch=self._after_batch,
         )
@@ -143,6 +150,9 @@ class Job:
                 settings, self.folder, bootstrap_servers, spark, self._source_options(), self.fail
             )
             self._stack.callback(self.builder.stop)
+        self.snapshot_loop = self._snapshot_loop()
+        self.snapshot_loop.start()
+        self._stack.callback(self.snapshot_loop.stop)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed; False when it still runs after `timeout_s`."""
@@ -165,11 +175,38 @@ class Job:
         self._is_stopping = True
         self._stack.close()
 
-    def _applied(self) -> Applied:
+    def _reconciled(self) -> tuple[Applied, AuditFlusher]:
+        """The state as it is to be continued, and the tables, once they agree with each other and with the log."""
         stored = self.store.get(META, APPLIED_KEY)
-        if stored is not None:
-            return Applied.decode(stored)
-        return Applied(state_epoch=uuid.uuid4().hex, ops_topic=self.topics.ops, ops_topic_id=self.ops.topic_id)
+        known = None if stored is None else Applied.decode(stored)
+        applied = known or Applied(
+            state_epoch=uuid.uuid4().hex, ops_topic=self.topics.ops, ops_topic_id=self.ops.topic_id
+        )
+        flusher = AuditFlusher(
+            self._spark, self.folder.delta, PIPELINE, applied.state_epoch, ops_topic_id=self.ops.topic_id
+        )
+        first_offset, end_offset = _ends(self.bootstrap_servers, self.ops)
+        reconcile(
+            known,
+            decode_noted(self.store.get(META, NOTED_KEY)),
+            LogFound(topic=self.ops.name, topic_id=self.ops.topic_id, first_offset=first_offset, end_offset=end_offset),
+            [
+                TableFound(name=name, delivered=table.versions, was_restored=table.was_restored)
+                for name, table in flusher.tables.items()
+            ],
+        )
+        return applied, flusher
+
+    def _snapshot_loop(self) -> SnapshotLoop:
+        snapshots = SnapshotStore(self.settings.snapshots or str(self.folder.snapshots))
+        queues = None if self.builder is None else self.builder.store
+        return SnapshotLoop(
+            lambda: take_snapshot(self.store, queues, self.folder.scratch, snapshots),
+            snapshots,
+            interval_s=self.settings.snapshot_interval_s,
+            keep=self.settings.snapshots_keep,
+            decided=lambda: self.apply_ops.applied.apply_seq,
+        )
 
     def _source_options(self) -> dict[str, str]:
         return {

@@ -1,7 +1,7 @@
 """Spark reads the next micro-batch while the one before is decided.
 
 foreachBatch returns before its micro-batch is applied, so after a kill Spark's checkpoint may be one micro-batch ahead
-of the state. The state alone says how far the log is decided, and `usable_checkpoint` starts a new one then.
+of the state. The state alone says how far the log is decided, and each start begins a new checkpoint there.
 """
 
 from collections.abc import Callable

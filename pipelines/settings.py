@@ -59,6 +59,16 @@ class JobSettings(BaseSettings):
         default=300.0,
         description="how long deciding may stand still for a full outbox before the job ends with an error",
     )
+    snapshots: str = Field(
+        default="",
+        description="where snapshots are kept: a path, or a URL that fsspec knows; empty: in the folder, on its disk",
+    )
+    snapshot_interval_s: Annotated[float, Field(ge=0)] = Field(
+        default=900.0, description="shorter: less of the log to replay after a loss; 0: only when asked"
+    )
+    snapshots_keep: Annotated[int, Field(ge=1, le=1000)] = Field(
+        default=4, description="more: older states to go back to; the ops topic must reach back as far"
+    )
     handle_keys: dict[str, SecretStr] = Field(
         default_factory=dict, description="key id to secret; empty: handles are not signed"
     )

@@ -29,6 +29,7 @@ from broker_state.errors import Invalid, PopstreamError, Unavailable
 from broker_state.rocks_store import BUILDER_FAMILIES, META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
+from checkpoints.snapshots import Snapshot
 from pipelines.builder.view import BuilderView, ConsumeQueueView, QueueRequest, views_of
 from pipelines.card import JobCard
 from pipelines.inspect_state import QueueView, lane_detail, queues_in
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __all__ = [
     "RebuildRequest",
     "Rebuilt",
+    "SnapshotRequest",
     "Status",
     "StatusRequest",
     "StatusServer",
@@ -83,6 +85,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         delta_seq: Those of them that are in Delta.
         operations_per_s: Over the last ten seconds.
         totals: Since this process started.
+        snapshot: The newest snapshot that this process has taken.
+        snapshot_failure: Why the last one could not be kept.
+        quarantined: Records of which nothing is decided; each is a row of `rejected`.
         builder: How the builder does; None: the job builds no queues, or does not run.
         queues: With their lanes, in the order of their keys.
         is_cut: There are more lanes than were asked for.
@@ -100,6 +105,9 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     outbox_bytes: int | None = None
     operations_per_s: float | None = None
     totals: Totals | None = None
+    snapshot: str | None = None
+    snapshot_failure: str | None = None
+    quarantined: int = 0
     builder: BuilderView | None = None
     queues: list[QueueView] = []
     is_cut: bool = False
@@ -122,12 +130,20 @@ class Rebuilt(msgspec.Struct, frozen=True):
     from_offset: int
 
 
+class SnapshotRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="snapshot"
+):
+    """Take a snapshot now."""
+
+    token: str = ""
+
+
 class _Failed(msgspec.Struct, frozen=True):
     error: str
 
 
-Request = StatusRequest | QueueRequest | RebuildRequest
-Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt)
+Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest
+Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt, Snapshot)
 
 
 class StatusServer:
@@ -182,9 +198,11 @@ class StatusServer:
         except PopstreamError as error:
             return msgspec.json.encode(_Failed(str(error)))
 
-    def _answer(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt:
+    def _answer(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt | Snapshot:
         if isinstance(request, StatusRequest):
             return self.status(request)
+        if isinstance(request, SnapshotRequest):
+            return self._job.snapshot_loop.take_now()
         running = self._job.builder
         if running is None:
             message = "this job builds no queues: it has no message_topics"
@@ -210,6 +228,9 @@ class StatusServer:
             outbox_bytes=job.outbox.undelivered_bytes,
             operations_per_s=self.operations_per_s(),
             totals=job.metrics.totals(),
+            snapshot=None if job.snapshot_loop.last is None else job.snapshot_loop.last.id,
+            snapshot_failure=job.snapshot_loop.last_failure,
+            quarantined=len(job.quarantine),
             builder=None if job.builder is None else job.builder.view(),
             queues=queues,
             is_cut=is_cut,

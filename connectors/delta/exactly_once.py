@@ -46,10 +46,12 @@ class ExactlyOnceTable:
     Attributes:
         delivered: v: the rows of all versions up to this one are in the table; -1 when none are.
         delivered_when_opened: v as it was read from Delta when this process began.
+        committed: The last version that has a commit; v may be above it when nothing came since.
+        versions: The last version of each state epoch, as Delta has them.
+        was_restored: The table was RESTOREd after our last commit: rows may be missing that Delta counts as written.
 
     Raises:
         Invalid: the table has other columns than this version writes.
-        Corrupt: it was RESTOREd.
     """
 
     def __init__(
@@ -59,28 +61,43 @@ class ExactlyOnceTable:
         self.name = table.name
         self._spark = spark
         self._path = table_path(root, table.name)
+        self._state_epoch = state_epoch
         self._family = f"{pipeline}/{table.name}/"
         self._app_id = f"{self._family}{state_epoch}"
         self._durable = durable
         # Marks our commits. Another writer with the same transaction id would make Delta skip ours without a word.
         self._token = secrets.token_hex(8)
         ensure_table(spark, root, table)
-        self.reopen()
+        self._read()
 
     def reopen(self) -> None:
-        """Read anew what the table holds: after a failed commit Delta alone knows whether it happened."""
-        version, known = newest_versions(self._spark, self._path, self._app_id)
+        """Read anew what the table holds: after a failed commit Delta alone knows whether it happened.
+
+        Raises:
+            Corrupt: the table was RESTOREd.
+        """
+        self._read()
+        self.require_not_restored()
+
+    def require_not_restored(self) -> None:
+        """Raise Corrupt when the table was RESTOREd after our last commit, as it was found."""
+        if self.was_restored:
+            raise self._restored()
+
+    def _read(self) -> None:
+        version, self.versions = newest_versions(self._spark, self._path, self._family)
         # Each of our commits was synced before the next: only the newest may not be, and what others did since.
         recent: list[Commit] = []
         for commit in commits_back_from(self._path, version):
             recent.append(commit)
             if any(app_id.startswith(self._family) for app_id in commit.txns):
                 break
-        if known is not None:
-            self._refuse_restored(recent)
+        self.committed = self.versions.get(self._state_epoch, NOTHING)
+        # A state epoch without commits of its own was begun by a restore that knew of this.
+        self.was_restored = self.committed != NOTHING and _has_restore(recent)
         if self._durable:
             sync_commits(self._path, recent)
-        self.delivered = self.delivered_when_opened = NOTHING if known is None else known
+        self.delivered = self.delivered_when_opened = self.committed
         self._version = version
 
     def append(self, frame: DataFrame, version: int, rows: int | None = None) -> int:
@@ -108,10 +125,11 @@ class ExactlyOnceTable:
             raise self._fenced(version)
         added = ours[0].added_rows
         assert rows in (None, added), f"{self.name}: wrote {added} rows of {rows}"
-        self._refuse_restored(commits)
+        if _has_restore(commits):
+            raise self._restored()
         if self._durable:
             sync_commits(self._path, commits)
-        self._version, self.delivered = commits[-1].version, version
+        self._version, self.committed, self.delivered = commits[-1].version, version, version
         return added
 
     def skip(self, version: int) -> None:
@@ -132,10 +150,13 @@ class ExactlyOnceTable:
         message = f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"
         return Fenced(message, subject=self.name)
 
-    def _refuse_restored(self, commits: Iterable[Commit]) -> None:
-        if any(commit.operation == "RESTORE" for commit in commits):
-            message = (
-                f"{self.name} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and"
-                " it would skip them in silence. Restore the state too, with a new state epoch"
-            )
-            raise Corrupt(message, subject=self.name)
+    def _restored(self) -> Corrupt:
+        message = (
+            f"{self.name} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and it"
+            " would skip them in silence: stop the job and run `popstream restore`"
+        )
+        return Corrupt(message, subject=self.name)
+
+
+def _has_restore(commits: Iterable[Commit]) -> bool:
+    return any(commit.operation == "RESTORE" for commit in commits)

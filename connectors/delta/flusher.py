@@ -22,7 +22,6 @@ import pyarrow.parquet as pq
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
 from connectors.delta.rows import decode_rows
 from connectors.delta.tables import AUDIT_TABLES, arrow_schema, spark_schema
-from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +49,9 @@ class AuditFlusher:
 
     Raises:
         Invalid: a table has other columns than this version writes.
-        Corrupt: a table was RESTOREd.
+
+    Attributes:
+        tables: By name; what they hold is for the caller to compare with the state.
     """
 
     def __init__(
@@ -70,28 +71,18 @@ class AuditFlusher:
         # What a killed predecessor was about to write; it is in the outbox.
         shutil.rmtree(root / ".scratch", ignore_errors=True)
         self._scratch = root / ".scratch" / secrets.token_hex(8)
-        self._tables = {
+        self.tables = {
             name: ExactlyOnceTable(spark, root, table, pipeline, state_epoch, durable=durable)
             for name, table in AUDIT_TABLES.items()
         }
 
     def delivered(self, table: str) -> int:
         """v: the rows of all apply_seq up to this one are in the table; -1 when none are."""
-        return self._tables[table].delivered
+        return self.tables[table].delivered
 
-    def require_not_ahead(self, applied_seq: int) -> None:
-        """Check at start that no table holds rows of decisions that the state does not know.
-
-        Raises:
-            Corrupt: one does; the state was restored, or lost its last writes, without a new state epoch. Its new
-                decisions would get numbers that Delta has seen, and be skipped in silence.
-        """
-        ahead = [f"{name}: {table.delivered}" for name, table in self._tables.items() if table.delivered > applied_seq]
-        if ahead:
-            message = (
-                f"Delta holds rows of later decisions than the state, which ends at apply_seq {applied_seq}: restore it"
-            )
-            raise Corrupt(message, subject=self._state_epoch, details=ahead)
+    def committed(self) -> dict[str, int]:
+        """By table, the last apply_seq that Delta has a commit of, if there is one."""
+        return {name: table.committed for name, table in self.tables.items() if table.committed != NOTHING}
 
     def flush(self, table: str, slices: Iterable[tuple[int, bytes]], upto: int) -> int:
         """Write the rows of apply_seq (v, upto] in one commit; return how many rows that were.
@@ -108,7 +99,7 @@ class AuditFlusher:
             Fenced: another writer committed for the same state.
             Corrupt: a slice cannot be read, or the table was RESTOREd.
         """
-        writer = self._tables[table]
+        writer = self.tables[table]
         scratch = self._scratch / f"{table}.parquet"
         scratch.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -22,12 +22,13 @@ __all__ = ["ensure_table", "newest_versions"]
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "50",
     "delta.logRetentionDuration": "interval 7 days",
-    # No delta.setTransactionRetentionDuration, ever: once it is over Delta accepts the same rows again (measured).
 }
+_FORGETS_TRANSACTIONS: Final = "delta.setTransactionRetentionDuration"
+"""Once it is over Delta accepts the same rows again (measured)."""
 
 
 def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
-    """Create the table unless it is there.
+    """Create the table unless it is there, and take from it the one property under which rows come twice.
 
     Raises:
         Invalid: it is there with other columns.
@@ -35,7 +36,10 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
     path = table_path(root, table.name)
     if not DeltaTable.isDeltaTable(spark, str(path)):
         _create(spark, path, table)
-    found = _types(StructType.fromJson(json.loads(_newest_snapshot(spark, path).schema().json())))
+    snapshot = _newest_snapshot(spark, path)
+    if snapshot.metadata().configuration().contains(_FORGETS_TRANSACTIONS):
+        spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')")
+    found = _types(StructType.fromJson(json.loads(snapshot.schema().json())))
     wanted = _types(spark_schema(table))
     if found != wanted:
         differences = [
@@ -47,11 +51,14 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
         raise Invalid(message, subject=table.name, details=differences)
 
 
-def newest_versions(spark: SparkSession, path: Path, app_id: str = "") -> tuple[int, int | None]:
-    """Newest version of a table, and the last `txnVersion` that it knows of `app_id` (None: it knows none)."""
+def newest_versions(spark: SparkSession, path: Path, family: str = "") -> tuple[int, dict[str, int]]:
+    """Newest version of a table, and the last `txnVersion` of each `txnAppId` that starts with `family`, without it."""
     snapshot = _newest_snapshot(spark, path)
-    known = snapshot.transactions().get(app_id)
-    return int(snapshot.version()), int(known.get()) if known.isDefined() else None
+    jvm = spark._jvm  # noqa: SLF001
+    assert jvm is not None
+    known = jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.transactions())
+    versions = {str(app_id): int(known[app_id]) for app_id in known if str(app_id).startswith(family)}
+    return int(snapshot.version()), {app_id.removeprefix(family): last for app_id, last in versions.items()}
 
 
 def _create(spark: SparkSession, path: Path, table: Table) -> None:

@@ -76,6 +76,7 @@ class UnitFlush:
         self._interval_s = interval_s
         self._on_failure = on_failure
         self._table = ExactlyOnceTable(spark, root, CONSUME_QUEUE, PIPELINE, builder.built.state_epoch)
+        self._table.require_not_restored()
         self._flushing = threading.Lock()
         if self._table.delivered > builder.built.build_seq:
             message = (

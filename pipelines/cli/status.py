@@ -66,6 +66,10 @@ def _print(console: Console, status: Status) -> None:
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
             f" outbox {status.outbox_bytes or 0:,} bytes"
         )
+    if status.quarantined:
+        facts["quarantined"] = f"{status.quarantined:,} records, of which nothing is decided: see `rejected`"
+    if status.snapshot or status.snapshot_failure:
+        facts["snapshot"] = status.snapshot_failure or status.snapshot or ""
     if status.builder is not None:
         built = status.builder
         facts["builder"] = (

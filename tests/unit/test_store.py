@@ -6,7 +6,6 @@ part given as a list of records.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,15 +18,12 @@ from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.rocks_store import FAMILIES, META, OUTBOX, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES
-from connectors.kafka.partitioner import ops_key
-from pipelines.apply_ops import ApplyOps, BatchReport
-from pipelines.decode import Decoder, KafkaRecord
 from pipelines.flush import FlushLoop
-from pipelines.intake import MicroBatch
-from pipelines.outbox import Entry, EntryKind, Outbox
+from pipelines.outbox import EntryKind, Outbox
+from tests.support.small_job import DECLARE, POP, SmallJob, written_to
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable
 
 TOPIC = "popstream.ops"
 READS = {"get", "iter", "get_column_family", "get_column_family_handle", "close"}
@@ -194,74 +190,6 @@ def test_deadlines_of_a_queue_come_in_order_and_of_no_other(tmp_path: Path) -> N
 # ------------------------------------------------------------------------------------------- the job over it
 
 
-class Records:
-    """In place of `Intake`: what Spark would have handed over, in two slices."""
-
-    def __init__(self) -> None:
-        self.batch: list[KafkaRecord] = []
-
-    def records(self, _: object) -> Iterator[list[KafkaRecord]]:
-        half = len(self.batch) // 2
-        yield self.batch[:half]
-        yield self.batch[half:]
-
-
-class SmallJob:
-    """ApplyOps with its store and outbox; `run` is a micro-batch."""
-
-    def __init__(self, root: Path, store: RocksStore) -> None:
-        self.checkpoint = root / "spark"
-        (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
-        (self.checkpoint / "metadata").write_text('{"id":"query"}')
-        stored = store.get(META, APPLIED_KEY)
-        applied = Applied.decode(stored) if stored else Applied(state_epoch="e", ops_topic=TOPIC, ops_topic_id="t")
-        self.outbox = Outbox(store)
-        self.published: list[Entry] = []
-        self.reports: list[BatchReport] = []
-        self._records = Records()
-        self._next = applied.next_offset.get(0, 0)
-        self._batch_id = 0
-        self.apply_ops = ApplyOps(
-            store=store,
-            outbox=self.outbox,
-            applied=applied,
-            decoder=Decoder(1),
-            intake=self._records,  # type: ignore[arg-type]
-            checkpoint=self.checkpoint,
-            results_partitions=1,
-            signer=None,
-            publish=self.published.extend,
-            after_batch=self._after_batch,
-        )
-
-    def run(self, *operations: dict[str, Any], planned_end: int | None = None) -> None:
-        batch = []
-        for number, operation in enumerate(operations):
-            full = {"v": 1, "topic": "t", "queue_id": 0, "reply_to": 0, "op_id": f"{self._next + number}", **operation}
-            value = json.dumps(full).encode()
-            batch.append(KafkaRecord(0, self._next + number, 1_000, ops_key("t", 0), value, len(value)))
-        self.run_records(batch, planned_end if planned_end is not None else self._next + len(batch))
-
-    def run_records(self, batch: list[KafkaRecord], planned_end: int) -> None:
-        plan = f'v1\n{{}}\n{{"{TOPIC}":{{"0":{planned_end}}}}}'
-        (self.checkpoint / "offsets" / str(self._batch_id)).write_text(plan)
-        self._records.batch = batch
-        self.apply_ops(MicroBatch(self._batch_id, None, 0.0))
-        self._next = planned_end
-        self._batch_id += 1
-
-    def _after_batch(self, report: BatchReport, _: Mapping[tuple[str, int], int], __: int) -> None:
-        self.reports.append(report)
-
-
-DECLARE = {"type": "declare", "topic_id": "t"}
-POP = {"type": "pop", "group": "g", "max_messages": 1, "invisible_time_ms": 1000, "poll_time_ms": 9000}
-
-
-def written_to(first: int, last: int) -> dict[str, Any]:
-    return {"type": "dispatch", "ranges": [{"first": first, "last": last}]}
-
-
 def test_each_micro_batch_is_one_write_with_everything_in_it(tmp_path: Path, disk: type[Disk]) -> None:
     """Declares, pops that park, messages that serve them, what is rejected: one write a micro-batch all the same."""
     with RocksStore(tmp_path / "state") as store:
@@ -301,7 +229,7 @@ def test_what_is_applied_is_not_decided_again(tmp_path: Path, disk: type[Disk]) 
         job.run(DECLARE, written_to(0, 9))
         before = all_of(store)
         published = len(job.published)
-        job.run_records(job._records.batch, 2)
+        job.run_records(job.records.batch, 2)
         assert len(disk.writes) == 1
         assert all_of(store) == before
         assert len(job.published) == published

@@ -1,0 +1,139 @@
+"""What a start finds in four places, compared before anything is decided: state, log, tables and their notes.
+
+```
+RocksDB  applied   up to here the log is decided            the truth
+         noted     so much of it is in Delta for good
+Kafka    log       topic id, first and last offsets         must continue the state
+Delta    tables    the last apply_seq of each state epoch   between noted and applied
+```
+
+Spark's checkpoint is not among them: each start begins a new one at the state's own offsets (ADR 4), so one that is
+lost, damaged, older or newer is the same case. What can be healed by deciding or publishing again is healed without a
+word. What cannot is refused, with the command that heals it. Rows of this comparison: reliability.md, section 2.4.
+"""
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from broker_state.errors import Corrupt
+from checkpoints.applied import Applied
+
+__all__ = ["RESTORE", "RESTORE_LOSSY", "LogFound", "TableFound", "lost_records", "reconcile"]
+
+RESTORE = "stop the job and run `popstream restore`"
+RESTORE_LOSSY = (
+    "bring the log back, or accept that what it lost is never decided: stop the job and run `popstream restore --lossy`"
+)
+
+
+class LogFound(msgspec.Struct, frozen=True, kw_only=True):
+    """The ops topic as Kafka has it; offsets are by partition, `end_offset` is the one after the last record."""
+
+    topic: str
+    topic_id: str
+    first_offset: Mapping[int, int]
+    end_offset: Mapping[int, int]
+
+
+class TableFound(msgspec.Struct, frozen=True, kw_only=True):
+    """An audit table: the last apply_seq that Delta knows of each state epoch, and whether rows were taken away."""
+
+    name: str
+    delivered: Mapping[str, int]
+    was_restored: bool = False
+
+
+def reconcile(applied: Applied | None, noted: Mapping[str, int], log: LogFound, tables: Iterable[TableFound]) -> None:
+    """Refuse what deciding and publishing again cannot heal.
+
+    Args:
+        applied: How far the state has decided the log; None: there is no state.
+        noted: By table, the apply_seq up to which the state had seen its rows in Delta, before it forgot them.
+        log: The ops topic.
+        tables: The audit tables.
+
+    Raises:
+        Corrupt: The state is lost or older than the tables, the log does not continue it, or tables lost rows.
+    """
+    tables = list(tables)
+    if applied is None:
+        _refuse_lost_state(log, tables)
+    else:
+        _refuse_other_log(applied, log)
+        _refuse_other_tables(applied, noted, tables)
+    if lost := lost_records({} if applied is None else applied.next_offset, log):
+        message = f"{log.topic} has lost records that are to be decided: {RESTORE_LOSSY}"
+        raise Corrupt(message, subject=log.topic, details=lost)
+
+
+def lost_records(next_offset: Mapping[int, int], log: LogFound) -> list[str]:
+    """What a log does not have any more of the records from `next_offset` on: one line for each partition.
+
+    >>> log = LogFound(topic="t", topic_id="", first_offset={0: 8, 1: 0}, end_offset={0: 9, 1: 3})
+    >>> lost_records({0: 5, 1: 3}, log)
+    ['partition 0 starts at 8, but is decided only up to 5']
+    """
+    lost = [f"partition {partition} is gone" for partition in sorted(next_offset.keys() - log.end_offset.keys())]
+    for partition, end in sorted(log.end_offset.items()):
+        decided = next_offset.get(partition, 0)
+        first = log.first_offset[partition]
+        if first > decided:
+            lost.append(f"partition {partition} starts at {first}, but is decided only up to {decided}")
+        elif end < decided:
+            lost.append(f"partition {partition} ends at {end}, but is decided up to {decided}")
+    return lost
+
+
+def _refuse_lost_state(log: LogFound, tables: Iterable[TableFound]) -> None:
+    if known := [f"{table.name}: {epoch} up to {seq}" for table in tables for epoch, seq in table.delivered.items()]:
+        message = f"there is no state, but the audit tables have decisions of {log.topic}: {RESTORE}"
+        raise Corrupt(message, subject=log.topic, details=known)
+
+
+def _refuse_other_log(applied: Applied, log: LogFound) -> None:
+    if log.topic_id != applied.ops_topic_id:
+        message = (
+            f"{log.topic} was deleted and made again: its records are not those that this state continues."
+            f" Nothing of the old ones can be decided any more; {RESTORE_LOSSY}"
+        )
+        raise Corrupt(message, subject=log.topic)
+    before, now = len(applied.next_offset), len(log.end_offset)
+    if 0 < before < now:
+        message = (
+            f"{log.topic} has {now} partitions and had {before}: keys of queues now lead to other partitions, which"
+            " would break their order. A topic cannot lose partitions again: start a job with another prefix by"
+            f" `popstream up --prefix NAME --ops-partitions {now}`"
+        )
+        raise Corrupt(message, subject=log.topic)
+
+
+def _refuse_other_tables(applied: Applied, noted: Mapping[str, int], tables: Iterable[TableFound]) -> None:
+    epoch = applied.state_epoch
+    ours = {epoch, *applied.former_epochs}
+    restored, ahead, behind, strange = [], [], [], []
+    for table in tables:
+        delivered = table.delivered.get(epoch, -1)
+        wanted = noted.get(table.name, -1)
+        strange += [f"{table.name}: {other}" for other in sorted(table.delivered.keys() - ours)]
+        if table.was_restored:
+            restored.append(table.name)
+        if delivered > applied.apply_seq:
+            ahead.append(f"{table.name} ends at {delivered}")
+        if delivered < wanted:
+            behind.append(f"{table.name} ends at {delivered}, and had rows up to {wanted}")
+    if restored:
+        message = (
+            f"{', '.join(restored)} was RESTOREd: rows are gone that Delta still counts as written, and it would skip"
+            f" them in silence: {RESTORE}"
+        )
+        raise Corrupt(message, subject=restored[0])
+    if strange:
+        message = f"the audit tables have decisions of another state than this one: is the folder right? Else {RESTORE}"
+        raise Corrupt(message, subject=epoch, details=strange)
+    if ahead:
+        message = f"Delta has rows of later decisions than the state, which ends at apply_seq {applied.apply_seq}"
+        raise Corrupt(f"{message}: {RESTORE}", subject=epoch, details=ahead)
+    if behind:
+        message = f"Delta has lost commits whose rows are nowhere else: {RESTORE}"
+        raise Corrupt(message, subject=epoch, details=behind)

@@ -1,0 +1,188 @@
+"""Snapshots of a job's stores, in a folder or an object store: whole, checked, and cheap when little has changed.
+
+```
+<url>/manifests/20300131T120000Z-000000004711.json   what a snapshot has; written last, so it says: complete
+<url>/files/<sha256>                                 a file of RocksDB, shared by all snapshots that have it
+```
+
+RocksDB never changes an SST file, so of a large state a new snapshot brings the few files that are new.
+"""
+
+import hashlib
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import msgspec
+import structlog
+from fsspec.implementations.local import LocalFileSystem
+
+from broker_state.errors import Corrupt, Invalid, Unavailable
+from checkpoints.applied import Applied
+
+__all__ = ["Snapshot", "SnapshotFile", "SnapshotStore"]
+
+_log = structlog.get_logger(__name__)
+
+_READ_BYTES = 1 << 20
+
+
+class SnapshotFile(msgspec.Struct, frozen=True):
+    """One file: where it belongs, and what it must hold."""
+
+    path: str
+    sha256: str
+    size: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """The manifest. `applied` is that of the state in it; `taken_at_ms` is the time of the machine that took it."""
+
+    id: str
+    taken_at_ms: int
+    applied: Applied
+    files: list[SnapshotFile]
+    version: int = 1
+
+    @property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return sum(file.size for file in self.files)
+
+
+class SnapshotStore:
+    """Where snapshots are kept; one job writes to it.
+
+    Args:
+        url: A path, or any URL that fsspec knows; the package of an object store must be installed.
+
+    Raises:
+        Invalid: No file system is known for the URL.
+    """
+
+    def __init__(self, url: str) -> None:
+        try:
+            self._files: Any
+            self._files, self._root = fsspec.core.url_to_fs(url)
+        except (ValueError, ImportError) as error:
+            message = f"snapshots cannot be kept at {url}: {error}"
+            raise Invalid(message, subject=url) from error
+        self.url = url
+
+    def put(self, folder: Path, applied: Applied, taken_at_ms: int) -> Snapshot:
+        """Keep every file below `folder` as a snapshot.
+
+        Raises:
+            Unavailable: The place does not take it; what was begun does no harm.
+        """
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(taken_at_ms / 1000))
+        files = [
+            SnapshotFile(str(path.relative_to(folder)), _sha256(path), path.stat().st_size)
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        ]
+        snapshot = Snapshot(
+            id=f"{stamp}-{applied.apply_seq:012d}", taken_at_ms=taken_at_ms, applied=applied, files=files
+        )
+        try:
+            self._files.makedirs(f"{self._root}/files", exist_ok=True)
+            self._files.makedirs(f"{self._root}/manifests", exist_ok=True)
+            for file in files:
+                if not self._has(file):
+                    self._files.put_file(str(folder / file.path), self._place(file))
+                    self._settle(self._place(file))
+            self._files.pipe_file(self._manifest(snapshot.id), msgspec.json.encode(snapshot))
+            self._settle(self._manifest(snapshot.id))
+        except OSError as error:
+            message = f"the snapshot cannot be kept at {self.url}: {error}"
+            raise Unavailable(message, subject=self.url) from error
+        return snapshot
+
+    def list(self) -> list[Snapshot]:
+        """All that are complete, the newest first; a manifest that cannot be read is none.
+
+        Raises:
+            Unavailable: The place cannot be read.
+        """
+        found = []
+        try:
+            names = self._files.ls(f"{self._root}/manifests", detail=False)
+            for name in names:
+                try:
+                    found.append(msgspec.json.decode(self._files.cat_file(name), type=Snapshot))
+                except msgspec.DecodeError as error:
+                    _log.warning("manifest_unreadable", name=name, error=str(error))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            message = f"snapshots cannot be read from {self.url}: {error}"
+            raise Unavailable(message, subject=self.url) from error
+        return sorted(found, key=lambda snapshot: snapshot.id, reverse=True)
+
+    def fetch(self, snapshot: Snapshot, folder: Path) -> None:
+        """Bring the files of a snapshot to `folder`, each as it was when it was taken.
+
+        Raises:
+            Corrupt: A file is gone or is not what it was.
+            Unavailable: The place cannot be read.
+        """
+        for file in snapshot.files:
+            target = folder / file.path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._files.get_file(self._place(file), str(target))
+            except FileNotFoundError as error:
+                message = f"snapshot {snapshot.id} lacks {file.path}"
+                raise Corrupt(message, subject=snapshot.id) from error
+            except OSError as error:
+                message = f"snapshot {snapshot.id} cannot be read from {self.url}: {error}"
+                raise Unavailable(message, subject=self.url) from error
+            if _sha256(target) != file.sha256:
+                message = f"snapshot {snapshot.id} is damaged: {file.path} is not what it was"
+                raise Corrupt(message, subject=snapshot.id)
+
+    def prune(self, keep: int) -> int:
+        """Forget all but the newest `keep`, and the files that no other one has; how many were forgotten."""
+        snapshots = self.list()
+        old = snapshots[keep:]
+        for snapshot in old:
+            self._files.rm_file(self._manifest(snapshot.id))
+        if old:
+            kept = {file.sha256 for snapshot in snapshots[:keep] for file in snapshot.files}
+            for name in self._unused(kept):
+                self._files.rm_file(name)
+        return len(old)
+
+    def _unused(self, kept: Iterable[str]) -> Iterator[str]:
+        names: Iterable[str] = self._files.ls(f"{self._root}/files", detail=False)
+        return (name for name in names if name.rpartition("/")[2] not in kept)
+
+    def _has(self, file: SnapshotFile) -> bool:
+        try:
+            return bool(self._files.info(self._place(file))["size"] == file.size)
+        except FileNotFoundError:
+            return False
+
+    def _place(self, file: SnapshotFile) -> str:
+        return f"{self._root}/files/{file.sha256}"
+
+    def _manifest(self, snapshot_id: str) -> str:
+        return f"{self._root}/manifests/{snapshot_id}.json"
+
+    def _settle(self, name: str) -> None:
+        """On a disk of our own a file is there after a power loss only if somebody has asked for it."""
+        if isinstance(self._files, LocalFileSystem):
+            for path in (Path(name), Path(name).parent):
+                descriptor = os.open(path, os.O_RDONLY)
+                try:
+                    os.fsync(descriptor)
+                finally:
+                    os.close(descriptor)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

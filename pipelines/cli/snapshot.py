@@ -1,0 +1,74 @@
+"""`popstream snapshot`: keep the state as it is now, or tell which snapshots there are."""
+
+from datetime import UTC, datetime
+
+import msgspec
+from rich.table import Table
+
+from broker_state.rocks_store import BUILDER_FAMILIES, RocksStore
+from checkpoints.layout import JobFolder
+from checkpoints.ownership import Ownership
+from checkpoints.snapshots import Snapshot, SnapshotStore
+from pipelines.cli.exits import say
+from pipelines.cli.printing import standard_output
+from pipelines.cli.target import running_job
+from pipelines.settings import JobSettings
+from pipelines.snapshots import take_snapshot
+from pipelines.status import SnapshotRequest, ask
+
+__all__ = ["run_list", "run_snapshot"]
+
+# It carries every file away before it answers.
+TIMEOUT_S = 600.0
+
+
+def run_snapshot(settings: JobSettings, *, as_json: bool) -> None:
+    """Ask the running job for one, or take it of what the last job left.
+
+    Raises:
+        Invalid: Nothing was decided yet.
+        Unavailable: It cannot be kept, or the job does not answer.
+        Fenced: A job is starting or stopping.
+    """
+    folder = JobFolder(settings.folder)
+    card = running_job(folder)
+    if card is not None:
+        snapshot = ask(card, SnapshotRequest(), Snapshot, timeout_s=TIMEOUT_S)
+    else:
+        snapshot = _of_a_stopped_job(folder, snapshots_of(settings))
+    if as_json:
+        print(msgspec.json.encode(snapshot).decode())
+        return
+    say(f"snapshot {snapshot.id}: {len(snapshot.files)} files, {snapshot.size:,} bytes")
+
+
+def run_list(settings: JobSettings, *, as_json: bool) -> None:
+    """Tell which there are, the newest first.
+
+    Raises:
+        Unavailable: The place cannot be read.
+    """
+    snapshots = snapshots_of(settings).list()
+    if as_json:
+        print(msgspec.json.encode(snapshots).decode())
+        return
+    table = Table()
+    for column in ("snapshot", "taken at", "micro-batches", "bytes"):
+        table.add_column(column, justify="left" if column in {"snapshot", "taken at"} else "right", overflow="fold")
+    for snapshot in snapshots:
+        taken = datetime.fromtimestamp(snapshot.taken_at_ms / 1000, UTC).isoformat(sep=" ", timespec="seconds")
+        table.add_row(snapshot.id, taken, f"{snapshot.applied.apply_seq:,}", f"{snapshot.size:,}")
+    standard_output().print(table if snapshots else "there are no snapshots")
+
+
+def snapshots_of(settings: JobSettings) -> SnapshotStore:
+    """Where the job of these settings keeps them."""
+    return SnapshotStore(settings.snapshots or str(JobFolder(settings.folder.absolute()).snapshots))
+
+
+def _of_a_stopped_job(folder: JobFolder, snapshots: SnapshotStore) -> Snapshot:
+    with Ownership(folder.lock), RocksStore(folder.state) as state:
+        if not folder.queues.is_dir():
+            return take_snapshot(state, None, folder.scratch, snapshots)
+        with RocksStore(folder.queues, BUILDER_FAMILIES) as queues:
+            return take_snapshot(state, queues, folder.scratch, snapshots)

@@ -1,0 +1,62 @@
+"""Records that nothing can be decided of: they failed alone, each time. From now on they are rejected.
+
+    meta   'quarantine', partition u32, kafka offset u64      why (UTF-8)
+
+The list is part of the state: a snapshot carries it, and a replay, which must come to the same decisions, reads it.
+"""
+
+import struct
+from collections.abc import Callable, Iterator
+
+import structlog
+
+from broker_state.rocks_store import META, RocksStore
+
+__all__ = ["Quarantine", "QuarantinedRecord"]
+
+_log = structlog.get_logger(__name__)
+
+_PREFIX = b"quarantine"
+_PLACE = struct.Struct(">IQ")
+_WHY_MAX = 400
+
+QuarantinedRecord = tuple[int, int]
+"""(partition, kafka offset)."""
+
+
+class Quarantine:
+    """The list in the store, and in memory.
+
+    Args:
+        store: The job's state.
+        require_ownership: Raises Fenced when the state may not be written any more.
+    """
+
+    def __init__(self, store: RocksStore, require_ownership: Callable[[], None] = lambda: None) -> None:
+        self._store = store
+        self._require_ownership = require_ownership
+        self._why = {
+            (place[0], place[1]): value.decode()
+            for key, value in store.scan(META, _PREFIX, _PREFIX + b"\xff")
+            for place in [_PLACE.unpack(key.removeprefix(_PREFIX))]
+        }
+
+    def why(self, partition: int, kafka_offset: int) -> str | None:
+        """What went wrong with this record; None: it is not on the list."""
+        return self._why.get((partition, kafka_offset)) if self._why else None
+
+    def add(self, partition: int, kafka_offset: int, why: str) -> None:
+        """Put a record on the list, durably, before anything is decided without it."""
+        self._require_ownership()
+        why = why[:_WHY_MAX]
+        self._store.write_changes([(META, _PREFIX + _PLACE.pack(partition, kafka_offset), why.encode())])
+        self._why[partition, kafka_offset] = why
+        _log.critical("record_quarantined", partition=partition, kafka_offset=kafka_offset, why=why)
+
+    def __iter__(self) -> Iterator[tuple[QuarantinedRecord, str]]:
+        """Every record of the list with what went wrong, in order."""
+        return iter(sorted(self._why.items()))
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._why)
