@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -51,6 +52,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         delivery_timeout_ms: How long the Kafka producer tries to deliver a record before it gives up.
         ops_bytes_max: Largest operation record; the job refuses more than 4 MiB.
         kafka: Settings for every kafka-python client, such as `security_protocol` and `sasl_mechanism`.
+        history_file: Record there every operation and what was answered, for `popstream history check`; None: nowhere.
     """
 
     bootstrap_servers: str
@@ -65,6 +67,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     delivery_timeout_ms: int = 30_000
     ops_bytes_max: int = 4 * 1024 * 1024
     kafka: dict[str, Any] = {}
+    history_file: Path | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.

@@ -23,6 +23,7 @@ from broker_state.command import Command, Pop, encode_command
 from connectors.client.errors import ClientClosed
 from connectors.client.exchange.exchange import Exchange, Pending
 from connectors.client.exchange.kafka_link import KafkaLink
+from connectors.client.history import HistoryRecorder
 from connectors.errors import Invalid
 from connectors.kafka.partitioner import ops_key
 
@@ -84,7 +85,7 @@ class Transport:
 
     Raises:
         Unavailable: Kafka does not answer.
-        Invalid: The job's topics do not exist.
+        Invalid: The job's topics do not exist, or the history file cannot be opened.
     """
 
     def __init__(
@@ -95,7 +96,14 @@ class Transport:
         self._clock = clock
         self._link: Link = KafkaLink(settings) if link is None else link
         self._exchange = Exchange(settings.resend_after_ms_max / 1000)
-        self._reply_to = self._link.open()
+        self._history = (
+            None if settings.history_file is None else HistoryRecorder(settings.history_file, settings.client_id)
+        )
+        try:
+            self._reply_to = self._link.open()
+        except BaseException:
+            self._close_history()
+            raise
         self._is_closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"{settings.client_id}-answers", daemon=True)
         self._thread.start()
@@ -128,6 +136,7 @@ class Transport:
             ClientClosed: The transport is closed.
             Invalid: The record would be larger than the job takes.
             ValueError: The queue cannot be named, or an operation with the same op_id is under way.
+            OSError: The history cannot be written; nothing was sent.
         """
         op_id = command.op_id or new_op_id()
         addressed = msgspec.structs.replace(command, op_id=op_id, reply_to=self._reply_to)
@@ -149,6 +158,8 @@ class Transport:
             deadline_s=now_s + parked_s + wait_ms / 1000,
             parts={},
         )
+        if self._history is not None:
+            self._history.follow(addressed, pending.future)
         self._exchange.add(pending)
         self._send(pending)
         return pending.future
@@ -173,6 +184,8 @@ class Transport:
             if error is not None:
                 LOG.warning("%s on %s/%s was lost: %s", type(command).__name__, command.topic, command.queue_id, error)
 
+        if self._history is not None:
+            self._history.post(unanswered)
         try:
             self._link.send(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent)
         except Exception as error:  # noqa: BLE001 - nobody waits for it
@@ -187,6 +200,7 @@ class Transport:
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._link.close()
+        self._close_history()
 
     def __enter__(self) -> Self:
         """Give the open transport."""
@@ -205,6 +219,10 @@ class Transport:
             message = f"{name} takes {len(value)} bytes, more than the {self.settings.ops_bytes_max} allowed"
             raise Invalid(message, subject=f"{command.topic}/{command.queue_id}")
         return value
+
+    def _close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()
 
     def _send(self, pending: Pending) -> None:
         def on_sent(error: Exception | None) -> None:

@@ -1,0 +1,68 @@
+"""`popstream history`: what clients recorded of their operations, judged."""
+
+# ruff: noqa: PLC0415 - as in `app`: help comes at once
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import msgspec
+import typer
+
+from pipelines.cli.exits import EPILOG, Exit, Group
+from pipelines.cli.options import JsonOutput
+
+if TYPE_CHECKING:
+    from expectations.client_history import Report
+
+__all__ = ["history"]
+
+history = typer.Typer(
+    name="history",
+    cls=Group,
+    help="Histories that clients record with the setting `history_file`: one line for each invoke, answer, or none.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+)
+
+
+@history.callback()
+def _is_a_group() -> None:
+    """So that `check` is named also while it is the only command."""
+
+
+@history.command(epilog=EPILOG)
+def check(
+    files: Annotated[list[Path], typer.Argument(help="histories to judge together", metavar="FILE")],
+    *,
+    drained: Annotated[
+        bool, typer.Option("--drained", help="every group had consumed everything: tell what never came, too")
+    ] = False,
+    as_json: JsonOutput = False,
+) -> None:
+    """Tell what the clients saw that must not happen; exit code 1 when there is something.
+
+    Give the histories of all clients of the groups at once, and of whoever
+    administered them: what one client did explains what another one saw.
+    """
+    from connectors.client.history import read_history
+    from expectations.client_history import check_history
+
+    report = check_history(read_history(*files), drained=drained)
+    if as_json:
+        typer.echo(msgspec.json.encode(report).decode())
+    else:
+        _print(report)
+    if report.violations:
+        raise typer.Exit(Exit.NOT_AS_ASKED)
+
+
+def _print(report: "Report") -> None:
+    for violation in report.violations:
+        typer.echo(str(violation))
+    typer.echo(
+        f"{report.event_count:,} events, {report.operation_count:,} operations of which {report.unknown_count:,} have"
+        f" an unknown outcome, {report.delivery_count:,} deliveries"
+    )
+    if report.unjudged_lane_count:
+        typer.echo(f"{report.unjudged_lane_count} lanes are not judged: their mode was changed")
+    kinds = ", ".join(f"{count} {kind}" for kind, count in report.counts.items())
+    typer.echo(f"{len(report.violations)} violations in {report.lane_count} lanes{f': {kinds}' if kinds else ''}")
