@@ -12,7 +12,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo example test unit model check format integration bench crash lock lock-jars clean
+.PHONY: help setup demo example test unit model check format integration bench simulate crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -50,6 +50,10 @@ integration: setup ## tests with Spark and a real Kafka broker
 
 bench: setup ## measure; the report names machine, data and command
 	@$(BIN)/popstream bench
+
+SEEDS ?= 10000
+simulate: setup ## the protocol with simulated Kafka, Delta and deaths; SEEDS=10000, SEEDS=500-600, or one: SEEDS==4711
+	@$(BIN)/python -m tests.simulation.run '$(SEEDS)'
 
 crash: setup ## kill the job at its fail-points and compare what it left
 	@$(PYTEST) -m crash

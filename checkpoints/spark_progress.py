@@ -4,13 +4,36 @@ A planned range, not the records that came, says how far a micro-batch reaches: 
 (control records, aborted transactions).
 """
 
+import functools
 import json
 import shutil
 from pathlib import Path
 
 from broker_state.errors import Corrupt
 
-__all__ = ["fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
+__all__ = ["SparkPlans", "fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
+
+
+class SparkPlans:
+    """What one checkpoint says of the micro-batches of one topic, while its query runs.
+
+    Args:
+        checkpoint: Spark's.
+        topic: The ops topic.
+    """
+
+    def __init__(self, checkpoint: Path, topic: str) -> None:
+        self._checkpoint = checkpoint
+        self._topic = topic
+
+    @functools.cached_property
+    def query_id(self) -> str:
+        """Spark's id of the query; raises Corrupt when the checkpoint does not say."""
+        return query_id(self._checkpoint)
+
+    def end_of(self, batch_id: int) -> dict[int, int]:
+        """See `planned_end`."""
+        return planned_end(self._checkpoint, batch_id, self._topic)
 
 
 def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:

@@ -8,7 +8,7 @@ runs again is never decided again.
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+from typing import Protocol
 
 from broker_state.batch import fold
 from broker_state.errors import Corrupt, PopstreamError
@@ -22,16 +22,33 @@ from broker_state.reason import CODE_OF_REASON, Reason
 from broker_state.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
 from checkpoints.attempts import Attempts
-from checkpoints.spark_progress import planned_end, query_id
 from pipelines.breaker import Breaker, UndecidableError
 from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 from pipelines.failpoints import failpoint
 from pipelines.frames import entries_of
-from pipelines.intake import Intake, MicroBatch
+from pipelines.intake import MicroBatch
 from pipelines.outbox import Entry, Outbox
 from pipelines.quarantine import Quarantine
 
-__all__ = ["ApplyOps", "BatchReport"]
+__all__ = ["ApplyOps", "BatchReport", "Plans", "Records"]
+
+
+class Plans(Protocol):
+    """What says how far micro-batches reach: Spark's checkpoint (`SparkPlans`)."""
+
+    @property
+    def query_id(self) -> str:
+        """Of the query whose micro-batches these are."""
+
+    def end_of(self, batch_id: int) -> dict[int, int]:
+        """The offset after the last of a micro-batch, by partition; raises Corrupt when it is not known."""
+
+
+class Records(Protocol):
+    """What has the records of a micro-batch: Spark's frame (`Intake`)."""
+
+    def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
+        """Its records by (partition, kafka offset), in slices that fit in memory."""
 
 
 class BatchReport:
@@ -83,7 +100,7 @@ class ApplyOps:
         applied: How far the log is decided.
         decoder: Step 1.
         intake: Has the records of a micro-batch.
-        checkpoint: Spark's checkpoint, which has the planned ranges.
+        plans: Which range each micro-batch was planned to have.
         results_partitions: Partitions of the results topic; answers for others go nowhere.
         signer: Signs handles on their way out, if handles are signed.
         delivered: By table, the last apply_seq that is in Delta for good.
@@ -101,8 +118,8 @@ class ApplyOps:
         quarantine: Quarantine,
         applied: Applied,
         decoder: Decoder,
-        intake: Intake,
-        checkpoint: Path,
+        intake: Records,
+        plans: Plans,
         results_partitions: int,
         signer: Signer | None,
         delivered: Callable[[], Mapping[str, int]],
@@ -117,15 +134,13 @@ class ApplyOps:
         self.applied = applied
         self._decoder = decoder
         self._intake = intake
-        self._checkpoint = checkpoint
+        self._plans = plans
         self._results_partitions = results_partitions
         self._signer = signer
         self._delivered = delivered
         self._publish = publish
         self._after_batch = after_batch
         self._overlay = Overlay(store)
-        self._query_id = ""
-        """Spark's id of the query, known once the query has written it."""
 
     def __call__(self, micro_batch: MicroBatch) -> None:
         """Apply one micro-batch; any exception ends the job."""
@@ -160,8 +175,7 @@ class ApplyOps:
             started = time.perf_counter()
         if not outcome.records and end_offset == self.applied.next_offset:
             return
-        self._query_id = self._query_id or query_id(self._checkpoint)
-        applied = self.applied.after(end_offset, self._query_id, batch_id)
+        applied = self.applied.after(end_offset, self._plans.query_id, batch_id)
         entries = self._write(applied, outcome, report)
         report.count(outcome)
         started = time.perf_counter()
@@ -209,9 +223,9 @@ class ApplyOps:
     def _planned(self, batch_id: int) -> dict[int, int]:
         """The range of this micro-batch ends here; it must start where the log is decided, or before."""
         topic = self.applied.ops_topic
-        ends = planned_end(self._checkpoint, batch_id, topic)
+        ends = self._plans.end_of(batch_id)
         if batch_id:
-            starts = planned_end(self._checkpoint, batch_id - 1, topic)
+            starts = self._plans.end_of(batch_id - 1)
             for partition, start in starts.items():
                 decided = self.applied.next_offset.get(partition, 0)
                 if start > decided:

@@ -1,26 +1,68 @@
-"""Places where a test can kill the job, named after the six steps. Without the variable they do nothing."""
+"""Places where a test can kill the job, named after the six steps and the effects around them.
+
+```
+decode order prefetch decide write publish   the six steps, as they begin
+commit                                       after all of them, before Spark notes the micro-batch
+flush_begin flush                            before a span goes to Delta; after each table that has it
+unit_flush                                   after a commit of the builder's table, before its note
+build build_dispatch                         the builder: a micro-batch has come; it is written and not dispatched
+```
+
+Off, each costs one comparison.
+"""
 
 import os
 import signal
+from collections.abc import Callable
 
-__all__ = ["VARIABLE", "failpoint"]
+__all__ = ["VARIABLE", "arm", "failpoint"]
 
 VARIABLE = "POPSTREAM_FAILPOINT"
-"""`<name>@<hit>`: die at the hit-th time that `name` is passed; `!` in front kills the whole process group."""
+"""`<name>@<hit>`: die at the hit-th time that `name` is passed.
 
-_hits: dict[str, int] = {}
+`!` in front kills the whole process group, `jvm:` the JVM and not this process.
+"""
+
+_hook: Callable[[str], None] | None = None
 
 
 def failpoint(name: str) -> None:
-    """Die here, without a chance to tidy up, if this is the chosen place and time."""
-    chosen = os.environ.get(VARIABLE)
-    if chosen is None:
-        return
-    wanted, _, hit = chosen.removeprefix("!").partition("@")
-    if wanted != name:
-        return
-    _hits[name] = _hits.get(name, 0) + 1
-    if _hits[name] == int(hit or 1):
-        if chosen.startswith("!"):
+    """Whatever a test wants to happen here; nothing else does."""
+    if _hook is not None:
+        _hook(name)
+
+
+def arm(hook: Callable[[str], None] | None) -> None:
+    """Call `hook` with the name of each place that is passed, from now on; None: nothing."""
+    global _hook  # noqa: PLW0603 - one process, one set of fail-points
+    _hook = hook
+
+
+class _Kill:
+    """Dies, without a chance to tidy up, at the chosen place and time."""
+
+    def __init__(self, chosen: str) -> None:
+        self._is_group = chosen.startswith("!")
+        self._is_jvm = chosen.startswith("jvm:")
+        name, _, hit = chosen.removeprefix("!").removeprefix("jvm:").partition("@")
+        self._name = name
+        self._left = int(hit or 1)
+
+    def __call__(self, name: str) -> None:
+        if name != self._name:
+            return
+        self._left -= 1
+        if self._left:
+            return
+        if self._is_jvm:
+            from pipelines.jvm import kill_jvm  # noqa: PLC0415 - only where a test asks for it
+
+            kill_jvm()
+        elif self._is_group:
             os.killpg(os.getpgid(0), signal.SIGKILL)
-        os.kill(os.getpid(), signal.SIGKILL)
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+if VARIABLE in os.environ:
+    arm(_Kill(os.environ[VARIABLE]))

@@ -2,22 +2,36 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Protocol
 
 import structlog
+from py4j.protocol import Py4JNetworkError
 from pyspark import InheritableThread
 
-from connectors.delta.flusher import AuditFlusher
+from broker_state.errors import Corrupt, Fenced, Invalid
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.failpoints import failpoint
 from pipelines.frames import read_slice
 from pipelines.outbox import Entry, EntryKind, Outbox
 
-__all__ = ["FlushLoop"]
+__all__ = ["FlushLoop", "TableSink"]
 
 _log = structlog.get_logger(__name__)
 
 _GROUP_BYTES_MAX = 24 * 1024 * 1024
+RETRY_S = 0.5
+RETRY_S_MAX = 30.0
+
+
+class TableSink(Protocol):
+    """Takes the rows of spans of micro-batches, each table exactly once (`AuditFlusher`)."""
+
+    def delivered(self, table: str) -> int:
+        """The rows of all apply_seq up to this one are in the table; -1 when none are."""
+
+    def flush(self, table: str, slices: Iterable[tuple[int, bytes]], upto: int) -> int:
+        """Commit the rows of the span that ends at `upto`; how many they were."""
 
 
 class FlushLoop:
@@ -34,7 +48,7 @@ class FlushLoop:
     def __init__(
         self,
         outbox: Outbox,
-        flusher: AuditFlusher,
+        flusher: TableSink,
         *,
         interval_s: float,
         applied_seq: Callable[[], int],
@@ -51,6 +65,7 @@ class FlushLoop:
         # What a killed predecessor had committed, but not noted, leaves the outbox too.
         outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=self._seq)])
         self.flushed_rows = 0
+        self._problem: str | None = None
         self._thread = InheritableThread(target=self._run, name="flush", daemon=True)
 
     @property
@@ -68,19 +83,40 @@ class FlushLoop:
         self._wake.set()
         self._thread.join()
 
+    @property
+    def problem(self) -> str | None:
+        """Why Delta does not take what is decided, if it does not; it is tried again for as long as it takes."""
+        return self._problem
+
     def _run(self) -> None:
-        try:
-            while not self._stopping:
-                self._wake.wait(self._interval_s)
+        failures = 0
+        while not self._stopping:
+            self._wake.wait(self._interval_s if not failures else min(RETRY_S * 2**failures, RETRY_S_MAX))
+            try:
                 self.flush()
+            except (Corrupt, Fenced, Invalid, Py4JNetworkError) as error:
+                _log.error("flush_failed", error=str(error))
+                self._on_failure(error)
+                return
+            except Exception as error:  # noqa: BLE001 - py4j raises what it likes; Delta may be back in a while
+                failures += 1
+                self._problem = f"Delta does not take what is decided: {str(error).splitlines()[0][:200]}"
+                _log.warning("flush_put_off", failures=failures, error=str(error))
+            else:
+                failures, self._problem = 0, None
+        self._flush_at_last()
+
+    def _flush_at_last(self) -> None:
+        try:
             self.flush()
-        except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
+        except Exception as error:  # noqa: BLE001 - what is not delivered is in the outbox
             _log.error("flush_failed", error=str(error))
             self._on_failure(error)
 
     def flush(self) -> None:
         """Bring every table up to the last micro-batch that was written."""
         while (upto := self._span()) > self._seq:
+            failpoint("flush_begin")
             started = time.perf_counter()
             entries = list(self._outbox.undelivered(EntryKind.AUDIT, self._seq, upto))
             slices = [(entry.apply_seq, *read_slice(entry.value)) for entry in entries]

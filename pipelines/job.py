@@ -9,11 +9,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import structlog
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from broker_state.errors import Unavailable
 from broker_state.handle import Signer
 from broker_state.keys import queue_prefix
 from broker_state.rocks_store import META, RocksStore
@@ -21,24 +20,28 @@ from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
 from checkpoints.attempts import Attempts
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
-from checkpoints.reconcile import LogFound, TableFound, reconcile
+from checkpoints.reconcile import TableFound, reconcile
+from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import SnapshotStore
-from checkpoints.spark_progress import fresh_checkpoint
+from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.kafka.partitioner import ops_key, partition_of
-from connectors.kafka.topics import TopicFacts, Topics, TopicSettings, ensure_topics
+from connectors.kafka.topics import Topics, TopicSettings, ensure_topics
 from pipelines.apply_ops import ApplyOps, BatchReport
 from pipelines.builder.running import RunningBuilder
+from pipelines.dead_letters import REQUEST_BYTES_MAX, KafkaLetterReader
 from pipelines.decode import Decoder
 from pipelines.failpoints import failpoint
 from pipelines.flush import FlushLoop
 from pipelines.inspect_state import queues_in
 from pipelines.intake import Intake, MicroBatch
 from pipelines.metrics import Metrics
+from pipelines.ops_log import found_log
 from pipelines.outbox import Outbox
 from pipelines.publish import Publisher
 from pipelines.quarantine import Quarantine
 from pipelines.read_ahead import ReadAhead
+from pipelines.restore import PIPELINE
 from pipelines.settings import JobSettings
 from pipelines.snapshots import SnapshotLoop, take_snapshot
 from pipelines.ticker import Ticker
@@ -47,7 +50,7 @@ __all__ = ["Job"]
 
 _log = structlog.get_logger(__name__)
 
-PIPELINE = "apply_ops"
+ROOM_S = 0.5
 
 
 class Job:
@@ -105,7 +108,15 @@ class Job:
             bootstrap_servers=bootstrap_servers, acks="all", enable_idempotence=True, linger_ms=0
         )
         self._stack.callback(self._tick_producer.close, timeout=5)
-        self.publisher = Publisher(bootstrap_servers, self.topics, self.outbox)
+        producer = KafkaProducer(
+            bootstrap_servers=bootstrap_servers,
+            acks="all",
+            enable_idempotence=True,
+            linger_ms=0,
+            max_request_size=REQUEST_BYTES_MAX,
+        )
+        letters = KafkaLetterReader({"bootstrap_servers": bootstrap_servers})
+        self.publisher = Publisher(self.topics, self.outbox, producer, letters)
         self._stack.callback(self.publisher.close)
         self.ticker = Ticker(self._send_tick, self.fail)
         checkpoint = fresh_checkpoint(self.folder.spark)
@@ -120,7 +131,7 @@ class Job:
             applied=applied,
             decoder=Decoder(self.ops.partition_count, signer),
             intake=self._intake,
-            checkpoint=checkpoint,
+            plans=SparkPlans(checkpoint, self.topics.ops),
             results_partitions=self.results.partition_count,
             signer=signer,
             delivered=self._flusher.committed,
@@ -166,6 +177,11 @@ class Job:
         self._ended.set()
 
     @property
+    def verified_rows(self) -> int:
+        """Audit rows that were recomputed after a restore, and were as the tables have them."""
+        return self._flusher.verified_rows
+
+    @property
     def failure(self) -> BaseException | None:
         """What ended the job, if anything did."""
         return self._failure
@@ -183,19 +199,27 @@ class Job:
             state_epoch=uuid.uuid4().hex, ops_topic=self.topics.ops, ops_topic_id=self.ops.topic_id
         )
         flusher = AuditFlusher(
-            self._spark, self.folder.delta, PIPELINE, applied.state_epoch, ops_topic_id=self.ops.topic_id
+            self._spark,
+            self.folder.delta,
+            PIPELINE,
+            applied.state_epoch,
+            ops_topic_id=self.ops.topic_id,
+            covered=self._covered(),
         )
-        first_offset, end_offset = _ends(self.bootstrap_servers, self.ops)
         reconcile(
             known,
             decode_noted(self.store.get(META, NOTED_KEY)),
-            LogFound(topic=self.ops.name, topic_id=self.ops.topic_id, first_offset=first_offset, end_offset=end_offset),
+            found_log(self.bootstrap_servers, self.ops),
             [
                 TableFound(name=name, delivered=table.versions, was_restored=table.was_restored)
                 for name, table in flusher.tables.items()
             ],
         )
         return applied, flusher
+
+    def _covered(self) -> Mapping[str, Mapping[int, int]]:
+        stored = self.store.get(META, REPLAY_KEY)
+        return {} if stored is None else Replay.decode(stored).covered
 
     def _snapshot_loop(self) -> SnapshotLoop:
         snapshots = SnapshotStore(self.settings.snapshots or str(self.folder.snapshots))
@@ -255,17 +279,29 @@ class Job:
         finally:
             gc.enable()
 
+    @property
+    def obstacles(self) -> list[str]:
+        """What keeps the job from deciding or delivering now; without any it is ready."""
+        found = [self.flush_loop.problem] if self.flush_loop.problem else []
+        if self._is_full:
+            limit = self.settings.outbox_bytes_max
+            found.append(
+                f"the outbox holds more than {limit:,} bytes: nothing is decided until Delta or Kafka takes some"
+            )
+        if self._failure is not None:
+            found.append(f"the job has ended: {self._failure}")
+        return found
+
+    @property
+    def _is_full(self) -> bool:
+        return self.outbox.undelivered_bytes > self.settings.outbox_bytes_max
+
     def _wait_for_room(self) -> None:
-        waited_s = 0.0
-        while self.outbox.undelivered_bytes > self.settings.outbox_bytes_max:
-            if waited_s >= self.settings.stall_s_max:
-                message = (
-                    f"the outbox has held more than {self.settings.outbox_bytes_max} bytes for {waited_s:.0f} s:"
-                    " Delta or Kafka does not take what is decided"
-                )
-                raise Unavailable(message)
-            self._ended.wait(0.5)
-            waited_s += 0.5
+        if self._is_full:
+            _log.warning("deciding_stands_still", outbox_bytes=self.outbox.undelivered_bytes)
+        while self._is_full and not self._ended.is_set():
+            self.publisher.check()
+            self._ended.wait(ROOM_S)
 
     def _after_batch(self, report: BatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
         behind = report.records >= self.settings.records_per_batch_max
@@ -305,15 +341,3 @@ def _signer(settings: JobSettings) -> Signer | None:
         return None
     keys = {key_id: secret.get_secret_value().encode() for key_id, secret in settings.handle_keys.items()}
     return Signer(keys, settings.handle_key_active)
-
-
-def _ends(bootstrap_servers: str, topic: TopicFacts) -> tuple[dict[int, int], dict[int, int]]:
-    """(first offset, end offset) of each partition, as a reader of committed records will see them at most."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap_servers, enable_auto_commit=False)
-    try:
-        partitions = [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
-        first = consumer.beginning_offsets(partitions)
-        end = consumer.end_offsets(partitions)
-        return ({p.partition: o for p, o in first.items()}, {p.partition: o for p, o in end.items()})
-    finally:
-        consumer.close()

@@ -49,15 +49,11 @@ class JobSettings(BaseSettings):
         default=10.0, description="longer: fewer and larger Delta files, answers sooner, an older audit"
     )
     outbox_bytes_max: Annotated[int, Field(ge=1 << 20)] = Field(
-        default=2 << 30, description="beyond it the job stops deciding until Delta has caught up"
+        default=2 << 30, description="beyond it the job stands still, not ready, until Delta and Kafka have caught up"
     )
     ticks: bool = Field(
         default=True,
         description="false: nothing is added to the ops topic, as a replay must not; what is due waits for others",
-    )
-    stall_s_max: Annotated[float, Field(gt=0)] = Field(
-        default=300.0,
-        description="how long deciding may stand still for a full outbox before the job ends with an error",
     )
     snapshots: str = Field(
         default="",

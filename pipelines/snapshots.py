@@ -108,7 +108,8 @@ class SnapshotLoop:
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):
-            if self.last is not None and self.last.applied.apply_seq == self._decided():
+            kept = 0 if self.last is None else self.last.applied.apply_seq
+            if self._decided() == kept:
                 continue
             try:
                 self.take_now()

@@ -85,6 +85,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         delta_seq: Those of them that are in Delta.
         operations_per_s: Over the last ten seconds.
         totals: Since this process started.
+        obstacles: What keeps it from deciding or delivering; none: it is ready.
         snapshot: The newest snapshot that this process has taken.
         snapshot_failure: Why the last one could not be kept.
         quarantined: Records of which nothing is decided; each is a row of `rejected`.
@@ -105,6 +106,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     outbox_bytes: int | None = None
     operations_per_s: float | None = None
     totals: Totals | None = None
+    obstacles: list[str] = []
     snapshot: str | None = None
     snapshot_failure: str | None = None
     quarantined: int = 0
@@ -228,6 +230,7 @@ class StatusServer:
             outbox_bytes=job.outbox.undelivered_bytes,
             operations_per_s=self.operations_per_s(),
             totals=job.metrics.totals(),
+            obstacles=job.obstacles,
             snapshot=None if job.snapshot_loop.last is None else job.snapshot_loop.last.id,
             snapshot_failure=job.snapshot_loop.last_failure,
             quarantined=len(job.quarantine),

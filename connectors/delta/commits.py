@@ -30,6 +30,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     txns: dict[str, int]
     added_paths: list[str]
     added_rows: int
+    restored_version: int | None = None
+    """Of a RESTORE: the version that the table went back to."""
 
 
 def read_commit(table: Path, version: int) -> Commit | None:
@@ -41,8 +43,11 @@ def read_commit(table: Path, version: int) -> Commit | None:
     actions = [msgspec.json.decode(line) for line in lines]
     infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
     added = [action["add"] for action in actions if "add" in action]
+    restored = infos[0].get("operationParameters", {}).get("version") if infos else None
+    is_restore = bool(infos) and infos[0]["operation"] == "RESTORE"
     return Commit(
         version=version,
+        restored_version=int(restored) if is_restore and restored is not None else None,
         operation=infos[0]["operation"] if infos else "",
         user_metadata=infos[0].get("userMetadata") if infos else None,
         txns={action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action},

@@ -19,12 +19,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from connectors.delta.covered import Covered
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
 from connectors.delta.rows import decode_rows
 from connectors.delta.tables import AUDIT_TABLES, arrow_schema, spark_schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -44,6 +45,7 @@ class AuditFlusher:
         pipeline: Name of the pipeline: first part of the transaction's id.
         state_epoch: Life of the RocksDB state whose `apply_seq` counts.
         ops_topic_id: Kafka's id of the ops topic, for the column of that name.
+        covered: By table and partition, the Kafka offset below which its rows are there already: after a restore.
         durable: Return from `flush` only when the commit would survive a power loss. Without it outbox entries must be
             kept until something else has made sure.
 
@@ -62,12 +64,18 @@ class AuditFlusher:
         state_epoch: str,
         *,
         ops_topic_id: str,
+        covered: Mapping[str, Mapping[int, int]] | None = None,
         durable: bool = True,
     ) -> None:
         """Create missing tables and read from each what it holds already."""
         self._spark = spark
         self._state_epoch = state_epoch
         self._ops_topic_id = ops_topic_id
+        self._in_doubt: set[str] = set()
+        """Tables to be read anew before the next flush."""
+        self._covered = {
+            name: Covered(spark, root, name, ops_topic_id, (covered or {}).get(name, {})) for name in AUDIT_TABLES
+        }
         # What a killed predecessor was about to write; it is in the outbox.
         shutil.rmtree(root / ".scratch", ignore_errors=True)
         self._scratch = root / ".scratch" / secrets.token_hex(8)
@@ -75,6 +83,11 @@ class AuditFlusher:
             name: ExactlyOnceTable(spark, root, table, pipeline, state_epoch, durable=durable)
             for name, table in AUDIT_TABLES.items()
         }
+
+    @property
+    def verified_rows(self) -> int:
+        """Rows that were recomputed after a restore, and were as the tables have them."""
+        return sum(covered.verified_rows for covered in self._covered.values())
 
     def delivered(self, table: str) -> int:
         """v: the rows of all apply_seq up to this one are in the table; -1 when none are."""
@@ -100,6 +113,9 @@ class AuditFlusher:
             Corrupt: a slice cannot be read, or the table was RESTOREd.
         """
         writer = self.tables[table]
+        if table in self._in_doubt:
+            writer.reopen()
+            self._in_doubt.discard(table)
         scratch = self._scratch / f"{table}.parquet"
         scratch.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -108,8 +124,8 @@ class AuditFlusher:
                 frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
                 writer.append(frame, upto, rows)
         except Exception:
-            # Whether the commit happened is known to Delta alone.
-            writer.reopen()
+            # Whether the commit happened is known to Delta alone, and the next span may be cut at another place.
+            self._in_doubt = set(self.tables)
             raise
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -118,14 +134,25 @@ class AuditFlusher:
         return rows
 
     def _write_scratch(self, table: str, slices: Iterator[tuple[int, bytes]], scratch: Path) -> int:
-        """Write the slices as one parquet file, in pieces, so that memory does not grow with the span."""
+        """Write the slices as one parquet file, in pieces, so that memory does not grow with the span.
+
+        Rows that the table has since before a restore are compared with those, and left out.
+        """
         rows = 0
+        covered = self._covered[table]
+        known_pieces: list[pa.Table] = []
         with pq.ParquetWriter(
             scratch, arrow_schema(AUDIT_TABLES[table]), compression="lz4", write_statistics=False
         ) as writer:
             for piece in _pieces(self._completed(table, seq, data) for seq, data in slices):
-                writer.write_table(piece)
-                rows += piece.num_rows
+                known, fresh = covered.split(piece)
+                if known.num_rows:
+                    known_pieces.append(known)
+                if fresh.num_rows:
+                    writer.write_table(fresh)
+                rows += fresh.num_rows
+        if known_pieces:  # all at once: rows of one record may be in two pieces
+            covered.verify(pa.concat_tables(known_pieces))
         return rows
 
     def _completed(self, table: str, seq: int, data: bytes) -> pa.Table:

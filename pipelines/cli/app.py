@@ -10,6 +10,7 @@ import typer
 from broker_state.errors import Invalid
 from pipelines.cli.conformance import conformance
 from pipelines.cli.exits import EPILOG, Group
+from pipelines.cli.history import history
 from pipelines.cli.options import (
     Duration,
     Folder,
@@ -35,6 +36,7 @@ app = typer.Typer(
 )
 
 app.add_typer(conformance)
+app.add_typer(history)
 
 DEFAULT_VAR = Path("var")
 DEFAULT_DATA_DOCS = Path("var/data_docs")
@@ -275,6 +277,9 @@ def status(
     lane: Annotated[str | None, typer.Option(metavar="GROUP", help="lanes of this group only")] = None,
     topic: Annotated[str | None, typer.Option(help="queues of this topic only")] = None,
     limit: Annotated[int, typer.Option(help="show at most so many lanes", min=1)] = 1000,
+    ready: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--ready", help="only tell whether the job decides and delivers; exit code 3 if not")
+    ] = False,
     folder: Folder = None,
     settings: SettingsFile = None,
     *,
@@ -285,11 +290,14 @@ def status(
     Without a running job the state that the last one left is shown, with exit code 3.
     """
     from checkpoints.layout import JobFolder
-    from pipelines.cli.status import run_status
+    from pipelines.cli.status import run_ready, run_status
     from pipelines.status import StatusRequest
 
     root = load_settings(settings, {"folder": folder}).folder
-    run_status(JobFolder(root), StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
+    if ready:
+        run_ready(JobFolder(root))
+    else:
+        run_status(JobFolder(root), StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
 
 
 @app.command(epilog=EPILOG)
@@ -366,6 +374,58 @@ def query(
     output = Output.CSV if as_csv else Output.JSON if as_json else Output.TABLE
     root = load_settings(settings, {"folder": folder}).folder
     run_query(JobFolder(root).delta, sql, var=var, output=output, rows_max=max_rows)
+
+
+@app.command(epilog=EPILOG)
+def snapshot(
+    listed: Annotated[bool, typer.Option("--list", help="take none, and tell which there are")] = False,  # noqa: FBT002
+    to: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,
+    folder: Folder = None,
+    settings: SettingsFile = None,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Keep the state as it is now, also while the job runs.
+
+    A running job keeps it where its own settings say.
+    """
+    from pipelines.cli.snapshot import run_list, run_snapshot
+
+    chosen = load_settings(settings, {"folder": folder, "snapshots": to})
+    (run_list if listed else run_snapshot)(chosen, as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
+def restore(
+    lossy: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--lossy", help="go on although the ops topic has lost what would be decided next")
+    ] = False,
+    only: Annotated[str | None, typer.Option("--snapshot", metavar="ID", help="take this one and no other")] = None,
+    at: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,
+    folder: Folder = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False)
+    ] = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))] = None,
+    settings: SettingsFile = None,
+    var: Var = DEFAULT_VAR,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Put the best state in place of one that is lost or contradicts log and tables.
+
+    Tried in this order: the present state, snapshots from the newest on,
+    an empty state. The job must not run; what lay there is kept. The next
+    `popstream up` decides the rest of the log again, and compares what
+    comes of it with the rows that are in Delta already.
+    """
+    from pipelines.cli.restore import run_restore
+
+    chosen = load_settings(
+        settings,
+        {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix, "snapshots": at},
+    )
+    run_restore(chosen, var=var, lossy=lossy, only=only, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)

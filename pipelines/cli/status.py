@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from broker_state.errors import Unavailable
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
@@ -15,7 +16,7 @@ from pipelines.cli.target import require_left_alone, running_job
 from pipelines.inspect_state import LaneDetail
 from pipelines.status import Status, StatusRequest, ask, stored_status
 
-__all__ = ["run_status"]
+__all__ = ["run_ready", "run_status"]
 
 
 def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> None:
@@ -33,6 +34,23 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
     if not status.running:
         say(f"no job runs in {folder.root}; this is the state that the last one left")
         raise typer.Exit(Exit.UNAVAILABLE)
+
+
+def run_ready(folder: JobFolder) -> None:
+    """Tell whether a job decides and delivers, as a probe asks.
+
+    Raises:
+        Unavailable: No job runs, it does not answer, or something is in its way.
+    """
+    card = running_job(folder)
+    if card is None:
+        message = f"no job runs in {folder.root}"
+        raise Unavailable(message, subject=str(folder.root))
+    status = ask(card, StatusRequest(limit=1), Status)
+    if status.obstacles:
+        message = "the job is not ready:"
+        raise Unavailable(message, subject=str(folder.root), details=status.obstacles)
+    say("ready")
 
 
 def _status(folder: JobFolder, request: StatusRequest) -> Status:
@@ -66,6 +84,8 @@ def _print(console: Console, status: Status) -> None:
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
             f" outbox {status.outbox_bytes or 0:,} bytes"
         )
+    for obstacle in status.obstacles:
+        facts["not ready"] = obstacle
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined:,} records, of which nothing is decided: see `rejected`"
     if status.snapshot or status.snapshot_failure:

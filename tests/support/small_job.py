@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from broker_state.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.attempts import Attempts
+from checkpoints.spark_progress import SparkPlans
 from connectors.kafka.partitioner import ops_key
 from pipelines.apply_ops import ApplyOps, BatchReport
 from pipelines.decode import Decoder, KafkaRecord
@@ -68,8 +69,8 @@ class SmallJob:
             quarantine=self.quarantine,
             applied=applied,
             decoder=Decoder(1),
-            intake=self.records,  # type: ignore[arg-type]
-            checkpoint=self.checkpoint,
+            intake=self.records,
+            plans=SparkPlans(self.checkpoint, TOPIC),
             results_partitions=1,
             signer=None,
             delivered=lambda: self.delivered,

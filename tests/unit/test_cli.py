@@ -281,6 +281,9 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatusSer
         builder=None,
         bootstrap_servers="k:1",
         failure=None,
+        obstacles=["Delta is away"],
+        quarantine=[(0, 7)],
+        snapshot_loop=SimpleNamespace(last=None, last_failure="no room"),
     )
     with StatusServer(job) as started:
         assert (request.param == "socket") == started.address.startswith("/")
@@ -298,6 +301,8 @@ def test_the_job_tells_its_state_over_its_socket(server: StatusServer) -> None:
     status = ask(card_of(server, server.token), StatusRequest(), Status)
     assert (status.running, status.apply_seq, status.delta_seq, status.outbox_bytes) == (True, 5, 4, 9)
     assert status.totals == Totals(operations=7)
+    assert (status.obstacles, status.quarantined) == (["Delta is away"], 1)
+    assert (status.snapshot, status.snapshot_failure) == (None, "no room")
 
 
 def test_who_has_not_the_token_is_told_nothing(server: StatusServer) -> None:

@@ -296,7 +296,7 @@ def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path)
         failures: list[BaseException] = []
         loop = FlushLoop(
             again.outbox,
-            tables,  # type: ignore[arg-type]
+            tables,
             interval_s=1,
             applied_seq=lambda: again.apply_ops.applied.apply_seq,
             on_failure=failures.append,

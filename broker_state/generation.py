@@ -1,0 +1,47 @@
+"""A new generation of every lane: what was handed out in a time that is lost must never be taken for something else.
+
+A state that lost the end of its log gives out epochs that it had given out before. So the epoch of each lane leaves the
+old numbers: its upper half counts generations, its lower half deliveries. Leases that the state knows keep their
+handles; a handle of the lost time belongs to no lease, and is answered STALE_HANDLE.
+"""
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+from broker_state.overlay import STATE, Change
+from broker_state.records import LaneRecord, QueueRecord
+
+__all__ = ["next_generation", "raise_generation"]
+
+_SHIFT = 32
+
+
+def next_generation(epoch: int) -> int:
+    """The first epoch of the generation after that of `epoch`.
+
+    >>> next_generation(7) == 1 << 32, next_generation((3 << 32) + 7) == 4 << 32
+    (True, True)
+    """
+    return ((epoch >> _SHIFT) + 1) << _SHIFT
+
+
+def raise_generation(state: Iterable[tuple[bytes, bytes]]) -> Iterator[Change]:
+    """What changes of the `state` family, given as keys and values in their order.
+
+    Raises:
+        CorruptValueError: A record cannot be read.
+    """
+    prefix = b""
+    for key, value in state:
+        if not prefix or not key.startswith(prefix):
+            prefix = key[: 1 + key[0] + 4]
+        kind = key[len(prefix) : len(prefix) + 1]
+        if kind == b"Q":
+            queue = QueueRecord.decode(value)
+            raised = msgspec.structs.replace(queue, epoch_base=next_generation(queue.epoch_base))
+            yield STATE, key, raised.encode()
+        elif kind == b"N":
+            lane = LaneRecord.decode(value)
+            epoch = next_generation(lane.epoch)
+            yield STATE, key, msgspec.structs.replace(lane, epoch=epoch, reset_epoch=epoch).encode()

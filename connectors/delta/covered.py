@@ -1,0 +1,133 @@
+"""Which rows an audit table has, whatever was done to it: asked when a state is restored beside it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as f
+
+from connectors.delta.commits import commits_back_from
+from connectors.delta.store import newest_versions
+from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, arrow_schema, table_path
+from connectors.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+__all__ = ["Covered", "covered_offsets", "effective_versions"]
+
+DIFFERS_BY_RUN = ("apply_seq", "state_epoch", "op_date")
+
+
+def covered_offsets(spark: SparkSession, root: Path, table: str, ops_topic_id: str) -> dict[int, int]:
+    """By partition of the ops topic, the Kafka offset after the last one of which the table has a row.
+
+    A commit has all rows of whole micro-batches, so whatever lies below is there, or never had a row.
+    """
+    rows = spark.read.format("delta").load(str(table_path(root, table))).where(f.col("ops_topic_id") == ops_topic_id)
+    ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
+    return {int(row["partition"]): int(row["end"]) for row in ends}
+
+
+def effective_versions(spark: SparkSession, root: Path, table: str, pipeline: str) -> dict[str, int]:
+    """The last apply_seq of each state epoch whose rows are in the table.
+
+    That is what Delta says, but for a table that was RESTOREd: there it says what had been before.
+    """
+    path = table_path(root, table)
+    family = f"{pipeline}/{table}/"
+    newest, known = newest_versions(spark, path, family)
+    found: dict[str, int] = {}
+    at = newest
+    was_restored = False
+    while at >= 0:
+        commit = next(commits_back_from(path, at), None)
+        if commit is None:  # Delta removes what a checkpoint covers: what is older is what it says
+            break
+        if commit.restored_version is not None:
+            was_restored, at = True, commit.restored_version
+            continue
+        for app_id, version in commit.txns.items():
+            if app_id.startswith(family):
+                found.setdefault(app_id.removeprefix(family), version)
+        at -= 1
+    return found if was_restored else {**known, **found}
+
+
+class Covered:
+    """Compares recomputed rows with those that a table has.
+
+    Args:
+        spark: The session.
+        root: Folder of the tables.
+        table: Name of an audit table.
+        ops_topic_id: Rows of other ops topics are none of ours.
+        ends: As `covered_offsets` gave them when the state was restored.
+    """
+
+    def __init__(self, spark: SparkSession, root: Path, table: str, ops_topic_id: str, ends: Mapping[int, int]) -> None:
+        self._spark = spark
+        self._path = table_path(root, table)
+        self._table = table
+        self._ops_topic_id = ops_topic_id
+        self._ends = {partition: end for partition, end in ends.items() if end > 0}
+        self.verified_rows = 0
+
+    def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """(rows that the table must have already, rows that are new)."""
+        if not self._ends:
+            return rows.slice(0, 0), rows
+        ends = self._ends
+        places = zip(rows["partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True)
+        known = pa.array([offset < ends.get(partition, 0) for partition, offset in places], pa.bool_())
+        return rows.filter(known), rows.filter(pc.invert(known))
+
+    def verify(self, recomputed: pa.Table) -> None:
+        """Check that the table has exactly these rows between the first and the last of them, in each partition.
+
+        Raises:
+            Corrupt: It has others.
+        """
+        wanted = _comparable(self._table, recomputed)
+        found = _comparable(self._table, self._between(wanted).toArrow())
+        if not wanted.equals(found):
+            message = (
+                f"{self._table} has other rows than its log leads to: either the table or the restored state is not"
+                " what was written: stop the job and run `popstream verify`, or restore an older snapshot"
+            )
+            raise Corrupt(message, subject=self._table, details=_differences(wanted, found))
+        self.verified_rows += wanted.num_rows
+
+    def _between(self, rows: pa.Table) -> DataFrame:
+        frame = (
+            self._spark.read.format("delta").load(str(self._path)).where(f.col("ops_topic_id") == self._ops_topic_id)
+        )
+        spans = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()
+        within = f.lit(False)
+        for span in spans:
+            is_there = f.col("kafka_offset").between(span["kafka_offset_min"], span["kafka_offset_max"])
+            within = within | ((f.col("partition") == span["partition"]) & is_there)
+        return frame.where((f.col("ops_topic_id") == self._ops_topic_id) & within)
+
+
+def _comparable(table: str, rows: pa.Table) -> pa.Table:
+    schema = arrow_schema(AUDIT_TABLES[table])
+    names = [name for name in schema.names if name not in DIFFERS_BY_RUN]
+    kept = rows.select(names).cast(pa.schema([schema.field(name) for name in names]))
+    return kept.sort_by([(name, "ascending") for name in KEY_COLUMNS]).combine_chunks()
+
+
+def _differences(wanted: pa.Table, found: pa.Table) -> list[str]:
+    """The first few rows that are in one and not in the other."""
+    by_key: dict[Any, list[Any]] = {}
+    for place, rows in enumerate((wanted, found)):
+        for row in rows.to_pylist():
+            by_key.setdefault(tuple(row[name] for name in KEY_COLUMNS), [None, None])[place] = row
+    odd = [(key, pair) for key, pair in sorted(by_key.items()) if pair[0] != pair[1]]
+    shown = [f"(partition, offset, ordinal) {key[1:]}: log {pair[0]}, table {pair[1]}" for key, pair in odd[:3]]
+    return [*shown, f"{len(odd)} rows in all"]

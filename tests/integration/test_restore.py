@@ -1,0 +1,253 @@
+"""Claim: whatever is lost or turned back, `popstream restore` and a start lead to what an undisturbed job would have.
+
+Method: a job decides what clients send, a snapshot is taken half-way, more is decided, and the job stops. Then one
+thing is damaged; the start is refused with the command; the command's own function restores; the job replays. Compared
+with a fresh job over the same log: state byte for byte, rows but for apply_seq and state_epoch, each key once.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from delta.tables import DeltaTable
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient
+
+from broker_state.errors import Corrupt
+from broker_state.handle import decode_handle
+from broker_state.rocks_store import META, RocksStore
+from checkpoints.applied import applied_of as applied_in
+from checkpoints.layout import JobFolder
+from checkpoints.replay import REPLAY_KEY, Replay
+from checkpoints.snapshots import SnapshotStore
+from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, table_path
+from connectors.kafka.topics import Topics, TopicSettings, describe, ensure_topics
+from pipelines.job import Job
+from pipelines.ops_log import found_log
+from pipelines.restore import EMPTY, PRESENT, Restored, restore
+from tests.support.left_behind import applied_of, audit_rows, end_offsets, families_of
+from tests.support.wire import start_job, wait_for
+from tests.support.workload import Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from connectors.kafka.embedded import EmbeddedKafka
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+OPS_PARTITIONS = 2
+
+
+class Scene:
+    """One ops topic, the job over it, and what it left at two moments."""
+
+    def __init__(self, spark: SparkSession, servers: str, root: Path) -> None:
+        self.spark, self.servers, self.root = spark, servers, root
+        self.prefix = f"restore{time.time_ns()}"
+        self.topics = Topics.of(self.prefix)
+        self.folder = JobFolder(root / "job")
+        self.snapshots = SnapshotStore(str(self.folder.snapshots))
+        self.snapshot_id = ""
+        ensure_topics(servers, self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=4))
+
+    def start(self, folder: Path | None = None, **settings: Any) -> Job:
+        more = {"records_per_batch_max": 150, "flush_interval_s": 0.3, "snapshot_interval_s": 0.0, **settings}
+        return start_job(self.spark, self.servers, folder or self.folder.root, self.prefix, **more)
+
+    def play(self) -> None:
+        """Two stretches of work with a snapshot between them, and a stop in order."""
+        job = self.start()
+        with Workload(self.servers, self.topics, OPS_PARTITIONS, seed=8, pause_s=0.005) as clients:
+            wait_for(lambda: clients.sent > 250 and len(clients.answers) > 150, job)
+            self.snapshot_id = job.snapshot_loop.take_now().id
+            wait_for(lambda: clients.sent > 600 and len(clients.answers) > 400, job)
+            # With its WAL, as a killed process leaves it. Reading RocksDB's LOCK would let go of it.
+            shutil.copytree(self.folder.state, self.folder.root / "image", ignore=shutil.ignore_patterns("LOCK"))
+        job.stop()
+        assert job.failure is None
+        self.drain()
+
+    def drain(self, folder: Path | None = None) -> Job:
+        """Decide what is left of the log without adding to it; the job has stopped."""
+        job = self.start(folder, ticks=False)
+        end = end_offsets(self.servers, self.topics.ops)
+        wait_for(lambda: job.apply_ops.applied.next_offset == end, job)
+        job.stop()
+        assert job.failure is None
+        return job
+
+    def refusal(self) -> str:
+        """What a start says."""
+        with pytest.raises(Corrupt) as caught:
+            self.start()
+        return str(caught.value)
+
+    def restore(self, **options: Any) -> Restored:
+        facts = describe(self.servers, [self.topics.ops])[self.topics.ops]
+        chosen = {"lossy": False, **options}
+        return restore(self.folder, found_log(self.servers, facts), self.spark, self.snapshots, **chosen)
+
+    def compare_with_a_fresh_job(self) -> None:
+        self.drain(self.root / "fresh")
+        fresh = JobFolder(self.root / "fresh")
+        assert families_of(self.folder.state) == families_of(fresh.state)
+        assert applied_of(self.folder.state).next_offset == applied_of(fresh.state).next_offset
+        for table in AUDIT_TABLES:
+            rows, wanted = audit_rows(self.folder.delta, table), audit_rows(fresh.delta, table)
+            assert rows == wanted, table
+            assert wanted, f"{table} is empty: nothing was compared"
+            assert len({tuple(row[name] for name in KEY_COLUMNS) for row in rows}) == len(rows), table
+
+
+@pytest.fixture(scope="module")
+def played(spark: SparkSession, kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Scene:
+    """What a healthy job left: each test damages a copy."""
+    scene = Scene(spark, kafka.bootstrap_servers, tmp_path_factory.mktemp("played"))
+    scene.play()
+    return scene
+
+
+@pytest.fixture
+def scene(played: Scene, tmp_path: Path) -> Scene:
+    copy = Scene.__new__(Scene)
+    copy.__dict__ |= {**played.__dict__, "root": tmp_path, "folder": JobFolder(tmp_path / "job")}
+    shutil.copytree(played.folder.root, copy.folder.root)
+    copy.snapshots = SnapshotStore(str(copy.folder.snapshots))
+    return copy
+
+
+def lose_state(scene: Scene) -> None:
+    shutil.rmtree(scene.folder.state)
+
+
+def turn_state_back(scene: Scene) -> None:
+    """As from an older backup, or as WAL recovery does after damage in the middle."""
+    shutil.rmtree(scene.folder.state)
+    (taken,) = scene.snapshots.list()
+    scene.snapshots.fetch(taken, scene.folder.root)
+
+
+def restore_delta(scene: Scene) -> None:
+    for table in ("operations", "deliveries"):
+        DeltaTable.forPath(scene.spark, str(table_path(scene.folder.delta, table))).restoreToVersion(1)
+
+
+def lose_commits(scene: Scene) -> None:
+    """The last commits of two tables, as a power loss takes what nobody had synced."""
+    for table in ("operations", "commit_positions"):
+        commits = sorted((table_path(scene.folder.delta, table) / "_delta_log").glob("*.json"))
+        for commit in commits[len(commits) // 2 :]:
+            commit.unlink()
+            for crc in commit.parent.glob(f"*{commit.stem}*.crc"):
+                crc.unlink()
+    scene.spark.catalog.clearCache()
+    jvm: Any = scene.spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
+
+
+@pytest.mark.parametrize(
+    ("damage", "said", "source"),
+    [
+        (lose_state, "there is no state", "snapshot"),
+        (turn_state_back, "later decisions than the state", PRESENT),
+        (restore_delta, "RESTOREd", EMPTY),
+        (lose_commits, "Delta has lost commits", EMPTY),
+    ],
+    ids=["rocksdb lost", "rocksdb restored from an older backup", "delta restored", "delta lost commits"],
+)
+def test_a_start_is_refused_and_a_restore_heals(
+    scene: Scene, damage: Callable[[Scene], None], said: str, source: str
+) -> None:
+    damage(scene)
+    refused = scene.refusal()
+    assert said in refused
+    assert "`popstream restore`" in refused
+    restored = scene.restore()
+    assert restored.source.startswith(source) or restored.source.startswith("snapshot"), restored
+    assert restored.to_replay > 0
+    job = scene.drain()
+    assert job.verified_rows > 0
+    scene.compare_with_a_fresh_job()
+
+
+def test_a_wal_that_was_damaged_in_the_middle_is_a_state_turned_back(scene: Scene) -> None:
+    shutil.rmtree(scene.folder.state)
+    shutil.copytree(scene.folder.root / "image", scene.folder.state)
+    wal = max(scene.folder.state.glob("*.log"), key=lambda log: log.stat().st_size)
+    data = bytearray(wal.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    wal.write_bytes(bytes(data))
+    assert "`popstream restore`" in scene.refusal()
+    scene.restore()
+    scene.drain()
+    scene.compare_with_a_fresh_job()
+
+
+def test_rows_that_somebody_changed_are_noticed_by_the_replay(scene: Scene) -> None:
+    turn_state_back(scene)
+    path = table_path(scene.folder.delta, "operations")
+    table = DeltaTable.forPath(scene.spark, str(path))
+    last = table.toDF().orderBy("partition", "kafka_offset", "ordinal").tail(1)[0]
+    table.update(
+        f"partition = {last['partition']} AND kafka_offset = {last['kafka_offset']} AND ordinal = {last['ordinal']}",
+        {"code": "99"},
+    )
+    scene.restore()
+    job = scene.start(ticks=False)
+    assert job.wait(60)
+    job.stop()
+    assert isinstance(job.failure, Corrupt)
+    assert "operations has other rows than its log leads to" in str(job.failure)
+
+
+def test_a_log_that_lost_records_is_restored_only_with_consent(
+    spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path
+) -> None:
+    """Retention passed what is to be decided: then, and only then, handles of the lost time die."""
+    scene = Scene(spark, kafka.bootstrap_servers, tmp_path)
+    scene.play()
+    lose_state(scene)
+    end = end_offsets(scene.servers, scene.topics.ops)
+    with KafkaAdminClient(bootstrap_servers=scene.servers) as admin:
+        admin.delete_records({TopicPartition(scene.topics.ops, number): offset for number, offset in end.items()})
+    assert "`popstream restore" in scene.refusal()
+    with pytest.raises(Corrupt, match="no state can be continued") as caught:
+        scene.restore()
+    assert any("`--lossy` accepts that" in line for line in caught.value.details)
+    restored = scene.restore(lossy=True)
+    assert restored.source == f"snapshot {scene.snapshot_id}"
+    assert restored.lost
+    with RocksStore(scene.folder.state, read_only=True) as store:
+        applied = applied_in(store)
+        stored = store.get(META, REPLAY_KEY)
+    assert applied.next_offset == end
+    assert stored is not None
+    assert Replay.decode(stored).lost == restored.lost
+    job = scene.start()
+    with Workload(scene.servers, scene.topics, OPS_PARTITIONS, seed=9, pause_s=0.005) as clients:
+        wait_for(lambda: clients.sent > 150 and len(clients.answers) > 100, job)
+    job.stop()
+    assert job.failure is None
+    # The client has read all answers there ever were: these are its own.
+    own = [answer for op_id, answer in clients.answers.items() if op_id.startswith("w9-")]
+    handles = [decode_handle(answer["handle"]) for answer in own if answer.get("handle") and answer["type"] == "pop"]
+    assert handles
+    assert all(handle is not None and handle.epoch > 1 << 32 for handle in handles)
+
+
+def test_a_chosen_snapshot_is_taken_and_no_other(scene: Scene) -> None:
+    assert scene.restore(only=scene.snapshot_id).source == scene.snapshot_id
+    scene.drain()
+    scene.compare_with_a_fresh_job()
+    kept = next((scene.folder.root / "replaced").iterdir())
+    with RocksStore(kept / "state", read_only=True) as store:
+        assert applied_in(store).apply_seq > 0
+    assert json.loads((scene.folder.snapshots / "manifests" / f"{scene.snapshot_id}.json").read_bytes())["version"] == 1

@@ -1,0 +1,1 @@
+"""The whole protocol in one thread: what one seed does, it does again."""
