@@ -56,7 +56,8 @@ simulate: setup ## the protocol with simulated Kafka, Delta and deaths; SEEDS=10
 	@$(BIN)/python -m tests.simulation.run '$(SEEDS)'
 
 crash: setup ## kill the job at its fail-points and compare what it left
-	@$(PYTEST) -m crash
+	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900; $(PYTEST) -m crash
+	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900; $(PYTEST) tests/crash/test_store_kills.py -s
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Commit", "Disk", "MemoryStore", "Sent", "SimulatedProducer", "SimulatedTables"]
 
-Hook = "Callable[[str], None]"
+Record = tuple[int | None, bytes | None, bytes | None]
+"""(partition, key, value)."""
 
 
 class MemoryStore(MemoryKv):
@@ -77,8 +78,16 @@ class Disk:
         self.attempts = attempts
         self.commits: dict[str, list[Commit]] = {}
         self.synced: dict[str, int] = {}
-        self.topics: dict[str, list[tuple[int | None, bytes | None, bytes | None]]] = {}
+        self.topics: dict[str, list[Record]] = {}
         self.owner = 0
+
+    def commit(self, table: str, commit: Commit) -> None:
+        """A table has one more commit; whether it lasts is another question."""
+        self.commits.setdefault(table, []).append(commit)
+
+    def publish(self, topic: str, record: Record) -> None:
+        """A topic has one more record."""
+        self.topics.setdefault(topic, []).append(record)
 
     def versions(self, table: str) -> dict[str, int]:
         """As Delta tells them: the last version of each state epoch."""
@@ -121,7 +130,7 @@ class SimulatedTables:
             if self._disk.versions(table).get(self._state_epoch, -1) != self._committed[table]:
                 message = f"another process writes to {table}"
                 raise Fenced(message)
-            self._disk.commits.setdefault(table, []).append(Commit(self._state_epoch, upto, fresh))
+            self._disk.commit(table, Commit(self._state_epoch, upto, fresh))
             self._hook("table_committed")
             self._disk.synced[table] = len(self._disk.commits[table])
             self._hook("table_synced")
@@ -137,7 +146,7 @@ class SimulatedTables:
 class Sent:
     """A record that was handed over; confirmed later, or never."""
 
-    def __init__(self, topic: str, record: tuple[int | None, bytes | None, bytes | None]) -> None:
+    def __init__(self, topic: str, record: Record) -> None:
         self.topic = topic
         self.record = record
         self._callbacks: list[Callable[[Any], object]] = []
@@ -182,13 +191,13 @@ class SimulatedProducer:
         """Kafka takes `count` of the records that wait."""
         arriving, self._waiting = self._waiting[:count], self._waiting[count:]
         for sent in arriving:
-            self._disk.topics.setdefault(sent.topic, []).append(sent.record)
+            self._disk.publish(sent.topic, sent.record)
             sent.confirm()
 
     def die(self, chance: random.Random) -> None:
         """The first few of what was on its way have arrived, and nobody hears of it."""
         for sent in self._waiting[: chance.randrange(len(self._waiting) + 1)]:
-            self._disk.topics.setdefault(sent.topic, []).append(sent.record)
+            self._disk.publish(sent.topic, sent.record)
         self._waiting = []
 
     def close(self, timeout: float | None = None) -> None:  # noqa: ARG002 - a producer's

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from broker_state.kernel.turn import DeadLetter
     from pipelines.outbox import Entry
 
-__all__ = ["Outcome", "SimulatedCrash", "World", "disturbed", "undisturbed"]
+__all__ = ["InMemoryAttempts", "Outcome", "SimulatedCrash", "World", "disturbed", "log_of", "undisturbed"]
 
 TOPICS = Topics.of("popstream")
 RESULTS_PARTITIONS = 3
@@ -204,13 +204,20 @@ class Instance:
 class World:
     """One log, and one job over it that dies as often as `chance` wants."""
 
-    def __init__(self, records: list[KafkaRecord], store: Any, chance: random.Random, crash_rate: float) -> None:
+    def __init__(
+        self,
+        records: list[KafkaRecord],
+        store: Any,
+        chance: random.Random,
+        crash_rate: float,
+        disk: Disk | None = None,
+    ) -> None:
         self.log: dict[int, list[KafkaRecord]] = defaultdict(list)
         for record in records:
             of_partition = self.log[record.partition]
             of_partition.append(record._replace(kafka_offset=len(of_partition)))
         self.visible = dict.fromkeys(range(PARTITIONS), 0)
-        self.disk = Disk(store, InMemoryAttempts())  # type: ignore[arg-type]
+        self.disk = disk or Disk(store, InMemoryAttempts())  # type: ignore[arg-type]
         store.hook = self.pass_place
         self.crashes: list[str] = []
         self.fenced = 0
@@ -323,17 +330,18 @@ class World:
 
 def undisturbed(seed: int, records: int) -> Outcome:
     """What a job makes of the log of a seed that nothing happens to."""
-    return World(_log(seed, records), MemoryStore(), random.Random(-seed - 1), 0.0).run()
+    return World(log_of(seed, records), MemoryStore(), random.Random(-seed - 1), 0.0).run()
 
 
 def disturbed(seed: int, records: int, store: Any = None) -> tuple[World, Outcome]:
     """What one makes of it that dies and starts again."""
     chance = random.Random(seed)
-    world = World(_log(seed, records), store or MemoryStore(), chance, chance.choice([0.005, 0.02, 0.08]))
+    world = World(log_of(seed, records), store or MemoryStore(), chance, chance.choice([0.005, 0.02, 0.08]))
     return world, world.run()
 
 
-def _log(seed: int, records: int) -> list[KafkaRecord]:
+def log_of(seed: int, records: int) -> list[KafkaRecord]:
+    """The log of a seed."""
     return [KafkaRecord(*record, value_bytes=len(record.value)) for record in iterate(seed, records)]
 
 
