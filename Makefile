@@ -12,7 +12,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo example test unit model check format integration bench simulate crash lock lock-jars clean
+.PHONY: help setup demo example test unit model check format integration bench simulate fuzz mutants crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -55,9 +55,16 @@ SEEDS ?= 10000
 simulate: setup ## the protocol with simulated Kafka, Delta and deaths; SEEDS=10000, SEEDS=500-600, or one: SEEDS==4711
 	@$(BIN)/python -m tests.simulation.run '$(SEEDS)'
 
+FUZZ_INPUTS ?= 1000000
+fuzz: setup ## fuzz five targets with FUZZ_INPUTS inputs each; inputs that fail stay in var/fuzz
+	@status=0; for target in record_decoder handle_parser value_codecs settings_loader kernel; do \
+		$(BIN)/python -m tests.fuzz.run $$target --inputs $(FUZZ_INPUTS) || status=1; done; exit $$status
+
+mutants: setup ## each of the seeded mistakes in the kernel has to fail the suite
+	@$(PYTEST) tests/mutants
+
 crash: setup ## kill the job at its fail-points and compare what it left
-	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900; $(PYTEST) -m crash
-	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900; $(PYTEST) tests/crash/test_store_kills.py -s
+	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900; $(PYTEST) tests/crash -rP
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

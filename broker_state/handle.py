@@ -102,6 +102,8 @@ class Signer:
     >>> signer = Signer({"a": b"secret"}, active="a")
     >>> signer.verify(signer.sign("1.AAAA")), signer.verify("1.AAAA.a.forged"), signer.verify("1.AAAA")
     ('1.AAAA', None, None)
+    >>> signer.verify("1.AAAA.a.\u00e9") is None
+    True
     """
 
     def __init__(self, keys: Mapping[str, bytes], active: str) -> None:
@@ -121,7 +123,8 @@ class Signer:
         if len(parts) != 4 or parts[2] not in self._keys:
             return None
         unsigned = f"{parts[0]}.{parts[1]}"
-        return unsigned if hmac.compare_digest(self._signature(parts[2], unsigned), parts[3]) else None
+        wanted = self._signature(parts[2], unsigned).encode()  # as bytes: a forged one need not be ASCII
+        return unsigned if hmac.compare_digest(wanted, parts[3].encode()) else None
 
     def _signature(self, key_id: str, unsigned: str) -> str:
         return _to_text(hmac.digest(self._keys[key_id], unsigned.encode(), "sha256")[:_SIGNATURE_BYTES])

@@ -4,12 +4,12 @@ A page's value is one format byte and MessagePack: a flat array, so many numbers
 stay below 4 KiB, whatever the history; that is why a page has 64 offsets and a segment 4096.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from broker_state.errors import CorruptValueError
+from broker_state.stored import read_stored
 
 __all__ = [
     "PAGE_OFFSETS",
@@ -30,6 +30,8 @@ PAGE_OFFSETS = 1 << PAGE_SHIFT
 
 encode_ints = msgspec.msgpack.Encoder().encode
 """Numbers of a page as its value, without the format byte."""
+Page = TypeVar("Page")
+
 _decode_ints = msgspec.msgpack.Decoder(list[int]).decode
 
 Fact = TypeVar("Fact")
@@ -207,8 +209,11 @@ class DeliveryPage(Runs[Delivery]):
 
     @classmethod
     def decode(cls, value: bytes) -> "DeliveryPage":
-        """Raises CorruptValueError for another format byte."""
-        flat = decode_ints("delivery page", cls._FORMAT, value)
+        """Raises CorruptValueError for another format byte, or numbers that make no page."""
+        return decode_ints("delivery page", cls._FORMAT, value, cls._of)
+
+    @classmethod
+    def _of(cls, flat: list[int]) -> "DeliveryPage":
         page_no, due_ms, client_count = flat[:3]
         base = page_no << PAGE_SHIFT
         start = 3 + client_count
@@ -250,8 +255,11 @@ class TagPage(Runs[UnitFacts]):
 
     @classmethod
     def decode(cls, value: bytes) -> "TagPage":
-        """Raises CorruptValueError for another format byte."""
-        flat = decode_ints("tag page", cls._FORMAT, value)
+        """Raises CorruptValueError for another format byte, or numbers that make no page."""
+        return decode_ints("tag page", cls._FORMAT, value, cls._of)
+
+    @classmethod
+    def _of(cls, flat: list[int]) -> "TagPage":
         base = flat[0] << PAGE_SHIFT
         return cls(
             flat[0],
@@ -277,12 +285,10 @@ def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
     yield page_no, first, end
 
 
-def decode_ints(what: str, form: bytes, value: bytes) -> list[int]:
-    """The numbers of a page's value.
+def decode_ints(what: str, form: bytes, value: bytes, build: Callable[[list[int]], Page]) -> Page:
+    """What `build` makes of the numbers of a page's value.
 
     Raises:
-        CorruptValueError: the format byte is not `form`.
+        CorruptValueError: the format byte is not `form`, or what follows makes no page.
     """
-    if value[:1] != form:
-        raise CorruptValueError(what, value)
-    return _decode_ints(value[1:])
+    return read_stored(what, form, value, lambda data: build(_decode_ints(data)))

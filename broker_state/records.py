@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 
-from broker_state.errors import CorruptValueError
+from broker_state.stored import FORMAT_1, read_stored
 
 __all__ = [
     "OP_LOG_ENTRIES",
@@ -26,17 +26,12 @@ __all__ = [
 class _Stored(msgspec.Struct, array_like=True):
     def encode(self) -> bytes:
         """Format byte and MessagePack of the fields."""
-        return b"\x01" + _encode(self)
+        return FORMAT_1 + _encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises CorruptValueError for another format byte or other fields."""
-        if value[:1] != b"\x01":
-            raise CorruptValueError(cls.__name__, value)
-        try:
-            return msgspec.msgpack.decode(value[1:], type=cls)
-        except msgspec.DecodeError as error:
-            raise CorruptValueError(cls.__name__, value) from error
+        return read_stored(cls.__name__, FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 _encode = msgspec.msgpack.Encoder().encode

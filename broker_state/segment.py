@@ -170,10 +170,13 @@ def _grid(bits: int, step: int, shift: int) -> bytes:
     return head + cells.to_bytes((cells.bit_length() + 7) // 8, "little")
 
 
-def _read_grid(data: bytes) -> int:
+def _read_grid(data: bytes) -> int | None:
     step, shift = divmod(int.from_bytes(data[:_GRID_HEAD_BYTES], "big"), SEGMENT_BITS)
+    cells = int.from_bytes(data[_GRID_HEAD_BYTES:], "little")
+    if not step or cells.bit_length() * step >= SEGMENT_BITS + shift + step:
+        return None  # it reaches beyond the segment
     bits = 0
-    for first, end in bit_runs(int.from_bytes(data[_GRID_HEAD_BYTES:], "little")):
+    for first, end in bit_runs(cells):
         bits |= mask(first * step, end * step)
     return bits >> shift & FULL
 

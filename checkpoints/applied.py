@@ -8,12 +8,14 @@ from typing import Self
 
 import msgspec
 
-from broker_state.errors import CorruptValueError, Invalid
+from broker_state.errors import Invalid
 from broker_state.rocks_store import META, RocksStore
+from broker_state.stored import FORMAT_1, read_stored
 
 __all__ = ["APPLIED_KEY", "NOTED_KEY", "Applied", "applied_of", "decode_noted", "encode_noted"]
 
 APPLIED_KEY = b"applied"
+_decode_noted = msgspec.msgpack.Decoder(dict[str, int]).decode
 NOTED_KEY = b"noted"
 """By table, the apply_seq up to which its rows are in Delta: the outbox may have forgotten them."""
 
@@ -36,17 +38,12 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Format byte and MessagePack."""
-        return b"\x01" + msgspec.msgpack.encode(self)
+        return FORMAT_1 + msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises CorruptValueError for another format byte or other fields."""
-        if value[:1] != b"\x01":
-            raise CorruptValueError("applied", value)
-        try:
-            return msgspec.msgpack.decode(value[1:], type=cls)
-        except msgspec.DecodeError as error:
-            raise CorruptValueError("applied", value) from error
+        return read_stored("applied", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
     def after(self, end_offset: Mapping[int, int], query_id: str, spark_batch_id: int) -> "Applied":
         """One micro-batch further, which ended at `end_offset` of each of its partitions."""
@@ -65,7 +62,7 @@ def encode_noted(delivered: Mapping[str, int]) -> bytes:
     >>> decode_noted(encode_noted({"operations": 7})), decode_noted(None)
     ({'operations': 7}, {})
     """
-    return b"\x01" + msgspec.msgpack.encode(dict(delivered))
+    return FORMAT_1 + msgspec.msgpack.encode(dict(delivered))
 
 
 def decode_noted(value: bytes | None) -> dict[str, int]:
@@ -76,12 +73,7 @@ def decode_noted(value: bytes | None) -> dict[str, int]:
     """
     if value is None:
         return {}
-    if value[:1] != b"\x01":
-        raise CorruptValueError("noted", value)
-    try:
-        return msgspec.msgpack.decode(value[1:], type=dict[str, int])
-    except msgspec.DecodeError as error:
-        raise CorruptValueError("noted", value) from error
+    return read_stored("noted", FORMAT_1, value, _decode_noted)
 
 
 def applied_of(store: RocksStore) -> Applied:

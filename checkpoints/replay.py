@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from broker_state.errors import CorruptValueError
+from broker_state.stored import FORMAT_1, read_stored
 
 __all__ = ["REPLAY_KEY", "Replay"]
 
@@ -29,14 +29,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Format byte and MessagePack."""
-        return b"\x01" + msgspec.msgpack.encode(self)
+        return FORMAT_1 + msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises CorruptValueError for another format byte or other fields."""
-        if value[:1] != b"\x01":
-            raise CorruptValueError("replay", value)
-        try:
-            return msgspec.msgpack.decode(value[1:], type=cls)
-        except msgspec.DecodeError as error:
-            raise CorruptValueError("replay", value) from error
+        return read_stored("replay", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))

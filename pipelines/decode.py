@@ -27,7 +27,7 @@ from broker_state.command import (
     RejectEntry,
 )
 from broker_state.handle import Signer
-from broker_state.kernel.limits import ENTRIES_MAX
+from broker_state.kernel.limits import ENTRIES_MAX, is_queue_name
 from broker_state.kernel.turn import OpRecord
 from connectors.kafka.partitioner import partition_of
 
@@ -151,7 +151,8 @@ class Decoder:
             # Not `ops_key`, which refuses names that no queue can have: they are the kernel's to refuse.
             key = f"{topic}\0{queue_id}".encode()
             route = (key, partition_of(key, self._partition_count))
-            if len(self._routes) < 100_000:
+            # Names that no queue can have may be as long as a record.
+            if len(self._routes) < 100_000 and is_queue_name(topic, queue_id):
                 self._routes[topic, queue_id] = route
         return route != (record.key, record.partition)
 

@@ -8,15 +8,17 @@ from typing import Any
 import msgspec
 
 from broker_state.answer import Answer
+from broker_state.errors import CorruptValueError
 from broker_state.handle import Signer
 from broker_state.kernel.turn import Decision, Notification
+from broker_state.stored import UNDECODABLE
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES
 from connectors.kafka.partitioner import ops_key
 from pipelines.decode import Rejected
 from pipelines.outbox import ENTRY_BYTES_MAX, Entry, EntryKind
 
-__all__ = ["TABLE_NUMBERS", "entries_of", "read_frame", "read_notifications", "read_slice"]
+__all__ = ["TABLE_NUMBERS", "entries_of", "read_frame", "read_notifications", "read_slice", "rows_by_table"]
 
 _FRAME_HEAD, _FRAME_TAIL = b'{"v":1,"answers":[', b"]}"
 _FRAME_BYTES = ENTRY_BYTES_MAX - 64
@@ -46,18 +48,11 @@ def entries_of(
     add(EntryKind.ANSWERS, _frames(answers, results_partitions, signer))
     add(EntryKind.NOTIFICATIONS, _notifications(decision.notifications))
     add(EntryKind.DEAD_LETTER, (msgspec.msgpack.encode(letter) for letter in decision.dead_letters))
-    tables: dict[str, Sequence[Any]] = {
-        "operations": decision.operations,
-        "deliveries": decision.deliveries,
-        "commit_positions": decision.commit_positions,
-        "rejected": [r.row for r in rejected],
-        "order_info": decision.order_info,
-    }
     add(
         EntryKind.AUDIT,
         (
             bytes((TABLE_NUMBERS[table],)) + data
-            for table, rows in tables.items()
+            for table, rows in rows_by_table(decision, rejected).items()
             if rows
             for data in encode_rows(table, rows, ENTRY_BYTES_MAX - 1)
         ),
@@ -65,19 +60,37 @@ def entries_of(
     return entries
 
 
+def rows_by_table(decision: Decision, rejected: Sequence[Rejected]) -> dict[str, Sequence[Any]]:
+    """The audit rows of a decision."""
+    return {
+        "operations": decision.operations,
+        "deliveries": decision.deliveries,
+        "commit_positions": decision.commit_positions,
+        "rejected": [each.row for each in rejected],
+        "order_info": decision.order_info,
+    }
+
+
 def read_frame(value: bytes) -> tuple[int, bytes]:
     """(results partition, record value) of an entry of answers."""
+    if len(value) < _PARTITION.size:
+        raise CorruptValueError("frame of answers", value)
     return _PARTITION.unpack_from(value)[0], value[_PARTITION.size :]
 
 
 def read_slice(value: bytes) -> tuple[str, bytes]:
     """(table, Arrow slice) of an entry of audit rows."""
+    if not value or value[0] >= len(_TABLE_NAMES):
+        raise CorruptValueError("slice of rows", value)
     return _TABLE_NAMES[value[0]], value[1:]
 
 
 def read_notifications(value: bytes) -> list[tuple[bytes, bytes]]:
     """(key, value) of each record of an entry of notifications."""
-    return msgspec.msgpack.decode(value, type=list[tuple[bytes, bytes]])
+    try:
+        return msgspec.msgpack.decode(value, type=list[tuple[bytes, bytes]])
+    except UNDECODABLE as error:
+        raise CorruptValueError("notifications", value) from error
 
 
 def _frames(

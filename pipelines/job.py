@@ -46,7 +46,7 @@ from pipelines.settings import JobSettings
 from pipelines.snapshots import SnapshotLoop, take_snapshot
 from pipelines.ticker import Ticker
 
-__all__ = ["Job"]
+__all__ = ["Job", "signer_of"]
 
 _log = structlog.get_logger(__name__)
 
@@ -121,7 +121,7 @@ class Job:
         self.ticker = Ticker(self._send_tick, self.fail)
         checkpoint = fresh_checkpoint(self.folder.spark)
         self._intake = Intake(spark, self._source_options(), self.topics.ops, settings.records_per_batch_max)
-        signer = _signer(settings)
+        signer = signer_of(settings)
         self.apply_ops = ApplyOps(
             store=self.store,
             require_ownership=self._ownership.require,
@@ -336,7 +336,8 @@ class Job:
         self._ended.set()
 
 
-def _signer(settings: JobSettings) -> Signer | None:
+def signer_of(settings: JobSettings) -> Signer | None:
+    """Who signs and checks handles; None: they are not signed."""
     if not settings.handle_keys:
         return None
     keys = {key_id: secret.get_secret_value().encode() for key_id, secret in settings.handle_keys.items()}

@@ -14,7 +14,7 @@ import msgspec
 
 from broker_state.command import QueueType
 from broker_state.consume_queue.block import BLOCK_SHIFT
-from broker_state.errors import CorruptValueError
+from broker_state.stored import FORMAT_1, read_stored
 
 __all__ = ["BLOCK", "FILTER", "PAGE_SHIFT", "ConsumeQueue", "Get", "Place", "place_key"]
 
@@ -73,12 +73,7 @@ class ConsumeQueue(msgspec.Struct, array_like=True, frozen=True):
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises CorruptValueError for another format byte or other fields."""
-        if value[:1] != b"\x01":
-            raise CorruptValueError("ConsumeQueue", value)
-        try:
-            return msgspec.msgpack.decode(value[1:], type=cls)
-        except msgspec.DecodeError as error:
-            raise CorruptValueError("ConsumeQueue", value) from error
+        return read_stored("ConsumeQueue", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
     def numbers(self, level: int) -> range:
         """The numbers of the blocks (level 0) or pages that [start, end) touches.

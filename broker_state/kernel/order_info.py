@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_state.errors import CorruptValueError
 from broker_state.overlay import Overlay
 from broker_state.pages import PAGE_SHIFT, Runs, decode_ints, encode_ints, windows
+from broker_state.stored import FORMAT_1, read_stored
 
 __all__ = ["IDLE_MS", "NOT_A_MEMBER", "STALE", "ConsumedCounts", "Member", "OrderInfo"]
 
@@ -74,8 +74,11 @@ class MemberPage(Runs[Member]):
 
     @classmethod
     def decode(cls, value: bytes) -> "MemberPage":
-        """Raises CorruptValueError for another format byte."""
-        flat = decode_ints("member page", cls._FORMAT, value)
+        """Raises CorruptValueError for another format byte, or numbers that make no page."""
+        return decode_ints("member page", cls._FORMAT, value, cls._of)
+
+    @classmethod
+    def _of(cls, flat: list[int]) -> "MemberPage":
         base = flat[0] << PAGE_SHIFT
         runs = []
         for first, length, visible_ms, count, flags in zip(*(flat[2 + i :: 5] for i in range(5)), strict=True):
@@ -147,10 +150,8 @@ class OrderInfo:
         """Whether the record being decided has changed it; the shell of the kernel sets it back."""
         if stored is None:
             self._head = _Head(0, 0, 0, None, 0, 0, 0, 0, 0, 0, -1, 0, 0)
-        elif stored[:1] == b"\x01":
-            self._head = _decode_head(stored[1:])
         else:
-            raise CorruptValueError("order info", stored)
+            self._head = read_stored("order info", FORMAT_1, stored, _decode_head)
 
     def encode(self) -> bytes:
         """Stored form of the head."""

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from broker_state.key_hash import key_hash
+from broker_state.stored import UNDECODABLE
 from connectors.client.message_id import MessageId
 from connectors.client.tags import TAG_HEADER
 from connectors.errors import Corrupt
-from connectors.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

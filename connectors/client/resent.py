@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from connectors.undecodable import UNDECODABLE
+from broker_state.stored import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Covered", "covered_offsets", "effective_versions"]
+__all__ = ["Covered", "covered_offsets", "effective_versions", "rows_between"]
 
-DIFFERS_BY_RUN = ("apply_seq", "state_epoch", "op_date")
+NOT_COMPARED = ("apply_seq", "state_epoch", "op_date", "ops_topic_id")
+"""What differs from run to run, what follows from another column, and what is the same in every row."""
+
+_KEY = [name for name in KEY_COLUMNS if name not in NOT_COMPARED]
 
 
 def covered_offsets(spark: SparkSession, root: Path, table: str, ops_topic_id: str) -> dict[int, int]:
@@ -32,6 +35,23 @@ def covered_offsets(spark: SparkSession, root: Path, table: str, ops_topic_id: s
     rows = spark.read.format("delta").load(str(table_path(root, table))).where(f.col("ops_topic_id") == ops_topic_id)
     ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
     return {int(row["partition"]): int(row["end"]) for row in ends}
+
+
+def rows_between(
+    spark: SparkSession,
+    root: Path,
+    table: str,
+    ops_topic_id: str,
+    first_offset: Mapping[int, int],
+    end_offset: Mapping[int, int],
+) -> int:
+    """How many rows a table has of the records [first, end) of each partition."""
+    rows = spark.read.format("delta").load(str(table_path(root, table))).where(f.col("ops_topic_id") == ops_topic_id)
+    within = f.lit(False)
+    for partition, end in end_offset.items():
+        is_there = f.col("kafka_offset").between(first_offset.get(partition, 0), end - 1)
+        within = within | ((f.col("partition") == partition) & is_there)
+    return rows.where(within).count()
 
 
 def effective_versions(spark: SparkSession, root: Path, table: str, pipeline: str) -> dict[str, int]:
@@ -117,9 +137,9 @@ class Covered:
 
 def _comparable(table: str, rows: pa.Table) -> pa.Table:
     schema = arrow_schema(AUDIT_TABLES[table])
-    names = [name for name in schema.names if name not in DIFFERS_BY_RUN]
+    names = [name for name in schema.names if name not in NOT_COMPARED]
     kept = rows.select(names).cast(pa.schema([schema.field(name) for name in names]))
-    return kept.sort_by([(name, "ascending") for name in KEY_COLUMNS]).combine_chunks()
+    return kept.sort_by([(name, "ascending") for name in _KEY]).combine_chunks()
 
 
 def _differences(wanted: pa.Table, found: pa.Table) -> list[str]:
@@ -127,7 +147,7 @@ def _differences(wanted: pa.Table, found: pa.Table) -> list[str]:
     by_key: dict[Any, list[Any]] = {}
     for place, rows in enumerate((wanted, found)):
         for row in rows.to_pylist():
-            by_key.setdefault(tuple(row[name] for name in KEY_COLUMNS), [None, None])[place] = row
+            by_key.setdefault(tuple(row[name] for name in _KEY), [None, None])[place] = row
     odd = [(key, pair) for key, pair in sorted(by_key.items()) if pair[0] != pair[1]]
-    shown = [f"(partition, offset, ordinal) {key[1:]}: log {pair[0]}, table {pair[1]}" for key, pair in odd[:3]]
+    shown = [f"(partition, offset, ordinal) {key}: log {pair[0]}, table {pair[1]}" for key, pair in odd[:3]]
     return [*shown, f"{len(odd)} rows in all"]

@@ -17,8 +17,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 
 from broker_state.command import QueueType
+from broker_state.stored import UNDECODABLE
 from connectors.errors import Unavailable
-from connectors.undecodable import UNDECODABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

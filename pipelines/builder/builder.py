@@ -34,10 +34,11 @@ from broker_state.consume_queue import (
     skips_of,
     truncate,
 )
-from broker_state.errors import CorruptValueError, Invalid
+from broker_state.errors import Invalid
 from broker_state.keys import end_of_prefix, queue_prefix
 from broker_state.overlay import Change
 from broker_state.rocks_store import META, QUEUES, UNITS, Erasure, RocksStore
+from broker_state.stored import FORMAT_1, read_stored
 from connectors.kafka.message_topics import MessageTopic
 from pipelines.outbox import Entry, EntryKind, Outbox
 
@@ -60,17 +61,12 @@ class Built(msgspec.Struct, frozen=True, kw_only=True):
 
     def encode(self) -> bytes:
         """Format byte and MessagePack."""
-        return b"\x01" + msgspec.msgpack.encode(self)
+        return FORMAT_1 + msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
         """Raises CorruptValueError for another format byte or other fields."""
-        if value[:1] != b"\x01":
-            raise CorruptValueError("built", value)
-        try:
-            return msgspec.msgpack.decode(value[1:], type=cls)
-        except msgspec.DecodeError as error:
-            raise CorruptValueError("built", value) from error
+        return read_stored("built", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 class UnitSpan(msgspec.Struct, array_like=True, frozen=True):

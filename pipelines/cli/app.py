@@ -429,6 +429,33 @@ def restore(
 
 
 @app.command(epilog=EPILOG)
+def verify(
+    at: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,
+    folder: Folder = None,
+    bootstrap_servers: Annotated[
+        str | None, typer.Option(help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False)
+    ] = None,
+    prefix: Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))] = None,
+    settings: SettingsFile = None,
+    var: Var = DEFAULT_VAR,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Decide the log again, and compare state and tables with what comes of it.
+
+    From the begin of the log, or from the oldest snapshot that it reaches
+    back to. Exit code 4: something differs.
+    """
+    from pipelines.cli.verify import run_verify
+
+    chosen = load_settings(
+        settings,
+        {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix, "snapshots": at},
+    )
+    run_verify(chosen, var=var, as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
 def check(
     folder: Folder = None,
     data_docs: Annotated[Path, typer.Option(help="folder for Data Docs; a run replaces them")] = DEFAULT_DATA_DOCS,

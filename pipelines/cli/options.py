@@ -84,7 +84,7 @@ def load_settings(file: Path | None, options: dict[str, Any]) -> JobSettings:
         raise Invalid(message, subject=str(file))
     try:
         return _settings_class(file)(**{name: value for name, value in options.items() if value is not None})
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeError, RecursionError) as error:
         message = f"{file} is no TOML: {error}"
         raise Invalid(message, subject=str(file)) from error
     except ValidationError as error:
@@ -92,6 +92,9 @@ def load_settings(file: Path | None, options: dict[str, Any]) -> JobSettings:
         wrong = [f"{_place(found['loc'])}: {found['msg']}" for found in error.errors(include_input=False)]
         message = "the settings cannot work:"
         raise Invalid(message, details=wrong) from error
+    except ValueError as error:  # Python reads no integer of thousands of digits
+        message = f"{file} is no TOML: {error}"
+        raise Invalid(message, subject=str(file)) from error
 
 
 def _place(location: tuple[int | str, ...]) -> str:

@@ -25,7 +25,7 @@ from pipelines.restore import Restored, restore
 from pipelines.settings import JobSettings
 from pipelines.snapshots import take_snapshot
 
-__all__ = ["run_restore", "the_kafka_of"]
+__all__ = ["log_of", "run_restore", "the_kafka_of"]
 
 
 def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | None, as_json: bool) -> None:
@@ -41,7 +41,7 @@ def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | No
     snapshots = snapshots_of(settings)
     with Ownership(folder.lock):
         with the_kafka_of(settings, var) as servers, reading_session(var) as spark, working("restoring"):
-            log = _log_of(servers, settings.topic_prefix)
+            log = log_of(servers, settings.topic_prefix)
             restored = restore(folder, log, spark, snapshots, lossy=lossy, only=only)
         if restored.lost:
             # What was handed out before is not to be replayed over: from now on everything starts from here.
@@ -67,7 +67,12 @@ def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[str]:
         yield kafka.bootstrap_servers
 
 
-def _log_of(servers: str, prefix: str) -> LogFound:
+def log_of(servers: str, prefix: str) -> LogFound:
+    """The ops topic of a job as it is now.
+
+    Raises:
+        Invalid: There is none.
+    """
     name = Topics.of(prefix).ops
     facts = describe(servers, [name]).get(name)
     if facts is None:

@@ -20,6 +20,7 @@ from kafka.admin import KafkaAdminClient
 
 from broker_state.errors import Corrupt
 from broker_state.handle import decode_handle
+from broker_state.overlay import STATE
 from broker_state.rocks_store import META, RocksStore
 from checkpoints.applied import applied_of as applied_in
 from checkpoints.layout import JobFolder
@@ -30,6 +31,7 @@ from connectors.kafka.topics import Topics, TopicSettings, describe, ensure_topi
 from pipelines.job import Job
 from pipelines.ops_log import found_log
 from pipelines.restore import EMPTY, PRESENT, Restored, restore
+from pipelines.verify import Verified, verify
 from tests.support.left_behind import applied_of, audit_rows, end_offsets, families_of
 from tests.support.wire import start_job, wait_for
 from tests.support.workload import Workload
@@ -241,6 +243,56 @@ def test_a_log_that_lost_records_is_restored_only_with_consent(
     handles = [decode_handle(answer["handle"]) for answer in own if answer.get("handle") and answer["type"] == "pop"]
     assert handles
     assert all(handle is not None and handle.epoch > 1 << 32 for handle in handles)
+
+
+def verified(scene: Scene) -> Verified:
+    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
+    return verify(
+        scene.folder.state,
+        found_log(scene.servers, facts),
+        scene.servers,
+        scene.spark,
+        scene.folder.delta,
+        scene.snapshots,
+        scene.folder.scratch,
+        None,
+    )
+
+
+def test_verify_finds_all_as_it_must_be(scene: Scene) -> None:
+    found = verified(scene)
+    assert not found.differences
+    assert found.base == "an empty state"
+    assert found.records == sum(end_offsets(scene.servers, scene.topics.ops).values())
+    assert found.keys == sum(len(keys) for keys in families_of(scene.folder.state).values())
+    assert found.rows == {table: len(audit_rows(scene.folder.delta, table)) for table in AUDIT_TABLES}
+    assert not any(found.not_in_delta.values())
+
+
+def test_verify_tells_what_differs(scene: Scene) -> None:
+    """A byte of the state, a row too many, a row too few and a row that was changed."""
+    with RocksStore(scene.folder.state) as store:
+        key, value = next(iter(store.scan(STATE, b"")))
+        store.write_changes([(STATE, key, value + b"!")])
+    deliveries, positions, operations = (
+        DeltaTable.forPath(scene.spark, str(table_path(scene.folder.delta, table)))
+        for table in ("deliveries", "commit_positions", "operations")
+    )
+    first = deliveries.toDF().orderBy("partition", "kafka_offset", "ordinal").head()
+    assert first is not None
+    place = f"partition = {first['partition']} AND kafka_offset = {first['kafka_offset']}"
+    deliveries.update(place, {"attempt": "77"})
+    last = positions.toDF().orderBy("partition", "kafka_offset", "ordinal").tail(1)[0]
+    positions.delete(f"partition = {last['partition']} AND kafka_offset = {last['kafka_offset']}")
+    odd = operations.toDF().limit(1).selectExpr("* EXCEPT (ordinal)", "99999 AS ordinal")
+    columns = operations.toDF().columns
+    odd.select(*columns).write.format("delta").mode("append").save(str(table_path(scene.folder.delta, "operations")))
+    said = "\n".join(verified(scene).differences)
+    assert f"state {key.hex()}" in said
+    assert "1 keys of the state differ" in said
+    assert "'attempt': 77" in said
+    assert "rows of commit_positions are neither in Delta nor on their way" in said
+    assert "'ordinal': 99999" in said
 
 
 def test_a_chosen_snapshot_is_taken_and_no_other(scene: Scene) -> None:

@@ -107,18 +107,17 @@ class SimulatedTables:
         self._state_epoch = state_epoch
         self._hook = hook
         self._committed: dict[str, int] = {}
-        self._delivered: dict[str, int] = {}
         for table, commits in disk.commits.items():  # as `ExactlyOnceTable` does when it opens
             disk.synced[table] = len(commits)
+            self._committed[table] = self._version(table)
+        self._delivered = dict(self._committed)
 
     def delivered(self, table: str) -> int:
         """See `AuditFlusher.delivered`."""
-        return self._delivered.setdefault(table, self._version(table))
+        return self._delivered.get(table, -1)
 
     def committed(self) -> Mapping[str, int]:
         """See `AuditFlusher.committed`."""
-        for table in self._disk.commits:
-            self.delivered(table)
         return {table: version for table, version in self._committed.items() if version >= 0}
 
     def flush(self, table: str, slices: Iterable[tuple[int, bytes]], upto: int) -> int:
@@ -127,7 +126,7 @@ class SimulatedTables:
         fresh = tuple((seq, data) for seq, data in slices if seq > delivered)
         if fresh:
             self._hook("table_commit")
-            if self._disk.versions(table).get(self._state_epoch, -1) != self._committed[table]:
+            if self._disk.versions(table).get(self._state_epoch, -1) != self._committed.get(table, -1):
                 message = f"another process writes to {table}"
                 raise Fenced(message)
             self._disk.commit(table, Commit(self._state_epoch, upto, fresh))
@@ -139,8 +138,7 @@ class SimulatedTables:
         return len(fresh)
 
     def _version(self, table: str) -> int:
-        self._committed[table] = self._disk.versions(table).get(self._state_epoch, -1)
-        return self._committed[table]
+        return self._disk.versions(table).get(self._state_epoch, -1)
 
 
 class Sent:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from broker_state.answer import Answer, decode_frame
+from broker_state.stored import UNDECODABLE
 from connectors.client.errors import AnswerTimeout, ClientClosed
 from connectors.client.exchange.broker_clock import BrokerClock
 from connectors.client.settings import RESEND_WINDOW_MS
@@ -66,17 +67,17 @@ def answers_of(frame: bytes) -> list[Answer]:
     """
     try:
         return decode_frame(frame)
-    except msgspec.DecodeError as error:
+    except UNDECODABLE as error:
         LOG.warning("a frame of %d bytes cannot be read as a whole: %s", len(frame), error)
     try:
         raw = _raw_frame_decoder.decode(frame).answers
-    except msgspec.DecodeError:
+    except UNDECODABLE:
         return []
     answers = []
     for piece in raw:
         try:
             answers.append(_answer_decoder.decode(piece))
-        except msgspec.DecodeError as error:
+        except UNDECODABLE as error:
             LOG.warning("an answer cannot be read: %s", error)
     return answers
 

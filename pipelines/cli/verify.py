@@ -1,0 +1,77 @@
+"""`popstream verify`: is what is stored what the log leads to?"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import typer
+
+from checkpoints.layout import JobFolder
+from checkpoints.ownership import Ownership
+from checkpoints.snapshots import Snapshot
+from pipelines.cli.exits import Exit
+from pipelines.cli.printing import print_facts, standard_output
+from pipelines.cli.restore import log_of, the_kafka_of
+from pipelines.cli.snapshot import TIMEOUT_S, snapshots_of
+from pipelines.cli.spark_tools import reading_session, working
+from pipelines.cli.target import running_job
+from pipelines.job import signer_of
+from pipelines.settings import JobSettings
+from pipelines.status import SnapshotRequest, ask
+from pipelines.verify import Verified, verify
+
+__all__ = ["run_verify"]
+
+
+def run_verify(settings: JobSettings, *, var: Path, as_json: bool) -> None:
+    """Verify the state of a stopped job, or that of a running one as it is now.
+
+    Raises:
+        Corrupt: The log does not reach back far enough.
+        Unavailable: Kafka or the job does not answer.
+        typer.Exit: Something differs.
+    """
+    folder = JobFolder(settings.folder.absolute())
+    snapshots = snapshots_of(settings)
+    scratch = folder.scratch / "verify"
+    with contextlib.ExitStack() as stack:
+        card = running_job(folder)
+        if card is None:
+            stack.enter_context(Ownership(folder.lock))
+            state = folder.state
+        else:
+            settings = settings.model_copy(
+                update={"bootstrap_servers": card.bootstrap_servers, "topic_prefix": card.prefix}
+            )
+            snapshots.fetch(ask(card, SnapshotRequest(), Snapshot, timeout_s=TIMEOUT_S), scratch / "now")
+            state = scratch / "now" / "state"
+        servers = stack.enter_context(the_kafka_of(settings, var))
+        spark = stack.enter_context(reading_session(var))
+        stack.enter_context(working("deciding the log again"))
+        verified = verify(
+            state,
+            log_of(servers, settings.topic_prefix),
+            servers,
+            spark,
+            folder.delta,
+            snapshots,
+            scratch,
+            signer_of(settings),
+        )
+    if as_json:
+        print(msgspec.json.encode(verified).decode())
+    else:
+        print_facts(standard_output(), dict(_told(verified)))
+    if verified.differences:
+        raise typer.Exit(Exit.CORRUPT)
+
+
+def _told(verified: Verified) -> Iterator[tuple[str, str]]:
+    yield "decided again", f"{verified.records:,} records, from {verified.base}"
+    yield "state", f"{verified.keys:,} keys are equal byte for byte"
+    for table, rows in verified.rows.items():
+        waiting = verified.not_in_delta.get(table, 0)
+        yield table, f"{rows:,} rows are equal" + (f", {waiting:,} are not in Delta yet" if waiting else "")
+    for number, difference in enumerate(verified.differences, 1):
+        yield f"differs {number}", difference

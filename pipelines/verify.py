@@ -1,0 +1,245 @@
+"""`popstream verify`: the log decided once more, beside everything; state and tables must be what comes of it.
+
+```
+base (an empty state, or a snapshot) ── records of the log ──> recomputed state  ==  the state, byte for byte
+                                                          └──> recomputed rows   ==  the rows in Delta
+```
+"""
+
+import shutil
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from broker_state.batch import fold
+from broker_state.errors import Corrupt
+from broker_state.handle import Signer
+from broker_state.kernel.turn import Decision, OpRecord
+from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
+from broker_state.rocks_store import META, RocksStore
+from checkpoints.applied import Applied, applied_of
+from checkpoints.reconcile import LogFound, lost_records
+from checkpoints.replay import REPLAY_KEY, Replay
+from checkpoints.snapshots import SnapshotStore
+from connectors.delta.covered import Covered, covered_offsets, rows_between
+from connectors.delta.rows import decode_rows, encode_rows
+from connectors.delta.tables import AUDIT_TABLES
+from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
+from pipelines.frames import read_slice, rows_by_table
+from pipelines.ops_log import read_records
+from pipelines.outbox import EntryKind, Outbox
+from pipelines.quarantine import Quarantine
+
+__all__ = ["Verified", "verify"]
+
+_CHUNK_RECORDS = 5_000
+KERNEL_FAMILIES = (STATE, OPS, DEADLINES)
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """What was compared.
+
+    Attributes:
+        base: What the log was decided upon: an empty state, or a snapshot.
+        records: Of the log, decided again.
+        keys: Of the state, equal byte for byte.
+        rows: Of each table, equal.
+        not_in_delta: Rows that are still on their way to Delta, by table.
+        differences: What is not equal, the first few of each kind; none: all is as it must be.
+    """
+
+    base: str
+    records: int
+    keys: int
+    rows: dict[str, int]
+    not_in_delta: dict[str, int]
+    differences: list[str]
+
+
+def verify(
+    state: Path,
+    log: LogFound,
+    bootstrap_servers: str,
+    spark: SparkSession,
+    delta: Path,
+    snapshots: SnapshotStore,
+    scratch: Path,
+    signer: Signer | None,
+) -> Verified:
+    """Decide the log again up to where `state` ends, and compare.
+
+    Args:
+        state: A state that nobody writes to: of a stopped job, or of a snapshot.
+        log: The ops topic.
+        bootstrap_servers: Its Kafka.
+        spark: A session with Delta.
+        delta: Folder of the audit tables.
+        snapshots: Where a base is looked for, if the log does not reach back to its begin.
+        scratch: A folder to be made and removed.
+        signer: As the job has it: what is forged is decided otherwise.
+
+    Raises:
+        Corrupt: No base can be found from which the log is whole.
+    """
+    try:
+        with RocksStore(state, read_only=True) as store:
+            applied = applied_of(store)
+            quarantine = Quarantine(store)
+            waiting = _waiting_rows(store)
+            stored = store.get(META, REPLAY_KEY)
+            is_lossy = stored is not None and bool(Replay.decode(stored).lost)
+            base, base_name = _base(applied, log, snapshots, scratch, is_lossy=is_lossy)
+            ends = {name: covered_offsets(spark, delta, name, log.topic_id) for name in AUDIT_TABLES}
+            tables = {
+                name: Covered(spark, delta, name, log.topic_id, _capped(ends[name], applied.next_offset))
+                for name in AUDIT_TABLES
+            }
+            with RocksStore(scratch / "state") as again:
+                records = read_records(bootstrap_servers, log.topic, base, applied.next_offset)
+                decider = _Decider(again, Decoder(len(log.end_offset), signer), quarantine, tables, log.topic_id)
+                count = 0
+                while chunk := list(islice(records, _CHUNK_RECORDS)):
+                    decider.decide(chunk)
+                    count += len(chunk)
+                keys, differences = _compare(store, again)
+        for name, covered in tables.items():
+            had = rows_between(spark, delta, name, log.topic_id, base, _capped(ends[name], applied.next_offset))
+            if had != covered.verified_rows:
+                differences.append(
+                    f"{name} has {had} rows, {covered.verified_rows} of them equal what the log leads to"
+                )
+            # A running job may have delivered since what was on its way when its state was taken.
+            if (lost := decider.fresh_rows.get(name, 0) - waiting.get(name, 0)) > 0:
+                differences.append(f"{lost} rows of {name} are neither in Delta nor on their way")
+        return Verified(
+            base=base_name,
+            records=count,
+            keys=keys,
+            rows={name: covered.verified_rows for name, covered in tables.items()},
+            not_in_delta=decider.fresh_rows,
+            differences=[*differences, *decider.differences],
+        )
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+class _Decider:
+    """Decides records over a store of its own, and compares the rows that come of them."""
+
+    def __init__(
+        self,
+        store: RocksStore,
+        decoder: Decoder,
+        quarantine: Quarantine,
+        tables: Mapping[str, Covered],
+        ops_topic_id: str,
+    ) -> None:
+        self._store = store
+        self._overlay = Overlay(store)
+        self._decoder = decoder
+        self._quarantine = quarantine
+        self._tables = tables
+        self._ops_topic_id = ops_topic_id
+        self.fresh_rows: dict[str, int] = {}
+        self.differences: list[str] = []
+
+    def decide(self, records: list[KafkaRecord]) -> None:
+        decision = Decision()
+        rejected: list[Rejected] = []
+        operations: list[OpRecord] = []
+        for record in records:
+            why = self._quarantine.why(record.partition, record.kafka_offset)
+            command = self._decoder.decode(record) if why is None else reject_quarantined(record, why)
+            if isinstance(command, Rejected):
+                rejected.append(command)
+            else:
+                operations.append(command)
+        fold(self._overlay, operations, decision)
+        self._store.write(self._overlay)
+        for name, rows in rows_by_table(decision, rejected).items():
+            if not rows:
+                continue
+            covered = self._tables[name]
+            table = decode_rows(name, encode_rows(name, rows))
+            known, fresh = covered.split(table)
+            self.fresh_rows[name] = self.fresh_rows.get(name, 0) + fresh.num_rows
+            if known.num_rows:
+                try:
+                    covered.verify(known)
+                except Corrupt as error:
+                    self.differences += error.details
+
+
+def _base(
+    applied: Applied, log: LogFound, snapshots: SnapshotStore, scratch: Path, *, is_lossy: bool
+) -> tuple[dict[int, int], str]:
+    """Where to begin, with the state there put into `scratch`."""
+    empty: dict[int, int] = dict.fromkeys(log.end_offset, 0)
+    if not is_lossy and not lost_records(empty, log):
+        return empty, "an empty state"
+    for snapshot in reversed(snapshots.list()):
+        found = snapshot.applied
+        is_before = all(offset <= applied.next_offset.get(p, 0) for p, offset in found.next_offset.items())
+        is_ours = found.state_epoch == applied.state_epoch or (
+            not is_lossy and found.state_epoch in applied.former_epochs
+        )
+        if found.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(found.next_offset, log):
+            snapshots.fetch(snapshot, scratch)
+            return {**empty, **found.next_offset}, f"snapshot {snapshot.id}"
+    message = f"{log.topic} does not reach back to its begin, and to no snapshot of this state"
+    raise Corrupt(message, subject=log.topic)
+
+
+def _waiting_rows(store: RocksStore) -> dict[str, int]:
+    """By table, the rows that are still in the outbox."""
+    waiting: dict[str, int] = {}
+    for entry in Outbox(store).undelivered(EntryKind.AUDIT):
+        name, data = read_slice(entry.value)
+        waiting[name] = waiting.get(name, 0) + decode_rows(name, [data]).num_rows
+    return waiting
+
+
+def _capped(ends: Mapping[int, int], next_offset: Mapping[int, int]) -> dict[int, int]:
+    """A running job writes on: what is beyond the state is not looked at."""
+    return {partition: min(end, next_offset.get(partition, 0)) for partition, end in ends.items()}
+
+
+def _compare(store: RocksStore, again: RocksStore) -> tuple[int, list[str]]:
+    """(equal keys, differences) of everything that the kernel decides."""
+    equal, differences, odd = 0, [], 0
+    for family in KERNEL_FAMILIES:
+        for key, value, wanted in _merged(store.scan(family, b""), again.scan(family, b"")):
+            if value == wanted:
+                equal += 1
+                continue
+            odd += 1
+            if odd <= 3:
+                differences.append(f"{family} {key.hex()}: {_shown(value)}, the log leads to {_shown(wanted)}")
+    if odd:
+        differences.append(f"{odd} keys of the state differ")
+    return equal, differences
+
+
+def _merged(
+    one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
+    """Two ascending sequences as one: (key, value in one, value in the other)."""
+    first, second = next(one, None), next(other, None)
+    while first is not None or second is not None:
+        if second is None or (first is not None and first[0] < second[0]):
+            assert first is not None
+            yield first[0], first[1], None
+            first = next(one, None)
+        elif first is None or second[0] < first[0]:
+            yield second[0], None, second[1]
+            second = next(other, None)
+        else:
+            yield first[0], first[1], second[1]
+            first, second = next(one, None), next(other, None)
+
+
+def _shown(value: bytes | None) -> str:
+    return "nothing" if value is None else value[:32].hex()

@@ -1,0 +1,1 @@
+"""Mistakes that somebody could make in the kernel, and that the suite has to notice."""

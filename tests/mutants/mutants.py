@@ -1,0 +1,338 @@
+"""Mistakes in the domain, one small change each: realistic, in different modules, and against a written rule.
+
+`rule` names the rule and where it stands: semantics.md, differences.md, RIP-51 (as pop_semantics tells it), or the
+module that promises it. `old` occurs once in the file; `test_mutants` sees to that, so that the list cannot rot.
+"""
+
+from typing import NamedTuple
+
+__all__ = ["MUTANTS", "Mutant"]
+
+
+class Mutant(NamedTuple):
+    """In `file` under broker_state/, `new` instead of `old` breaks `rule`."""
+
+    name: str
+    rule: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    Mutant(
+        "free_a_moment_late",
+        "RIP-51 3.3: at now == its next visible time a member is visible, and the batch is free",
+        "kernel/order_info.py",
+        "        return self.free_ms() > now_ms\n",
+        "        return self.free_ms() >= now_ms\n",
+    ),
+    Mutant(
+        "batch_settled_a_moment_late",
+        "semantics.md, three steps: a deadline at `now` takes effect at `now`",
+        "kernel/in_order.py",
+        "    if (info.due_ms or is_release) and free_ms <= turn.now_ms:\n",
+        "    if (info.due_ms or is_release) and free_ms < turn.now_ms:\n",
+    ),
+    Mutant(
+        "lease_expires_a_moment_late",
+        "semantics.md, three steps: every deadline at or before `now` takes effect",
+        "kernel/decide.py",
+        "            if 0 < hidden.deadline_ms <= now_ms:\n",
+        "            if 0 < hidden.deadline_ms < now_ms:\n",
+    ),
+    Mutant(
+        "fresh_before_what_expired",
+        "semantics.md, concurrent lane: what was handed out before comes first, lowest offset first, then fresh ones",
+        "kernel/delivery.py",
+        """    if lane.available.count:
+        _grant_available(work)
+    if choice.is_open() and record.next_offset < lane.queue.written.floor:
+        _grant_fresh(work)
+""",
+        """    if choice.is_open() and record.next_offset < lane.queue.written.floor:
+        _grant_fresh(work)
+    if lane.available.count:
+        _grant_available(work)
+""",
+    ),
+    Mutant(
+        "attempt_not_increased",
+        "semantics.md, concurrent lane: each delivery that is not suspended counts as an attempt",
+        "kernel/delivery.py",
+        "work.delivery(before.attempt + (0 if before.suspended else 1))",
+        "work.delivery(before.attempt)",
+    ),
+    Mutant(
+        "suspended_counts_as_an_attempt",
+        "semantics.md, change_invisible: after `suspend` the next delivery is no further attempt",
+        "kernel/delivery.py",
+        "work.delivery(before.attempt + (0 if before.suspended else 1))",
+        "work.delivery(before.attempt + 1)",
+    ),
+    Mutant(
+        "suspended_counts_in_order",
+        "pop_semantics 3.2: the consumed count of a suspended member does not grow",
+        "kernel/order_info.py",
+        "            if not is_same and not member.suspended:\n",
+        "            if not is_same:\n",
+    ),
+    Mutant(
+        "epoch_not_increased",
+        "differences.md, rule 2: each pop has an epoch of its own, whatever the clock says",
+        "kernel/delivery.py",
+        "        self.epoch = lane.record.epoch + 1\n",
+        "        self.epoch = max(lane.record.epoch, 1)\n",
+    ),
+    Mutant(
+        "epoch_not_increased_in_order",
+        "differences.md, rule 2, of an orderly lane",
+        "kernel/in_order.py",
+        "    record.epoch += 1\n",
+        "    record.epoch = max(record.epoch, 1)\n",
+    ),
+    Mutant(
+        "ack_judged_by_revision",
+        "semantics.md, judging: an ack needs the epoch alone, and a change the revision too",
+        "kernel/concurrent.py",
+        "            elif not isinstance(entry, ChangeEntry):\n",
+        "            elif not isinstance(entry, ChangeEntry) and delivery.revision == handle.revision:\n",
+    ),
+    Mutant(
+        "superseded_change_accepted",
+        "semantics.md, judging: a change by an older revision is SUPERSEDED",
+        "kernel/concurrent.py",
+        "            elif delivery.revision != handle.revision:\n",
+        "            elif delivery.revision < handle.revision:\n",
+    ),
+    Mutant(
+        "commit_offset_not_contiguous",
+        "design, D3: a position is the end of the contiguous prefix",
+        "marks.py",
+        "            run = ones_from(marks.get(segment_no), floor & _LOW)\n",
+        "            run = (marks.get(segment_no) >> (floor & _LOW)).bit_count()\n",
+    ),
+    Mutant(
+        "commit_offset_jumps_in_order",
+        "RIP-51 3.4: the commit offset is that of the first member not acked",
+        "kernel/order_info.py",
+        "        if done and first <= head.next_offset < end:\n",
+        "        if done and head.next_offset < end:\n",
+    ),
+    Mutant(
+        "late_skip_ignored",
+        "semantics.md, dispatch: a skip of written offsets makes holes, and a lane counts what it had of them",
+        "kernel/catch_up.py",
+        "        record.expired_from_log += _expire_handed_out(turn, lane, skip.first, skip.end)\n",
+        "",
+    ),
+    Mutant(
+        "op_ids_forgotten_early",
+        "semantics.md: an op_id of minute m is known until the clock reaches minute m + 10",
+        "kernel/memory.py",
+        "    if memory.parked or memory.minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:\n",
+        "    if memory.parked or memory.minute + WINDOW_MINUTES - 1 > now_ms // _MINUTE_MS:\n",
+    ),
+    Mutant(
+        "answers_deleted_early",
+        "semantics.md: the bytes go after the window and not before",
+        "kernel/memory.py",
+        """    minute, op_id, pages = log.entries[index]
+    if minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
+""",
+        """    minute, op_id, pages = log.entries[index]
+    if minute + WINDOW_MINUTES - 1 > now_ms // _MINUTE_MS:
+""",
+    ),
+    Mutant(
+        "parked_pops_last_come_first_served",
+        "semantics.md, grant: the parked pops of a lane in the order they came",
+        "kernel/parking.py",
+        """    number = lane.record.parked_first
+    while number and lane.is_poppable:
+        pop = lane.parked(number)
+        assert pop is not None, "the list of parked pops is whole"
+        number = pop.after
+""",
+        """    number = lane.record.parked_last
+    while number and lane.is_poppable:
+        pop = lane.parked(number)
+        assert pop is not None, "the list of parked pops is whole"
+        number = pop.before
+""",
+    ),
+    Mutant(
+        "parked_pop_unlinked_wrongly",
+        "parking: the list of parked pops is whole after one is taken out of its middle",
+        "kernel/parking.py",
+        "        after.before = pop.before\n",
+        "        after.before = 0\n",
+    ),
+    Mutant(
+        "equal_deadline_put_and_deleted",
+        "rocketmq #10276: a deadline that was moved to where it is already must stay",
+        "overlay.py",
+        """                if before_ms == after_ms:
+                    if after_ms:  # erased and restored
+                        index.pop(deadline_key(queue, DeadlineRef(after_ms, lane_no, kind, number)), None)
+                    continue
+                if before_ms:
+                    index[deadline_key(queue, DeadlineRef(before_ms, lane_no, kind, number))] = None
+                if after_ms:
+                    index[deadline_key(queue, DeadlineRef(after_ms, lane_no, kind, number))] = b""
+""",
+        """                if after_ms:
+                    index[deadline_key(queue, DeadlineRef(after_ms, lane_no, kind, number))] = b""
+                if before_ms:
+                    index[deadline_key(queue, DeadlineRef(before_ms, lane_no, kind, number))] = None
+""",
+    ),
+    Mutant(
+        "deadline_moved_twice_stays_behind",
+        "overlay: of a deadline that moves twice in a micro-batch, the stored one is deleted",
+        "overlay.py",
+        "        moved[ref] = (before_ms if stored is None else stored[0], after_ms)\n",
+        "        moved[ref] = (before_ms, after_ms)\n",
+    ),
+    Mutant(
+        "erased_keys_come_back",
+        "overlay: every key with an erased prefix holds nothing, read or not",
+        "overlay.py",
+        "        if any(key.startswith(prefix) for prefix in self._erased):\n            return None\n",
+        "",
+    ),
+    Mutant(
+        "erasure_after_the_puts",
+        "overlay: puts under an erased prefix count when they come later",
+        "memory_kv.py",
+        """        for first, end in overlay.erasures():
+            for key in [key for key in state if first <= key < end]:
+                del state[key]
+        for family, key, value in overlay.changes():
+""",
+        """        changes = list(overlay.changes())
+        for first, end in overlay.erasures():
+            changes += [("state", key, None) for key in {*state, *(c[1] for c in changes)} if first <= key < end]
+        for family, key, value in changes:
+""",
+    ),
+    Mutant(
+        "invisible_unacked_member_ignored",
+        "RIP-51 3.3: a batch blocks while any unacked member is invisible",
+        "kernel/order_info.py",
+        "            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member and not m.acked], default=0\n",
+        "            [self.next_visible_ms(m) for *_, m in page.runs[:1] if m.is_member and not m.acked], default=0\n",
+    ),
+    Mutant(
+        "acked_member_blocks",
+        "RIP-51 3.3: an acked member blocks nothing",
+        "kernel/order_info.py",
+        "            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member and not m.acked], default=0\n",
+        "            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member], default=0\n",
+    ),
+    Mutant(
+        "duplicate_entry_missed",
+        "semantics.md, entries: an offset that is named twice in a record is DUPLICATE_ENTRY the second time",
+        "kernel/entries.py",
+        "            if again:\n                pieces.append(Piece(at, stop, Reason.DUPLICATE_ENTRY))\n",
+        "            if again and at > stop:\n                pieces.append(Piece(at, stop, Reason.DUPLICATE_ENTRY))\n",
+    ),
+    Mutant(
+        "dead_letter_one_attempt_late",
+        "semantics.md, concurrent lane: at the attempt limit a message goes to the dead letters",
+        "kernel/delivery.py",
+        "    if not suspended and policy.max_attempts and delivery.attempt >= policy.max_attempts:\n",
+        "    if not suspended and policy.max_attempts and delivery.attempt > policy.max_attempts:\n",
+    ),
+    Mutant(
+        "dead_letter_one_attempt_late_in_order",
+        "semantics.md, orderly lane: at the attempt limit a message goes to the dead letters",
+        "kernel/in_order.py",
+        "        if member.count + 1 < limit or member.suspended:\n",
+        "        if member.count < limit or member.suspended:\n",
+    ),
+    Mutant(
+        "window_unchecked",
+        "semantics.md, dispatch: offsets beyond the window are AHEAD_OF_WINDOW",
+        "kernel/administration.py",
+        "    if last >= queue.written.floor + queue.record.window_max:\n",
+        "    if last > queue.written.floor + queue.record.window_max:\n",
+    ),
+    Mutant(
+        "below_min_unchecked",
+        "semantics.md, dispatch: what is below the min offset is BELOW_MIN",
+        "kernel/administration.py",
+        "    if first < queue.record.min_offset and not is_skip:\n",
+        "    if last < queue.record.min_offset and not is_skip:\n",
+    ),
+    Mutant(
+        "segment_loses_its_last_bit",
+        "segment: 4096 bits, the last one too",
+        "segment.py",
+        "FULL = (1 << SEGMENT_BITS) - 1\n",
+        "FULL = (1 << SEGMENT_BITS - 1) - 1\n",
+    ),
+    Mutant(
+        "window_mask_off_at_4096",
+        "marks: a range that ends with its segment ends at bit 4096",
+        "marks.py",
+        "        high = min(end - base, SEGMENT_BITS)\n",
+        "        high = min(end - base, SEGMENT_BITS - 1)\n",
+    ),
+    Mutant(
+        "grid_without_its_shift",
+        "segment, form 4: the first cell begins `shift` bits before the segment",
+        "segment.py",
+        "    return bits >> shift & FULL\n",
+        "    return bits & FULL\n",
+    ),
+    Mutant(
+        "tree_forgets_a_neighbour",
+        "marks, Tree: a node is empty when its last member goes",
+        "marks.py",
+        "            if before != bit:\n                break\n",
+        "",
+    ),
+    Mutant(
+        "client_not_released",
+        "semantics.md, return_client: every lease of the client is released, and no other's",
+        "kernel/parking.py",
+        "                if delivery.client == client and delivery.state == _LEASED:\n",
+        "                if delivery.state == _LEASED:\n",
+    ),
+    Mutant(
+        "cancel_counts_an_attempt",
+        "semantics.md, cancel: what is taken back counts as not delivered",
+        "kernel/parking.py",
+        '                    _release(turn, lane, page, first, end, delivery, "cancel", counted=False)\n',
+        '                    _release(turn, lane, page, first, end, delivery, "cancel", counted=True)\n',
+    ),
+    Mutant(
+        "old_handles_live_after_a_reset",
+        "semantics.md, reset_offset: handles given out before are stale",
+        "kernel/administration.py",
+        "    record.reset_epoch = record.epoch\n",
+        "",
+    ),
+    Mutant(
+        "clock_runs_backwards",
+        "semantics.md: `now` is the record's timestamp, made monotone per queue",
+        "kernel/decide.py",
+        "    now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)\n",
+        "    now_ms = queue.record.now_ms = record.timestamp_ms\n",
+    ),
+    Mutant(
+        "in_flight_limit_one_over",
+        "semantics.md, ranges: a pop gets what is left of in_flight_max",
+        "kernel/delivery.py",
+        "    units = limit - record.leased if limit else max_messages\n",
+        "    units = limit - record.leased + 1 if limit else max_messages\n",
+    ),
+    Mutant(
+        "handle_of_another_lane",
+        "handle: the lane check ties a handle to its lane",
+        "kernel/queue_state.py",
+        "            handle.lane_check == self.check\n            and handle.queue_id",
+        "            handle.queue_id",
+    ),
+]
