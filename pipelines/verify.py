@@ -24,7 +24,7 @@ from checkpoints.applied import Applied, applied_of
 from checkpoints.reconcile import LogFound, lost_records
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import SnapshotStore
-from connectors.delta.covered import Covered, covered_offsets, rows_between
+from connectors.delta.covered import Covered, covered_offsets, effective_versions, rows_between
 from connectors.delta.rows import decode_rows, encode_rows
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
@@ -32,6 +32,7 @@ from pipelines.frames import read_slice, rows_by_table
 from pipelines.ops_log import read_records
 from pipelines.outbox import EntryKind, Outbox
 from pipelines.quarantine import Quarantine
+from pipelines.restore import PIPELINE
 
 __all__ = ["Verified", "verify"]
 
@@ -88,7 +89,9 @@ def verify(
         with RocksStore(state, read_only=True) as store:
             applied = applied_of(store)
             quarantine = Quarantine(store)
-            waiting = _waiting_rows(store)
+            epoch = applied.state_epoch
+            versions = {name: effective_versions(spark, delta, name, PIPELINE).get(epoch, -1) for name in AUDIT_TABLES}
+            waiting = _waiting_rows(store, versions)
             stored = store.get(META, REPLAY_KEY)
             is_lossy = stored is not None and bool(Replay.decode(stored).lost)
             base, base_name = _base(applied, log, snapshots, scratch, is_lossy=is_lossy)
@@ -193,11 +196,13 @@ def _base(
     raise Corrupt(message, subject=log.topic)
 
 
-def _waiting_rows(store: RocksStore) -> dict[str, int]:
-    """By table, the rows that are still in the outbox."""
+def _waiting_rows(store: RocksStore, versions: Mapping[str, int]) -> dict[str, int]:
+    """By table, the rows that are only in the outbox; what Delta has since leaves it with the next WriteBatch."""
     waiting: dict[str, int] = {}
     for entry in Outbox(store).undelivered(EntryKind.AUDIT):
         name, data = read_slice(entry.value)
+        if entry.apply_seq <= versions[name]:
+            continue
         waiting[name] = waiting.get(name, 0) + decode_rows(name, [data]).num_rows
     return waiting
 
