@@ -108,7 +108,7 @@ def differences(outcome: ModelOutcome, view: dict[str, Any] | None, decided: Dec
 
 def _audited(kind: str, run: tuple[Any, ...]) -> tuple[Any, ...]:
     entry, first, last, *outcome = run[:6]
-    if first < 0 or last > MAX_OFFSET:  # no Delta column could hold it
+    if not (0 <= first <= MAX_OFFSET and 0 <= last <= MAX_OFFSET):  # no Delta column could hold it
         first = last = None
     return (kind, entry, first, last, *outcome)
 

@@ -116,7 +116,7 @@ class World:
             self._waking -= 1
             kind = r.choice([kind, "pop", "ack", "change_invisible", "change_invisible"])
         state = self.model.queues.get(queue)
-        if state is None or not state["declared"]:
+        if state is None:
             kind = "declare" if r.random() < 0.6 else kind
         if kind == "again" and self._sent:
             return self._again()
@@ -242,7 +242,7 @@ class World:
     def _declare(self, queue: tuple[str, int]) -> dict[str, Any]:
         r = self.random
         state = self.model.queues.get(queue)
-        if state is None or not state["declared"]:
+        if state is None:
             minimum = r.choice([0, 0, 0, 5, 4090, 4090, 2**40 - 5, MAX_OFFSET - 300])
         else:
             minimum = r.choice([0, 3])

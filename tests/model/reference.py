@@ -185,8 +185,11 @@ class ReferenceModel:
             self._keys[key] = partition_of(key, self.partitions)
         if self._keys[key] != partition or key != queue_key(*name):
             self._refuse_early(command, kind, Reason.MISROUTED, timestamp_ms)
-        elif (queue is None or not queue["declared"]) and kind != "declare":
+        elif queue is None and kind != "declare":
             self._refuse_early(command, kind, Reason.TOPIC_NOT_EXIST, timestamp_ms)
+        elif queue is None and (_is_wrong_op_id(command.op_id) or _what_is_invalid(command, kind)):
+            self.counts["declare", "refused before a first one"] += 1
+            self._refuse_early(command, kind, Reason.INVALID_PARAMETER, timestamp_ms)
         else:
             if queue is None:
                 queue = self.queues[name] = new_queue(*name)
@@ -286,7 +289,7 @@ class ReferenceModel:
 
     def _command(self, queue: Queue, command: AnyCommand, kind: str, value: bytes) -> bool:
         op_id, now = command.op_id, queue["now"]
-        if op_id is not None and not 1 <= len(op_id.encode()) <= 128:
+        if _is_wrong_op_id(op_id):
             self._say(op_id, command.reply_to, self._new_answer(op_id, kind, Reason.INVALID_PARAMETER, False, now))
             self.counts["invalid", kind, "op_id"] += 1
             return False
@@ -1295,7 +1298,7 @@ class ReferenceModel:
     def view(self, topic: str, queue_id: int) -> dict[str, Any] | None:
         """The state of a queue and its lanes, for comparison; None when it is not declared."""
         queue = self.queues.get((topic, queue_id))
-        if queue is None or not queue["declared"]:
+        if queue is None:
             return None
         return {
             "now": queue["now"],
@@ -1341,7 +1344,7 @@ class ReferenceModel:
     def check(self, topic: str, queue_id: int) -> None:
         """Raise AssertionError when the queue's own state contradicts itself."""
         queue = self.queues.get((topic, queue_id))
-        if queue is None or not queue["declared"]:
+        if queue is None:
             return
         written, holes = queue["written"], queue["holes"]
         assert queue["min_offset"] <= queue["commit_position"]
@@ -1415,6 +1418,10 @@ def _run(
     # CHOICE: a reject counts as an ack here
     code = code_of(reason, is_ack=kind in ("ack", "reject"), orderly=orderly)
     return (entry, first, last, code, reason.value, applied, pop_time, invisible, revive, handle)
+
+
+def _is_wrong_op_id(op_id: str | None) -> bool:
+    return op_id is not None and not 1 <= len(op_id.encode()) <= 128
 
 
 def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
