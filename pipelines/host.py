@@ -6,6 +6,7 @@ preflight ─> ownership ─> Kafka (ours, unless one is given) ─> Spark ─> 
 ```
 
 Ctrl-C, SIGTERM and SIGHUP interrupt the start, and end `wait` once it is over; the stop itself is not interrupted.
+A job that fails for what may pass, as an absent Kafka, is replaced by another one in the same process: see `wait`.
 """
 
 import contextlib
@@ -31,9 +32,11 @@ from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.card import JobCard
 from pipelines.job import Job
-from pipelines.jvm import SIGNALS, ended_jvm, errors_in, held_signals, kill_jvm, silence_query_errors
+from pipelines.jvm import SIGNALS, ended_jvm, errors_in, held_signals, jvm_has_ended, kill_jvm, silence_query_errors
 from pipelines.logs import configure_logs
+from pipelines.metrics import Metrics
 from pipelines.preflight import reach_kafka, require_ready
+from pipelines.restarts import Restarts
 from pipelines.settings import JobSettings
 from pipelines.status import StatusServer
 
@@ -47,6 +50,8 @@ KAFKA_FOLDER = "kafka"
 # Below the 60 s that `docker/compose.yaml` grants.
 STOP_S_MAX = 40.0
 STOP_BROKEN_S_MAX = 8.0
+# Longer than Spark and the producers may need to see that Kafka does not answer a last question.
+STOP_TO_START_AGAIN_S_MAX = 120.0
 LOOK_S = 0.25
 
 
@@ -87,6 +92,7 @@ class Host:
         self.settings = settings
         self.folder = JobFolder(settings.folder.absolute())
         self.card: JobCard | None = None
+        self.metrics = Metrics()
         self._var = var.absolute()
         self._say = on_progress
         self._kafka_port = kafka_port
@@ -96,6 +102,14 @@ class Host:
         self._asked_to_stop = threading.Event()
         self._is_starting = False
         self._gave_up = False
+        self._ownership: Ownership | None = None
+        self._restarts = Restarts()
+        self._between_jobs: str | None = None
+
+    @property
+    def obstacles(self) -> list[str]:
+        """What keeps the job from deciding or delivering now; without any it is ready."""
+        return self.job.obstacles if self._between_jobs is None else [self._between_jobs]
 
     @property
     def log_file(self) -> Path | None:
@@ -103,7 +117,10 @@ class Host:
         return None if self._log_to_terminal else self.folder.root / LOG_FILE
 
     def wait(self, *, each: Callable[[], None] | None = None, every_s: float = 1.0) -> BaseException | None:
-        """Wait for a signal or a failure, and tell the failure.
+        """Wait for a signal, or a failure that does not pass, and tell the failure.
+
+        After any other one the job is stopped, and started again as soon as Kafka takes connections; a start heals
+        whatever was left half done. Meanwhile nothing is decided, and `status` says why.
 
         Args:
             each: Called every now and then meanwhile, to show how it goes.
@@ -111,15 +128,17 @@ class Host:
         """
         due = 0.0
         while not self._asked_to_stop.wait(LOOK_S):
-            if self.job.wait(0):
-                return self.job.failure or Unavailable("the streaming query ended by itself")
             if self.kafka is not None and not self.kafka.is_running:
                 message = f"the embedded Kafka has ended; the end of {self.kafka.log_file} may say why"
                 return Unavailable(message, subject=str(self.kafka.folder))
+            if self.job.wait(0):
+                failure = self._start_again(self.job.failure or Unavailable("the streaming query ended by itself"))
+                if failure is not None:
+                    return failure
             if each is not None and time.monotonic() >= due:
                 each()
                 due = time.monotonic() + every_s
-        return self.job.failure
+        return self.job.failure if self._between_jobs is None else None
 
     def ask_to_stop(self) -> None:
         """Make `wait` return, as a signal does; from any thread."""
@@ -140,6 +159,7 @@ class Host:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop everything, in reverse; a signal that comes meanwhile changes nothing."""
+        self._asked_to_stop.set()  # whoever still waits must not start another job
         self._say("stopping")
         self._stack.close()
 
@@ -157,8 +177,8 @@ class Host:
                 "--metrics-port": settings.metrics_port,
             },
         )
-        ownership = Ownership(self.folder.lock)
-        self._stack.callback(self._let_go, ownership)
+        self._ownership = Ownership(self.folder.lock)
+        self._stack.callback(self._let_go, self._ownership)
         # Of a job that was killed. From here on nobody else can own a card in this folder.
         self.folder.card.unlink(missing_ok=True)
         configure_logs(settings.log_level, self.log_file)
@@ -168,12 +188,9 @@ class Host:
         self._step("starting Spark")
         self.spark = self._start_spark()
         self._step("reconciling state, log and tables")
-        # It takes the ownership over and lets go of it in `stop`; letting go twice is fine.
-        resolved: dict[str, Any] = {"folder": self.folder.root}
-        if settings.message_topics is None:
-            resolved["message_topics"] = "" if self.kafka is None else "*"
-        self.job = Job(settings.model_copy(update=resolved), self.bootstrap_servers, self.spark, ownership)
-        self._stack.callback(self._stop_job)
+        self.job = self._make_job()
+        self._stack.callback(self._stop_job_at_last)
+        self.metrics.tell_ready(lambda: not self.obstacles)
         if settings.metrics_port:
             self._serve_metrics(settings.metrics_port)
         self.status_server = server = enter(StatusServer(self.job))
@@ -226,20 +243,72 @@ class Host:
         silence_query_errors()
         return session
 
-    def _stop_job(self) -> None:
+    def _make_job(self) -> Job:
+        assert self._ownership is not None
+        resolved: dict[str, Any] = {"folder": self.folder.root}
+        if self.settings.message_topics is None:
+            resolved["message_topics"] = "" if self.kafka is None else "*"
+        settings = self.settings.model_copy(update=resolved)
+        return Job(settings, self.bootstrap_servers, self.spark, self._ownership, self.metrics)
+
+    def _start_again(self, failure: BaseException) -> BaseException | None:
+        """Replace the job that failed; tell a failure that makes it useless."""
+        while True:
+            decided = self.job.apply_ops.applied.apply_seq
+            pause_s = None if jvm_has_ended() else self._restarts.pause_s(failure, decided)
+            if pause_s is None:
+                return failure
+            self._between_jobs = f"starting again after: {failure}"
+            self.status_server.detach(self._between_jobs)
+            self._say(f"the job failed and is started again: {failure}")
+            _log.warning("starting_again", error=str(failure), kind=type(failure).__name__, pause_s=pause_s)
+            if not self._has_stopped(STOP_TO_START_AGAIN_S_MAX):
+                return failure
+            if self._asked_to_stop.wait(pause_s) or not self._is_kafka_back():
+                return None
+            try:
+                self.job = self._make_job()
+            except Exception as error:  # noqa: BLE001 - the next turn looks whether it may pass
+                failure = error
+                continue
+            self.metrics.count_restart()
+            self.status_server.attach(self.job)
+            self._between_jobs = None
+            self._say("ready again")
+            return None
+
+    def _is_kafka_back(self) -> bool:
+        """Wait for it; False when somebody wants to stop first."""
+        while not self._asked_to_stop.is_set():
+            try:
+                reach_kafka(self.bootstrap_servers, timeout_s=LOOK_S)
+            except Unavailable as error:
+                self._between_jobs = str(error)
+                self.status_server.detach(self._between_jobs)
+                self._asked_to_stop.wait(LOOK_S)
+            else:
+                return True
+        return False
+
+    def _stop_job_at_last(self) -> None:
+        is_broken = self.job.failure is not None or (self.kafka is not None and not self.kafka.is_running)
+        self._has_stopped(STOP_BROKEN_S_MAX if is_broken else STOP_S_MAX)
+
+    def _has_stopped(self, timeout_s: float) -> bool:
         """Stop the job in order, but not for ever: Spark waits a minute for a Kafka that is gone.
 
         What is decided and not delivered by then is in the outbox, and leaves with the next start.
         """
-        is_broken = self.job.failure is not None or (self.kafka is not None and not self.kafka.is_running)
         stopping = threading.Thread(target=_ended, args=("job", self.job.stop), name="stop", daemon=True)
         stopping.start()
-        stopping.join(STOP_BROKEN_S_MAX if is_broken else STOP_S_MAX)
-        if stopping.is_alive():
-            _log.error("stop_given_up", after_s=STOP_BROKEN_S_MAX if is_broken else STOP_S_MAX)
-            self._gave_up = True
-            kill_jvm()
-            stopping.join(STOP_BROKEN_S_MAX)
+        stopping.join(timeout_s)
+        if not stopping.is_alive():
+            return True
+        _log.error("stop_given_up", after_s=timeout_s)
+        self._gave_up = True
+        kill_jvm()
+        stopping.join(STOP_BROKEN_S_MAX)
+        return False
 
     def _let_go(self, ownership: Ownership) -> None:
         # A job that did not stop may still write: then only the end of this process lets another one take over.
@@ -248,7 +317,7 @@ class Host:
 
     def _serve_metrics(self, port: int) -> None:
         try:
-            server, thread = start_http_server(port, addr=self._metrics_host, registry=self.job.metrics.registry)
+            server, thread = start_http_server(port, addr=self._metrics_host, registry=self.metrics.registry)
         except OSError as error:
             message = (
                 f"metrics cannot be served on {self._metrics_host}:{port}: {error.strerror};"

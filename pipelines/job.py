@@ -13,6 +13,7 @@ from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from broker_state.errors import Unavailable
 from broker_state.handle import Signer
 from broker_state.keys import queue_prefix
 from broker_state.rocks_store import META, RocksStore
@@ -35,6 +36,7 @@ from pipelines.failpoints import failpoint
 from pipelines.flush import FlushLoop
 from pipelines.inspect_state import queues_in
 from pipelines.intake import Intake, MicroBatch
+from pipelines.log_watch import LogWatch
 from pipelines.metrics import Metrics
 from pipelines.ops_log import found_log
 from pipelines.outbox import Outbox
@@ -60,6 +62,8 @@ class Job:
         settings: All of them.
         bootstrap_servers: The Kafka to work with.
         spark: A session with Delta and the Kafka source.
+        ownership: Of the folder; it stays the caller's, who may start another job with it.
+        metrics: Where to count; a process may have several jobs, one after the other.
 
     Raises:
         Fenced: another process runs this job.
@@ -69,12 +73,17 @@ class Job:
     """
 
     def __init__(
-        self, settings: JobSettings, bootstrap_servers: str, spark: SparkSession, ownership: Ownership
+        self,
+        settings: JobSettings,
+        bootstrap_servers: str,
+        spark: SparkSession,
+        ownership: Ownership,
+        metrics: Metrics | None = None,
     ) -> None:
         self.settings = settings
         self.folder = JobFolder(settings.folder)
         self.bootstrap_servers = bootstrap_servers
-        self.metrics = Metrics()
+        self.metrics = metrics or Metrics()
         self._spark = spark
         self._ownership = ownership
         self._failure: BaseException | None = None
@@ -89,7 +98,6 @@ class Job:
     def _start(self) -> None:
         settings, spark, bootstrap_servers = self.settings, self._spark, self.bootstrap_servers
         self._stack.callback(self._ended.set)
-        self._stack.callback(self._ownership.release)
         self.topics = Topics.of(settings.topic_prefix)
         shutil.rmtree(self.folder.scratch, ignore_errors=True)
         facts = ensure_topics(
@@ -145,6 +153,10 @@ class Job:
             applied_seq=lambda: self.apply_ops.applied.apply_seq,
             on_failure=self.fail,
         )
+        self.log_watch = LogWatch(bootstrap_servers, self.ops, lambda: self.apply_ops.applied.next_offset)
+        self.log_watch.start()
+        self._stack.callback(self.log_watch.stop)
+        self.metrics.tell_ops_lag(lambda: self.log_watch.lag)
         self._learn_stored_deadlines()
         self.flush_loop.start()
         self._stack.callback(self.flush_loop.stop)
@@ -282,7 +294,7 @@ class Job:
     @property
     def obstacles(self) -> list[str]:
         """What keeps the job from deciding or delivering now; without any it is ready."""
-        found = [self.flush_loop.problem] if self.flush_loop.problem else []
+        found = [problem for problem in (self.log_watch.problem, self.flush_loop.problem) if problem]
         if self._is_full:
             limit = self.settings.outbox_bytes_max
             found.append(
@@ -299,9 +311,11 @@ class Job:
     def _wait_for_room(self) -> None:
         if self._is_full:
             _log.warning("deciding_stands_still", outbox_bytes=self.outbox.undelivered_bytes)
-        while self._is_full and not self._ended.is_set():
+        while self._is_full:
+            if self._is_stopping or self._ended.wait(ROOM_S):
+                message = "the job was stopped while it waited for room in the outbox"
+                raise Unavailable(message)
             self.publisher.check()
-            self._ended.wait(ROOM_S)
 
     def _after_batch(self, report: BatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
         behind = report.records >= self.settings.records_per_batch_max

@@ -13,7 +13,7 @@ import structlog
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 
-__all__ = ["SIGNALS", "ended_jvm", "errors_in", "held_signals", "kill_jvm", "silence_query_errors"]
+__all__ = ["SIGNALS", "ended_jvm", "errors_in", "held_signals", "jvm_has_ended", "kill_jvm", "silence_query_errors"]
 
 _log = structlog.get_logger(__name__)
 
@@ -75,6 +75,12 @@ def kill_jvm() -> None:
     """End the JVM at once; calls into it that are under way fail, instead of hanging."""
     if SparkContext._gateway is not None:  # noqa: SLF001 - PySpark has no public way to end its JVM
         SparkContext._gateway.proc.kill()  # noqa: SLF001
+
+
+def jvm_has_ended() -> bool:
+    """Whether there was a JVM and it is gone; another one can only serve another process."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - as above
+    return gateway is not None and gateway.proc.poll() is not None
 
 
 def silence_query_errors() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -51,6 +52,23 @@ class Metrics:
         )
         self._outbox = Gauge("popstream_outbox_bytes", "Decided and not yet everywhere", registry=self.registry)
         self._lag = Gauge("popstream_delta_lag_batches", "Micro-batches not yet in Delta", registry=self.registry)
+        self._ops_lag = Gauge("popstream_ops_lag_records", "Offsets not yet decided", registry=self.registry)
+        self._ready = Gauge("popstream_ready", "1 while nothing keeps the job from deciding", registry=self.registry)
+        self._restarts = Counter(
+            "popstream_restarts_total", "Jobs started in this process after one that failed", registry=self.registry
+        )
+
+    def tell_ready(self, is_ready: Callable[[], bool]) -> None:
+        """Ask `is_ready` whenever the metrics are read."""
+        self._ready.set_function(is_ready)
+
+    def tell_ops_lag(self, lag: Callable[[], int]) -> None:
+        """Ask `lag` whenever the metrics are read."""
+        self._ops_lag.set_function(lag)
+
+    def count_restart(self) -> None:
+        """Another job was started in this process."""
+        self._restarts.inc()
 
     def record(self, report: BatchReport, outbox: Outbox, delta_seq: int, ticks: int) -> None:
         """Add one micro-batch."""

@@ -157,6 +157,9 @@ class StatusServer:
     def __init__(self, job: Job) -> None:
         self.token = secrets.token_urlsafe(24)
         self._job = job
+        self._answering = threading.Condition()
+        self._under_way = 0
+        self._detached: str | None = None
         self._started = time.monotonic()
         self._samples: deque[tuple[float, int]] = deque()
         self._samples_lock = threading.Lock()
@@ -187,6 +190,17 @@ class StatusServer:
         if self._socket_file is not None:
             self._socket_file.unlink(missing_ok=True)
 
+    def detach(self, why: str) -> None:
+        """Finish the answers under way; from now on `status` tells `why` there is no job, and nothing else is done."""
+        with self._answering:
+            self._detached = why
+            self._answering.wait_for(lambda: not self._under_way)
+
+    def attach(self, job: Job) -> None:
+        """Answer for another job."""
+        with self._answering:
+            self._job, self._detached = job, None
+
     def answer(self, line: bytes) -> bytes:
         """The answer to one request line."""
         try:
@@ -201,6 +215,21 @@ class StatusServer:
             return msgspec.json.encode(_Failed(str(error)))
 
     def _answer(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt | Snapshot:
+        with self._answering:
+            why = self._detached
+            self._under_way += why is None
+        if why is not None:
+            if isinstance(request, StatusRequest):
+                return self._status_without_job(why)
+            raise Unavailable(why)
+        try:
+            return self._answer_for_job(request)
+        finally:
+            with self._answering:
+                self._under_way -= 1
+                self._answering.notify_all()
+
+    def _answer_for_job(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt | Snapshot:
         if isinstance(request, StatusRequest):
             return self.status(request)
         if isinstance(request, SnapshotRequest):
@@ -237,6 +266,22 @@ class StatusServer:
             builder=None if job.builder is None else job.builder.view(),
             queues=queues,
             is_cut=is_cut,
+        )
+
+    def _status_without_job(self, why: str) -> Status:
+        job = self._job
+        return Status(
+            running=True,
+            folder=str(job.folder.root),
+            apply_seq=job.apply_ops.applied.apply_seq,
+            pid=os.getpid(),
+            bootstrap_servers=job.bootstrap_servers,
+            prefix=job.settings.topic_prefix,
+            up_s=round(time.monotonic() - self._started, 1),
+            delta_seq=job.flush_loop.delivered_seq,
+            totals=job.metrics.totals(),
+            operations_per_s=self.operations_per_s(),
+            obstacles=[why],
         )
 
     def operations_per_s(self) -> float:

@@ -90,6 +90,8 @@ def _introduce(console: Console, host: Host, metrics_host: str) -> None:
 
 
 def _summary(host: Host) -> str:
+    if host.obstacles:
+        return "not ready: " + " · ".join(host.obstacles)
     totals = host.job.metrics.totals()
     behind = max(0, host.job.apply_ops.applied.apply_seq - host.job.flush_loop.delivered_seq)
     took_ms = sum(totals.last_batch_ms.values())

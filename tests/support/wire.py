@@ -29,19 +29,33 @@ PATIENCE_S = 90.0
 REQUEST_BYTES_MAX = 17 * 1024 * 1024
 
 
+class OwnJob(Job):
+    """A job that owns its folder for as long as it runs, as `Host` does for the jobs of a process."""
+
+    def stop(self) -> None:
+        """Also let go of the folder."""
+        super().stop()
+        self._ownership.release()
+
+
 def start_job(spark: SparkSession, servers: str, folder: Path, prefix: str, **settings: Any) -> Job:
     """A job in this process; `stop` it."""
     more = {"ops_partitions": 2, "results_partitions": 4, "flush_interval_s": 0.5, **settings}
-    return Job(JobSettings(folder=folder, topic_prefix=prefix, **more), servers, spark, Ownership(folder / "lock"))
+    ownership = Ownership(folder / "lock")
+    try:
+        return OwnJob(JobSettings(folder=folder, topic_prefix=prefix, **more), servers, spark, ownership)
+    except BaseException:
+        ownership.release()
+        raise
 
 
-def wait_for(what: Callable[[], Any], job: Job | None = None) -> Any:
+def wait_for(what: Callable[[], Any], job: Job | None = None, *, patience_s: float = PATIENCE_S) -> Any:
     """The first true value of `what`.
 
     Raises:
         AssertionError: the job failed, or it took too long.
     """
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + patience_s
     while not (found := what()):
         assert job is None or job.failure is None, f"the job failed: {job.failure!r}"
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -83,6 +97,11 @@ class Wire:
         """Key and partition of a queue's operations."""
         key = ops_key(topic, queue_id)
         return key, partition_of(key, self.job.ops.partition_count)
+
+    def send_later(self, operation: dict[str, Any]) -> None:
+        """Send without waiting until Kafka has it."""
+        key, partition = self.place(operation["topic"], operation["queue_id"])
+        self.producer.send(self.job.topics.ops, value=json.dumps(operation).encode(), key=key, partition=partition)
 
     def write(self, value: bytes | None, key: bytes | None, partition: int) -> int:
         """Any bytes to any place; the offset they got."""

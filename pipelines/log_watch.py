@@ -1,0 +1,83 @@
+"""Looks now and then whether Kafka answers, and how much of the ops topic is not decided yet."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from connectors.kafka.topics import TopicFacts
+
+__all__ = ["LogWatch"]
+
+_log = structlog.get_logger(__name__)
+
+INTERVAL_S = 2.0
+ANSWER_S_MAX = 5.0
+
+
+class LogWatch:
+    """A thread of its own: Spark and the producers keep trying for minutes before they say that Kafka is away.
+
+    Args:
+        bootstrap_servers: The Kafka that is asked.
+        ops: The topic whose end is looked at.
+        decided: The next offset to decide, by partition.
+    """
+
+    def __init__(self, bootstrap_servers: str, ops: TopicFacts, decided: Callable[[], Mapping[int, int]]) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._partitions = [TopicPartition(ops.name, number) for number in range(ops.partition_count)]
+        self._decided = decided
+        self._stopping = threading.Event()
+        self._problem: str | None = None
+        self._away_since = 0.0
+        self._lag = 0
+        self._thread = threading.Thread(target=self._run, name="log-watch", daemon=True)
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be decided; None while Kafka answers."""
+        if self._problem is None:
+            return None
+        return f"Kafka has not answered for {time.monotonic() - self._away_since:.0f} s: {self._problem}"
+
+    @property
+    def lag(self) -> int:
+        """Offsets of the ops topic that were not decided when it was last asked; control records count, too."""
+        return self._lag
+
+    def start(self) -> None:
+        """Begin looking."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, within the time that one question may take."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        consumer = None
+        while not self._stopping.is_set():
+            asked_at = time.monotonic()
+            try:
+                if consumer is None:
+                    consumer = KafkaConsumer(bootstrap_servers=self._bootstrap_servers, enable_auto_commit=False)
+                end = consumer.end_offsets(self._partitions, timeout_ms=ANSWER_S_MAX * 1000)
+            except (KafkaError, OSError) as error:
+                if self._problem is None:
+                    self._away_since = asked_at
+                    _log.warning("kafka_away", error=str(error))
+                self._problem = str(error) or type(error).__name__
+            else:
+                if self._problem is not None:
+                    _log.info("kafka_back", after_s=round(time.monotonic() - self._away_since, 1))
+                self._problem = None
+                decided = self._decided()
+                self._lag = sum(max(0, end[at] - decided.get(at.partition, 0)) for at in self._partitions)
+            self._stopping.wait(INTERVAL_S)
+        if consumer is not None:
+            consumer.close(autocommit=False)

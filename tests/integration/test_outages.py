@@ -1,0 +1,174 @@
+"""Claim: while Kafka or Delta is away the process lives, decides nothing more than it has room for, and says why.
+
+Method: a broker of the test's own is killed under a running host, for so long that Spark gives up, and comes back; and
+Delta refuses every commit of a job, whose outbox is small.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from secrets import token_hex
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client import generate_latest
+
+from broker_state.errors import Invalid, Unavailable
+from broker_state.reason import Reason, code_of
+from checkpoints.snapshots import Snapshot
+from connectors.kafka.embedded import EmbeddedKafka
+from pipelines.host import Host
+from pipelines.restarts import may_pass
+from pipelines.settings import JobSettings
+from pipelines.status import SnapshotRequest, Status, StatusRequest, ask
+from tests.support.left_behind import audit_rows
+from tests.support.wire import Wire, start_job, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from pipelines.card import JobCard
+    from pipelines.job import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+
+ROOT = Path(__file__).parents[2]
+OUTBOX_BYTES_MAX = 1 << 20
+SENT = 20_000
+"""Operations whose rows are several times as large."""
+
+
+@pytest.fixture
+def broker(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
+    """One that may be killed."""
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files) as running:
+        yield running
+
+
+class Running:
+    """A host that somebody waits for, as `popstream up` does."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.ended_with: list[BaseException | None] = []
+        self._thread = threading.Thread(target=lambda: self.ended_with.append(host.wait()), daemon=True)
+        self._thread.start()
+
+    @property
+    def card(self) -> JobCard:
+        assert self.host.card is not None
+        return self.host.card
+
+    def status(self) -> Status:
+        return ask(self.card, StatusRequest(), Status)
+
+    def metric(self, name: str) -> float:
+        lines = generate_latest(self.host.metrics.registry).decode().splitlines()
+        (value,) = (line.split()[1] for line in lines if line.startswith(f"{name} "))
+        return float(value)
+
+    def stop(self) -> None:
+        self.host.ask_to_stop()
+        self._thread.join()
+
+
+def go_away_and_come_back(host: Host, running: Running, broker: EmbeddedKafka, fails: Callable[[Job], None]) -> None:
+    """Kill the broker until the job has failed, and see that another one goes on where it was."""
+    first = host.job
+    with Wire(first) as wire:
+        wire.ask("declare", topic_id="id")
+        wire.ask("dispatch", ranges=[{"first": 0, "last": 9}])
+        handle = wire.ask("pop", group="g", max_messages=1, invisible_time_ms=3_600_000)["handle"]
+    assert (running.status().obstacles, running.metric("popstream_ready")) == ([], 1.0)
+    broker.kill()
+    (why,) = wait_for(lambda: running.status().obstacles)
+    assert "Kafka has not answered" in why
+    assert running.metric("popstream_ready") == 0.0
+    fails(first)
+    assert first.failure is not None
+    assert may_pass(first.failure)
+    (why,) = wait_for(lambda: [why for why in running.status().obstacles if "no Kafka takes connections" in why])
+    assert (running.ended_with, running.metric("popstream_ready")) == ([], 0.0)
+    with pytest.raises(Invalid, match="no Kafka takes connections"):
+        ask(running.card, SnapshotRequest(), Snapshot)
+    broker.restart()
+    wait_for(lambda: not running.status().obstacles)
+    assert host.job is not first
+    assert (running.metric("popstream_ready"), running.metric("popstream_restarts_total")) == (1.0, 1.0)
+    with Wire(host.job) as wire:
+        acked = wire.ask(
+            "ack", handles=[{"group": "g", "handle": handle}], entries=[{"handle": 0, "offsets": [[0, 0]]}]
+        )
+        assert acked["commit_offsets"] == {"g": 1}
+        wire.row("operations", op_id=acked["op_id"])
+    wait_for(lambda: running.metric("popstream_ops_lag_records") == 0.0)
+    running.stop()
+    assert running.ended_with == [None]
+
+
+@pytest.fixture
+def running(spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
+    """A host on the broker that will be killed."""
+    assert spark.sparkContext._jsc is not None, "a host that finds no Spark starts and ends one of its own"
+    settings = JobSettings(folder=tmp_path / "job", bootstrap_servers=broker.bootstrap_servers, flush_interval_s=0.5)
+    with Host(settings, var=ROOT / "var") as host:
+        yield Running(host)
+
+
+def test_kafka_away_for_a_while(running: Running, broker: EmbeddedKafka) -> None:
+    """The job is told to fail, as it would by itself after two minutes."""
+    go_away_and_come_back(running.host, running, broker, lambda job: job.fail(Unavailable("Kafka is away")))
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(900)
+def test_kafka_away_until_the_job_fails_by_itself(running: Running, broker: EmbeddedKafka) -> None:
+    go_away_and_come_back(running.host, running, broker, lambda job: wait_for(lambda: job.failure, patience_s=600))
+
+
+def pop(wire: Wire) -> dict[str, Any]:
+    """With an op_id that does not compress."""
+    return {**wire.operation("pop", group="g", max_messages=1, invisible_time_ms=1_000), "op_id": token_hex(60)}
+
+
+def is_still(job: Job) -> bool:
+    """Whether nothing is decided for a while; what Spark has read ahead still is, at first."""
+    decided = job.apply_ops.applied
+    time.sleep(2)
+    return job.apply_ops.applied == decided
+
+
+def test_delta_away_until_the_outbox_is_full(
+    spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
+) -> None:
+    job = start_job(spark, kafka.bootstrap_servers, tmp_path, topic_prefix, outbox_bytes_max=OUTBOX_BYTES_MAX)
+    delta, away = job.folder.delta, tmp_path / "away"
+    try:
+        with Wire(job) as wire:
+            wire.ask("declare", topic_id="id")
+            wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq)
+            delta.rename(away)
+            delta.write_text("where the volume was mounted")
+            for _ in range(SENT):
+                wire.send_later(pop(wire))
+            wait_for(lambda: len(job.obstacles) == 2, job)
+            assert "Delta does not take" in job.obstacles[0]
+            assert "nothing is decided until" in job.obstacles[1]
+            wait_for(lambda: is_still(job), job)
+            unheard = pop(wire)
+            wire.send(unheard)
+            assert is_still(job)
+            assert not job.wait(0)
+            delta.unlink()
+            away.rename(delta)
+            assert wire.answer(unheard["op_id"])["code"] == code_of(Reason.NO_MESSAGE)
+            wait_for(lambda: not job.obstacles)
+            wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq)
+            op_ids = [row["op_id"] for row in audit_rows(delta, "operations") if row["kind"] == "pop"]
+            assert len(op_ids) == len(set(op_ids)) == SENT + 1
+    finally:
+        job.stop()
