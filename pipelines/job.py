@@ -279,7 +279,11 @@ class Job:
         except BaseException as error:
             if not self._is_stopping:
                 self.fail(error)
-            raise
+            if isinstance(error, Exception):
+                raise
+            # py4j hands on nothing else, and Spark would wait for its answer for ever.
+            message = f"the job has ended: {error!r}"
+            raise Unavailable(message) from error
 
     def _apply(self, micro_batch: MicroBatch) -> None:
         gc.disable()  # a micro-batch makes many objects and no cycles; they are gone before the collector looks again

@@ -12,15 +12,14 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from checkpoints.ownership import Ownership
-from connectors.delta.session import build_session
-from connectors.jars.resolve import spark_jars
+import psutil
+
 from pipelines.failpoints import VARIABLE
-from pipelines.job import Job
-from pipelines.logs import configure_logs
+from pipelines.host import Host
 from pipelines.settings import JobSettings
 
 if TYPE_CHECKING:
@@ -51,6 +50,7 @@ class JobProcess:
         failpoint: str | None = None,
         until: Mapping[int, int] | None = None,
     ) -> None:
+        self._jvm: psutil.Process | None = None
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         if failpoint is not None:
             environment[VARIABLE] = failpoint
@@ -72,6 +72,25 @@ class JobProcess:
     def wait(self, timeout_s: float) -> int:
         """Its exit code; -9 after SIGKILL."""
         return self.process.wait(timeout_s)
+
+    def wait_for_death(self, timeout_s: float) -> tuple[int, float]:
+        """Its exit code, and when Python or its JVM was gone first, in seconds since the epoch."""
+        first, deadline = None, time.monotonic() + timeout_s
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if first is None and self._jvm_is_gone():
+                first = time.time()
+            time.sleep(0.01)
+        return self.process.wait(0), first or time.time()
+
+    def _jvm_is_gone(self) -> bool:
+        try:
+            if self._jvm is None:
+                children = psutil.Process(self.process.pid).children()
+                self._jvm = next((child for child in children if "java" in child.name()), None)
+                return False
+            return self._jvm.status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
 
     def stop(self, timeout_s: float) -> int:
         """Ask it to stop in order, and wait."""
@@ -97,26 +116,21 @@ class JobProcess:
 
 
 def _run(orders: dict[str, Any]) -> int:
-    configure_logs("INFO")
-    settings = JobSettings(**orders["settings"])
+    settings = JobSettings(**orders["settings"], bootstrap_servers=orders["servers"], driver_memory="600m")
     until = {int(partition): offset for partition, offset in (orders["until"] or {}).items()}
-    ownership = Ownership(settings.folder / "lock")
-    spark = build_session("crash test", spark_jars(ROOT / "var"), driver_memory="600m")
-    job = Job(settings, orders["servers"], spark, ownership)
-    stopping = threading.Event()
+    with Host(settings, var=ROOT / "var", log_to_terminal=True) as host:
 
-    def wait_for_end_of_input() -> None:
-        sys.stdin.read()
-        stopping.set()
+        def wait_for_end_of_input() -> None:
+            sys.stdin.read()
+            host.ask_to_stop()
 
-    threading.Thread(target=wait_for_end_of_input, daemon=True).start()
-    while not stopping.is_set() and not job.wait(0.1):
-        decided = job.apply_ops.applied.next_offset
-        if until and all(decided.get(partition, 0) >= offset for partition, offset in until.items()):
-            break
-    failure = job.failure
-    job.stop()
-    spark.stop()
+        def look() -> None:
+            decided = host.job.apply_ops.applied.next_offset
+            if until and all(decided.get(partition, 0) >= offset for partition, offset in until.items()):
+                host.ask_to_stop()
+
+        threading.Thread(target=wait_for_end_of_input, daemon=True).start()
+        failure = host.wait(each=look, every_s=0.1)
     return 0 if failure is None else FAILED
 
 

@@ -27,6 +27,8 @@ ORDERLY = "accounts"
 class Workload:
     """Sends until the context is left; `answers` has what came back, the raw frames in `frames`.
 
+    `arrivals` has, for each answer, when it came (seconds since the epoch) and its time by the queue's clock (ms).
+
     Args:
         servers: The Kafka to work with.
         topics: The job's.
@@ -38,6 +40,7 @@ class Workload:
     def __init__(self, servers: str, topics: Topics, ops_partitions: int, *, seed: int, pause_s: float = 0.06) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
         self.frames: list[bytes] = []
+        self.arrivals: list[tuple[float, int]] = []
         self.sent = 0
         self._servers, self._topics, self._partitions = servers, topics, ops_partitions
         self._random = random.Random(seed)
@@ -65,6 +68,10 @@ class Workload:
         for thread in self._threads:
             thread.join()
 
+    def first_answer_after(self, epoch_s: float) -> float | None:
+        """When the first answer arrived to an operation that Kafka got after a moment, in seconds since the epoch."""
+        return next((arrived for arrived, now_ms in self.arrivals if now_ms > epoch_s * 1_000), None)
+
     def _receive_all(self) -> None:
         consumer = KafkaConsumer(bootstrap_servers=self._servers, isolation_level="read_committed")
         partition = TopicPartition(self._topics.results, self._reply_to)
@@ -79,6 +86,7 @@ class Workload:
 
     def _learn(self, answer: dict[str, Any]) -> None:
         is_new = answer["op_id"] not in self.answers
+        self.arrivals.append((time.time(), answer["now_ms"]))
         self.answers[answer["op_id"]] = answer
         asked = self._pops.get(answer["op_id"])
         if asked and is_new and answer.get("messages"):

@@ -1,4 +1,4 @@
-"""What the integration tests share: one real broker, and names that no other test uses."""
+"""What tests with Spark and Kafka share: one real broker, and names that no other test uses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="session")

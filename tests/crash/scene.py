@@ -1,0 +1,118 @@
+"""One job that is killed again and again, and the fresh one that it is compared with.
+
+The fresh job has an empty folder and decides the very log that was left behind, ticks included, with micro-batches of
+another size. Equal have to be: the state byte for byte, the rows but for apply_seq and state_epoch, the answers by
+op_id, of which copies are identical, and the dead letters. Every answer that a client has seen is among them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS
+from connectors.kafka.topics import Topics, TopicSettings, ensure_topics
+from tests.support.job_process import JobProcess
+from tests.support.left_behind import (
+    answers_of,
+    applied_of,
+    audit_rows,
+    end_offsets,
+    families_of,
+    records_between,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from tests.support.workload import Workload
+
+__all__ = ["KILLED", "OPS_PARTITIONS", "PATIENCE_S", "Scene", "run_process"]
+
+KILLED = -9
+OPS_PARTITIONS = 2
+# Generous: this is for machines on which other things run.
+PATIENCE_S = 600.0
+
+
+def run_process(servers: str, settings: dict[str, Any], until: dict[int, int]) -> None:
+    """A job in a process of its own, from its start until the log is decided."""
+    with JobProcess(servers, settings, until=until) as job:
+        code = job.wait(PATIENCE_S)
+        assert code == 0, f"{code}\n{job.log_tail()}"
+
+
+class Scene:
+    """See the module.
+
+    Args:
+        servers: The Kafka to work with.
+        prefix: Of the topics, which are made.
+        root: For the folders of both jobs.
+        run: Runs a job with settings until the log is decided up to some offsets.
+    """
+
+    def __init__(
+        self,
+        servers: str,
+        prefix: str,
+        root: Path,
+        run: Callable[[str, dict[str, Any], dict[int, int]], None] = run_process,
+    ) -> None:
+        self.servers = servers
+        self.folder = root / "job"
+        self.topics = Topics.of(prefix)
+        self._root = root
+        self._run = run
+        self._common = {
+            "topic_prefix": prefix,
+            "ops_partitions": OPS_PARTITIONS,
+            "results_partitions": 2,
+            "flush_interval_s": 1.0,
+        }
+        self.settings = {**self._common, "folder": str(self.folder), "records_per_batch_max": 100}
+        ensure_topics(servers, self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=2))
+
+    def decide_all(self) -> dict[int, int]:
+        """Decide what is left of the log, without adding to it; where it ends."""
+        return self._run_to_the_end({**self.settings, "ticks": False})
+
+    def compare(self, clients: list[Workload]) -> None:
+        """See the module."""
+        log_end = self.decide_all()
+        results_end = end_offsets(self.servers, self.topics.results)
+        letters_end = end_offsets(self.servers, self.topics.dead_letters)
+        fresh = self._root / "fresh"
+        self._run_to_the_end({**self._common, "folder": str(fresh), "records_per_batch_max": 1_000, "ticks": False})
+        assert applied_of(self.folder / "state").next_offset == log_end == applied_of(fresh / "state").next_offset
+        assert families_of(self.folder / "state") == families_of(fresh / "state")
+        for table in AUDIT_TABLES:
+            rows, wanted = audit_rows(self.folder / "delta", table), audit_rows(fresh / "delta", table)
+            assert rows == wanted, table
+            assert wanted, f"{table} is empty: nothing was compared"
+            assert len({tuple(row[name] for name in KEY_COLUMNS) for row in rows}) == len(rows), table
+        answers = self._answers({}, results_end)
+        wanted_answers = self._answers(results_end, end_offsets(self.servers, self.topics.results))
+        assert answers == wanted_answers
+        contradictory = {key for key, copies in answers.items() if len(copies) > 1}
+        assert not contradictory
+        for client in clients:
+            assert client.answers
+            seen = answers_of(iter(client.frames))
+            assert all(copies <= wanted_answers[key] for key, copies in seen.items())
+        letters = self._letters({}, letters_end)
+        assert letters == self._letters(letters_end, end_offsets(self.servers, self.topics.dead_letters))
+        assert letters
+
+    def _run_to_the_end(self, settings: dict[str, Any]) -> dict[int, int]:
+        end = end_offsets(self.servers, self.topics.ops)
+        self._run(self.servers, settings, end)
+        assert end_offsets(self.servers, self.topics.ops) == end
+        return end
+
+    def _answers(self, first: dict[int, int], end: dict[int, int]) -> dict[tuple[str, int], set[bytes]]:
+        return answers_of(record.value for record in records_between(self.servers, self.topics.results, first, end))
+
+    def _letters(self, first: dict[int, int], end: dict[int, int]) -> set[Any]:
+        records = records_between(self.servers, self.topics.dead_letters, first, end)
+        return {(record.key, record.value, tuple(record.headers)) for record in records}
