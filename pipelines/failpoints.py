@@ -1,8 +1,10 @@
 """Places where a test can kill the job, named after the six steps and the effects around them.
 
 ```
+start fetch                                  Spark has planned nothing yet; it has planned and hands over
 decode order prefetch decide write publish   the six steps, as they begin
-commit                                       after all of them, before Spark notes the micro-batch
+emit                                         before the records of each entry of the outbox go to Kafka
+commit                                       after all of them
 flush_begin flush                            before a span goes to Delta; after each table that has it
 unit_flush                                   after a commit of the builder's table, before its note
 build build_dispatch                         the builder: a micro-batch has come; it is written and not dispatched

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import structlog
 from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +27,7 @@ from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.maintenance import maintain
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import Topics, TopicSettings, ensure_topics
 from pipelines.apply_ops import ApplyOps, BatchReport
@@ -40,6 +42,7 @@ from pipelines.log_watch import LogWatch
 from pipelines.metrics import Metrics
 from pipelines.ops_log import found_log
 from pipelines.outbox import Outbox
+from pipelines.periodic import Periodic
 from pipelines.publish import Publisher
 from pipelines.quarantine import Quarantine
 from pipelines.read_ahead import ReadAhead
@@ -176,6 +179,9 @@ class Job:
         self.snapshot_loop = self._snapshot_loop()
         self.snapshot_loop.start()
         self._stack.callback(self.snapshot_loop.stop)
+        maintenance = Periodic("maintenance", settings.maintain_interval_s, self._maintain)
+        maintenance.start()
+        self._stack.callback(maintenance.stop)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed; False when it still runs after `timeout_s`."""
@@ -244,6 +250,10 @@ class Job:
             decided=lambda: self.apply_ops.applied.apply_seq,
         )
 
+    def _maintain(self) -> None:
+        for done in maintain(self._spark, self.folder.delta):
+            _log.info("maintained", **msgspec.structs.asdict(done))
+
     def _source_options(self) -> dict[str, str]:
         return {
             "kafka.bootstrap.servers": self.bootstrap_servers,
@@ -256,6 +266,7 @@ class Job:
     def _start_query(self, checkpoint: Path, applied: Applied) -> StreamingQuery:
         next_offset = {p: applied.next_offset.get(p, 0) for p in range(self.ops.partition_count)}
         self._join_pool()
+        failpoint("start")
         query = (
             self._intake.stream(next_offset)
             .writeStream.queryName(PIPELINE)
@@ -273,6 +284,7 @@ class Job:
     def _take(self, frame: DataFrame, batch_id: int) -> None:
         """Spark calls this; whatever goes wrong in it is kept as it was, and not as Spark retells it."""
         try:
+            failpoint("fetch")
             self.publisher.check()
             self._wait_for_room()
             self._read_ahead.hand_over(self._intake.fetch(frame, batch_id))

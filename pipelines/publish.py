@@ -11,6 +11,7 @@ from broker_state.errors import Unavailable
 from broker_state.kernel.turn import DeadLetter
 from connectors.kafka.topics import Topics
 from pipelines.dead_letters import LetterReader
+from pipelines.failpoints import failpoint
 from pipelines.frames import read_frame, read_notifications
 from pipelines.outbox import Entry, EntryKind, Outbox
 
@@ -79,6 +80,7 @@ class Publisher:
         """
         self.check()
         for entry in entries:
+            failpoint("emit")
             if entry.kind == EntryKind.ANSWERS:
                 partition, frame = read_frame(entry.value)
                 self._send(entry, [(self._topics.results, partition, None, frame, [])])

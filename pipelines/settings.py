@@ -65,6 +65,9 @@ class JobSettings(BaseSettings):
     snapshots_keep: Annotated[int, Field(ge=1, le=1000)] = Field(
         default=4, description="more: older states to go back to; the ops topic must reach back as far"
     )
+    maintain_interval_s: Annotated[float, Field(ge=0)] = Field(
+        default=86_400.0, description="how often the tables are compacted; 0: only by `popstream maintain`"
+    )
     handle_keys: dict[str, SecretStr] = Field(
         default_factory=dict, description="key id to secret; empty: handles are not signed"
     )

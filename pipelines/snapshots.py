@@ -9,10 +9,10 @@ from pathlib import Path
 
 import structlog
 
-from broker_state.errors import PopstreamError
 from broker_state.rocks_store import RocksStore
 from checkpoints.applied import applied_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
+from pipelines.periodic import Periodic
 
 __all__ = ["SnapshotLoop", "take_snapshot"]
 
@@ -71,25 +71,24 @@ class SnapshotLoop:
     ) -> None:
         self._take = take
         self._snapshots = snapshots
-        self._interval_s = interval_s
         self._keep = keep
         self._decided = decided
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
         self.last: Snapshot | None = None
-        self.last_failure: str | None = None
-        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+        self._periodic = Periodic("snapshot", interval_s, self._take_if_anything_is_new)
 
     def start(self) -> None:
         """Begin."""
-        if self._interval_s:
-            self._thread.start()
+        self._periodic.start()
 
     def stop(self) -> None:
         """End; one that is under way is finished."""
-        self._stopping.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._periodic.stop()
+
+    @property
+    def last_failure(self) -> str | None:
+        """Why the last one that was due could not be kept."""
+        return self._periodic.failure
 
     def take_now(self) -> Snapshot:
         """Take one, and forget those that are too many.
@@ -101,18 +100,12 @@ class SnapshotLoop:
             started = time.perf_counter()
             self.last = snapshot = self._take()
             self._snapshots.prune(self._keep)
-            self.last_failure = None
+            self._periodic.failure = None
         seconds = round(time.perf_counter() - started, 3)
         _log.info("snapshot_taken", id=snapshot.id, bytes=snapshot.size, seconds=seconds)
         return snapshot
 
-    def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
-            kept = 0 if self.last is None else self.last.applied.apply_seq
-            if self._decided() == kept:
-                continue
-            try:
-                self.take_now()
-            except (PopstreamError, OSError) as error:
-                self.last_failure = str(error)
-                _log.error("snapshot_failed", error=str(error))
+    def _take_if_anything_is_new(self) -> None:
+        kept = 0 if self.last is None else self.last.applied.apply_seq
+        if self._decided() != kept:
+            self.take_now()

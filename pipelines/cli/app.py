@@ -377,6 +377,25 @@ def query(
 
 
 @app.command(epilog=EPILOG)
+def maintain(
+    folder: Folder = None,
+    settings: SettingsFile = None,
+    var: Var = DEFAULT_VAR,
+    *,
+    as_json: JsonOutput = False,
+) -> None:
+    """Compact the tables, and remove the files that no version of the last week has.
+
+    A running job does it every `maintain_interval_s` by itself.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.maintain import run_maintain
+
+    root = load_settings(settings, {"folder": folder}).folder
+    run_maintain(JobFolder(root.absolute()), var=var, as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
 def snapshot(
     listed: Annotated[bool, typer.Option("--list", help="take none, and tell which there are")] = False,  # noqa: FBT002
     to: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,

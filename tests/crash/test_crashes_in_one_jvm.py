@@ -4,30 +4,24 @@ Method: the job dies by an exception that nothing catches, raised at a place and
 on every fail-point of every thread raises it too, so that nothing goes on as if nothing had happened; then the state is
 closed and another job is started on the same Spark. In the end the scene compares (tests/crash/scene.py).
 
-POPSTREAM_CRASHES says how many: 9 by default, 60 by `make crash`.
+POPSTREAM_CRASHES says how many: 12 by default, 60 by `make crash`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from py4j.protocol import Py4JError
-from pyspark.errors import StreamingQueryException
 
-from pipelines.failpoints import arm
 from tests.crash.scene import OPS_PARTITIONS, PATIENCE_S, Scene
+from tests.support.simulated_crash import crash_at
 from tests.support.wire import start_job, wait_for
 from tests.support.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
@@ -40,45 +34,14 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
-CRASHES = int(os.environ.get("POPSTREAM_CRASHES", "9"))
-POINTS = ["decode", "order", "prefetch", "decide", "write", "publish", "commit", "flush_begin", "flush"]
-HITS_MAX = {"flush_begin": 2, "flush": 6}
+CRASHES = int(os.environ.get("POPSTREAM_CRASHES", "12"))
+POINTS = [
+    *("start", "fetch", "decode", "order", "prefetch", "decide"),
+    *("write", "publish", "emit", "commit", "flush_begin", "flush"),
+]
+HITS_MAX = {"start": 1, "flush_begin": 2, "flush": 6}
 
 
-class SimulatedCrash(BaseException):
-    """No `except Exception` may go on after it."""
-
-
-class Crash:
-    """A hook for `arm` that raises at the hit-th time that `point` is passed, and ever after at all points."""
-
-    def __init__(self, point: str, hit: int) -> None:
-        self.has_come = threading.Event()
-        self._point, self._left = point, hit
-        self._lock = threading.Lock()
-
-    def __call__(self, point: str) -> None:
-        with self._lock:
-            self._left -= point == self._point
-            if not self._left:
-                self.has_come.set()
-        if self.has_come.is_set():
-            raise SimulatedCrash(point)
-
-
-@pytest.fixture
-def hook() -> Iterator[None]:
-    yield
-    arm(None)
-
-
-def die(job: Job) -> None:
-    """Close what is open; that a dead job does not stop in order is how it is."""
-    with contextlib.suppress(SimulatedCrash, Py4JError, StreamingQueryException):
-        job.stop()
-
-
-@pytest.mark.usefixtures("hook")
 @pytest.mark.timeout(300 + 60 * CRASHES)
 def test_crashes_at_places_and_times_of_one_seed(
     spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path, topic_prefix: str
@@ -104,11 +67,6 @@ def test_crashes_at_places_and_times_of_one_seed(
     scene = Scene(broker.bootstrap_servers, topic_prefix, tmp_path, run)
     with Workload(scene.servers, scene.topics, OPS_PARTITIONS, seed=CRASHES, pause_s=0.02) as clients:
         for point in points:
-            crash = Crash(point, chance.randint(1, HITS_MAX.get(point, 5)))
-            arm(crash)
-            job = start(scene.settings)
-            assert crash.has_come.wait(PATIENCE_S), f"{point} was not met"
-            die(job)
-            arm(None)
+            crash_at(point, chance.randint(1, HITS_MAX.get(point, 5)), lambda: start(scene.settings), PATIENCE_S)
     assert clients.sent > 10 * CRASHES
     scene.compare([clients])

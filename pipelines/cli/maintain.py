@@ -1,0 +1,31 @@
+"""`popstream maintain`: compact the tables, and remove what no version of the last week needs."""
+
+from pathlib import Path
+
+import msgspec
+
+from broker_state.errors import Invalid
+from checkpoints.layout import JobFolder
+from connectors.delta.maintenance import maintain
+from pipelines.cli.printing import print_facts, standard_output
+from pipelines.cli.spark_tools import reading_session, working
+
+__all__ = ["run_maintain"]
+
+
+def run_maintain(folder: JobFolder, *, var: Path, as_json: bool) -> None:
+    """Maintain all tables of a job, whether it runs or not.
+
+    Raises:
+        Invalid: There are no tables.
+    """
+    if not folder.delta.is_dir():
+        message = f"there are no tables in {folder.root}"
+        raise Invalid(message, subject=str(folder.root))
+    with reading_session(var) as spark, working("compacting"):
+        done = maintain(spark, folder.delta)
+    if as_json:
+        print(msgspec.json.encode(done).decode())
+        return
+    facts = {each.table: f"{each.compacted:,} files made {each.into:,}, {each.removed:,} removed" for each in done}
+    print_facts(standard_output(), facts)
