@@ -17,7 +17,7 @@ import os
 import signal
 from collections.abc import Callable
 
-__all__ = ["VARIABLE", "arm", "failpoint"]
+__all__ = ["VARIABLE", "arm", "failpoint", "kill_at"]
 
 VARIABLE = "POPSTREAM_FAILPOINT"
 """`<name>@<hit>`: die at the hit-th time that `name` is passed.
@@ -38,6 +38,11 @@ def arm(hook: Callable[[str], None] | None) -> None:
     """Call `hook` with the name of each place that is passed, from now on; None: nothing."""
     global _hook  # noqa: PLW0603 - one process, one set of fail-points
     _hook = hook
+
+
+def kill_at(chosen: str) -> None:
+    """Die there, counted from now; `chosen` is as in the environment variable."""
+    arm(_Kill(chosen))
 
 
 class _Kill:
@@ -67,4 +72,4 @@ class _Kill:
 
 
 if VARIABLE in os.environ:
-    arm(_Kill(os.environ[VARIABLE]))
+    kill_at(os.environ[VARIABLE])

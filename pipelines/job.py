@@ -113,6 +113,7 @@ class Job:
         self.store = RocksStore(self.folder.state)
         self._stack.callback(self.store.close)
         applied, self._flusher = self._reconciled()
+        _log.info("reconciled", apply_seq=applied.apply_seq)
         self.outbox = Outbox(self.store)
         self.quarantine = Quarantine(self.store, self._ownership.require)
         self._tick_producer = KafkaProducer(
@@ -275,6 +276,7 @@ class Job:
             .start()
         )
         threading.Thread(target=self._watch, args=(query,), name="watch", daemon=True).start()
+        _log.info("query_started", decided=next_offset)
         return query
 
     def _join_pool(self) -> None:

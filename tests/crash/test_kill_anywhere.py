@@ -103,20 +103,23 @@ def test_killed_once_after_the_write_and_before_anybody_was_told(scene: Scene) -
 def test_python_jvm_and_both_killed_at_eight_points(scene: Scene) -> None:
     """The lost checkpoint of Spark comes on top, half-way: the state says where to go on."""
     lease(scene, LEASES)
-    took_s = []
+    took_s: list[float] = []
+    died_at = None
     with Workload(scene.servers, scene.topics, OPS_PARTITIONS, seed=24) as clients:
-        died_at = killed(scene, ALL[0])
-        for number, kill in enumerate([*ALL[1:], None]):
+        for number, kill in enumerate([*ALL, None]):
             if number == len(ALL) // 2:
                 shutil.rmtree(scene.folder / "spark")
-            with JobProcess(scene.servers, scene.settings, failpoint=kill.order if kill else None) as job:
-                code, next_died_at = (0, 0.0) if kill is None else job.wait_for_death(PATIENCE_S)
-                assert kill is None or code == kill.code, f"{kill}: {code}\n{job.log_tail()}"
-                answered_at = wait_for(partial(clients.first_answer_after, died_at), patience_s=PATIENCE_S)
+            with JobProcess(scene.servers, scene.settings) as job:
+                if died_at is not None:
+                    answered_at = wait_for(partial(clients.first_answer_after, died_at), patience_s=PATIENCE_S)
+                    took_s.append(answered_at - died_at)
                 if kill is None:
                     assert job.stop(PATIENCE_S) == 0, job.log_tail()
-            took_s.append(answered_at - died_at)
-            died_at = next_died_at
+                    break
+                job.kill_at(kill.order)
+                code, died_at = job.wait_for_death(PATIENCE_S)
+                assert code == kill.code, f"{kill}: {code}\n{job.log_tail()}"
+                print(f"{kill.what} killed at {kill.failpoint}", took_s[-1:], flush=True)
     print(f"{LEASES:,} leases in flight, {len(took_s)} kills; seconds from the kill to the first answer:")
     print(f"median {statistics.median(took_s):.1f}, largest {max(took_s):.1f}; {[round(s, 1) for s in took_s]}")
     assert len(took_s) == len(ALL) == 24

@@ -1,6 +1,6 @@
 """A job in a process group of its own, to be killed; `python -m tests.support.job_process` is its child side.
 
-The child's standard input says when to stop (its end), and `until` says when it may stop by itself.
+A line of the child's standard input says where to die, its end when to stop; `until` says when it may stop by itself.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from pipelines.failpoints import VARIABLE
+from pipelines.failpoints import VARIABLE, kill_at
 from pipelines.host import Host
 from pipelines.settings import JobSettings
 
@@ -30,6 +31,7 @@ __all__ = ["ROOT", "JobProcess"]
 
 ROOT = Path(__file__).parents[2]
 FAILED = 3
+SPARK_CLASS = "org.apache.spark.deploy.SparkSubmit"
 
 
 class JobProcess:
@@ -73,6 +75,12 @@ class JobProcess:
         """Its exit code; -9 after SIGKILL."""
         return self.process.wait(timeout_s)
 
+    def kill_at(self, failpoint: str) -> None:
+        """Let it die there, counted from now."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(failpoint.encode() + b"\n")
+        self.process.stdin.flush()
+
     def wait_for_death(self, timeout_s: float) -> tuple[int, float]:
         """Its exit code, and when Python or its JVM was gone first, in seconds since the epoch."""
         first, deadline = None, time.monotonic() + timeout_s
@@ -86,7 +94,7 @@ class JobProcess:
         try:
             if self._jvm is None:
                 children = psutil.Process(self.process.pid).children()
-                self._jvm = next((child for child in children if "java" in child.name()), None)
+                self._jvm = next((child for child in children if SPARK_CLASS in child.cmdline()), None)
                 return False
             return self._jvm.status() == psutil.STATUS_ZOMBIE
         except psutil.NoSuchProcess:
@@ -115,13 +123,18 @@ class JobProcess:
             self.process.stdin.close()
 
 
+def _tell(text: str) -> None:
+    print(f"{datetime.now(UTC).isoformat()} {text}", file=sys.stderr, flush=True)
+
+
 def _run(orders: dict[str, Any]) -> int:
     settings = JobSettings(**orders["settings"], bootstrap_servers=orders["servers"], driver_memory="600m")
     until = {int(partition): offset for partition, offset in (orders["until"] or {}).items()}
-    with Host(settings, var=ROOT / "var", log_to_terminal=True) as host:
+    with Host(settings, var=ROOT / "var", on_progress=_tell, log_to_terminal=True) as host:
 
-        def wait_for_end_of_input() -> None:
-            sys.stdin.read()
+        def obey() -> None:
+            for line in sys.stdin:
+                kill_at(line.strip())
             host.ask_to_stop()
 
         def look() -> None:
@@ -129,7 +142,7 @@ def _run(orders: dict[str, Any]) -> int:
             if until and all(decided.get(partition, 0) >= offset for partition, offset in until.items()):
                 host.ask_to_stop()
 
-        threading.Thread(target=wait_for_end_of_input, daemon=True).start()
+        threading.Thread(target=obey, daemon=True).start()
         failure = host.wait(each=look, every_s=0.1)
     return 0 if failure is None else FAILED
 
