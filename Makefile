@@ -12,7 +12,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo example test unit model check format integration bench simulate fuzz mutants crash lock lock-jars clean
+.PHONY: help setup demo example test unit model check format integration bench soak simulate fuzz mutants crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -51,6 +51,10 @@ integration: setup ## tests with Spark and a real Kafka broker
 bench: setup ## measure; the report names machine, data and command
 	@$(BIN)/popstream bench
 
+SOAK_MINUTES ?= 60
+soak: setup ## SOAK_MINUTES of half the load this machine can bear, with kills and broker restarts; the report is JSON
+	@$(BIN)/python -m tests.soak.run --minutes $(SOAK_MINUTES)
+
 SEEDS ?= 10000
 simulate: setup ## the protocol with simulated Kafka, Delta and deaths; SEEDS=10000, SEEDS=500-600, or one: SEEDS==4711
 	@$(BIN)/python -m tests.simulation.run '$(SEEDS)'
@@ -64,7 +68,7 @@ mutants: setup ## each of the seeded mistakes in the kernel has to fail the suit
 	@$(PYTEST) tests/mutants
 
 crash: setup ## kill the job at its fail-points and compare what it left
-	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900; $(PYTEST) tests/crash -rP
+	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900 POPSTREAM_CRASHES=60; $(PYTEST) tests/crash tests/integration/test_outages.py -rP
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

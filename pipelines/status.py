@@ -83,6 +83,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         running: False: read from the state on disk, and what belongs to a process is missing.
         apply_seq: Micro-batches decided since the state was made.
         delta_seq: Those of them that are in Delta.
+        ops_lag: Offsets of the ops topic that were not decided a moment ago.
         operations_per_s: Over the last ten seconds.
         totals: Since this process started.
         obstacles: What keeps it from deciding or delivering; none: it is ready.
@@ -104,6 +105,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
     delta_seq: int | None = None
     outbox_bytes: int | None = None
+    ops_lag: int | None = None
     operations_per_s: float | None = None
     totals: Totals | None = None
     obstacles: list[str] = []
@@ -142,6 +144,7 @@ class SnapshotRequest(
 
 class _Failed(msgspec.Struct, frozen=True):
     error: str
+    may_pass: bool = False
 
 
 Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest
@@ -212,7 +215,7 @@ class StatusServer:
         try:
             return msgspec.json.encode(self._answer(request))
         except PopstreamError as error:
-            return msgspec.json.encode(_Failed(str(error)))
+            return msgspec.json.encode(_Failed(str(error), isinstance(error, Unavailable)))
 
     def _answer(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt | Snapshot:
         with self._answering:
@@ -257,6 +260,7 @@ class StatusServer:
             failure=None if job.failure is None else str(job.failure),
             delta_seq=job.flush_loop.delivered_seq,
             outbox_bytes=job.outbox.undelivered_bytes,
+            ops_lag=job.log_watch.lag,
             operations_per_s=self.operations_per_s(),
             totals=job.metrics.totals(),
             obstacles=job.obstacles,
@@ -335,7 +339,7 @@ def ask(card: JobCard, request: Request, reply: type[Reply], *, timeout_s: float
     """Ask the job of a card, and read its answer as `reply`.
 
     Raises:
-        Unavailable: It does not answer: it has ended, or stands still.
+        Unavailable: It does not answer: it has ended, or stands still; or it says that it cannot do it now.
         Invalid: It answers that the request is wrong.
     """
     try:
@@ -350,7 +354,8 @@ def ask(card: JobCard, request: Request, reply: type[Reply], *, timeout_s: float
         return msgspec.json.decode(line, type=reply)
     except msgspec.DecodeError as error:
         with contextlib.suppress(msgspec.DecodeError):
-            raise Invalid(msgspec.json.decode(line, type=_Failed).error) from None
+            failed = msgspec.json.decode(line, type=_Failed)
+            raise (Unavailable if failed.may_pass else Invalid)(failed.error) from None
         message = f"the job of process {card.pid} does not tell its state: {line[:200].decode(errors='replace')}"
         raise Unavailable(message, subject=card.address) from error
 

@@ -69,6 +69,8 @@ def _print(console: Console, status: Status) -> None:
         facts["Kafka"] = status.bootstrap_servers or ""
     facts["folder"] = status.folder
     facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was made"
+    if status.ops_lag is not None:
+        facts["decided"] += f", {status.ops_lag:,} records of the log are not"
     if status.failure:
         facts["failed"] = status.failure
     if status.totals is not None:

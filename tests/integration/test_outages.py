@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import generate_latest
 
-from broker_state.errors import Invalid, Unavailable
+from broker_state.errors import Unavailable
 from broker_state.reason import Reason, code_of
 from checkpoints.snapshots import Snapshot
 from connectors.kafka.embedded import EmbeddedKafka
@@ -93,7 +93,7 @@ def go_away_and_come_back(host: Host, running: Running, broker: EmbeddedKafka, f
     assert may_pass(first.failure)
     (why,) = wait_for(lambda: [why for why in running.status().obstacles if "no Kafka takes connections" in why])
     assert (running.ended_with, running.metric("popstream_ready")) == ([], 0.0)
-    with pytest.raises(Invalid, match="no Kafka takes connections"):
+    with pytest.raises(Unavailable, match="no Kafka takes connections"):
         ask(running.card, SnapshotRequest(), Snapshot)
     broker.restart()
     wait_for(lambda: not running.status().obstacles)

@@ -20,6 +20,7 @@ from broker_state.errors import Corrupt, Fenced, Invalid, PopstreamError, Unavai
 from broker_state.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
+from checkpoints.snapshots import Snapshot
 from connectors.client import Message, ReceiptHandle
 from pipelines.card import JobCard
 from pipelines.cli.app import app
@@ -31,7 +32,7 @@ from pipelines.cli.query import require_reading
 from pipelines.jvm import held_signals
 from pipelines.metrics import Totals
 from pipelines.preflight import reach_kafka, require_ready
-from pipelines.status import Status, StatusRequest, StatusServer, ask
+from pipelines.status import SnapshotRequest, Status, StatusRequest, StatusServer, ask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -277,6 +278,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatusSer
         apply_ops=SimpleNamespace(applied=SimpleNamespace(apply_seq=5)),
         flush_loop=SimpleNamespace(delivered_seq=4),
         outbox=SimpleNamespace(undelivered_bytes=9),
+        log_watch=SimpleNamespace(lag=3),
         settings=SimpleNamespace(topic_prefix="p"),
         builder=None,
         bootstrap_servers="k:1",
@@ -300,9 +302,21 @@ def card_of(server: StatusServer, token: str) -> JobCard:
 def test_the_job_tells_its_state_over_its_socket(server: StatusServer) -> None:
     status = ask(card_of(server, server.token), StatusRequest(), Status)
     assert (status.running, status.apply_seq, status.delta_seq, status.outbox_bytes) == (True, 5, 4, 9)
+    assert status.ops_lag == 3
     assert status.totals == Totals(operations=7)
     assert (status.obstacles, status.quarantined) == (["Delta is away"], 1)
     assert (status.snapshot, status.snapshot_failure) == (None, "no room")
+
+
+def test_between_two_jobs_the_server_says_why(server: StatusServer) -> None:
+    card = card_of(server, server.token)
+    server.detach("Kafka is away")
+    status = ask(card, StatusRequest(), Status)
+    assert (status.running, status.apply_seq, status.obstacles) == (True, 5, ["Kafka is away"])
+    with pytest.raises(Unavailable, match="Kafka is away"):
+        ask(card, SnapshotRequest(), Snapshot)
+    server.attach(server._job)
+    assert ask(card, StatusRequest(), Status).obstacles == ["Delta is away"]
 
 
 def test_who_has_not_the_token_is_told_nothing(server: StatusServer) -> None:
