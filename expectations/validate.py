@@ -113,7 +113,7 @@ def _pin(session: SparkSession, delta_root: Path, table: str, version: int | Non
     if not DeltaTable.isDeltaTable(session, path):
         message = f"there is no Delta table at {path}: has the job run here?"
         raise Invalid(message, subject=table)
-    newest, _ = newest_versions(session, table_path(delta_root, table))
+    newest, _ = newest_versions(table_path(delta_root, table))
     pinned = newest if version is None else version
     if pinned > newest:
         message = f"{table} has no version {pinned} yet, only up to {newest}"

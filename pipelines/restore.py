@@ -130,7 +130,7 @@ def restore(
 
 def _effective(spark: SparkSession, root: Path, name: str) -> Mapping[str, int]:
     ensure_table(spark, root, AUDIT_TABLES[name])
-    return effective_versions(spark, root, name, PIPELINE)
+    return effective_versions(root, name, PIPELINE)
 
 
 def _candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | None) -> Iterator[_Candidate]:

@@ -90,7 +90,7 @@ def verify(
             applied = applied_of(store)
             quarantine = Quarantine(store)
             epoch = applied.state_epoch
-            versions = {name: effective_versions(spark, delta, name, PIPELINE).get(epoch, -1) for name in AUDIT_TABLES}
+            versions = {name: effective_versions(delta, name, PIPELINE).get(epoch, -1) for name in AUDIT_TABLES}
             waiting = _waiting_rows(store, versions)
             stored = store.get(META, REPLAY_KEY)
             is_lossy = stored is not None and bool(Replay.decode(stored).lost)

@@ -54,14 +54,14 @@ def rows_between(
     return rows.where(within).count()
 
 
-def effective_versions(spark: SparkSession, root: Path, table: str, pipeline: str) -> dict[str, int]:
+def effective_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
     """The last apply_seq of each state epoch whose rows are in the table.
 
     That is what Delta says, but for a table that was RESTOREd: there it says what had been before.
     """
     path = table_path(root, table)
     family = f"{pipeline}/{table}/"
-    newest, known = newest_versions(spark, path, family)
+    newest, known = newest_versions(path, family)
     found: dict[str, int] = {}
     at = newest
     was_restored = False

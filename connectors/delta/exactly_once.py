@@ -85,7 +85,7 @@ class ExactlyOnceTable:
             raise self._restored()
 
     def _read(self) -> None:
-        version, self.versions = newest_versions(self._spark, self._path, self._family)
+        version, self.versions = newest_versions(self._path, self._family)
         # Each of our commits was synced before the next: only the newest may not be, and what others did since.
         recent: list[Commit] = []
         for commit in commits_back_from(self._path, version):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Final
 from delta.tables import DeltaTable
 from pyspark.sql.types import StructType
 
+from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import Table, spark_schema, table_path
-from connectors.errors import Invalid
+from connectors.errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from py4j.java_gateway import JavaObject
     from pyspark.sql import SparkSession
 
 __all__ = ["ensure_table", "newest_versions"]
@@ -34,12 +34,13 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
         Invalid: it is there with other columns.
     """
     path = table_path(root, table.name)
-    if not DeltaTable.isDeltaTable(spark, str(path)):
+    log = read_table_log(path)
+    if log is None:
         _create(spark, path, table)
-    snapshot = _newest_snapshot(spark, path)
-    if snapshot.metadata().configuration().contains(_FORGETS_TRANSACTIONS):
+        return
+    if _FORGETS_TRANSACTIONS in log.properties:
         spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')")
-    found = _types(StructType.fromJson(json.loads(snapshot.schema().json())))
+    found = _types(StructType.fromJson(json.loads(log.schema)))
     wanted = _types(spark_schema(table))
     if found != wanted:
         differences = [
@@ -51,14 +52,18 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
         raise Invalid(message, subject=table.name, details=differences)
 
 
-def newest_versions(spark: SparkSession, path: Path, family: str = "") -> tuple[int, dict[str, int]]:
-    """Newest version of a table, and the last `txnVersion` of each `txnAppId` that starts with `family`, without it."""
-    snapshot = _newest_snapshot(spark, path)
-    jvm = spark._jvm  # noqa: SLF001
-    assert jvm is not None
-    known = jvm.scala.jdk.javaapi.CollectionConverters.asJava(snapshot.transactions())
-    versions = {str(app_id): int(known[app_id]) for app_id in known if str(app_id).startswith(family)}
-    return int(snapshot.version()), {app_id.removeprefix(family): last for app_id, last in versions.items()}
+def newest_versions(path: Path, family: str = "") -> tuple[int, dict[str, int]]:
+    """Newest version of a table, and the last `txnVersion` of each `txnAppId` that starts with `family`, without it.
+
+    Raises:
+        Corrupt: There is no table, or its log has a gap.
+    """
+    log = read_table_log(path)
+    if log is None:
+        message = f"there is no table at {path}"
+        raise Corrupt(message, subject=path.name)
+    versions = {app_id: version for app_id, version in log.txns.items() if app_id.startswith(family)}
+    return log.version, {app_id.removeprefix(family): last for app_id, last in versions.items()}
 
 
 def _create(spark: SparkSession, path: Path, table: Table) -> None:
@@ -73,12 +78,3 @@ def _create(spark: SparkSession, path: Path, table: Table) -> None:
 
 def _types(schema: StructType) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema}
-
-
-def _newest_snapshot(spark: SparkSession, path: Path) -> JavaObject:
-    """Delta's own view of a table: it has no public way to read the version of a transaction."""
-    jvm = spark._jvm  # noqa: SLF001
-    assert jvm is not None
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path))  # noqa: SLF001
-    none = jvm.scala.Option.empty()
-    return log.update(False, none, none)

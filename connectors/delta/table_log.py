@@ -1,0 +1,107 @@
+"""What a Delta table's log says of the table, read without Spark.
+
+A job looks at its tables before it decides anything, and a cold Spark takes ten seconds to tell what two files say.
+As Delta's protocol has it ("Delta Transaction Log Protocol", Checkpoints and Action Reconciliation): the newest whole
+checkpoint, then each commit after it; of an application's transactions and of metadata the last one counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connectors.errors import Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+__all__ = ["TableLog", "read_table_log"]
+
+_COMMIT = re.compile(r"(\d{20})\.json")
+# Classic in one file or several, and of version 2, whose name has an id; the actions read here are in the file itself.
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(parquet|json)")
+_ACTIONS = ("txn", "metaData")
+
+
+class TableLog(msgspec.Struct, frozen=True, kw_only=True):
+    """A table at its newest version.
+
+    Attributes:
+        version: The newest.
+        schema: As Spark's StructType has it in JSON.
+        properties: Of the table.
+        txns: By `txnAppId`, the last `txnVersion`.
+    """
+
+    version: int
+    schema: str
+    properties: dict[str, str]
+    txns: dict[str, int]
+
+
+def read_table_log(table: Path) -> TableLog | None:
+    """The log of the table in this folder; None when there is no table.
+
+    Raises:
+        Corrupt: A commit is missing between others, a file cannot be read, or there is nothing to begin with.
+    """
+    commits, checkpoints = _found(table / "_delta_log")
+    newest = max([*commits, *checkpoints], default=None)
+    if newest is None:
+        return None
+    begin = max(checkpoints, default=-1)
+    missing = [version for version in range(begin + 1, newest + 1) if version not in commits]
+    if missing:
+        message = f"the log of {table.name} lacks version {missing[0]}, and has {newest}"
+        raise Corrupt(message, subject=table.name)
+    txns: dict[str, int] = {}
+    metadata: dict[str, Any] | None = None
+    for action in _actions(checkpoints.get(begin, []), [commits[at] for at in range(begin + 1, newest + 1)]):
+        if (txn := action.get("txn")) is not None:
+            txns[txn["appId"]] = txn["version"]
+        metadata = action.get("metaData") or metadata
+    if metadata is None:
+        message = f"the log of {table.name} does not say what its columns are"
+        raise Corrupt(message, subject=table.name)
+    properties = dict(metadata.get("configuration") or {})
+    return TableLog(version=newest, schema=metadata["schemaString"], properties=properties, txns=txns)
+
+
+def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
+    """Commits and whole checkpoints by version."""
+    commits: dict[int, Path] = {}
+    parts: dict[tuple[int, int], list[Path]] = defaultdict(list)
+    for path in log.iterdir() if log.is_dir() else ():
+        if commit := _COMMIT.fullmatch(path.name):
+            commits[int(commit[1])] = path
+        elif checkpoint := _CHECKPOINT.fullmatch(path.name):
+            parts[int(checkpoint[1]), int(checkpoint[3] or 1)].append(path)
+    return commits, {version: files for (version, wanted), files in parts.items() if len(files) >= wanted}
+
+
+def _actions(checkpoint: Iterable[Path], commits: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    for path in (*checkpoint, *commits):
+        try:
+            yield from _lines(path) if path.suffix == ".json" else _rows(path)
+        except (msgspec.DecodeError, pa.ArrowInvalid) as error:
+            message = f"{path} cannot be read: {error}"
+            raise Corrupt(message, subject=str(path)) from error
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    for line in path.read_bytes().splitlines():
+        yield msgspec.json.decode(line)
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    file = pq.ParquetFile(path)
+    for row in file.read(columns=[name for name in _ACTIONS if name in file.schema_arrow.names]).to_pylist():
+        if row.get("metaData") is not None:  # pyarrow has a map as pairs
+            row["metaData"]["configuration"] = dict(row["metaData"]["configuration"] or [])
+        yield row
