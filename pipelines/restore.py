@@ -8,6 +8,9 @@ the first that does         gets a new state epoch, and knows which rows the tab
                             compared by the next `popstream up`, and not written again
 ```
 
+The builder's store is kept if it opens, else that of the snapshot comes with the state, or a new one; whichever it is
+gets an epoch of its own, and reads again what it has built beyond the rows of the table.
+
 Nothing is thrown away: what lay in the place before is moved to `replaced/`.
 """
 
@@ -31,9 +34,12 @@ from checkpoints.layout import JobFolder
 from checkpoints.reconcile import LogFound, lost_records
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import Snapshot, SnapshotStore
-from connectors.delta.covered import covered_offsets, effective_versions
+from connectors.delta.covered import covered_offsets, effective_versions, unit_ends
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES
+from connectors.kafka.topics import describe
+from pipelines.builder.builder import Builder
+from pipelines.outbox import Outbox
 
 __all__ = ["PIPELINE", "Restored", "restore"]
 
@@ -73,6 +79,7 @@ class _Candidate(NamedTuple):
 def restore(
     folder: JobFolder,
     log: LogFound,
+    bootstrap_servers: str,
     spark: SparkSession,
     snapshots: SnapshotStore,
     *,
@@ -84,6 +91,7 @@ def restore(
     Args:
         folder: Of the job.
         log: The ops topic as it is now.
+        bootstrap_servers: Its Kafka, and that of the message topics.
         spark: A session with Delta.
         snapshots: Where they are kept.
         lossy: Take a state although the log lacks records that it would decide next.
@@ -109,6 +117,7 @@ def restore(
             replay = Replay(restored_from=candidate.source, covered=covered, lost=lost)
             _begin(place / "state", applied, log, replay, {epoch for known in tables.values() for epoch in known})
             replaced = _swap(folder, place)
+            _begin_queues(folder, spark, bootstrap_servers)
         except PopstreamError as error:
             passed_over.append(f"{candidate.source}: {error.message}")
             continue
@@ -239,6 +248,21 @@ def _begin(state: Path, applied: Applied | None, log: LogFound, replay: Replay, 
                 (META, REPLAY_KEY, replay.encode()),
             ]
         )
+
+
+def _begin_queues(folder: JobFolder, spark: SparkSession, bootstrap_servers: str) -> None:
+    """Let the builder's store know of the rows that its table has, and of no others."""
+    known = unit_ends(spark, folder.delta)
+    if not known and not folder.queues.is_dir():
+        return
+    topics = describe(bootstrap_servers, sorted({topic for topic, _, _ in known}))
+    ends = {
+        (topic, queue_id): end
+        for (topic, queue_id, topic_id), end in known.items()
+        if topic in topics and topics[topic].topic_id == topic_id
+    }
+    with RocksStore(folder.queues, BUILDER_FAMILIES) as store:
+        Builder(store, Outbox(store), "").begin_epoch(uuid.uuid4().hex, ends)
 
 
 def _swap(folder: JobFolder, place: Path) -> Path | None:

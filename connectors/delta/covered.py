@@ -10,7 +10,8 @@ from pyspark.sql import functions as f
 
 from connectors.delta.commits import commits_back_from
 from connectors.delta.store import newest_versions
-from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, arrow_schema, table_path
+from connectors.delta.table_log import read_table_log
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, KEY_COLUMNS, arrow_schema, table_path
 from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -35,6 +36,16 @@ def covered_offsets(spark: SparkSession, root: Path, table: str, ops_topic_id: s
     rows = spark.read.format("delta").load(str(table_path(root, table))).where(f.col("ops_topic_id") == ops_topic_id)
     ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
     return {int(row["partition"]): int(row["end"]) for row in ends}
+
+
+def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int]:
+    """By topic, queue and topic id, the offset after the last unit that the table has; empty when there is no table."""
+    path = table_path(root, CONSUME_QUEUE.name)
+    if read_table_log(path) is None:
+        return {}
+    groups = spark.read.format("delta").load(str(path)).groupBy("topic", "queue_id", "topic_id")
+    ends = groups.agg((f.max("queue_offset") + 1).alias("end")).collect()
+    return {(row["topic"], row["queue_id"], row["topic_id"]): int(row["end"]) for row in ends}
 
 
 def rows_between(

@@ -4,7 +4,7 @@ Stored beside the values of each queue (broker_state/consume_queue):
 
     queues   <queue>              the record of the queue: its end is how far this builder has read the partition
     meta     built                the life of this store, and how many WriteBatches it saw
-    meta     audited <queue>      of a queue that was truncated: its rows below this offset are in Delta already
+    meta     audited <queue>      of a queue that is read again: its rows below this offset are in Delta already
     outbox   dispatches           an operation for the ops topic, until the job has answered it
              unit spans           which units a WriteBatch brought, until their rows are in Delta
 
@@ -54,7 +54,7 @@ Queue = tuple[str, int]
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """`build_seq` counts the WriteBatches of this store; `state_epoch` is the store's life, new when it is made."""
+    """`build_seq` counts the WriteBatches of this store; `state_epoch` is its life, new when it is made or restored."""
 
     state_epoch: str
     build_seq: int = 0
@@ -98,6 +98,7 @@ class Builder:
         self._outbox = outbox
         stored = store.get(META, BUILT_KEY)
         self.built = Built(state_epoch=state_epoch) if stored is None else Built.decode(stored)
+        self._stored_epoch = self.built.state_epoch
         self.queues = dict(read_queues(store))
         """Every queue that is known, also of topics that are gone or no longer chosen."""
 
@@ -179,6 +180,27 @@ class Builder:
                 self._write(step)
             return revision.queue.end_offset
 
+    def begin_epoch(self, state_epoch: str, audited_ends: Mapping[Queue, int]) -> None:
+        """Go on as another life of this store, after a restore: nothing is known of it but what the table has.
+
+        What was built beyond the rows of the table is read again, so that all rows are told, and each once.
+
+        Args:
+            state_epoch: New.
+            audited_ends: The offset after the last row of each queue of which the table has any.
+        """
+        with self.lock:
+            step = _Step()
+            for queue, known in self.queues.items():
+                end_offset = max(known.start_offset, audited_ends.get(queue, 0))
+                revision = truncate(known, self.get(queue), min(known.end_offset, end_offset))
+                if revision.queue != known:
+                    step.revise(queue, revision)
+            step.changes += [(META, _audited_key(queue), end.to_bytes(8, "big")) for queue, end in audited_ends.items()]
+            self._outbox.delivered([entry.key for entry in self._outbox.undelivered(EntryKind.UNIT_SPANS)])
+            self.built = msgspec.structs.replace(self.built, state_epoch=state_epoch)
+            self._write(step)
+
     def get(self, queue: Queue) -> Get:
         """Reads the values of one queue."""
         return reader_of(self._store, queue)
@@ -203,7 +225,7 @@ class Builder:
         return 0 if stored is None else int.from_bytes(stored, "big")
 
     def _write(self, step: "_Step") -> list[Entry]:
-        if step.is_empty:
+        if step.is_empty and self._stored_epoch == self.built.state_epoch:
             return []
         built = msgspec.structs.replace(self.built, build_seq=self.built.build_seq + 1)
         entries = [
@@ -215,7 +237,7 @@ class Builder:
         own = (META, BUILT_KEY, built.encode())
         self._store.write_changes([*step.changes, own, *self._outbox.changes(entries)], step.erasures)
         self._outbox.written(entries)
-        self.built = built
+        self.built, self._stored_epoch = built, built.state_epoch
         self.queues.update(step.queues)
         return entries
 

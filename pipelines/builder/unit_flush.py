@@ -81,7 +81,7 @@ class UnitFlush:
         if self._table.delivered > builder.built.build_seq:
             message = (
                 "Delta holds units of later WriteBatches than the builder's store, which ends at"
-                f" {builder.built.build_seq}: it was restored; remove the folder queues/ to build all anew"
+                f" {builder.built.build_seq}: it is from a backup; run `popstream restore`"
             )
             raise Corrupt(message, subject=builder.built.state_epoch)
         self._lock = threading.Lock()

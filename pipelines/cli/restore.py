@@ -42,7 +42,7 @@ def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | No
     with Ownership(folder.lock):
         with the_kafka_of(settings, var) as servers, reading_session(var) as spark, working("restoring"):
             log = log_of(servers, settings.topic_prefix)
-            restored = restore(folder, log, spark, snapshots, lossy=lossy, only=only)
+            restored = restore(folder, log, servers, spark, snapshots, lossy=lossy, only=only)
         if restored.lost:
             # What was handed out before is not to be replayed over: from now on everything starts from here.
             _take_base(folder, settings)

@@ -6,7 +6,9 @@ deleteRecords, deleted and made again. What the queues say is compared with what
 
 from __future__ import annotations
 
+import json
 import secrets
+import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -27,15 +29,18 @@ from broker_state.consume_queue import (
 )
 from broker_state.errors import Invalid
 from broker_state.key_hash import key_hash
+from checkpoints.snapshots import SnapshotStore
 from connectors.client import Consumer, Producer, Transport, tag_hash
 from connectors.client.inner_batch import InnerMessage, encode_inner_batch
 from connectors.client.settings import ClientSettings
-from connectors.kafka.topics import create_message_topic
+from connectors.kafka.topics import create_message_topic, describe
 from pipelines.builder.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
 from pipelines.builder.view import QueueRequest
 from pipelines.card import JobCard
 from pipelines.cli.queue import opened
 from pipelines.inspect_state import QueueView, queues_in
+from pipelines.ops_log import found_log
+from pipelines.restore import restore
 from tests.support.left_behind import table_rows
 from tests.support.wire import start_job, wait_for
 
@@ -458,6 +463,39 @@ def test_a_rebuilt_queue_has_the_same_bytes(lab: Lab) -> None:
         row["queue_offset"] for row in table_rows(lab.job.folder.delta, "consume_queue") if row["topic"] == topic
     )
     assert offsets == list(range(2510))
+
+
+@pytest.mark.parametrize("queues", ["kept", "of the snapshot", "lost"])
+def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
+    """The builder's store is newer than the state that is restored, as old as it, or gone."""
+    topic = lab.topic(f"restored-{queues.replace(' ', '-')}")
+    lab.send(topic, 30)
+    lab.wait(topic)
+    snapshot = lab.job.snapshot_loop.take_now()
+    lab.send(topic, 30)
+    lab.wait(topic)
+    lab.job.stop()
+    folder = lab.job.folder
+    shutil.rmtree(folder.state)
+    if queues != "kept":
+        shutil.rmtree(folder.queues)
+    snapshots = SnapshotStore(str(folder.snapshots))
+    if queues == "lost":  # a snapshot of the time before the job built anything
+        manifest = folder.snapshots / "manifests" / f"{snapshot.id}.json"
+        fields = json.loads(manifest.read_text())
+        fields["files"] = [file for file in fields["files"] if not file["path"].startswith("queues/")]
+        manifest.write_text(json.dumps(fields))
+    log = found_log(lab.servers, describe(lab.servers, [lab.job.topics.ops])[lab.job.topics.ops])
+    restored = restore(folder, log, lab.servers, lab.spark, snapshots, lossy=False, only=snapshot.id)
+    assert restored.source == snapshot.id
+    lab.job = lab.start()
+    lab.send(topic, 30)
+    lab.wait(topic)
+    lab.job.stop()
+    rows = [row["queue_offset"] for row in table_rows(folder.delta, "consume_queue") if row["topic"] == topic]
+    assert sorted(rows) == list(range(90))
+    lab.job = lab.start()
+    assert lab.pop_all(topic) == list(range(90))
 
 
 def test_several_tasks_read_one_partition(lab: Lab, tmp_path: Path) -> None:

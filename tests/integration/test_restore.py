@@ -95,7 +95,8 @@ class Scene:
     def restore(self, **options: Any) -> Restored:
         facts = describe(self.servers, [self.topics.ops])[self.topics.ops]
         chosen = {"lossy": False, **options}
-        return restore(self.folder, found_log(self.servers, facts), self.spark, self.snapshots, **chosen)
+        log = found_log(self.servers, facts)
+        return restore(self.folder, log, self.servers, self.spark, self.snapshots, **chosen)
 
     def compare_with_a_fresh_job(self) -> None:
         self.drain(self.root / "fresh")

@@ -170,6 +170,37 @@ def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_its_rows_are_not_told_ag
     assert lab.spans() == [*spans, (3000, 3010, 10)]
 
 
+@pytest.mark.parametrize("audited_end", [0, 4, 1501, 3000, 4000])
+def test_a_restored_store_tells_every_row_that_the_table_lacks_and_no_other(lab: Lab, audited_end: int) -> None:
+    """The table ends before the store, with it, or after it; what was on its way to it is counted anew."""
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
+    before = lab.stored()
+    lab.builder.begin_epoch("another", {QUEUE: audited_end} if audited_end else {})
+    lab.reopen()
+    assert lab.builder.built.state_epoch == "another"
+    assert lab.spans() == []
+    end = min(3000, audited_end)
+    assert lab.builder.queues[QUEUE].end_offset == end
+    if end < 3000:
+        lab.builder.append({QUEUE: scan(end, 3000, *range(end + end % 2, 3000, 2))})
+    assert lab.stored() == before
+    lab.builder.append({QUEUE: scan(3000, 5000)})
+    told = [(max(first, audited_end), span_end) for first, span_end, _ in lab.spans()]
+    assert told == [(first, span_end) for first, span_end, _ in lab.spans()]
+    assert [first for first, _ in told] == sorted({audited_end, max(3000, audited_end)})
+    assert told[-1][1] == 5000
+
+
+def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
+    lab.builder.begin_epoch("another", {QUEUE: 6})
+    lab.reopen()
+    assert lab.builder.built.state_epoch == "another"
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    assert lab.spans() == [(6, 10, 4)]
+
+
 class Job:
     """The kernel in memory, and a sender that serves it."""
 
