@@ -150,12 +150,22 @@ class ApplyOps:
         breaker = Breaker(
             self._attempts,
             self._quarantine,
-            lambda slices, end_offset: self._apply(slices, end_offset, batch_id, report),
+            lambda slices, end_offset: self._try_to_apply(slices, end_offset, batch_id, report),
             lambda: self.applied.next_offset,
         )
         breaker.run(lambda: self._intake.records(micro_batch), self._planned(batch_id))
         deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in report.touched}
         self._after_batch(report, deadlines, report.newest_ms)
+
+    def _try_to_apply(
+        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: BatchReport
+    ) -> None:
+        try:
+            self._apply(slices, end_offset, batch_id, report)
+        except BaseException:
+            # What was decided in memory and not written is of no state that ever was.
+            self._overlay = Overlay(self._store)
+            raise
 
     def _apply(
         self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: BatchReport
@@ -191,7 +201,6 @@ class ApplyOps:
         except PopstreamError:
             raise
         except Exception as error:
-            self._overlay = Overlay(self._store)
             message = f"{type(error).__name__}: {error}"
             raise UndecidableError(message) from error
 

@@ -31,6 +31,14 @@ class MemoryStore(MemoryKv):
         super().__init__()
         self.hook: Callable[[str], None] = lambda _: None
 
+    def copy(self) -> MemoryStore:
+        """What another process finds that opens the same files now; this one goes on seeing its own."""
+        other = type(self)()
+        other.families = {family: dict(values) for family, values in self.families.items()}
+        other._deadline_keys = list(self._deadline_keys)
+        other.hook = self.hook
+        return other
+
     def scan(self, family: Family, first: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
         """See `RocksStore.scan`; what is written meanwhile is not seen."""
         values = self.families.get(family, {})

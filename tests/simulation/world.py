@@ -297,8 +297,9 @@ class World:
         instance.producer.die(self._chance)
         if self._chance.random() < 0.4:
             self.disk.lose_power()
-        elif str(crash) in BETWEEN_BATCHES and self._chance.random() < 0.5:
+        elif str(crash) in BETWEEN_BATCHES and self._chance.random() < 0.5 and isinstance(self.disk.store, MemoryStore):
             self._zombie = instance  # it was only cut off, and comes to itself later
+            self.disk.store = self.disk.store.copy()
         return self._started()
 
     def _wake_zombie(self) -> None:
