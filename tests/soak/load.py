@@ -1,7 +1,8 @@
 """Operations at a steady rate, from a process of its own: `python -m tests.soak.load SERVERS PREFIX`.
 
-A line of standard input is the rate in operations a second, 0: as fast as it goes; its end is the end. Each message is
-popped alone and acked alone. One line of standard output tells how many operations were sent.
+The first line of standard input is how many operations are sent at once, as fast as it goes; each later one is the rate
+in operations a second from then on; the end of input is the end. Each message is popped alone and acked alone. One line
+of standard output tells how many operations were sent at once, another one how many in all.
 """
 
 from __future__ import annotations
@@ -45,10 +46,10 @@ def operations(queue_id: int) -> Iterator[Command]:
 
 
 class Rate:
-    """The latest rate that was asked for; None at the end."""
+    """The latest rate that was asked for; 0 before the first, None at the end."""
 
     def __init__(self) -> None:
-        self.value: float | None = float(sys.stdin.readline())
+        self.value: float | None = 0.0
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -59,21 +60,27 @@ class Rate:
 
 def main(servers: str, prefix: str) -> None:
     """Send until standard input ends."""
-    rate, topics = Rate(), Topics.of(prefix)
+    at_once, topics = int(sys.stdin.readline()), Topics.of(prefix)
     producer = KafkaProducer(
         bootstrap_servers=servers, acks="all", enable_idempotence=True, linger_ms=20, batch_size=256 * 1024
     )
     partitions = len(producer.partitions_for(topics.ops))
-    sent = 0
+    sent, rate = 0, None
     streams = zip(*(operations(queue_id) for queue_id in range(QUEUES)), strict=True)
     due = time.monotonic()
     for command in itertools.chain.from_iterable(streams):
-        if rate.value is None:
+        if sent == at_once:
+            producer.flush()
+            print(sent, flush=True)
+            rate = Rate()
+        while rate is not None and rate.value == 0:
+            time.sleep(SLICE_S)
+        if rate is not None and rate.value is None:
             break
         key = ops_key(command.topic, command.queue_id)
         producer.send(topics.ops, encode_command(command), key, partition=partition_of(key, partitions))
         sent += 1
-        if rate.value and sent % max(1, int(rate.value * SLICE_S)) == 0:
+        if rate is not None and rate.value and sent % max(1, int(rate.value * SLICE_S)) == 0:
             due = max(due + SLICE_S, time.monotonic() - 1)  # what an outage held up is not made up for at once
             time.sleep(max(0.0, due - time.monotonic()))
     producer.flush()

@@ -52,6 +52,7 @@ POPSTREAM = Path(sys.executable).with_name("popstream")
 PREFIX, MESSAGES = "soak", "tasks"
 GROUPS = {"workers": False, "in-line": True}
 MESSAGES_PER_S = 10.0
+CAPACITY_OPERATIONS = 500_000
 WARM_UP_S = 600.0
 SAMPLE_S = 0.5
 FILES_EACH_S = 20.0
@@ -144,8 +145,15 @@ class Load:
         command = [sys.executable, "-m", "tests.soak.load", servers, PREFIX]
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
+    def at_once(self, operations: int) -> int:
+        """Send so many as fast as it goes; returns when Kafka has them."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(operations, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
     def rate(self, operations_per_s: float) -> None:
-        """From now on; 0: as fast as it goes."""
+        """From now on."""
         assert self._process.stdin is not None
         print(operations_per_s, file=self._process.stdin, flush=True)
 
@@ -309,13 +317,13 @@ def _bounds(calm: list[Sample], watch: Watch, calm_s: float) -> Iterator[tuple[s
     yield "p99_batch_ms_growth", _p99(thirds[2]) / max(1.0, _p99(thirds[0])), P99_RATIO_MAX
 
 
-def _capacity(load: Load, job: Job, seconds: float) -> float:
-    """Operations decided each second while more are sent than that."""
-    load.rate(0)
-    time.sleep(5)
+def _capacity(load: Load, job: Job, operations: int) -> float:
+    """Operations decided each second when they come as fast as they go, from the first on until the last is decided."""
     before, started = _decided(job), time.monotonic()
-    time.sleep(seconds)
-    return (_decided(job) - before) / (time.monotonic() - started)
+    sent = load.at_once(operations)
+    while _decided(job) - before < sent:
+        time.sleep(0.2)
+    return sent / (time.monotonic() - started)
 
 
 def _decided(job: Job) -> int:
@@ -359,12 +367,10 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
         create_message_topic(servers, MESSAGES, 4)
         job, load = Job(servers, root, minutes), Load(servers)
         _decided(job)
-        capacity = _capacity(load, job, min(30.0, minutes * 6))
+        capacity = _capacity(load, job, CAPACITY_OPERATIONS)
         load.rate(capacity / 2)
         say(f"capacity {capacity:,.0f}/s; {capacity / 2:,.0f}/s from now on")
         clients = Clients(servers, root)
-        while (status := job.status()) is None or (status.ops_lag or 0) > capacity:
-            time.sleep(0.5)
         watch = Watch(job)
         calm_s = minutes * 40
         kills = _disturb(job, broker, watch, calm_s, minutes * 60, say)
