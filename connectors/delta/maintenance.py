@@ -53,8 +53,8 @@ def _maintain(spark: SparkSession, root: Path, name: str) -> Maintained:
     assert metrics is not None
     before = _files(path)
     table.vacuum(RETAIN_HOURS)
-    return Maintained(table=name, compacted=metrics[0], into=metrics[1], removed=before - _files(path))
+    return Maintained(table=name, compacted=metrics[0], into=metrics[1], removed=len(before - _files(path)))
 
 
-def _files(path: Path) -> int:
-    return sum(1 for _ in path.rglob("*.parquet"))
+def _files(path: Path) -> set[Path]:
+    return set(path.rglob("*.parquet"))

@@ -51,6 +51,8 @@ _CONF: Final = {
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
     # A Delta snapshot is a Spark job of this many tasks (50 by default): most of the time of a small commit.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # VACUUM lists its files by so many tasks: at the default 10,000 that takes minutes on two cores.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Finished jobs are remembered for the UI only, and there is none.

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, Ord
 from connectors.delta.commits import read_commit
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.maintenance import maintain
 from connectors.delta.rows import encode_rows
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
@@ -442,3 +445,39 @@ def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, star
         "SELECT ordinal, queue_offset FROM operations_by_message ORDER BY ordinal, queue_offset"
     ).collect()
     assert [tuple(row) for row in answers] == [(0, 5), (0, 6), (0, 7), (1, None), (2, None)]
+
+
+def test_optimize_while_appending_and_vacuum_keep_every_row(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    """Small files become one while commits go on; what is younger than a week stays on the disk."""
+    flusher = start()
+    for seq in range(1, 9):
+        flusher.flush("deliveries", slices([seq]), seq)
+    with ThreadPoolExecutor(1) as pool:
+        maintaining = pool.submit(maintain, spark, root)
+        for seq in range(9, 15):
+            flusher.flush("deliveries", slices([seq]), seq)
+        (deliveries,) = (done for done in maintaining.result() if done.table == "deliveries")
+    assert deliveries.compacted >= 8
+    assert (deliveries.into, deliveries.removed) == (1, 0)
+    assert stored_seqs(spark, root) == sorted([*range(1, 15)] * 2)
+    flusher.flush("deliveries", slices([15]), 15)
+    assert start().delivered("deliveries") == 15
+
+
+def test_vacuum_removes_what_no_commit_has_once_it_is_a_week_old(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    """What a process left that died within a commit; somebody may still be about to commit the younger one."""
+    start().flush("deliveries", slices([1]), 1)
+    written = next(table_path(root, "deliveries").rglob("*.parquet"))
+    orphans = [written.with_name(f"part-00000-{name}.snappy.parquet") for name in ("old", "young")]
+    for orphan, days in zip(orphans, (8, 6), strict=True):
+        shutil.copy(written, orphan)
+        at_s = time.time() - days * 86_400
+        os.utime(orphan, (at_s, at_s))
+    (deliveries,) = (done for done in maintain(spark, root) if done.table == "deliveries")
+    assert deliveries.removed == 1
+    assert [orphan.exists() for orphan in orphans] == [False, True]
+    assert stored_seqs(spark, root) == [1, 1]

@@ -89,7 +89,7 @@ class Job:
             "topic_prefix": PREFIX,
             "message_topics": MESSAGES,
             "snapshot_interval_s": MAINTAIN_EACH_S,
-            "maintain_interval_s": min(MAINTAIN_EACH_S, minutes * 6),
+            "maintain_interval_s": min(MAINTAIN_EACH_S, minutes * 15),
         }
         self.process = JobProcess(servers, self._settings)
         self._ending = False
