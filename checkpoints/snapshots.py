@@ -27,8 +27,6 @@ __all__ = ["Snapshot", "SnapshotFile", "SnapshotStore"]
 
 _log = structlog.get_logger(__name__)
 
-_READ_BYTES = 1 << 20
-
 
 class SnapshotFile(msgspec.Struct, frozen=True):
     """One file: where it belongs, and what it must hold."""

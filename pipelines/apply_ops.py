@@ -23,7 +23,7 @@ from broker_state.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
 from checkpoints.attempts import Attempts
 from pipelines.breaker import Breaker, UndecidableError
-from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
+from pipelines.decode import Decoder, KafkaRecord, Rejected
 from pipelines.failpoints import failpoint
 from pipelines.frames import entries_of
 from pipelines.intake import MicroBatch
@@ -213,8 +213,7 @@ class ApplyOps:
             if record.kafka_offset < self.applied.next_offset.get(record.partition, 0):
                 continue
             outcome.records += 1
-            why = self._quarantine.why(record.partition, record.kafka_offset)
-            command = self._decoder.decode(record) if why is None else reject_quarantined(record, why)
+            command = self._quarantine.decode(record, self._decoder)
             if isinstance(command, Rejected):
                 outcome.rejected.append(command)
             else:

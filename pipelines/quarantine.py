@@ -10,7 +10,9 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
+from broker_state.kernel.turn import OpRecord
 from broker_state.rocks_store import META, RocksStore
+from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 
 __all__ = ["Quarantine", "QuarantinedRecord"]
 
@@ -41,9 +43,10 @@ class Quarantine:
             for place in [_PLACE.unpack(key.removeprefix(_PREFIX))]
         }
 
-    def why(self, partition: int, kafka_offset: int) -> str | None:
-        """What went wrong with this record; None: it is not on the list."""
-        return self._why.get((partition, kafka_offset)) if self._why else None
+    def decode(self, record: KafkaRecord, decoder: Decoder) -> OpRecord | Rejected:
+        """The operation of a record; what is on the list is rejected unread."""
+        why = self._why.get((record.partition, record.kafka_offset)) if self._why else None
+        return decoder.decode(record) if why is None else reject_quarantined(record, why)
 
     def add(self, partition: int, kafka_offset: int, why: str) -> None:
         """Put a record on the list, durably, before anything is decided without it."""

@@ -27,7 +27,7 @@ from checkpoints.snapshots import SnapshotStore
 from connectors.delta.covered import Covered, covered_offsets, effective_versions, rows_between
 from connectors.delta.rows import decode_rows, encode_rows
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
+from pipelines.decode import Decoder, KafkaRecord, Rejected
 from pipelines.frames import read_slice, rows_by_table
 from pipelines.ops_log import read_records
 from pipelines.outbox import EntryKind, Outbox
@@ -102,7 +102,7 @@ def verify(
             }
             with RocksStore(scratch / "state") as again:
                 records = read_records(bootstrap_servers, log.topic, base, applied.next_offset)
-                decider = _Decider(again, Decoder(len(log.end_offset), signer), quarantine, tables, log.topic_id)
+                decider = _Decider(again, Decoder(len(log.end_offset), signer), quarantine, tables)
                 count = 0
                 while chunk := list(islice(records, _CHUNK_RECORDS)):
                     decider.decide(chunk)
@@ -138,14 +138,12 @@ class _Decider:
         decoder: Decoder,
         quarantine: Quarantine,
         tables: Mapping[str, Covered],
-        ops_topic_id: str,
     ) -> None:
         self._store = store
         self._overlay = Overlay(store)
         self._decoder = decoder
         self._quarantine = quarantine
         self._tables = tables
-        self._ops_topic_id = ops_topic_id
         self.fresh_rows: dict[str, int] = {}
         self.differences: list[str] = []
 
@@ -154,8 +152,7 @@ class _Decider:
         rejected: list[Rejected] = []
         operations: list[OpRecord] = []
         for record in records:
-            why = self._quarantine.why(record.partition, record.kafka_offset)
-            command = self._decoder.decode(record) if why is None else reject_quarantined(record, why)
+            command = self._quarantine.decode(record, self._decoder)
             if isinstance(command, Rejected):
                 rejected.append(command)
             else:

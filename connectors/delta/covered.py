@@ -15,12 +15,12 @@ from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, KEY_COLUMNS, ar
 from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Covered", "covered_offsets", "effective_versions", "rows_between"]
+__all__ = ["Covered", "covered_offsets", "effective_versions", "rows_between", "unit_ends"]
 
 NOT_COMPARED = ("apply_seq", "state_epoch", "op_date", "ops_topic_id")
 """What differs from run to run, what follows from another column, and what is the same in every row."""
@@ -33,7 +33,7 @@ def covered_offsets(spark: SparkSession, root: Path, table: str, ops_topic_id: s
 
     A commit has all rows of whole micro-batches, so whatever lies below is there, or never had a row.
     """
-    rows = spark.read.format("delta").load(str(table_path(root, table))).where(f.col("ops_topic_id") == ops_topic_id)
+    rows = _rows_of(spark, table_path(root, table), ops_topic_id)
     ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
     return {int(row["partition"]): int(row["end"]) for row in ends}
 
@@ -57,12 +57,8 @@ def rows_between(
     end_offset: Mapping[int, int],
 ) -> int:
     """How many rows a table has of the records [first, end) of each partition."""
-    rows = spark.read.format("delta").load(str(table_path(root, table))).where(f.col("ops_topic_id") == ops_topic_id)
-    within = f.lit(False)
-    for partition, end in end_offset.items():
-        is_there = f.col("kafka_offset").between(first_offset.get(partition, 0), end - 1)
-        within = within | ((f.col("partition") == partition) & is_there)
-    return rows.where(within).count()
+    spans = ((partition, first_offset.get(partition, 0), end) for partition, end in end_offset.items())
+    return _rows_of(spark, table_path(root, table), ops_topic_id).where(_within(spans)).count()
 
 
 def effective_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
@@ -135,15 +131,21 @@ class Covered:
         self.verified_rows += wanted.num_rows
 
     def _between(self, rows: pa.Table) -> DataFrame:
-        frame = (
-            self._spark.read.format("delta").load(str(self._path)).where(f.col("ops_topic_id") == self._ops_topic_id)
-        )
-        spans = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()
-        within = f.lit(False)
-        for span in spans:
-            is_there = f.col("kafka_offset").between(span["kafka_offset_min"], span["kafka_offset_max"])
-            within = within | ((f.col("partition") == span["partition"]) & is_there)
-        return frame.where((f.col("ops_topic_id") == self._ops_topic_id) & within)
+        ends = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()
+        spans = ((end["partition"], end["kafka_offset_min"], end["kafka_offset_max"] + 1) for end in ends)
+        return _rows_of(self._spark, self._path, self._ops_topic_id).where(_within(spans))
+
+
+def _rows_of(spark: SparkSession, path: Path, ops_topic_id: str) -> DataFrame:
+    return spark.read.format("delta").load(str(path)).where(f.col("ops_topic_id") == ops_topic_id)
+
+
+def _within(spans: Iterable[tuple[int, int, int]]) -> Column:
+    """Whether a row's cause is in one of (partition, first offset, end offset)."""
+    within = f.lit(False)
+    for partition, first, end in spans:
+        within = within | ((f.col("partition") == partition) & f.col("kafka_offset").between(first, end - 1))
+    return within
 
 
 def _comparable(table: str, rows: pa.Table) -> pa.Table:

@@ -97,7 +97,7 @@ def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypat
         assert state_of(store) == wanted
         assert job.apply_ops.applied.next_offset == {0: len(LOG)}
         assert [place for place, _ in job.quarantine] == [(0, 9)]
-        assert "no such lane" in (job.quarantine.why(0, 9) or "")
+        assert "no such lane" in dict(job.quarantine)[0, 9]
     # Two slices of a micro-batch; three attempts end in the second one, then that one is halved.
     assert sizes[: 2 * ATTEMPTS_MAX] == [8, 8] * ATTEMPTS_MAX
     assert len(sizes) < 2 * ATTEMPTS_MAX + 12
