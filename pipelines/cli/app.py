@@ -14,6 +14,7 @@ from pipelines.cli.history import history
 from pipelines.cli.options import (
     Duration,
     Folder,
+    HistoryFile,
     JsonOutput,
     Prefix,
     Servers,
@@ -168,6 +169,7 @@ def ops(
     folder: Folder = None,
     bootstrap_servers: Servers = None,
     prefix: Prefix = None,
+    history_file: HistoryFile = None,
     *,
     as_json: JsonOutput = False,
 ) -> None:
@@ -187,7 +189,9 @@ def ops(
         print("\n".join(example_lines(example)))
         return
     commands = read_operations(read_text(operation))
-    run_ops(find_target(folder, bootstrap_servers, prefix), commands, timeout_ms=int(timeout), as_json=as_json)
+    run_ops(
+        find_target(folder, bootstrap_servers, prefix, history_file), commands, timeout_ms=int(timeout), as_json=as_json
+    )
 
 
 @app.command(epilog=EPILOG)
@@ -200,12 +204,13 @@ def send(
     folder: Folder = None,
     bootstrap_servers: Servers = None,
     prefix: Prefix = None,
+    history_file: HistoryFile = None,
 ) -> None:
     """Send one message a line, and wait until they can be popped."""
     from pipelines.cli.messages import run_send
     from pipelines.cli.target import find_target
 
-    target = find_target(folder, bootstrap_servers, prefix)
+    target = find_target(folder, bootstrap_servers, prefix, history_file)
     run_send(target, topic, file, queue_id=queue, tag=tag, create=create)
 
 
@@ -229,6 +234,7 @@ def consume(
     folder: Folder = None,
     bootstrap_servers: Servers = None,
     prefix: Prefix = None,
+    history_file: HistoryFile = None,
     *,
     as_json: JsonOutput = False,
 ) -> None:
@@ -237,7 +243,7 @@ def consume(
     from pipelines.cli.target import find_target
 
     run_consume(
-        find_target(folder, bootstrap_servers, prefix),
+        find_target(folder, bootstrap_servers, prefix, history_file),
         topic,
         group,
         count_max=count_max,
@@ -260,6 +266,7 @@ def release(
     folder: Folder = None,
     bootstrap_servers: Servers = None,
     prefix: Prefix = None,
+    history_file: HistoryFile = None,
 ) -> None:
     """Give back at once what a consumer held whose process was killed.
 
@@ -269,7 +276,9 @@ def release(
     from pipelines.cli.release import run_release
     from pipelines.cli.target import find_target
 
-    run_release(find_target(folder, bootstrap_servers, prefix), topics, group, client, timeout_ms=int(timeout))
+    run_release(
+        find_target(folder, bootstrap_servers, prefix, history_file), topics, group, client, timeout_ms=int(timeout)
+    )
 
 
 @app.command(epilog=EPILOG)

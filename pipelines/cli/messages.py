@@ -42,7 +42,13 @@ def run_send(
     settings = target.client_settings("send")
     count = 0
     waiting: list[Future[SendResult]] = []
-    producer = Producer(target.bootstrap_servers, prefix=target.prefix, client_id=settings.client_id, dispatch=True)
+    producer = Producer(
+        target.bootstrap_servers,
+        prefix=target.prefix,
+        client_id=settings.client_id,
+        dispatch=True,
+        history_file=target.history_file,
+    )
     with _lines_of(file) as lines, producer:
         for line in lines:
             waiting.append(producer.send(topic, line, queue_id=queue_id, tag=tag))
@@ -75,7 +81,13 @@ def run_consume(
     """
     require_topic(target, topic)
     settings = target.client_settings("consume")
-    consumer = Consumer(target.bootstrap_servers, group=group, prefix=target.prefix, client_id=settings.client_id)
+    consumer = Consumer(
+        target.bootstrap_servers,
+        group=group,
+        prefix=target.prefix,
+        client_id=settings.client_id,
+        history_file=target.history_file,
+    )
     counted = _Counted(count_max)
     try:
         _consume(consumer, topic, counted, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json)

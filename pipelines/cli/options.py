@@ -13,7 +13,18 @@ from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, To
 from broker_state.errors import Invalid
 from pipelines.settings import JobSettings
 
-__all__ = ["Duration", "Folder", "JsonOutput", "Prefix", "Servers", "SettingsFile", "Var", "load_settings", "meaning"]
+__all__ = [
+    "Duration",
+    "Folder",
+    "HistoryFile",
+    "JsonOutput",
+    "Prefix",
+    "Servers",
+    "SettingsFile",
+    "Var",
+    "load_settings",
+    "meaning",
+]
 
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 
@@ -45,6 +56,10 @@ Servers = Annotated[
 ]
 Prefix = Annotated[
     str | None, typer.Option("--prefix", help="names the job's topics; by default those of the running job")
+]
+HistoryFile = Annotated[
+    Path | None,
+    typer.Option("--history", metavar="FILE", help="record there what is asked and answered: see `history check`"),
 ]
 SettingsFile = Annotated[
     Path | None, typer.Option("--settings", help="TOML file with settings; POPSTREAM_... and options override it")

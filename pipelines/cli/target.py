@@ -15,28 +15,32 @@ __all__ = ["Target", "find_target", "require_left_alone", "running_job"]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where the job's Kafka is, and how its topics are called."""
+    """Where the job's Kafka is, how its topics are called, and where what a client sees is recorded, if anywhere."""
 
     bootstrap_servers: str
     prefix: str
+    history_file: Path | None = None
 
     def client_settings(self, kind: str) -> ClientSettings:
         """For a client with a name that tells it is a command."""
         client_id = new_client_id().replace("popstream-", f"popstream-{kind}-", 1)
-        return ClientSettings(bootstrap_servers=self.bootstrap_servers, client_id=client_id, prefix=self.prefix)
+        return ClientSettings(
+            bootstrap_servers=self.bootstrap_servers,
+            client_id=client_id,
+            prefix=self.prefix,
+            history_file=self.history_file,
+        )
 
 
 def find_target(
-    folder: Path | None, bootstrap_servers: str | None, prefix: str | None, settings_file: Path | None = None
+    folder: Path | None, bootstrap_servers: str | None, prefix: str | None, history_file: Path | None = None
 ) -> Target:
     """Where to go: what options and settings say, else what the card of the running job says.
 
     Raises:
         Unavailable: No job runs in the folder, and nothing else tells where Kafka is.
     """
-    settings = load_settings(
-        settings_file, {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix}
-    )
+    settings = load_settings(None, {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix})
     card = running_job(JobFolder(settings.folder))
     chosen = settings.model_fields_set
     if card is None and not settings.bootstrap_servers:
@@ -46,10 +50,11 @@ def find_target(
         )
         raise Unavailable(message, subject=str(settings.folder))
     if card is None:
-        return Target(settings.bootstrap_servers, settings.topic_prefix)
+        return Target(settings.bootstrap_servers, settings.topic_prefix, history_file)
     return Target(
         settings.bootstrap_servers or card.bootstrap_servers,
         settings.topic_prefix if "topic_prefix" in chosen else card.prefix,
+        history_file,
     )
 
 

@@ -18,6 +18,9 @@ import msgspec
 import psutil
 import pytest
 
+from connectors.client.history import read_history
+from expectations.client_history import check_history
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -135,12 +138,13 @@ def test_it_says_where_everything_is(up: Up) -> None:
 
 
 def test_operations_are_answered(up: Up) -> None:
+    history = up.folder.parent / "ops.jsonl"
     text = """
 {"type":"declare","topic":"t","queue_id":0,"topic_id":"T"}
 {"type":"dispatch","topic":"t","queue_id":0,"ranges":[{"first":0,"last":99}]}
 {"type":"pop","topic":"t","queue_id":0,"group":"g","max_messages":10,"invisible_time_ms":600000}
 """
-    done = run(up, "ops", "--json", text=text)
+    done = run(up, "ops", "--json", "--history", str(history), text=text)
     declare, dispatch, pop = answers(done)
     assert done.returncode == 0
     assert (declare["reason"], dispatch["commit_position"], pop["messages"]) == ("OK", 100, [[0, 9, 1]])
@@ -151,8 +155,10 @@ def test_operations_are_answered(up: Up) -> None:
         "handles": [{"group": "g", "handle": pop["handle"]}],
         "entries": [{"handle": 0, "offsets": [[0, 4]]}],
     }
-    (acked,) = answers(run(up, "ops", "--json", msgspec.json.encode(ack).decode()))
+    (acked,) = answers(run(up, "ops", "--json", "--history", str(history), msgspec.json.encode(ack).decode()))
     assert acked["commit_offsets"] == {"g": 5}
+    report = check_history(read_history(history))
+    assert (report.operation_count, report.unknown_count, report.violations) == (4, 0, [])
 
 
 def test_a_refused_operation_has_exit_code_1(up: Up) -> None:
