@@ -15,7 +15,7 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from broker_state.batch import fold
-from broker_state.errors import Corrupt
+from broker_state.errors import Corrupt, Invalid
 from broker_state.handle import Signer
 from broker_state.kernel.turn import Decision, OpRecord
 from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
@@ -36,7 +36,9 @@ from pipelines.restore import PIPELINE
 
 __all__ = ["Verified", "verify"]
 
-_CHUNK_RECORDS = 5_000
+NEWEST = "newest"
+# For each chunk Spark is asked once a table, which takes a second however few they are.
+_CHUNK_RECORDS = 50_000
 KERNEL_FAMILIES = (STATE, OPS, DEADLINES)
 
 
@@ -69,6 +71,7 @@ def verify(
     snapshots: SnapshotStore,
     scratch: Path,
     signer: Signer | None,
+    since: str | None = None,
 ) -> Verified:
     """Decide the log again up to where `state` ends, and compare.
 
@@ -81,9 +84,12 @@ def verify(
         snapshots: Where a base is looked for, if the log does not reach back to its begin.
         scratch: A folder to be made and removed.
         signer: As the job has it: what is forged is decided otherwise.
+        since: Id of the snapshot to begin with, or `newest`: the newest one before the state. Else it is the begin of
+            the log, or the oldest snapshot that it reaches back to.
 
     Raises:
         Corrupt: No base can be found from which the log is whole.
+        Invalid: The snapshot `since` is none from which it is.
     """
     try:
         with RocksStore(state, read_only=True) as store:
@@ -94,7 +100,7 @@ def verify(
             waiting = _waiting_rows(store, versions)
             stored = store.get(META, REPLAY_KEY)
             is_lossy = stored is not None and bool(Replay.decode(stored).lost)
-            base, base_name = _base(applied, log, snapshots, scratch, is_lossy=is_lossy)
+            base, base_name = _base(applied, log, snapshots, scratch, since, is_lossy=is_lossy)
             ends = {name: covered_offsets(spark, delta, name, log.topic_id) for name in AUDIT_TABLES}
             tables = {
                 name: Covered(spark, delta, name, log.topic_id, _capped(ends[name], applied.next_offset))
@@ -174,14 +180,17 @@ class _Decider:
 
 
 def _base(
-    applied: Applied, log: LogFound, snapshots: SnapshotStore, scratch: Path, *, is_lossy: bool
+    applied: Applied, log: LogFound, snapshots: SnapshotStore, scratch: Path, since: str | None, *, is_lossy: bool
 ) -> tuple[dict[int, int], str]:
     """Where to begin, with the state there put into `scratch`."""
     empty: dict[int, int] = dict.fromkeys(log.end_offset, 0)
-    if not is_lossy and not lost_records(empty, log):
+    if since is None and not is_lossy and not lost_records(empty, log):
         return empty, "an empty state"
-    for snapshot in reversed(snapshots.list()):
+    newest_first = [snapshot for snapshot in snapshots.list() if since in {None, NEWEST, snapshot.id}]
+    for snapshot in newest_first if since is not None else reversed(newest_first):
         found = snapshot.applied
+        if since == NEWEST and found.next_offset == applied.next_offset:
+            continue  # it is the state itself
         is_before = all(offset <= applied.next_offset.get(p, 0) for p, offset in found.next_offset.items())
         is_ours = found.state_epoch == applied.state_epoch or (
             not is_lossy and found.state_epoch in applied.former_epochs
@@ -189,6 +198,11 @@ def _base(
         if found.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(found.next_offset, log):
             snapshots.fetch(snapshot, scratch)
             return {**empty, **found.next_offset}, f"snapshot {snapshot.id}"
+    if since is not None:
+        message = (
+            f"nothing can be decided from the snapshot `{since}` on: `popstream snapshot --list` tells which there are"
+        )
+        raise Invalid(message, subject=since)
     message = f"{log.topic} does not reach back to its begin, and to no snapshot of this state"
     raise Corrupt(message, subject=log.topic)
 

@@ -458,6 +458,10 @@ def restore(
 
 @app.command(epilog=EPILOG)
 def verify(
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="ID", help="decide from this snapshot on, or from the `newest`"),
+    ] = None,
     at: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,
     folder: Folder = None,
     bootstrap_servers: Annotated[
@@ -480,7 +484,7 @@ def verify(
         settings,
         {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix, "snapshots": at},
     )
-    run_verify(chosen, var=var, as_json=as_json)
+    run_verify(chosen, var=var, since=since, as_json=as_json)
 
 
 @app.command(epilog=EPILOG)

@@ -24,7 +24,7 @@ from pipelines.verify import Verified, verify
 __all__ = ["run_verify"]
 
 
-def run_verify(settings: JobSettings, *, var: Path, as_json: bool) -> None:
+def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: bool) -> None:
     """Verify the state of a stopped job, or that of a running one as it is now.
 
     Raises:
@@ -58,6 +58,7 @@ def run_verify(settings: JobSettings, *, var: Path, as_json: bool) -> None:
             snapshots,
             scratch,
             signer_of(settings),
+            since,
         )
     if as_json:
         print(msgspec.json.encode(verified).decode())

@@ -18,7 +18,7 @@ from delta.tables import DeltaTable
 from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from broker_state.errors import Corrupt
+from broker_state.errors import Corrupt, Invalid
 from broker_state.handle import decode_handle
 from broker_state.overlay import STATE
 from broker_state.rocks_store import META, RocksStore
@@ -246,7 +246,7 @@ def test_a_log_that_lost_records_is_restored_only_with_consent(
     assert all(handle is not None and handle.epoch > 1 << 32 for handle in handles)
 
 
-def verified(scene: Scene) -> Verified:
+def verified(scene: Scene, since: str | None = None) -> Verified:
     facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
     return verify(
         scene.folder.state,
@@ -257,6 +257,7 @@ def verified(scene: Scene) -> Verified:
         scene.snapshots,
         scene.folder.scratch,
         None,
+        since,
     )
 
 
@@ -268,6 +269,17 @@ def test_verify_finds_all_as_it_must_be(scene: Scene) -> None:
     assert found.keys == sum(len(keys) for keys in families_of(scene.folder.state).values())
     assert found.rows == {table: len(audit_rows(scene.folder.delta, table)) for table in AUDIT_TABLES}
     assert not any(found.not_in_delta.values())
+
+
+@pytest.mark.parametrize("since", ["newest", "its id"])
+def test_verify_from_a_snapshot_on(scene: Scene, since: str) -> None:
+    found = verified(scene, scene.snapshot_id if since == "its id" else since)
+    assert not found.differences
+    assert found.base == f"snapshot {scene.snapshot_id}"
+    assert 0 < found.records < sum(end_offsets(scene.servers, scene.topics.ops).values())
+    assert 0 < found.rows["operations"] < len(audit_rows(scene.folder.delta, "operations"))
+    with pytest.raises(Invalid, match="nothing can be decided from the snapshot `another` on"):
+        verified(scene, "another")
 
 
 def test_verify_tells_what_differs(scene: Scene) -> None:

@@ -393,6 +393,8 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
             [
                 POPSTREAM,
                 "verify",
+                "--since",
+                "newest",
                 "--json",
                 "--folder",
                 job.folder.root,
