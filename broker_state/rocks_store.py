@@ -30,7 +30,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from broker_state.errors import Corrupt, Invalid, Unavailable
+from broker_state.errors import Invalid, Unavailable
 from broker_state.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
 from broker_state.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 
@@ -62,8 +62,8 @@ _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 _WAL_BYTES = 256 * 1024 * 1024
 
 
-class StoreStopped(Corrupt):
-    """A write failed; what is on disk is known only after reopening."""
+class StoreStopped(Unavailable):
+    """A write failed, as on a disk that is full; what is on it is known only after reopening."""
 
 
 class RocksStore:

@@ -15,13 +15,31 @@ from pipelines.failpoints import failpoint
 from pipelines.frames import read_slice
 from pipelines.outbox import Entry, EntryKind, Outbox
 
-__all__ = ["FlushLoop", "TableSink"]
+__all__ = ["DOES_NOT_PASS", "FlushLoop", "TableSink", "pause_s", "problem_of"]
 
 _log = structlog.get_logger(__name__)
 
 _GROUP_BYTES_MAX = 24 * 1024 * 1024
 RETRY_S = 0.5
 RETRY_S_MAX = 30.0
+
+
+DOES_NOT_PASS = (Corrupt, Fenced, Invalid, Py4JNetworkError)
+"""What ends the job; after anything else Delta may be back in a while."""
+
+
+def pause_s(failures: int) -> float:
+    """How long to wait after so many failures in a row; 0: as long as ever.
+
+    >>> [pause_s(failures) for failures in (0, 1, 2, 9)]
+    [0.0, 1.0, 2.0, 30.0]
+    """
+    return min(RETRY_S * 2**failures, RETRY_S_MAX) if failures else 0.0
+
+
+def problem_of(error: Exception) -> str:
+    """What an operator is told of it."""
+    return f"Delta does not take what is decided: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
 
 
 class TableSink(Protocol):
@@ -91,16 +109,16 @@ class FlushLoop:
     def _run(self) -> None:
         failures = 0
         while not self._stopping:
-            self._wake.wait(self._interval_s if not failures else min(RETRY_S * 2**failures, RETRY_S_MAX))
+            self._wake.wait(pause_s(failures) or self._interval_s)
             try:
                 self.flush()
-            except (Corrupt, Fenced, Invalid, Py4JNetworkError) as error:
+            except DOES_NOT_PASS as error:
                 _log.error("flush_failed", error=str(error))
                 self._on_failure(error)
                 return
             except Exception as error:  # noqa: BLE001 - py4j raises what it likes; Delta may be back in a while
                 failures += 1
-                self._problem = f"Delta does not take what is decided: {str(error).splitlines()[0][:200]}"
+                self._problem = problem_of(error)
                 _log.warning("flush_put_off", failures=failures, error=str(error))
             else:
                 failures, self._problem = 0, None

@@ -105,6 +105,7 @@ class Host:
         self._ownership: Ownership | None = None
         self._restarts = Restarts()
         self._between_jobs: str | None = None
+        self._job_since = time.monotonic()
 
     @property
     def obstacles(self) -> list[str]:
@@ -255,7 +256,8 @@ class Host:
         """Replace the job that failed; tell a failure that makes it useless."""
         while True:
             decided = self.job.apply_ops.applied.apply_seq
-            pause_s = None if jvm_has_ended() else self._restarts.pause_s(failure, decided)
+            ran_s = time.monotonic() - self._job_since if self._between_jobs is None else 0.0
+            pause_s = None if jvm_has_ended() else self._restarts.pause_s(failure, decided, ran_s)
             if pause_s is None:
                 return failure
             self._between_jobs = f"starting again after: {failure}"
@@ -271,6 +273,7 @@ class Host:
             except Exception as error:  # noqa: BLE001 - the next turn looks whether it may pass
                 failure = error
                 continue
+            self._job_since = time.monotonic()
             self.metrics.count_restart()
             self.status_server.attach(self.job)
             self._between_jobs = None
@@ -278,8 +281,8 @@ class Host:
             return None
 
     def _is_kafka_back(self) -> bool:
-        """Wait for it; False when somebody wants to stop first."""
-        while not self._asked_to_stop.is_set():
+        """Wait for it; False when somebody wants to stop first, or when it was ours and has ended."""
+        while not self._asked_to_stop.is_set() and (self.kafka is None or self.kafka.is_running):
             try:
                 reach_kafka(self.bootstrap_servers, timeout_s=LOOK_S)
             except Unavailable as error:
@@ -299,9 +302,16 @@ class Host:
 
         What is decided and not delivered by then is in the outbox, and leaves with the next start.
         """
+        if self._gave_up:
+            return False
         stopping = threading.Thread(target=_ended, args=("job", self.job.stop), name="stop", daemon=True)
         stopping.start()
-        stopping.join(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        is_hurried = self._asked_to_stop.is_set()
+        while stopping.is_alive() and (left_s := deadline - time.monotonic()) > 0:
+            stopping.join(min(LOOK_S, left_s))
+            if self._asked_to_stop.is_set() and not is_hurried:  # while it was to be started again
+                is_hurried, deadline = True, min(deadline, time.monotonic() + STOP_BROKEN_S_MAX)
         if not stopping.is_alive():
             return True
         _log.error("stop_given_up", after_s=timeout_s)

@@ -180,9 +180,9 @@ class Job:
         self.snapshot_loop = self._snapshot_loop()
         self.snapshot_loop.start()
         self._stack.callback(self.snapshot_loop.stop)
-        maintenance = Periodic("maintenance", settings.maintain_interval_s, self._maintain)
-        maintenance.start()
-        self._stack.callback(maintenance.stop)
+        self._maintenance = Periodic("maintenance", settings.maintain_interval_s, self._maintain)
+        self._maintenance.start()
+        self._stack.callback(self._maintenance.stop)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed; False when it still runs after `timeout_s`."""
@@ -252,8 +252,11 @@ class Job:
         )
 
     def _maintain(self) -> None:
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")
         for done in maintain(self._spark, self.folder.delta):
             _log.info("maintained", **msgspec.structs.asdict(done))
+            if self._maintenance.is_stopping:
+                return
 
     def _source_options(self) -> dict[str, str]:
         return {
@@ -312,7 +315,8 @@ class Job:
     @property
     def obstacles(self) -> list[str]:
         """What keeps the job from deciding or delivering now; without any it is ready."""
-        found = [problem for problem in (self.log_watch.problem, self.flush_loop.problem) if problem]
+        units = None if self.builder is None else self.builder.unit_flush.problem
+        found = [problem for problem in (self.log_watch.problem, self.flush_loop.problem, units) if problem]
         if self._is_full:
             limit = self.settings.outbox_bytes_max
             found.append(

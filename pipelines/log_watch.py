@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 
 import structlog
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
 
 from connectors.kafka.topics import TopicFacts
 
@@ -67,7 +66,9 @@ class LogWatch:
                 if consumer is None:
                     consumer = KafkaConsumer(bootstrap_servers=self._bootstrap_servers, enable_auto_commit=False)
                 end = consumer.end_offsets(self._partitions, timeout_ms=ANSWER_S_MAX * 1000)
-            except (KafkaError, OSError) as error:
+                decided = self._decided()
+                lag = sum(max(0, end[at] - decided.get(at.partition, 0)) for at in self._partitions)
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody could tell how far the log is
                 if self._problem is None:
                     self._away_since = asked_at
                     _log.warning("kafka_away", error=str(error))
@@ -75,9 +76,7 @@ class LogWatch:
             else:
                 if self._problem is not None:
                     _log.info("kafka_back", after_s=round(time.monotonic() - self._away_since, 1))
-                self._problem = None
-                decided = self._decided()
-                self._lag = sum(max(0, end[at] - decided.get(at.partition, 0)) for at in self._partitions)
+                self._problem, self._lag = None, lag
             self._stopping.wait(INTERVAL_S)
         if consumer is not None:
             consumer.close(autocommit=False)

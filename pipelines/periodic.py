@@ -8,6 +8,8 @@ from pyspark import InheritableThread
 
 __all__ = ["Periodic"]
 
+STOP_S_MAX = 10.0
+
 _log = structlog.get_logger(__name__)
 
 
@@ -36,11 +38,16 @@ class Periodic:
         if self._interval_s:
             self._thread.start()
 
+    @property
+    def is_stopping(self) -> bool:
+        """Whether work that has parts should leave the rest."""
+        return self._stopping.is_set()
+
     def stop(self) -> None:
-        """End; what is under way is finished."""
+        """End; what is under way is finished, unless it takes too long: nothing of the job waits for it."""
         self._stopping.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(STOP_S_MAX)
 
     def _run(self) -> None:
         while not self._stopping.wait(self._interval_s):

@@ -9,7 +9,7 @@ the first that does         gets a new state epoch, and knows which rows the tab
 ```
 
 The builder's store is kept if it opens, else that of the snapshot comes with the state, or a new one; whichever it is
-gets an epoch of its own, and reads again what it has built beyond the rows of the table.
+gets an epoch of its own, and tells again what it has built beyond the rows of the table.
 
 Nothing is thrown away: what lay in the place before is moved to `replaced/`.
 """
@@ -34,11 +34,11 @@ from checkpoints.layout import JobFolder
 from checkpoints.reconcile import LogFound, lost_records
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import Snapshot, SnapshotStore
-from connectors.delta.covered import covered_offsets, effective_versions, unit_ends
+from connectors.delta.covered import covered_offsets, effective_versions
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES
-from connectors.kafka.topics import describe
-from pipelines.builder.builder import Builder
+from pipelines.builder.audited import audited_queues
+from pipelines.builder.builder import Audited, Builder, Queue
 from pipelines.outbox import Outbox
 
 __all__ = ["PIPELINE", "Restored", "restore"]
@@ -102,6 +102,7 @@ def restore(
         Corrupt: No candidate will do; it says why for each.
     """
     tables = {name: _effective(spark, folder.delta, name) for name in AUDIT_TABLES}
+    audited = audited_queues(spark, folder.delta, bootstrap_servers)
     passed_over: list[str] = []
     for candidate in _candidates(folder, snapshots, only):
         place = folder.scratch / f"restore-{uuid.uuid4().hex}"
@@ -117,12 +118,12 @@ def restore(
             replay = Replay(restored_from=candidate.source, covered=covered, lost=lost)
             _begin(place / "state", applied, log, replay, {epoch for known in tables.values() for epoch in known})
             replaced = _swap(folder, place)
-            _begin_queues(folder, spark, bootstrap_servers)
         except PopstreamError as error:
             passed_over.append(f"{candidate.source}: {error.message}")
             continue
         finally:
             shutil.rmtree(place, ignore_errors=True)
+        _begin_queues(folder, audited)
         next_offset = {} if applied is None else applied.next_offset
         to_replay = sum(end - max(next_offset.get(p, 0), log.first_offset[p]) for p, end in log.end_offset.items())
         return Restored(
@@ -249,24 +250,17 @@ def _begin(state: Path, applied: Applied | None, log: LogFound, replay: Replay, 
         )
 
 
-def _begin_queues(folder: JobFolder, spark: SparkSession, bootstrap_servers: str) -> None:
+def _begin_queues(folder: JobFolder, audited: Mapping[Queue, Audited]) -> None:
     """Let the builder's store know of the rows that its table has, and of no others."""
-    known = unit_ends(spark, folder.delta)
-    if not known and not folder.queues.is_dir():
-        return
-    topics = describe(bootstrap_servers, sorted({topic for topic, _, _ in known}))
-    ends = {
-        (topic, queue_id): end
-        for (topic, queue_id, topic_id), end in known.items()
-        if topic in topics and topics[topic].topic_id == topic_id
-    }
-    with RocksStore(folder.queues, BUILDER_FAMILIES) as store:
-        Builder(store, Outbox(store), "").begin_epoch(uuid.uuid4().hex, ends)
+    if audited or folder.queues.is_dir():
+        with RocksStore(folder.queues, BUILDER_FAMILIES) as store:
+            Builder(store, Outbox(store), "").begin_epoch(uuid.uuid4().hex, audited)
 
 
 def _swap(folder: JobFolder, place: Path) -> Path | None:
     """Put the restored state where the job looks for it; what was there is kept."""
-    replaced = folder.root / "replaced" / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    replaced = folder.root / "replaced" / f"{stamp}-{uuid.uuid4().hex[:6]}"
     moved = None
     for restored, present in ((place / "state", folder.state), (place / "queues", folder.queues)):
         if not restored.is_dir() or (present == folder.queues and _opens(present)):

@@ -62,6 +62,7 @@ TIMEOUT_S = 15.0
 REQUEST_TIMEOUT_S = 5.0
 RATE_WINDOW_S = 10.0
 POLL_S = 0.5
+DETACH_S_MAX = 30.0
 LANES_SHOWN = 1000
 
 
@@ -194,10 +195,14 @@ class StatusServer:
             self._socket_file.unlink(missing_ok=True)
 
     def detach(self, why: str) -> None:
-        """Finish the answers under way; from now on `status` tells `why` there is no job, and nothing else is done."""
+        """From now on `status` tells `why` there is no job, and nothing else is done.
+
+        Answers under way are finished first, if they do not take too long.
+        """
         with self._answering:
             self._detached = why
-            self._answering.wait_for(lambda: not self._under_way)
+            if not self._answering.wait_for(lambda: not self._under_way, DETACH_S_MAX):
+                _log.warning("answers_left_unfinished", count=self._under_way)
 
     def attach(self, job: Job) -> None:
         """Answer for another job."""

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import Table, spark_schema, table_path
-from connectors.errors import Corrupt, Invalid
+from connectors.errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -56,12 +56,13 @@ def newest_versions(path: Path, family: str = "") -> tuple[int, dict[str, int]]:
     """Newest version of a table, and the last `txnVersion` of each `txnAppId` that starts with `family`, without it.
 
     Raises:
-        Corrupt: There is no table, or its log has a gap.
+        Unavailable: There is no table, as on a volume that is not mounted.
+        Corrupt: Its log has a gap.
     """
     log = read_table_log(path)
     if log is None:
         message = f"there is no table at {path}"
-        raise Corrupt(message, subject=path.name)
+        raise Unavailable(message, subject=path.name)
     versions = {app_id: version for app_id, version in log.txns.items() if app_id.startswith(family)}
     return log.version, {app_id.removeprefix(family): last for app_id, last in versions.items()}
 

@@ -55,14 +55,25 @@ def read_table_log(table: Path) -> TableLog | None:
     newest = max([*commits, *checkpoints], default=None)
     if newest is None:
         return None
-    begin = max(checkpoints, default=-1)
-    missing = [version for version in range(begin + 1, newest + 1) if version not in commits]
-    if missing:
-        message = f"the log of {table.name} lacks version {missing[0]}, and has {newest}"
-        raise Corrupt(message, subject=table.name)
+    problem = ""
+    # A checkpoint that cannot be read only says what commits before it say as well, for as long as they are there.
+    for begin in sorted([-1, *checkpoints], reverse=True):
+        missing = [version for version in range(begin + 1, newest + 1) if version not in commits]
+        if missing:
+            problem = problem or f"the log of {table.name} lacks version {missing[0]}, and has {newest}"
+            continue
+        try:
+            after = [commits[version] for version in range(begin + 1, newest + 1)]
+            return _reconciled(table, newest, checkpoints.get(begin, []), after)
+        except Corrupt as error:
+            problem = problem or error.message
+    raise Corrupt(problem, subject=table.name)
+
+
+def _reconciled(table: Path, version: int, checkpoint: Iterable[Path], commits: Iterable[Path]) -> TableLog:
     txns: dict[str, int] = {}
     metadata: dict[str, Any] | None = None
-    for action in _actions(checkpoints.get(begin, []), [commits[at] for at in range(begin + 1, newest + 1)]):
+    for action in _actions(checkpoint, commits):
         if (txn := action.get("txn")) is not None:
             txns[txn["appId"]] = txn["version"]
         metadata = action.get("metaData") or metadata
@@ -70,7 +81,7 @@ def read_table_log(table: Path) -> TableLog | None:
         message = f"the log of {table.name} does not say what its columns are"
         raise Corrupt(message, subject=table.name)
     properties = dict(metadata.get("configuration") or {})
-    return TableLog(version=newest, schema=metadata["schemaString"], properties=properties, txns=txns)
+    return TableLog(version=version, schema=metadata["schemaString"], properties=properties, txns=txns)
 
 
 def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
@@ -89,7 +100,7 @@ def _actions(checkpoint: Iterable[Path], commits: Iterable[Path]) -> Iterator[di
     for path in (*checkpoint, *commits):
         try:
             yield from _lines(path) if path.suffix == ".json" else _rows(path)
-        except (msgspec.DecodeError, pa.ArrowInvalid) as error:
+        except (msgspec.DecodeError, pa.ArrowException, OSError) as error:
             message = f"{path} cannot be read: {error}"
             raise Corrupt(message, subject=str(path)) from error
 

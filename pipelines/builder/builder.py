@@ -14,7 +14,7 @@ that is read again is known, and whoever continues continues there.
 
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Self
+from typing import NamedTuple, Self
 
 import msgspec
 import structlog
@@ -33,6 +33,7 @@ from broker_state.consume_queue import (
     place_key,
     skips_of,
     truncate,
+    units_between,
 )
 from broker_state.errors import Invalid
 from broker_state.keys import end_of_prefix, queue_prefix
@@ -42,12 +43,13 @@ from broker_state.stored import FORMAT_1, read_stored
 from connectors.kafka.message_topics import MessageTopic
 from pipelines.outbox import Entry, EntryKind, Outbox
 
-__all__ = ["Builder", "Built", "Queue", "UnitSpan", "declare_of", "read_queues", "read_spans", "reader_of"]
+__all__ = ["Audited", "Builder", "Built", "Queue", "UnitSpan", "declare_of", "read_queues", "read_spans", "reader_of"]
 
 _log = structlog.get_logger(__name__)
 
 BUILT_KEY = b"built"
 AUDITED_KEY = b"audited "
+SPAN_OFFSETS = 100_000
 
 Queue = tuple[str, int]
 """(topic, queue id)."""
@@ -83,6 +85,13 @@ class UnitSpan(msgspec.Struct, array_like=True, frozen=True):
     unit_count: int
 
 
+class Audited(NamedTuple):
+    """What the table has of a queue: the rows of this topic below an offset."""
+
+    topic_id: str
+    end_offset: int
+
+
 class Builder:
     """The only writer of the builder's store. Safe for use by many threads: each step holds `lock`.
 
@@ -97,6 +106,8 @@ class Builder:
         self._store = store
         self._outbox = outbox
         stored = store.get(META, BUILT_KEY)
+        self.is_new = stored is None
+        """Nothing was ever built here."""
         self.built = Built(state_epoch=state_epoch) if stored is None else Built.decode(stored)
         self._stored_epoch = self.built.state_epoch
         self.queues = dict(read_queues(store))
@@ -180,23 +191,28 @@ class Builder:
                 self._write(step)
             return revision.queue.end_offset
 
-    def begin_epoch(self, state_epoch: str, audited_ends: Mapping[Queue, int]) -> None:
-        """Go on as another life of this store, after a restore: nothing is known of it but what the table has.
+    def begin_epoch(self, state_epoch: str, audited: Mapping[Queue, Audited]) -> None:
+        """Go on as another life of this store, after a restore: nothing is known of it but which rows the table has.
 
-        What was built beyond the rows of the table is read again, so that all rows are told, and each once.
+        What was built beyond them is told again from here; what is not known here is not told twice when it is read.
 
         Args:
             state_epoch: New.
-            audited_ends: The offset after the last row of each queue of which the table has any.
+            audited: Of each queue of which the table has rows, and whose topic is there.
         """
         with self.lock:
             step = _Step()
-            for queue, known in self.queues.items():
-                end_offset = max(known.start_offset, audited_ends.get(queue, 0))
-                revision = truncate(known, self.get(queue), min(known.end_offset, end_offset))
-                if revision.queue != known:
-                    step.revise(queue, revision)
-            step.changes += [(META, _audited_key(queue), end.to_bytes(8, "big")) for queue, end in audited_ends.items()]
+            for queue, known in list(self.queues.items()):
+                ours = audited.get(queue)
+                if ours is not None and ours.topic_id != known.topic_id:
+                    step.forget(queue)
+                    del self.queues[queue]
+                    continue
+                first = max(known.start_offset, 0 if ours is None else ours.end_offset)
+                for at in range(first, known.end_offset, SPAN_OFFSETS):
+                    step.tell(queue, known, self.get(queue), at, min(at + SPAN_OFFSETS, known.end_offset))
+            for queue, ours in audited.items():
+                step.changes.append((META, _audited_key(queue), ours.end_offset.to_bytes(8, "big")))
             self._outbox.delivered([entry.key for entry in self._outbox.undelivered(EntryKind.UNIT_SPANS)])
             self.built = msgspec.structs.replace(self.built, state_epoch=state_epoch)
             self._write(step)
@@ -254,7 +270,7 @@ class _Step:
 
     @property
     def is_empty(self) -> bool:
-        return not (self.changes or self.erasures or self.commands)
+        return not (self.changes or self.erasures or self.commands or self.spans)
 
     def start(self, queue: Queue, record: ConsumeQueue) -> None:
         self.queues[queue] = record
@@ -270,6 +286,20 @@ class _Step:
             first, end = (place_key(prefix, Place(kind, number)) for number in (numbers.start, numbers.stop))
             self.erasures.append((UNITS, first, end))
         self.changes += [(UNITS, place_key(prefix, place), value) for place, value in revision.writes.items()]
+
+    def tell(self, queue: Queue, record: ConsumeQueue, get: Get, first_offset: int, end_offset: int) -> None:
+        """The units of this span, which are stored, are to go to Delta."""
+        rows = units_between(record, get, first_offset, end_offset)
+        if not len(rows):
+            return
+        base, count = int(rows.message_base[0]), len(rows)
+        kind = record.queue_type
+        self.spans.append(UnitSpan(*queue, record.topic_id, kind, first_offset, end_offset, base, count))
+
+    def forget(self, queue: Queue) -> None:
+        """The queue is as if it had never been."""
+        self.erase(queue)
+        self.changes.append((QUEUES, queue_prefix(*queue), None))
 
     def erase(self, queue: Queue) -> None:
         prefix = queue_prefix(*queue)

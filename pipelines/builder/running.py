@@ -14,6 +14,7 @@ from connectors.client.exchange.transport import Transport
 from connectors.client.settings import ClientSettings
 from connectors.kafka.queue_types import QueueTypesPublisher
 from connectors.kafka.topics import Topics
+from pipelines.builder.audited import audited_queues
 from pipelines.builder.builder import Builder, Queue, declare_of
 from pipelines.builder.dispatch_sender import DispatchSender
 from pipelines.builder.query import BuilderQuery
@@ -55,6 +56,9 @@ class RunningBuilder:
             stack.callback(self.store.close)
             self.outbox = Outbox(self.store)
             self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex)
+            if self.builder.is_new:  # or it was lost
+                audited = audited_queues(spark, folder.delta, bootstrap_servers)
+                self.builder.begin_epoch(self.builder.built.state_epoch, audited)
             client = ClientSettings(
                 bootstrap_servers=bootstrap_servers, client_id="popstream-builder", prefix=settings.topic_prefix
             )

@@ -28,6 +28,7 @@ from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.builder.builder import Builder, UnitSpan, read_spans
 from pipelines.builder.unit_columns import UNIT_SCHEMA, table_of
 from pipelines.failpoints import failpoint
+from pipelines.flush import DOES_NOT_PASS, pause_s, problem_of
 from pipelines.outbox import Entry, EntryKind, Outbox
 
 __all__ = ["UnitFlush"]
@@ -91,10 +92,10 @@ class UnitFlush:
         self._stopping = False
         self._behind_until_s = 0.0
         self.flushed_rows = 0
-        # What a killed predecessor had committed, but not noted.
-        outbox.delivered(
-            [entry.key for entry in outbox.undelivered(EntryKind.UNIT_SPANS, upto_seq=self._table.delivered)]
-        )
+        self.problem: str | None = None
+        """Why Delta does not take the units, if it does not; it is tried again for as long as it takes."""
+        self._is_in_doubt = False
+        self._note_committed()
         self._thread = InheritableThread(target=self._run, name="unit-flush", daemon=True)
 
     @property
@@ -135,6 +136,10 @@ class UnitFlush:
             self._flush()
 
     def _flush(self) -> None:
+        if self._is_in_doubt:
+            self._table.reopen()
+            self._is_in_doubt = False
+            self._note_committed()
         while (upto := self._builder.built.build_seq) > self._table.delivered:
             started = time.perf_counter()
             entries = list(_group(self._outbox.undelivered(EntryKind.UNIT_SPANS, self._table.delivered, upto)))
@@ -144,7 +149,7 @@ class UnitFlush:
                     rows = self._table.append(*self._frame_of(entries, upto))
                 except Exception:
                     # Whether the commit happened is known to Delta alone.
-                    self._table.reopen()
+                    self._is_in_doubt = True
                     raise
                 failpoint("unit_flush")
                 self._outbox.delivered(entry.key for entry in entries)
@@ -153,13 +158,30 @@ class UnitFlush:
             self._forget(upto)
             self._table.skip(upto)
 
+    def _note_committed(self) -> None:
+        """What a killed predecessor had committed and not noted, or we ourselves in a flush that raised."""
+        committed = self._outbox.undelivered(EntryKind.UNIT_SPANS, upto_seq=self._table.delivered)
+        self._outbox.delivered([entry.key for entry in committed])
+        self._forget(self._table.delivered)
+
     def _run(self) -> None:
+        failures = 0
         try:
             while not self._stopping:
-                self._wake.wait(self._interval_s)
+                self._wake.wait(pause_s(failures) or self._interval_s)
                 self._wake.clear()
-                if self._is_urgent():
+                if not failures and not self._is_urgent():
+                    continue
+                try:
                     self.flush()
+                except DOES_NOT_PASS:
+                    raise
+                except Exception as error:  # noqa: BLE001 - py4j raises what it likes; Delta may be back in a while
+                    failures += 1
+                    self.problem = problem_of(error)
+                    _log.warning("unit_flush_put_off", failures=failures, error=str(error))
+                else:
+                    failures, self.problem = 0, None
             self.flush()
         except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
             _log.error("unit_flush_failed", error=str(error))

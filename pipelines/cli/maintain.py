@@ -23,7 +23,7 @@ def run_maintain(folder: JobFolder, *, var: Path, as_json: bool) -> None:
         message = f"there are no tables in {folder.root}"
         raise Invalid(message, subject=str(folder.root))
     with reading_session(var) as spark, working("compacting"):
-        done = maintain(spark, folder.delta)
+        done = list(maintain(spark, folder.delta))
     if as_json:
         print(msgspec.json.encode(done).decode())
         return

@@ -455,7 +455,7 @@ def test_optimize_while_appending_and_vacuum_keep_every_row(
     for seq in range(1, 9):
         flusher.flush("deliveries", slices([seq]), seq)
     with ThreadPoolExecutor(1) as pool:
-        maintaining = pool.submit(maintain, spark, root)
+        maintaining = pool.submit(lambda: list(maintain(spark, root)))
         for seq in range(9, 15):
             flusher.flush("deliveries", slices([seq]), seq)
         (deliveries,) = (done for done in maintaining.result() if done.table == "deliveries")

@@ -19,11 +19,12 @@ from broker_state.errors import Unavailable
 from broker_state.reason import Reason, code_of
 from checkpoints.snapshots import Snapshot
 from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.topics import create_message_topic
 from pipelines.host import Host
 from pipelines.restarts import may_pass
 from pipelines.settings import JobSettings
 from pipelines.status import SnapshotRequest, Status, StatusRequest, ask
-from tests.support.left_behind import audit_rows
+from tests.support.left_behind import audit_rows, table_rows
 from tests.support.wire import Wire, start_job, wait_for
 
 if TYPE_CHECKING:
@@ -114,7 +115,13 @@ def go_away_and_come_back(host: Host, running: Running, broker: EmbeddedKafka, f
 def running(spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
     """A host on the broker that will be killed."""
     assert spark.sparkContext._jsc is not None, "a host that finds no Spark starts and ends one of its own"
-    settings = JobSettings(folder=tmp_path / "job", bootstrap_servers=broker.bootstrap_servers, flush_interval_s=0.5)
+    create_message_topic(broker.bootstrap_servers, "messages", 1)
+    settings = JobSettings(
+        folder=tmp_path / "job",
+        bootstrap_servers=broker.bootstrap_servers,
+        message_topics="messages",
+        flush_interval_s=0.5,
+    )
     with Host(settings, var=ROOT / "var") as host:
         yield Running(host)
 
@@ -145,7 +152,10 @@ def is_still(job: Job) -> bool:
 def test_delta_away_until_the_outbox_is_full(
     spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:
-    job = start_job(spark, kafka.bootstrap_servers, tmp_path, topic_prefix, outbox_bytes_max=OUTBOX_BYTES_MAX)
+    messages = f"{topic_prefix}-messages"
+    create_message_topic(kafka.bootstrap_servers, messages, 1)
+    limits = {"outbox_bytes_max": OUTBOX_BYTES_MAX, "message_topics": messages}
+    job = start_job(spark, kafka.bootstrap_servers, tmp_path, topic_prefix, **limits)
     delta, away = job.folder.delta, tmp_path / "away"
     try:
         with Wire(job) as wire:
@@ -153,11 +163,13 @@ def test_delta_away_until_the_outbox_is_full(
             wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq)
             delta.rename(away)
             delta.write_text("where the volume was mounted")
+            for number in range(50):
+                wire.producer.send(messages, b"%d" % number)
             for _ in range(SENT):
                 wire.send_later(pop(wire))
-            wait_for(lambda: len(job.obstacles) == 2, job)
-            assert "Delta does not take" in job.obstacles[0]
-            assert "nothing is decided until" in job.obstacles[1]
+            wait_for(lambda: len(job.obstacles) == 3, job)
+            assert ["Delta does not take" in obstacle for obstacle in job.obstacles] == [True, True, False]
+            assert "nothing is decided until" in job.obstacles[2]
             wait_for(lambda: is_still(job), job)
             unheard = pop(wire)
             wire.send(unheard)
@@ -170,5 +182,7 @@ def test_delta_away_until_the_outbox_is_full(
             wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq)
             op_ids = [row["op_id"] for row in audit_rows(delta, "operations") if row["kind"] == "pop"]
             assert len(op_ids) == len(set(op_ids)) == SENT + 1
+            units = wait_for(lambda: len(rows := table_rows(delta, "consume_queue")) >= 50 and rows, job)
+            assert sorted(row["queue_offset"] for row in units) == list(range(50))
     finally:
         job.stop()

@@ -322,6 +322,7 @@ def _capacity(load: Load, job: Job, operations: int) -> float:
     before, started = _decided(job), time.monotonic()
     sent = load.at_once(operations)
     while _decided(job) - before < sent:
+        assert job.starts == 1, job.process.log_tail()
         time.sleep(0.2)
     return sent / (time.monotonic() - started)
 
@@ -414,8 +415,8 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
         ("seconds_until_lag_is_zero", drained_s, 60.0),
         ("violations_in_histories", len(history.violations), 0),
         ("messages_not_seen", max(clients.sent - len(seen) for seen in clients.seen.values()), 0),
-        ("exit_code_of_the_job", code, 0),
-        ("exit_code_of_verify", verified.returncode, 0),
+        ("exit_code_of_the_job", abs(code), 0),
+        ("exit_code_of_verify", abs(verified.returncode), 0),
     ]
     return {
         "minutes": minutes,

@@ -18,7 +18,7 @@ from broker_state.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
 from connectors.client import Transport
 from connectors.client.memory_job import MemoryJob
 from connectors.kafka.message_topics import MessageTopic
-from pipelines.builder.builder import Builder, Queue, declare_of, read_spans
+from pipelines.builder.builder import Audited, Builder, Queue, declare_of, read_spans
 from pipelines.builder.dispatch_sender import DispatchSender
 from pipelines.outbox import EntryKind, Outbox
 from tests.support.wire import wait_for
@@ -176,27 +176,34 @@ def test_a_restored_store_tells_every_row_that_the_table_lacks_and_no_other(lab:
     lab.builder.adopt(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
     before = lab.stored()
-    lab.builder.begin_epoch("another", {QUEUE: audited_end} if audited_end else {})
+    lab.builder.begin_epoch("another", {QUEUE: Audited("id-1", audited_end)} if audited_end else {})
     lab.reopen()
     assert lab.builder.built.state_epoch == "another"
-    assert lab.spans() == []
-    end = min(3000, audited_end)
-    assert lab.builder.queues[QUEUE].end_offset == end
-    if end < 3000:
-        lab.builder.append({QUEUE: scan(end, 3000, *range(end + end % 2, 3000, 2))})
+    left = len(range(audited_end + audited_end % 2, 3000, 2))
+    assert lab.spans() == ([(audited_end, 3000, left)] if left else [])
     assert lab.stored() == before
     lab.builder.append({QUEUE: scan(3000, 5000)})
-    told = [(max(first, audited_end), span_end) for first, span_end, _ in lab.spans()]
-    assert told == [(first, span_end) for first, span_end, _ in lab.spans()]
-    assert [first for first, _ in told] == sorted({audited_end, max(3000, audited_end)})
-    assert told[-1][1] == 5000
+    first = max(3000, audited_end)
+    assert lab.spans()[-1] == (first, 5000, 5000 - first)
+    assert len(lab.spans()) == (2 if left else 1)
 
 
 def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
-    lab.builder.begin_epoch("another", {QUEUE: 6})
+    lab.builder.begin_epoch("another", {QUEUE: Audited("id-1", 6)})
     lab.reopen()
     assert lab.builder.built.state_epoch == "another"
     lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    assert lab.spans() == [(6, 10, 4)]
+
+
+def test_a_restored_store_of_an_earlier_topic_keeps_what_the_table_has_of_the_present_one(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.builder.begin_epoch("another", {QUEUE: Audited("made again", 6)})
+    lab.reopen()
+    assert (lab.builder.queues, lab.stored()) == ({}, {})
+    lab.builder.adopt(topic("made again"), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     assert lab.spans() == [(6, 10, 4)]
 
