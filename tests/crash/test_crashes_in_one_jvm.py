@@ -31,7 +31,6 @@ pytestmark = [
     pytest.mark.integration,
     # The threads of a job that has died say so.
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
 CRASHES = int(os.environ.get("POPSTREAM_CRASHES", "12"))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from pipelines.card import JobCard
     from pipelines.job import Job
 
-pytestmark = [pytest.mark.integration, pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 OUTBOX_BYTES_MAX = 1 << 20

@@ -34,11 +34,9 @@ if TYPE_CHECKING:
 
     from connectors.client import Record, SendResult
 
-# kafka-python drops the socket of a connection that failed without closing it.
 pytestmark = [
     pytest.mark.integration,
     pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning"),
 ]
 
 ROOT = Path(__file__).parents[2]
