@@ -3,7 +3,7 @@
 import logging
 import sys
 from pathlib import Path
-from typing import TextIO
+from typing import Any
 
 import structlog
 
@@ -11,12 +11,18 @@ __all__ = ["configure_logs"]
 
 
 def configure_logs(level: str, file: Path | None = None) -> None:
-    """Send logs of `level` and above to `file` as JSON, or without one to standard error for people."""
-    stream: TextIO = sys.stderr
-    renderer: structlog.typing.Processor = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    if file is not None:
+    """Send logs of `level` and above to `file` as JSON, or without one to standard error for people.
+
+    The file that logs went to before is closed; the last one, when the process ends.
+    """
+    handler: logging.StreamHandler[Any]
+    renderer: structlog.typing.Processor
+    if file is None:
+        handler = logging.StreamHandler(sys.stderr)
+        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+    else:
         file.parent.mkdir(parents=True, exist_ok=True)
-        stream = file.open("a", buffering=1)
+        handler = logging.FileHandler(file, encoding="utf-8")
         renderer = structlog.processors.JSONRenderer()
     structlog.configure(
         processors=[
@@ -27,10 +33,12 @@ def configure_logs(level: str, file: Path | None = None) -> None:
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=stream),
+        logger_factory=structlog.WriteLoggerFactory(file=handler.stream),
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(stream=stream, level=logging.WARNING, format="%(name)s %(levelname)s %(message)s", force=True)
+    logging.basicConfig(
+        handlers=[handler], level=logging.WARNING, format="%(name)s %(levelname)s %(message)s", force=True
+    )
     # Its reconnect attempts are no news here: what fails for good is raised.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.ERROR)

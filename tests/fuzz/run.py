@@ -44,6 +44,7 @@ _INSTRUMENTED = [
     "tomllib",
 ]
 _RSS_MB_MAX = 1_024
+_TELL_EACH = 50_000
 _HANG_SECONDS = 60
 _INTERESTING = (0, 1, 2, 0x0A, 0x22, 0x2E, 0x30, 0x39, 0x5B, 0x5D, 0x7B, 0x7D, 0x7F, 0x80, 0xC1, 0xDF, 0xFE, 0xFF)
 
@@ -73,6 +74,8 @@ class Findings:
             if took_ms > CPU_MS_MAX:
                 self._keep("slow", f"{took_ms:.0f} ms of CPU in the fastest of {TRIES + 1} tries", data)
         self.slowest_ms = max(self.slowest_ms, took_ms)
+        if self.inputs % _TELL_EACH == 0:
+            print(self.summary(), flush=True)
 
     def summary(self) -> str:
         """One line: how many inputs, the slowest, the memory, the failures."""
