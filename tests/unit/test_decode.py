@@ -95,3 +95,13 @@ def test_what_else_cannot_be_read_is_one_row() -> None:
         decoded = Decoder(4).decode(record(value))
         assert isinstance(decoded, Rejected)
         assert decoded.row.reason == RejectReason.BAD_FIELD
+
+
+@pytest.mark.parametrize(("topic", "queue_id"), [("n" * 100_000, 0), ("orders", -1), ("orders", 1 << 40)])
+def test_names_that_no_queue_can_have_are_not_remembered(topic: str, queue_id: int) -> None:
+    """They may be as long as a record, and there is no end of them; the kernel refuses what they ask."""
+    decoder = Decoder(4)
+    for asked in ((topic, queue_id), ("orders", 0)):
+        request = {"v": 1, "type": "tick", "topic": asked[0], "queue_id": asked[1]}
+        assert isinstance(decoder.decode(record(json.dumps(request).encode())), OpRecord)
+    assert list(decoder._routes) == [("orders", 0)]
