@@ -341,7 +341,7 @@ class Job:
 
     def _after_batch(self, report: BatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
         behind = report.records >= self.settings.records_per_batch_max
-        self.metrics.record(report, self.outbox, self.flush_loop.delivered_seq, self.ticker.sent)
+        self.metrics.record(report, self.outbox, self.flush_loop.delivered_seq)
         self.ticker.learn(deadlines, newest_ms, behind=behind)
         failpoint("commit")
 
@@ -356,6 +356,7 @@ class Job:
         self.ticker.learn(deadlines, max((queue.now_ms for queue in queues), default=0), behind=False)
 
     def _send_tick(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
+        self.metrics.count_tick()
         key = ops_key(*queue)
         future = self._tick_producer.send(
             self.topics.ops, value=value, key=key, partition=partition_of(key, self.ops.partition_count)

@@ -19,7 +19,7 @@ __all__ = ["Metrics", "Totals"]
 
 
 class Totals(msgspec.Struct):
-    """Since the job started; `last_batch_ms` is by step."""
+    """Since the process started, whichever jobs it had; `last_batch_ms` is by step."""
 
     batches: int = 0
     records: int = 0
@@ -70,7 +70,12 @@ class Metrics:
         """Another job was started in this process."""
         self._restarts.inc()
 
-    def record(self, report: BatchReport, outbox: Outbox, delta_seq: int, ticks: int) -> None:
+    def count_tick(self) -> None:
+        """A tick was asked for."""
+        with self._lock:
+            self._totals.ticks += 1
+
+    def record(self, report: BatchReport, outbox: Outbox, delta_seq: int) -> None:
         """Add one micro-batch."""
         with self._lock:
             totals = self._totals
@@ -79,7 +84,6 @@ class Metrics:
             totals.operations += report.operations
             totals.refused += report.refused
             totals.rejected += report.rejected
-            totals.ticks = ticks
             totals.apply_seq = max(totals.apply_seq, report.apply_seq)
             totals.delta_seq = delta_seq
             totals.outbox_bytes = outbox.undelivered_bytes

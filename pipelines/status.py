@@ -88,7 +88,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         operations_per_s: Over the last ten seconds.
         totals: Since this process started.
         obstacles: What keeps it from deciding or delivering; none: it is ready.
-        snapshot: The newest snapshot that this process has taken.
+        snapshot: The newest snapshot that this job has taken since it was started, maybe in the same process again.
         snapshot_failure: Why the last one could not be kept.
         quarantined: Records of which nothing is decided; each is a row of `rejected`.
         builder: How the builder does; None: the job builds no queues, or does not run.

@@ -44,7 +44,6 @@ class Ticker:
         self._broker_seen_at = time.monotonic()
         self._behind = True
         self._stopping = False
-        self.sent = 0
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
     def start(self) -> None:
@@ -97,7 +96,6 @@ class Ticker:
                         continue
                     self._unanswered.add(queue)
                 tick = Tick(topic=queue[0], queue_id=queue[1], v=1)
-                self.sent += 1
                 self._send(queue, encode_command(tick), functools.partial(self._sent, queue))
         except Exception as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
             self._on_failure(error)
