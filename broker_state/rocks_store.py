@@ -67,7 +67,12 @@ class StoreStopped(Unavailable):
 
 
 class RocksStore:
-    """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs."""
+    """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs.
+
+    Raises:
+        Invalid: It cannot be opened.
+        StoreStopped: The disk is full, so it cannot be opened now.
+    """
 
     def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
         path.mkdir(parents=True, exist_ok=True)
@@ -82,7 +87,8 @@ class RocksStore:
             )
         except Exception as error:  # rocksdict raises bare Exception
             msg = f"cannot open the state in {path}: {error}"
-            raise Invalid(msg, subject=str(path)) from error
+            kind = StoreStopped if "No space left" in str(error) else Invalid
+            raise kind(msg, subject=str(path)) from error
         self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in names}
         self._handles: dict[Family, ColumnFamily] = {name: self._db.get_column_family_handle(name) for name in names}
         self._sync = WriteOptions()

@@ -58,5 +58,10 @@ class Attempts:
     def end(self) -> None:
         """What was begun has ended well; `begin` counts from 1 again."""
         if self._note is not None and (self._note.count > 1 or self._note.alone is not None):
-            self._path.unlink(missing_ok=True)
+            self.forget()
+        self._note = None
+
+    def forget(self) -> None:
+        """What was begun has failed for what is no fault of records: nobody shall count it."""
+        self._path.unlink(missing_ok=True)  # which a disk that is full allows
         self._note = None

@@ -62,6 +62,14 @@ class Breaker:
             slices: Its records by (partition, kafka offset), from the start at each call.
             end_offset: Where it ends, by partition.
         """
+        try:
+            self._run(slices, end_offset)
+        except Exception:
+            # The disk, Kafka, another owner: however often that happens here, no record is the cause.
+            self._attempts.forget()
+            raise
+
+    def _run(self, slices: Callable[[], Iterator[list[KafkaRecord]]], end_offset: dict[int, int]) -> None:
         has_raised = False
         while self._attempts.alone is None and self._attempts.begin(self._next_offset()) <= ATTEMPTS_MAX:
             try:

@@ -13,6 +13,7 @@ import pytest
 from rocksdict import Rdict, WriteOptions
 
 from broker_state import rocks_store
+from broker_state.errors import Invalid, PopstreamError
 from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, queue_prefix
 from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.rocks_store import FAMILIES, META, OUTBOX, RocksStore, StoreStopped
@@ -233,6 +234,25 @@ def test_what_is_applied_is_not_decided_again(tmp_path: Path, disk: type[Disk]) 
         assert len(disk.writes) == 1
         assert all_of(store) == before
         assert len(job.published) == published
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("IO error: No space left on device: While appending to file: /state/000012.sst", StoreStopped),
+        ("IO error: While lock file: /state/LOCK: Resource temporarily unavailable", Invalid),
+        ("Corruption: checksum mismatch", Invalid),
+    ],
+)
+def test_only_room_may_come_by_itself_for_a_store_that_cannot_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, kind: type[PopstreamError]
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise Exception(said)  # noqa: TRY002 - as rocksdict does
+
+    monkeypatch.setattr(rocks_store, "Rdict", refuse)
+    with pytest.raises(kind, match=said):
+        RocksStore(tmp_path)
 
 
 def test_a_failed_write_ends_the_job_and_nothing_is_published(tmp_path: Path, disk: type[Disk]) -> None:
