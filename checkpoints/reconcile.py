@@ -19,7 +19,7 @@ import msgspec
 from broker_state.errors import Corrupt
 from checkpoints.applied import Applied
 
-__all__ = ["RESTORE", "RESTORE_LOSSY", "LogFound", "TableFound", "lost_records", "reconcile"]
+__all__ = ["RESTORE", "RESTORE_LOSSY", "LogFound", "TableFound", "lost_records", "reconcile", "require_same_topic"]
 
 RESTORE = "stop the job and run `popstream restore`"
 RESTORE_LOSSY = (
@@ -85,6 +85,32 @@ def lost_records(next_offset: Mapping[int, int], log: LogFound) -> list[str]:
     return lost
 
 
+def require_same_topic(name: str, before: tuple[str, int], now: tuple[str, int]) -> None:
+    """Refuse an ops topic that is not the one that was decided so far.
+
+    Args:
+        name: Of the topic.
+        before: Its topic id, and how many partitions are decided; 0: none yet.
+        now: Its topic id, and how many partitions it has.
+
+    Raises:
+        Corrupt: It was made again, or has more partitions.
+    """
+    if now[0] != before[0]:
+        message = (
+            f"{name} was deleted and made again: its records are not those that this state continues."
+            f" Nothing of the old ones can be decided any more; {RESTORE_LOSSY}"
+        )
+        raise Corrupt(message, subject=name)
+    if 0 < before[1] < now[1]:
+        message = (
+            f"{name} has {now[1]} partitions and had {before[1]}: keys of queues now lead to other partitions, which"
+            " would break their order. A topic cannot lose partitions again: start a job with another prefix by"
+            f" `popstream up --prefix NAME --ops-partitions {now[1]}`"
+        )
+        raise Corrupt(message, subject=name)
+
+
 def _refuse_lost_state(log: LogFound, tables: Iterable[TableFound]) -> None:
     if known := [f"{table.name}: {epoch} up to {seq}" for table in tables for epoch, seq in table.delivered.items()]:
         message = f"there is no state, but the audit tables have decisions of {log.topic}: {RESTORE}"
@@ -92,20 +118,8 @@ def _refuse_lost_state(log: LogFound, tables: Iterable[TableFound]) -> None:
 
 
 def _refuse_other_log(applied: Applied, log: LogFound) -> None:
-    if log.topic_id != applied.ops_topic_id:
-        message = (
-            f"{log.topic} was deleted and made again: its records are not those that this state continues."
-            f" Nothing of the old ones can be decided any more; {RESTORE_LOSSY}"
-        )
-        raise Corrupt(message, subject=log.topic)
-    before, now = len(applied.next_offset), len(log.end_offset)
-    if 0 < before < now:
-        message = (
-            f"{log.topic} has {now} partitions and had {before}: keys of queues now lead to other partitions, which"
-            " would break their order. A topic cannot lose partitions again: start a job with another prefix by"
-            f" `popstream up --prefix NAME --ops-partitions {now}`"
-        )
-        raise Corrupt(message, subject=log.topic)
+    before, now = (applied.ops_topic_id, len(applied.next_offset)), (log.topic_id, len(log.end_offset))
+    require_same_topic(log.topic, before, now)
 
 
 def _refuse_other_tables(applied: Applied, noted: Mapping[str, int], tables: Iterable[TableFound]) -> None:

@@ -54,7 +54,8 @@ class Intake:
         frame = (
             self._spark.readStream.format("kafka")
             .options(**self._options)
-            .option("subscribe", self._topic)
+            # Not `subscribe`: of partitions that somebody adds nothing must be decided (checkpoints/reconcile.py).
+            .option("assign", json.dumps({self._topic: sorted(next_offset)}))
             .option("startingOffsets", json.dumps({self._topic: {str(p): o for p, o in next_offset.items()}}))
             .option("maxOffsetsPerTrigger", self._records_max)
             .load()

@@ -157,7 +157,7 @@ class Job:
             applied_seq=lambda: self.apply_ops.applied.apply_seq,
             on_failure=self.fail,
         )
-        self.log_watch = LogWatch(bootstrap_servers, self.ops, lambda: self.apply_ops.applied.next_offset)
+        self.log_watch = LogWatch(bootstrap_servers, self.ops, lambda: self.apply_ops.applied.next_offset, self.fail)
         self.log_watch.start()
         self._stack.callback(self.log_watch.stop)
         self.metrics.tell_ops_lag(lambda: self.log_watch.lag)

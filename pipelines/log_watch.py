@@ -1,4 +1,4 @@
-"""Looks now and then whether Kafka answers, and how much of the ops topic is not decided yet."""
+"""Looks now and then whether Kafka answers, whether the ops topic is the same, and how much of it is not decided."""
 
 import threading
 import time
@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 import structlog
 from kafka import KafkaConsumer, TopicPartition
 
-from connectors.kafka.topics import TopicFacts
+from broker_state.errors import Corrupt
+from checkpoints.reconcile import require_same_topic
+from connectors.kafka.topics import TopicFacts, describe
 
 __all__ = ["LogWatch"]
 
@@ -15,6 +17,7 @@ _log = structlog.get_logger(__name__)
 
 INTERVAL_S = 2.0
 ANSWER_S_MAX = 5.0
+SAME_TOPIC_EACH_S = 10.0
 
 
 class LogWatch:
@@ -24,10 +27,19 @@ class LogWatch:
         bootstrap_servers: The Kafka that is asked.
         ops: The topic whose end is looked at.
         decided: The next offset to decide, by partition.
+        on_failure: Called with why the job cannot go on with this topic.
     """
 
-    def __init__(self, bootstrap_servers: str, ops: TopicFacts, decided: Callable[[], Mapping[int, int]]) -> None:
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        ops: TopicFacts,
+        decided: Callable[[], Mapping[int, int]],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
         self._bootstrap_servers = bootstrap_servers
+        self._ops = ops
+        self._on_failure = on_failure
         self._partitions = [TopicPartition(ops.name, number) for number in range(ops.partition_count)]
         self._decided = decided
         self._stopping = threading.Event()
@@ -60,6 +72,7 @@ class LogWatch:
 
     def _run(self) -> None:
         consumer = None
+        look_at = 0.0
         while not self._stopping.is_set():
             asked_at = time.monotonic()
             try:
@@ -68,6 +81,12 @@ class LogWatch:
                 end = consumer.end_offsets(self._partitions, timeout_ms=ANSWER_S_MAX * 1000)
                 decided = self._decided()
                 lag = sum(max(0, end[at] - decided.get(at.partition, 0)) for at in self._partitions)
+                if asked_at >= look_at:
+                    self._require_same_topic()
+                    look_at = asked_at + SAME_TOPIC_EACH_S
+            except Corrupt as error:
+                self._on_failure(error)
+                break
             except Exception as error:  # noqa: BLE001 - whatever it is, nobody could tell how far the log is
                 if self._problem is None:
                     self._away_since = asked_at
@@ -80,3 +99,9 @@ class LogWatch:
             self._stopping.wait(INTERVAL_S)
         if consumer is not None:
             consumer.close(autocommit=False)
+
+    def _require_same_topic(self) -> None:
+        found = describe(self._bootstrap_servers, [self._ops.name]).get(self._ops.name)
+        if found is not None:  # else it is deleted, which ends Spark's query
+            before, now = ((facts.topic_id, facts.partition_count) for facts in (self._ops, found))
+            require_same_topic(self._ops.name, before, now)
