@@ -15,6 +15,7 @@ Off, each costs one comparison.
 
 import os
 import signal
+import time
 from collections.abc import Callable
 
 __all__ = ["VARIABLE", "arm", "failpoint", "kill_at"]
@@ -22,7 +23,8 @@ __all__ = ["VARIABLE", "arm", "failpoint", "kill_at"]
 VARIABLE = "POPSTREAM_FAILPOINT"
 """`<name>@<hit>`: die at the hit-th time that `name` is passed.
 
-`!` in front kills the whole process group, `jvm:` the JVM and not this process.
+`!` in front kills the whole process group, `jvm:` the JVM and not this process. With `+<ms>` behind it, what is under
+way in other threads has so long before.
 """
 
 _hook: Callable[[str], None] | None = None
@@ -51,9 +53,11 @@ class _Kill:
     def __init__(self, chosen: str) -> None:
         self._is_group = chosen.startswith("!")
         self._is_jvm = chosen.startswith("jvm:")
-        name, _, hit = chosen.removeprefix("!").removeprefix("jvm:").partition("@")
+        place, _, linger_ms = chosen.removeprefix("!").removeprefix("jvm:").partition("+")
+        name, _, hit = place.partition("@")
         self._name = name
         self._left = int(hit or 1)
+        self._linger_s = int(linger_ms or 0) / 1000
 
     def __call__(self, name: str) -> None:
         if name != self._name:
@@ -61,6 +65,7 @@ class _Kill:
         self._left -= 1
         if self._left:
             return
+        time.sleep(self._linger_s)
         if self._is_jvm:
             from pipelines.jvm import kill_jvm  # noqa: PLC0415 - only where a test asks for it
 

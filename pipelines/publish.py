@@ -80,7 +80,6 @@ class Publisher:
         """
         self.check()
         for entry in entries:
-            failpoint("emit")
             if entry.kind == EntryKind.ANSWERS:
                 partition, frame = read_frame(entry.value)
                 self._send(entry, [(self._topics.results, partition, None, frame, [])])
@@ -102,6 +101,7 @@ class Publisher:
         self._producer.close(timeout=10)
 
     def _send(self, entry: Entry, records: list[OutgoingRecord]) -> None:
+        failpoint("emit")
         left = len(records)
         lock = threading.Lock()
 

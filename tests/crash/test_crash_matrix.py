@@ -1,108 +1,213 @@
 """Claim: wherever in a micro-batch a job dies, the next start makes of it what an undisturbed job would have.
 
-Method: the rows of the crash matrix (docs/reliability.md), each by its name: the job dies there by an exception that
-nothing catches, another one decides the rest of the log on the same Spark, and `verify` decides the whole log again and
-compares state and rows; copies of an answer must be identical. All rows disturb the same job, one after another.
+Method: the rows of the crash matrix (docs/reliability.md), each by its name. A job in a process group of its own is
+killed at that place while clients send, and what it left is looked at: a death that left something else does not count,
+and is tried again. The next row disturbs the job that was started on it. In the end the scene compares
+(tests/crash/scene.py).
 """
 
 from __future__ import annotations
 
-import shutil
-from typing import TYPE_CHECKING
+import json
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from broker_state.rocks_store import META, RocksStore
-from checkpoints.applied import APPLIED_KEY, applied_of
+from broker_state.rocks_store import RocksStore
+from checkpoints.applied import Applied, applied_of
 from checkpoints.layout import JobFolder
-from checkpoints.snapshots import SnapshotStore
-from connectors.delta.tables import table_path
-from connectors.kafka.topics import describe
-from pipelines.ops_log import found_log
-from pipelines.verify import verify
-from tests.crash.scene import OPS_PARTITIONS, PATIENCE_S
-from tests.support.left_behind import answers_of, end_offsets, records_between
-from tests.support.simulated_crash import crash_at
-from tests.support.wire import start_job, wait_for
+from checkpoints.spark_progress import planned_end
+from connectors.delta.covered import effective_versions
+from connectors.delta.tables import AUDIT_TABLES, table_path
+from pipelines.frames import read_frame, read_slice
+from pipelines.outbox import Entry, EntryKind, Outbox
+from pipelines.restore import PIPELINE
+from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene
+from tests.support.job_process import JobProcess
+from tests.support.left_behind import end_offsets, records_between
+from tests.support.wire import wait_for
 from tests.support.workload import Workload
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from pyspark.sql import SparkSession
+    from collections.abc import Callable, Iterator
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.job import Job
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.timeout(600),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
-]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+TRIES = 5
+SETTLED_S = 3.0
+BATCHES_BEHIND = 20
+NEVER_S = 3_600.0
+
+
+class Left(NamedTuple):
+    """What a dead process has left: in RocksDB, in Delta, in Spark's checkpoint and in Kafka.
+
+    `plans` is where each micro-batch ends, `committed` are those of them that Spark has noted; `orphans` are data files
+    that no commit mentions, but those that were there before.
+    """
+
+    applied: Applied
+    outbox: list[Entry]
+    delivered: dict[str, int]
+    plans: dict[int, dict[int, int]]
+    committed: set[int]
+    frames: set[tuple[int, bytes]]
+    log_end: dict[int, int]
+    orphans: set[Path]
+
+    @property
+    def last_answers(self) -> list[bool]:
+        """Of each frame of the last WriteBatch, whether it is in Kafka."""
+        answers = [entry for entry in self.outbox if entry.kind == EntryKind.ANSWERS]
+        return [read_frame(e.value) in self.frames for e in answers if e.apply_seq == self.applied.apply_seq]
+
+    @property
+    def is_planned_further(self) -> bool:
+        """Whether Spark has planned what is not decided."""
+        return bool(self.plans) and self.plans[max(self.plans)] != self.applied.next_offset
 
 
 class Disturbed:
-    """A job that dies in each test, and clients that go on sending all the time."""
+    """A job that runs between the tests, and the clients that there have been."""
 
-    def __init__(self, spark: SparkSession, servers: str, root: Path) -> None:
-        self.spark, self.servers = spark, servers
-        self._died = 0
-        self._image = root / "image"
-        self.folder = JobFolder(root / "job")
-        with_topics = self.start()
-        self.topics = with_topics.topics
-        with_topics.stop()
+    def __init__(self, scene: Scene) -> None:
+        self.scene = scene
+        self.folder = JobFolder(scene.folder)
+        self.clients: list[Workload] = []
+        self.orphans: set[Path] = set()
+        self.job = JobProcess(scene.servers, scene.settings)
 
-    def start(self) -> Job:
-        more = {"ops_partitions": OPS_PARTITIONS, "records_per_batch_max": 100, "snapshot_interval_s": 0.0}
-        return start_job(self.spark, self.servers, self.folder.root, "matrix", **more)
+    @contextmanager
+    def clients_at_work(self) -> Iterator[None]:
+        """Two, for answers to two partitions; from the first answer of both on."""
+        began_s = time.time()
+        pair = [
+            Workload(
+                self.scene.servers,
+                self.scene.topics,
+                OPS_PARTITIONS,
+                seed=len(self.clients) + number,
+                pause_s=0.01,
+                reply_to=number,
+            )
+            for number in range(2)
+        ]
+        self.clients += pair
+        with pair[0], pair[1]:
+            wait_for(lambda: all(client.first_answer_after(began_s) for client in pair), patience_s=PATIENCE_S)
+            yield
 
-    def die_at(self, point: str, hit: int) -> None:
-        """While clients send; they stop before the next start, so that there is an end of the log."""
-        self._died += 1
-        with Workload(self.servers, self.topics, OPS_PARTITIONS, seed=self._died, pause_s=0.01):
-            crash_at(point, hit, self.start, PATIENCE_S, self._keep_image)
-        shutil.rmtree(self.folder.state)
-        self._image.rename(self.folder.state)
+    def run(self, *, failpoint: str | None = None, **settings: object) -> None:
+        """Start another process; the last one is dead."""
+        self.job.__exit__(None, None, None)
+        self.job = JobProcess(self.scene.servers, {**self.scene.settings, **settings}, failpoint=failpoint)
 
-    def _keep_image(self) -> None:
-        """The state as the dead process leaves it: closing RocksDB in order would empty its write-ahead log."""
-        # Reading RocksDB's LOCK would let go of it.
-        shutil.copytree(self.folder.state, self._image, ignore=shutil.ignore_patterns("LOCK"))
+    def expect_death(self) -> None:
+        code, _ = self.job.wait_for_death(PATIENCE_S)
+        assert code == KILLED, f"{code}\n{self.job.log_tail()}"
 
-    def decided(self) -> int:
-        """Records whose decision is in the state."""
+    def left(self) -> Left:
         with RocksStore(self.folder.state, read_only=True) as store:
-            return sum(applied_of(store).next_offset.values()) if store.get(META, APPLIED_KEY) is not None else 0
+            applied, outbox = applied_of(store), Outbox(store)
+            kinds = (EntryKind.ANSWERS, EntryKind.AUDIT)
+            entries = [entry for kind in kinds for entry in outbox.undelivered(kind)]
+        checkpoint = max(self.folder.spark.iterdir(), key=lambda path: int(path.name), default=None)
+        plans, committed = numbered(checkpoint, "offsets"), numbered(checkpoint, "commits")
+        topics, servers = self.scene.topics, self.scene.servers
+        results = records_between(servers, topics.results, {}, end_offsets(servers, topics.results))
+        return Left(
+            applied=applied,
+            outbox=entries,
+            delivered={
+                table: effective_versions(self.folder.delta, table, PIPELINE).get(applied.state_epoch, -1)
+                for table in AUDIT_TABLES
+            },
+            plans={} if checkpoint is None else {n: planned_end(checkpoint, n, topics.ops) for n in plans},
+            committed=committed,
+            frames={(record.partition, record.value) for record in results},
+            log_end=end_offsets(servers, topics.ops),
+            orphans=self.data_files() - self.mentioned_files() - self.orphans,
+        )
 
-    def decide_the_rest(self) -> None:
-        job = self.start()
-        try:
-            wait_for(lambda: job.apply_ops.applied.next_offset == end_offsets(self.servers, self.topics.ops), job)
-        finally:
-            job.stop()
-        assert job.failure is None
+    def data_files(self) -> set[Path]:
+        return {file for table in AUDIT_TABLES for file in table_path(self.folder.delta, table).glob("*=*/*.parquet")}
 
-    def verify(self) -> None:
-        """See the module."""
-        log = found_log(self.servers, describe(self.servers, [self.topics.ops])[self.topics.ops])
-        snapshots = SnapshotStore(str(self.folder.snapshots))
-        scratch = self.folder.scratch / "verify"
-        state, delta = self.folder.state, self.folder.delta
-        found = verify(state, log, self.servers, self.spark, delta, snapshots, scratch, signer=None)
-        assert found.differences == []
-        assert 0 < found.records == self.decided()
-        assert found.rows["operations"] >= found.records
-        assert not any(found.not_in_delta.values())
-        end = end_offsets(self.servers, self.topics.results)
-        answers = answers_of(record.value for record in records_between(self.servers, self.topics.results, {}, end))
-        assert all(len(copies) == 1 for copies in answers.values())
+    def mentioned_files(self) -> set[Path]:
+        """Those that a commit has added."""
+        return {
+            table / json.loads(line)["add"]["path"]
+            for table in (table_path(self.folder.delta, name) for name in AUDIT_TABLES)
+            for commit in (table / "_delta_log").glob("*.json")
+            for line in commit.read_text().splitlines()
+            if line.startswith('{"add"')
+        }
+
+
+def numbered(checkpoint: Path | None, folder: str) -> set[int]:
+    """The micro-batches that Spark has a file of."""
+    files = [] if checkpoint is None else (checkpoint / folder).glob("*")
+    return {int(file.name) for file in files if file.name.isdigit()}
 
 
 @pytest.fixture(scope="module")
-def disturbed(spark: SparkSession, broker: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Disturbed:
-    return Disturbed(spark, broker.bootstrap_servers, tmp_path_factory.mktemp("matrix"))
+def disturbed(broker: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disturbed]:
+    disturbed = Disturbed(Scene(broker.bootstrap_servers, "matrix", tmp_path_factory.mktemp("matrix")))
+    yield disturbed
+    disturbed.job.__exit__(None, None, None)
+
+
+# How it dies.
+
+
+def at(point: str) -> Callable[[Disturbed], None]:
+    """Python and its JVM, where a fail-point is passed."""
+
+    def die(disturbed: Disturbed) -> None:
+        with disturbed.clients_at_work():
+            disturbed.job.kill_at(f"!{point}")
+            disturbed.expect_death()
+
+    return die
+
+
+def as_it_starts(disturbed: Disturbed) -> None:
+    """Clients have sent more while there was no job."""
+    with disturbed.clients_at_work():
+        disturbed.job.process.kill()
+        disturbed.expect_death()
+        disturbed.run(failpoint="!start")
+        disturbed.expect_death()
+
+
+def in_idleness(disturbed: Disturbed) -> None:
+    with disturbed.clients_at_work():
+        pass
+    time.sleep(SETTLED_S)
+    disturbed.job.process.kill()
+    disturbed.expect_death()
+
+
+def while_it_commits(disturbed: Disturbed) -> None:
+    """As soon as there is a data file that no commit mentions."""
+    with disturbed.clients_at_work():
+        before = disturbed.data_files()
+        wait_for_file(lambda: disturbed.data_files() - before)
+        disturbed.job.__exit__(None, None, None)
+
+
+def wait_for_file(look: Callable[[], set[Path]]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+# What is damaged then.
 
 
 def nothing(_: Disturbed) -> None:
@@ -110,42 +215,130 @@ def nothing(_: Disturbed) -> None:
 
 
 def tear_wal(disturbed: Disturbed) -> None:
-    """Cut the newest write-ahead log in the middle of its last record, as a machine that loses power does."""
+    """Cut the newest write-ahead log until the last WriteBatch is torn, as a machine that loses power does."""
+    before = disturbed.left().applied.apply_seq
     newest = max(disturbed.folder.state.glob("*.log"), key=lambda path: int(path.stem))
-    size = newest.stat().st_size
-    assert size > 64
-    with newest.open("r+b") as file:
-        file.truncate(size - 7)
+    while disturbed.left().applied.apply_seq == before:
+        size = newest.stat().st_size
+        assert size > 64
+        with newest.open("r+b") as file:
+            file.truncate(size - 7)
 
 
-def leave_orphan(disturbed: Disturbed) -> None:
-    """A data file of a commit that never came to be."""
-    table = table_path(disturbed.folder.delta, "operations")
-    written = next(table.rglob("*.parquet"))
-    written.with_name("part-00000-orphan.snappy.parquet").write_bytes(written.read_bytes())
+def forget_commit(disturbed: Disturbed) -> None:
+    """Take away Spark's note of the newest micro-batch that is decided."""
+    left = disturbed.left()
+    (decided,) = (number for number, end in left.plans.items() if end == left.applied.next_offset)
+    checkpoint = max(disturbed.folder.spark.iterdir(), key=lambda path: int(path.name))
+    for number in left.committed:
+        if number >= decided:
+            (checkpoint / "commits" / str(number)).unlink()
+
+
+# What it leaves.
+
+
+def is_not_planned(left: Left) -> bool:
+    return not left.plans and left.applied.next_offset != left.log_end
+
+
+def is_planned_and_all_before_is_decided(left: Left) -> bool:
+    newest = max(left.plans)
+    return newest not in left.committed and left.plans.get(newest - 1) == left.applied.next_offset
+
+
+def is_planned_and_not_written(left: Left) -> bool:
+    return left.is_planned_further
+
+
+def is_written_and_not_in_delta(left: Left) -> bool:
+    rows = {entry.apply_seq for entry in left.outbox if entry.kind == EntryKind.AUDIT}
+    return left.applied.apply_seq in rows and all(seq < left.applied.apply_seq for seq in left.delivered.values())
+
+
+def is_in_some_tables(left: Left) -> bool:
+    newest = max(left.delivered.values())
+    rows = [(read_slice(entry.value)[0], entry) for entry in left.outbox if entry.kind == EntryKind.AUDIT]
+    return any(left.delivered[table] < entry.apply_seq <= newest for table, entry in rows)
+
+
+def is_answered_to_nobody(left: Left) -> bool:
+    return left.last_answers != [] and not any(left.last_answers)
+
+
+def is_answered_to_some(left: Left) -> bool:
+    return any(left.last_answers) and not all(left.last_answers)
+
+
+def is_answered_to_all(left: Left) -> bool:
+    return left.last_answers != [] and all(left.last_answers)
+
+
+def is_decided_and_not_noted(left: Left) -> bool:
+    return any(end == left.applied.next_offset and n not in left.committed for n, end in left.plans.items())
+
+
+def is_decided_and_noted(left: Left) -> bool:
+    newest = max(left.plans)
+    return newest in left.committed and left.plans[newest] == left.applied.next_offset
+
+
+def is_file_without_commit(left: Left) -> bool:
+    return left.orphans != set()
 
 
 @pytest.mark.parametrize(
-    ("point", "hit", "damage"),
+    ("die", "damage", "is_left"),
     [
-        pytest.param("start", 1, nothing, id="before offset log"),
-        pytest.param("fetch", 2, nothing, id="after offset log, before foreachBatch body"),
-        pytest.param("write", 2, nothing, id="before WriteBatch"),
-        pytest.param("publish", 3, tear_wal, id="during WriteBatch (torn WAL)"),
-        pytest.param("publish", 2, nothing, id="after WriteBatch, before Delta"),
-        pytest.param("flush", 1, nothing, id="between Delta tables"),
-        pytest.param("emit", 1, nothing, id="before emit"),
-        pytest.param("emit", 4, nothing, id="mid emit"),
-        pytest.param("commit", 1, nothing, id="after emit"),
-        pytest.param("commit", 3, nothing, id="before commit log"),
-        pytest.param("fetch", 4, nothing, id="after commit log, before next trigger"),
-        pytest.param("flush_begin", 1, leave_orphan, id="during Delta commit itself"),
+        pytest.param(as_it_starts, nothing, is_not_planned, id="before offset log"),
+        pytest.param(
+            at("fetch"),
+            nothing,
+            is_planned_and_all_before_is_decided,
+            id="after offset log, before foreachBatch body",
+        ),
+        pytest.param(at("write@2"), nothing, is_planned_and_not_written, id="before WriteBatch"),
+        pytest.param(at("publish@3"), tear_wal, is_planned_and_not_written, id="during WriteBatch (torn WAL)"),
+        pytest.param(at("publish@2"), nothing, is_written_and_not_in_delta, id="after WriteBatch, before Delta"),
+        pytest.param(at("flush"), nothing, is_in_some_tables, id="between Delta tables"),
+        pytest.param(at("emit+200"), nothing, is_answered_to_nobody, id="before emit"),
+        pytest.param(at("emit@2+200"), nothing, is_answered_to_some, id="mid emit"),
+        pytest.param(at("commit+200"), nothing, is_answered_to_all, id="after emit"),
+        pytest.param(at("commit@3"), forget_commit, is_decided_and_not_noted, id="before commit log"),
+        pytest.param(in_idleness, nothing, is_decided_and_noted, id="after commit log, before next trigger"),
+        pytest.param(while_it_commits, nothing, is_file_without_commit, id="during Delta commit itself"),
     ],
 )
-def test_killed(disturbed: Disturbed, point: str, hit: int, damage: Callable[[Disturbed], None]) -> None:
-    disturbed.die_at(point, hit)
-    damage(disturbed)
-    left = disturbed.decided()
-    disturbed.decide_the_rest()
-    assert disturbed.decided() > left
-    disturbed.verify()
+def test_killed(
+    disturbed: Disturbed,
+    die: Callable[[Disturbed], None],
+    damage: Callable[[Disturbed], None],
+    is_left: Callable[[Left], bool],
+) -> None:
+    for _ in range(TRIES):
+        die(disturbed)
+        damage(disturbed)
+        left = disturbed.left()
+        disturbed.orphans |= left.orphans
+        disturbed.run()
+        if is_left(left):
+            return
+    pytest.fail(f"{TRIES} deaths, and none left this")
+
+
+def test_rocksdb_ahead_of_delta_by_k_commits(disturbed: Disturbed) -> None:
+    """What the outbox has kept goes to Delta with the next start."""
+    disturbed.job.process.kill()
+    disturbed.run(flush_interval_s=NEVER_S)
+    at(f"publish@{BATCHES_BEHIND}")(disturbed)
+    left = disturbed.left()
+    assert all(left.applied.apply_seq - seq >= BATCHES_BEHIND for seq in left.delivered.values())
+    disturbed.run()
+
+
+def test_an_undisturbed_job_makes_the_same_of_the_log(disturbed: Disturbed) -> None:
+    """After all that was chosen of the tests above."""
+    with disturbed.clients_at_work():
+        pass
+    assert disturbed.job.stop(PATIENCE_S) == 0, disturbed.job.log_tail()
+    disturbed.scene.compare(disturbed.clients)

@@ -35,9 +35,12 @@ class Workload:
         ops_partitions: Of the ops topic.
         seed: Of its choices; what it sends also depends on the answers and so on time.
         pause_s: Between two operations.
+        reply_to: The partition of the results topic that is for it alone.
     """
 
-    def __init__(self, servers: str, topics: Topics, ops_partitions: int, *, seed: int, pause_s: float = 0.06) -> None:
+    def __init__(
+        self, servers: str, topics: Topics, ops_partitions: int, *, seed: int, pause_s: float = 0.06, reply_to: int = 0
+    ) -> None:
         self.answers: dict[str, dict[str, Any]] = {}
         self.frames: list[bytes] = []
         self.arrivals: list[tuple[float, int]] = []
@@ -46,7 +49,7 @@ class Workload:
         self._random = random.Random(seed)
         self._pause_s = pause_s
         self._name = f"w{seed}"
-        self._reply_to = 0
+        self._reply_to = reply_to
         self._written = dict.fromkeys(QUEUES, 0)
         self._popped: list[tuple[tuple[str, int], str, dict[str, Any]]] = []
         self._pops: dict[str, tuple[tuple[str, int], str]] = {}
