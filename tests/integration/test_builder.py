@@ -27,7 +27,7 @@ from broker_state.consume_queue import (
     unit_at_or_after,
     units_between,
 )
-from broker_state.errors import Invalid
+from broker_state.errors import Corrupt, Invalid
 from broker_state.key_hash import key_hash
 from checkpoints.snapshots import SnapshotStore
 from connectors.client import Consumer, Producer, Transport, tag_hash
@@ -496,6 +496,33 @@ def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
     assert sorted(rows) == list(range(90))
     lab.job = lab.start()
     assert lab.pop_all(topic) == list(range(90))
+
+
+def test_a_builders_store_from_a_backup_is_refused_and_restored(lab: Lab, tmp_path: Path) -> None:
+    """Its own state is as new as ever."""
+    topic = lab.topic("backup")
+    lab.send(topic, 30)
+    lab.wait(topic)
+    snapshot = lab.job.snapshot_loop.take_now()
+    lab.send(topic, 30)
+    lab.wait(topic)
+    wait_for(lambda: lab.running.unit_flush.delivered_seq == lab.running.builder.built.build_seq, lab.job)
+    lab.job.stop()
+    folder = lab.job.folder
+    snapshots = SnapshotStore(str(folder.snapshots))
+    snapshots.fetch(snapshot, tmp_path)
+    shutil.rmtree(folder.queues)
+    shutil.move(tmp_path / "queues", folder.queues)
+    with pytest.raises(Corrupt, match=r"Delta holds units of later WriteBatches .* run `popstream restore`"):
+        lab.start()
+    log = found_log(lab.servers, describe(lab.servers, [lab.job.topics.ops])[lab.job.topics.ops])
+    restore(folder, log, lab.servers, lab.spark, snapshots, lossy=False)
+    lab.job = lab.start()
+    lab.send(topic, 30)
+    lab.wait(topic)
+    wait_for(lambda: lab.running.unit_flush.delivered_seq == lab.running.builder.built.build_seq, lab.job)
+    rows = [row["queue_offset"] for row in table_rows(folder.delta, "consume_queue") if row["topic"] == topic]
+    assert sorted(rows) == list(range(90))
 
 
 def test_several_tasks_read_one_partition(lab: Lab, tmp_path: Path) -> None:
