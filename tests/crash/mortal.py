@@ -24,7 +24,7 @@ import structlog
 
 from broker_state.rocks_store import RocksStore
 from tests.simulation.disk import Commit, Disk, Record
-from tests.simulation.world import InMemoryAttempts, World, log_of, undisturbed
+from tests.simulation.world import World, log_of, undisturbed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -59,7 +59,7 @@ class JournalDisk(Disk):
     """
 
     def __init__(self, store: Any, folder: Path) -> None:
-        super().__init__(store, InMemoryAttempts())  # type: ignore[arg-type]
+        super().__init__(store)
         journal = folder / "journal"
         end = 0
         if journal.exists():

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     import random
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from checkpoints.attempts import Attempts
 
 __all__ = ["Commit", "Disk", "MemoryStore", "Sent", "SimulatedProducer", "SimulatedTables"]
 
@@ -81,9 +80,8 @@ class Commit(NamedTuple):
 class Disk:
     """Everything durable of one job."""
 
-    def __init__(self, store: Any, attempts: Attempts) -> None:
+    def __init__(self, store: Any) -> None:
         self.store = store
-        self.attempts = attempts
         self.commits: dict[str, list[Commit]] = {}
         self.synced: dict[str, int] = {}
         self.topics: dict[str, list[Record]] = {}

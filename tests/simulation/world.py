@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from broker_state.kernel.turn import DeadLetter
     from pipelines.outbox import Entry
 
-__all__ = ["InMemoryAttempts", "Outcome", "SimulatedCrash", "World", "disturbed", "log_of", "undisturbed"]
+__all__ = ["Outcome", "SimulatedCrash", "World", "disturbed", "log_of", "undisturbed"]
 
 TOPICS = Topics.of("popstream")
 RESULTS_PARTITIONS = 3
@@ -67,25 +67,20 @@ class Outcome:
         return [name for name, value in vars(self).items() if value != vars(other)[name]]
 
 
-class InMemoryAttempts:
-    """`Attempts` on the simulated disk."""
+class NoAttempts:
+    """In place of `Attempts`, counts nothing: deaths by chance are many here, and are no fault of the records."""
 
-    def __init__(self) -> None:
-        self.alone: tuple[int, int] | None = None
-        self._note: Any = None
-        self._count = 0
+    alone = None
 
-    def begin(self, next_offset: dict[int, int], alone: tuple[int, int] | None = None) -> int:
+    def begin(self, _next_offset: dict[int, int], _alone: tuple[int, int] | None = None) -> int:
         """See `Attempts.begin`."""
-        note = (dict(next_offset), alone)
-        self._count = self._count + 1 if note == self._note else 1
-        self._note, self.alone = note, alone
-        # Deaths by chance are many here, and are no fault of the records.
         return 1
 
     def end(self) -> None:
         """See `Attempts.end`."""
-        self._note, self.alone = None, None
+
+    def forget(self) -> None:
+        """See `Attempts.forget`."""
 
 
 class Plans:
@@ -145,7 +140,7 @@ class Instance:
             store=disk.store,
             require_ownership=self._require_ownership,
             outbox=self.outbox,
-            attempts=disk.attempts,
+            attempts=NoAttempts(),  # type: ignore[arg-type]
             quarantine=Quarantine(disk.store),
             applied=applied,
             decoder=Decoder(PARTITIONS),
@@ -217,7 +212,7 @@ class World:
             of_partition = self.log[record.partition]
             of_partition.append(record._replace(kafka_offset=len(of_partition)))
         self.visible = dict.fromkeys(range(PARTITIONS), 0)
-        self.disk = disk or Disk(store, InMemoryAttempts())  # type: ignore[arg-type]
+        self.disk = disk or Disk(store)
         store.hook = self.pass_place
         self.crashes: list[str] = []
         self.fenced = 0
