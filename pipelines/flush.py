@@ -1,45 +1,22 @@
 """Audit rows from the outbox to Delta, beside the stream: latency does not pay for small files."""
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
 import structlog
-from py4j.protocol import Py4JNetworkError
-from pyspark import InheritableThread
 
-from broker_state.errors import Corrupt, Fenced, Invalid
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.failpoints import failpoint
 from pipelines.frames import read_slice
+from pipelines.insistent import Insistent
 from pipelines.outbox import Entry, EntryKind, Outbox
 
-__all__ = ["DOES_NOT_PASS", "FlushLoop", "TableSink", "pause_s", "problem_of"]
+__all__ = ["FlushLoop", "TableSink"]
 
 _log = structlog.get_logger(__name__)
 
 _GROUP_BYTES_MAX = 24 * 1024 * 1024
-RETRY_S = 0.5
-RETRY_S_MAX = 30.0
-
-
-DOES_NOT_PASS = (Corrupt, Fenced, Invalid, Py4JNetworkError)
-"""What ends the job; after anything else Delta may be back in a while."""
-
-
-def pause_s(failures: int) -> float:
-    """How long to wait after so many failures in a row; 0: as long as ever.
-
-    >>> [pause_s(failures) for failures in (0, 1, 2, 9)]
-    [0.0, 1.0, 2.0, 30.0]
-    """
-    return min(RETRY_S * 2**failures, RETRY_S_MAX) if failures else 0.0
-
-
-def problem_of(error: Exception) -> str:
-    """What an operator is told of it."""
-    return f"Delta does not take what is decided: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
 
 
 class TableSink(Protocol):
@@ -74,17 +51,12 @@ class FlushLoop:
     ) -> None:
         self._outbox = outbox
         self._flusher = flusher
-        self._interval_s = interval_s
         self._applied_seq = applied_seq
-        self._on_failure = on_failure
-        self._wake = threading.Event()
-        self._stopping = False
         self._seq = min(flusher.delivered(table) for table in AUDIT_TABLES)
         # What a killed predecessor had committed, but not noted, leaves the outbox too.
         outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=self._seq)])
         self.flushed_rows = 0
-        self._problem: str | None = None
-        self._thread = InheritableThread(target=self._run, name="flush", daemon=True)
+        self._loop = Insistent("flush", interval_s, self.flush, on_failure)
 
     @property
     def delivered_seq(self) -> int:
@@ -93,43 +65,16 @@ class FlushLoop:
 
     def start(self) -> None:
         """Begin flushing."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Flush what there is, then end."""
-        self._stopping = True
-        self._wake.set()
-        self._thread.join()
+        self._loop.stop()
 
     @property
     def problem(self) -> str | None:
         """Why Delta does not take what is decided, if it does not; it is tried again for as long as it takes."""
-        return self._problem
-
-    def _run(self) -> None:
-        failures = 0
-        while not self._stopping:
-            self._wake.wait(pause_s(failures) or self._interval_s)
-            try:
-                self.flush()
-            except DOES_NOT_PASS as error:
-                _log.error("flush_failed", error=str(error))
-                self._on_failure(error)
-                return
-            except Exception as error:  # noqa: BLE001 - py4j raises what it likes; Delta may be back in a while
-                failures += 1
-                self._problem = problem_of(error)
-                _log.warning("flush_put_off", failures=failures, error=str(error))
-            else:
-                failures, self._problem = 0, None
-        self._flush_at_last()
-
-    def _flush_at_last(self) -> None:
-        try:
-            self.flush()
-        except Exception as error:  # noqa: BLE001 - what is not delivered is in the outbox
-            _log.error("flush_failed", error=str(error))
-            self._on_failure(error)
+        return self._loop.problem
 
     def flush(self) -> None:
         """Bring every table up to the last micro-batch that was written."""

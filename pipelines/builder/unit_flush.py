@@ -17,7 +17,6 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import structlog
-from pyspark import InheritableThread
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as f
 
@@ -28,7 +27,7 @@ from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.builder.builder import Builder, UnitSpan, read_spans
 from pipelines.builder.unit_columns import UNIT_SCHEMA, table_of
 from pipelines.failpoints import failpoint
-from pipelines.flush import DOES_NOT_PASS, pause_s, problem_of
+from pipelines.insistent import Insistent
 from pipelines.outbox import Entry, EntryKind, Outbox
 
 __all__ = ["UnitFlush"]
@@ -74,8 +73,6 @@ class UnitFlush:
         self._spark = spark
         self._builder = builder
         self._outbox = outbox
-        self._interval_s = interval_s
-        self._on_failure = on_failure
         self._table = ExactlyOnceTable(spark, root, CONSUME_QUEUE, PIPELINE, builder.built.state_epoch)
         self._table.require_not_restored()
         self._flushing = threading.Lock()
@@ -88,31 +85,29 @@ class UnitFlush:
         self._lock = threading.Lock()
         """Of `_frames`."""
         self._frames: dict[int, tuple[DataFrame, int]] = {}
-        self._wake = threading.Event()
-        self._stopping = False
         self._behind_until_s = 0.0
         self.flushed_rows = 0
-        self.problem: str | None = None
-        """Why Delta does not take the units, if it does not; it is tried again for as long as it takes."""
         self._is_in_doubt = False
         self._note_committed()
-        self._thread = InheritableThread(target=self._run, name="unit-flush", daemon=True)
+        self._loop = Insistent("unit_flush", interval_s, self.flush, on_failure, self._is_due)
 
     @property
     def delivered_seq(self) -> int:
         """The units of every WriteBatch of the builder up to this one are in Delta."""
         return self._table.delivered
 
+    @property
+    def problem(self) -> str | None:
+        """Why Delta does not take the units, if it does not; it is tried again for as long as it takes."""
+        return self._loop.problem
+
     def start(self) -> None:
         """Begin flushing."""
-        self._thread.start()
+        self._loop.start()
 
     def stop(self) -> None:
         """Flush what there is, then end."""
-        self._stopping = True
-        self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join()
+        self._loop.stop()
 
     def postpone(self) -> None:
         """The builder has much to read just now: messages go first, their rows can wait a little."""
@@ -128,7 +123,7 @@ class UnitFlush:
         if not has_room:
             frame.unpersist()
         if kept_rows + rows >= KEPT_ROWS_MAX // 2:
-            self._wake.set()
+            self._loop.hurry()
 
     def flush(self) -> None:
         """Bring the table up to the last WriteBatch of the builder; one call at a time."""
@@ -164,30 +159,7 @@ class UnitFlush:
         self._outbox.delivered([entry.key for entry in committed])
         self._forget(self._table.delivered)
 
-    def _run(self) -> None:
-        failures = 0
-        try:
-            while not self._stopping:
-                self._wake.wait(pause_s(failures) or self._interval_s)
-                self._wake.clear()
-                if not failures and not self._is_urgent():
-                    continue
-                try:
-                    self.flush()
-                except DOES_NOT_PASS:
-                    raise
-                except Exception as error:  # noqa: BLE001 - py4j raises what it likes; Delta may be back in a while
-                    failures += 1
-                    self.problem = problem_of(error)
-                    _log.warning("unit_flush_put_off", failures=failures, error=str(error))
-                else:
-                    failures, self.problem = 0, None
-            self.flush()
-        except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
-            _log.error("unit_flush_failed", error=str(error))
-            self._on_failure(error)
-
-    def _is_urgent(self) -> bool:
+    def _is_due(self) -> bool:
         """Not while the builder is behind the log, as long as there is room for what it brings."""
         with self._lock:
             kept_rows = sum(count for _, count in self._frames.values())
