@@ -15,10 +15,13 @@ from pipelines.cli.options import (
     Duration,
     Folder,
     HistoryFile,
+    JobPrefix,
+    JobServers,
     JsonOutput,
     Prefix,
     Servers,
     SettingsFile,
+    Snapshots,
     Var,
     load_settings,
     meaning,
@@ -49,11 +52,8 @@ Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
 @app.command(epilog=EPILOG)
 def up(
     folder: Folder = None,
-    bootstrap_servers: Annotated[
-        str | None,
-        typer.Option(help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False),
-    ] = None,
-    prefix: Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))] = None,
+    bootstrap_servers: JobServers = None,
+    prefix: JobPrefix = None,
     ops_partitions: Annotated[int | None, typer.Option(help=meaning("ops_partitions"))] = None,
     results_partitions: Annotated[int | None, typer.Option(help=meaning("results_partitions"))] = None,
     message_topics: Annotated[
@@ -407,7 +407,7 @@ def maintain(
 @app.command(epilog=EPILOG)
 def snapshot(
     listed: Annotated[bool, typer.Option("--list", help="take none, and tell which there are")] = False,  # noqa: FBT002
-    to: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,
+    to: Snapshots = None,
     folder: Folder = None,
     settings: SettingsFile = None,
     *,
@@ -429,12 +429,10 @@ def restore(
         bool, typer.Option("--lossy", help="go on although the ops topic has lost what would be decided next")
     ] = False,
     only: Annotated[str | None, typer.Option("--snapshot", metavar="ID", help="take this one and no other")] = None,
-    at: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,
+    at: Snapshots = None,
     folder: Folder = None,
-    bootstrap_servers: Annotated[
-        str | None, typer.Option(help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False)
-    ] = None,
-    prefix: Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))] = None,
+    bootstrap_servers: JobServers = None,
+    prefix: JobPrefix = None,
     settings: SettingsFile = None,
     var: Var = DEFAULT_VAR,
     *,
@@ -462,12 +460,10 @@ def verify(
         str | None,
         typer.Option("--since", metavar="ID", help="decide from this snapshot on, or from the `newest`"),
     ] = None,
-    at: Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))] = None,
+    at: Snapshots = None,
     folder: Folder = None,
-    bootstrap_servers: Annotated[
-        str | None, typer.Option(help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False)
-    ] = None,
-    prefix: Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))] = None,
+    bootstrap_servers: JobServers = None,
+    prefix: JobPrefix = None,
     settings: SettingsFile = None,
     var: Var = DEFAULT_VAR,
     *,

@@ -17,10 +17,13 @@ __all__ = [
     "Duration",
     "Folder",
     "HistoryFile",
+    "JobPrefix",
+    "JobServers",
     "JsonOutput",
     "Prefix",
     "Servers",
     "SettingsFile",
+    "Snapshots",
     "Var",
     "load_settings",
     "meaning",
@@ -57,6 +60,12 @@ Servers = Annotated[
 Prefix = Annotated[
     str | None, typer.Option("--prefix", help="names the job's topics; by default those of the running job")
 ]
+JobServers = Annotated[
+    str | None,
+    typer.Option("--bootstrap-servers", help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False),
+]
+JobPrefix = Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))]
+Snapshots = Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))]
 HistoryFile = Annotated[
     Path | None,
     typer.Option("--history", metavar="FILE", help="record there what is asked and answered: see `history check`"),
