@@ -30,7 +30,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from broker_state.errors import Invalid, Unavailable
+from broker_state.errors import Corrupt, Invalid, PopstreamError, Unavailable
 from broker_state.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
 from broker_state.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 
@@ -63,7 +63,7 @@ _WAL_BYTES = 256 * 1024 * 1024
 
 
 class StoreStopped(Unavailable):
-    """A write failed, as on a disk that is full; what is on it is known only after reopening."""
+    """The disk does not do what it should, or is full; what is on it is known only after reopening."""
 
 
 class RocksStore:
@@ -71,7 +71,8 @@ class RocksStore:
 
     Raises:
         Invalid: It cannot be opened.
-        StoreStopped: The disk is full, so it cannot be opened now.
+        StoreStopped: The disk is full, so it cannot be opened now; or, of each method that reads, a read failed.
+        Corrupt: Of each method that reads: what is there is damaged.
     """
 
     def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
@@ -99,13 +100,19 @@ class RocksStore:
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See `Kv.get`."""
-        value = self._families[family].get(key)
+        try:
+            value = self._families[family].get(key)
+        except Exception as error:  # rocksdict raises bare Exception
+            raise _unreadable(error) from error
         assert value is None or isinstance(value, bytes)
         return value
 
     def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
         """See `Kv.get_many`."""
-        values = self._families[family].get([*keys]) if keys else []
+        try:
+            values = self._families[family].get([*keys]) if keys else []
+        except Exception as error:  # rocksdict raises bare Exception
+            raise _unreadable(error) from error
         assert isinstance(values, list)
         return values
 
@@ -115,10 +122,14 @@ class RocksStore:
         if end is not None:
             options.set_iterate_upper_bound(end)
         iterator = self._families[family].iter(options)
-        iterator.seek(first)
-        while iterator.valid():
-            yield iterator.key(), iterator.value()
-            iterator.next()
+        try:
+            iterator.seek(first)
+            while iterator.valid():
+                yield iterator.key(), iterator.value()
+                iterator.next()
+            iterator.status()  # one that meets an error is at its end, and says so only here
+        except Exception as error:  # rocksdict raises bare Exception
+            raise _unreadable(error) from error
 
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
         """See `Kv.deadlines`."""
@@ -215,7 +226,7 @@ class FrozenState:
             value = self._snapshot[key]  # not by `iter`: it shows what was written later (rocksdict 0.3.29)
         except Exception as error:  # rocksdict raises bare Exception
             if str(error) != "key not found":
-                raise
+                raise _unreadable(error) from error
             return None
         assert isinstance(value, bytes)
         return value
@@ -227,6 +238,13 @@ class FrozenState:
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:  # noqa: ARG002 - a Kv
         """None: who only looks lets nothing fall due."""
         return []
+
+
+def _unreadable(error: Exception) -> PopstreamError:
+    message = f"the state cannot be read: {error}"
+    if "Corruption" in str(error):
+        return Corrupt(f"{message}: stop the job and run `popstream restore`")
+    return StoreStopped(message)
 
 
 def _options() -> Options:

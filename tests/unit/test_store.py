@@ -7,13 +7,14 @@ part given as a list of records.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from rocksdict import Rdict, WriteOptions
 
 from broker_state import rocks_store
-from broker_state.errors import Invalid, PopstreamError
+from broker_state.errors import Corrupt, Invalid, PopstreamError
 from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, queue_prefix
 from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.rocks_store import FAMILIES, META, OUTBOX, RocksStore, StoreStopped
@@ -330,3 +331,43 @@ def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path)
         again.run(POP)
         audit = [key for key, _ in store.scan(OUTBOX, b"") if key[0] == EntryKind.AUDIT]
         assert {key[1:9] for key in audit} == {(3).to_bytes(8, "big")}
+
+
+def test_a_damaged_file_is_told_and_never_an_end(tmp_path: Path) -> None:
+    """An iterator of RocksDB that meets damage stops as if there were no more."""
+    with RocksStore(tmp_path / "state") as store:
+        store.write_changes([(STATE, b"%06d" % number, number.to_bytes(400)) for number in range(5_000)])
+        store.checkpoint(tmp_path / "copy")  # flushes
+    table = max((tmp_path / "copy").glob("*.sst"), key=lambda file: file.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    table.write_bytes(bytes(data))
+    keys = [b"%06d" % number for number in range(5_000)]
+    with RocksStore(tmp_path / "copy", read_only=True) as store:
+        with pytest.raises(Corrupt, match="run `popstream restore`"):
+            list(store.scan(STATE, b""))
+        with pytest.raises(Corrupt, match="cannot be read"):
+            store.get_many(STATE, keys)
+        with pytest.raises(Corrupt, match="cannot be read"):
+            [store.get(STATE, key) for key in keys]
+        with pytest.raises(Corrupt, match="cannot be read"):
+            store.frozen().get_many(STATE, keys)
+
+
+def test_a_read_that_fails_is_no_fault_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is tried again by the next start; nothing is quarantined."""
+
+    def fail(*_: object) -> None:
+        raise Exception("IO error: While pread offset 0 len 4096: Input/output error")  # noqa: TRY002 - as rocksdict
+
+    for _ in range(8):
+        with RocksStore(tmp_path / "state") as store, monkeypatch.context() as broken:
+            job = SmallJob(tmp_path, store)
+            broken.setattr(store, "_families", dict.fromkeys(FAMILIES, SimpleNamespace(get=fail)))
+            with pytest.raises(StoreStopped, match="the state cannot be read: IO error"):
+                job.run(DECLARE, written_to(0, 3))
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE, written_to(0, 3))
+        assert len(job.quarantine) == 0
+        assert job.apply_ops.applied.apply_seq == 1
