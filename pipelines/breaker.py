@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
-from broker_state.errors import PopstreamError
+from broker_state.errors import Fenced, PopstreamError
 from checkpoints.attempts import Attempts
 from pipelines.decode import KafkaRecord
 from pipelines.quarantine import Quarantine
@@ -64,8 +64,10 @@ class Breaker:
         """
         try:
             self._run(slices, end_offset)
+        except (UndecidableError, Fenced):
+            raise  # the first is about a record, and after the second the note is another owner's
         except Exception:
-            # The disk, Kafka, another owner: however often that happens here, no record is the cause.
+            # The disk, or Kafka: however often that happens here, no record is the cause.
             self._attempts.forget()
             raise
 

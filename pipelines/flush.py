@@ -30,7 +30,7 @@ class TableSink(Protocol):
 
 
 class FlushLoop:
-    """Writes the rows of all micro-batches since the last flush, when `interval_s` has passed or much has gathered.
+    """Writes the rows of all micro-batches since the last flush, every `interval_s`.
 
     Args:
         outbox: Where the rows wait.

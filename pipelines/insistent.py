@@ -48,7 +48,7 @@ class Insistent:
         self._on_failure = on_failure
         self._is_due = is_due
         self._wake = threading.Event()
-        self._stopping = False
+        self._stopping = threading.Event()
         self.problem: str | None = None
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
 
@@ -57,12 +57,13 @@ class Insistent:
         self._thread.start()
 
     def hurry(self) -> None:
-        """Cut the pause short."""
-        self._wake.set()
+        """Cut the pause short, but not the one after a failure."""
+        if self.problem is None:
+            self._wake.set()
 
     def stop(self) -> None:
         """Work once more, then end."""
-        self._stopping = True
+        self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -70,9 +71,11 @@ class Insistent:
     def _run(self) -> None:
         failures = 0
         try:
-            while not self._stopping:
+            while not self._stopping.is_set():
                 self._wake.wait(_pause_s(failures) or self._interval_s)
                 self._wake.clear()
+                if self._stopping.is_set():
+                    break
                 if not failures and not self._is_due():
                     continue
                 try:

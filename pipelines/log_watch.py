@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 import structlog
 from kafka import KafkaConsumer, TopicPartition
 
-from broker_state.errors import Corrupt
+from broker_state.errors import Corrupt, Unavailable
 from checkpoints.reconcile import require_same_topic
 from connectors.kafka.topics import TopicFacts, describe
+from pipelines.periodic import Periodic
 
 __all__ = ["LogWatch"]
 
@@ -47,6 +48,8 @@ class LogWatch:
         self._away_since = 0.0
         self._lag = 0
         self._thread = threading.Thread(target=self._run, name="log-watch", daemon=True)
+        # Not on the same thread: while Kafka is away this question takes longer than that one may.
+        self._same_topic = Periodic("same_topic", SAME_TOPIC_EACH_S, self._require_same_topic)
 
     @property
     def problem(self) -> str | None:
@@ -63,16 +66,17 @@ class LogWatch:
     def start(self) -> None:
         """Begin looking."""
         self._thread.start()
+        self._same_topic.start()
 
     def stop(self) -> None:
         """End, within the time that one question may take."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._same_topic.stop()
 
     def _run(self) -> None:
         consumer = None
-        look_at = 0.0
         while not self._stopping.is_set():
             asked_at = time.monotonic()
             try:
@@ -81,12 +85,6 @@ class LogWatch:
                 end = consumer.end_offsets(self._partitions, timeout_ms=ANSWER_S_MAX * 1000)
                 decided = self._decided()
                 lag = sum(max(0, end[at] - decided.get(at.partition, 0)) for at in self._partitions)
-                if asked_at >= look_at:
-                    self._require_same_topic()
-                    look_at = asked_at + SAME_TOPIC_EACH_S
-            except Corrupt as error:
-                self._on_failure(error)
-                break
             except Exception as error:  # noqa: BLE001 - whatever it is, nobody could tell how far the log is
                 if self._problem is None:
                     self._away_since = asked_at
@@ -101,7 +99,12 @@ class LogWatch:
             consumer.close(autocommit=False)
 
     def _require_same_topic(self) -> None:
-        found = describe(self._bootstrap_servers, [self._ops.name]).get(self._ops.name)
-        if found is not None:  # else it is deleted, which ends Spark's query
-            before, now = ((facts.topic_id, facts.partition_count) for facts in (self._ops, found))
-            require_same_topic(self._ops.name, before, now)
+        try:
+            found = describe(self._bootstrap_servers, [self._ops.name]).get(self._ops.name)
+            if found is not None:  # else it is deleted, which ends Spark's query
+                before, now = ((facts.topic_id, facts.partition_count) for facts in (self._ops, found))
+                require_same_topic(self._ops.name, before, now)
+        except Corrupt as error:
+            self._on_failure(error)
+        except Unavailable:
+            return  # the other thread says so

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import pytest
 
 from broker_state.rocks_store import RocksStore
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 TRIES = 5
-SETTLED_S = 3.0
+ANSWERED_S_MAX = 120.0
 BATCHES_BEHIND = 20
 NEVER_S = 3_600.0
 
@@ -47,11 +48,13 @@ NEVER_S = 3_600.0
 class Left(NamedTuple):
     """What a dead process has left: in RocksDB, in Delta, in Spark's checkpoint and in Kafka.
 
-    `plans` is where each micro-batch ends, `committed` are those of them that Spark has noted; `orphans` are data files
-    that no commit mentions, but those that were there before.
+    `begun` is how far the log was decided when the last attempt began; `plans` is where each micro-batch ends,
+    `committed` are those of them that Spark has noted; `orphans` are data files that no commit mentions, but those that
+    were there before.
     """
 
     applied: Applied
+    begun: dict[int, int]
     outbox: list[Entry]
     delivered: dict[str, int]
     plans: dict[int, dict[int, int]]
@@ -66,10 +69,11 @@ class Left(NamedTuple):
         answers = [entry for entry in self.outbox if entry.kind == EntryKind.ANSWERS]
         return [read_frame(e.value) in self.frames for e in answers if e.apply_seq == self.applied.apply_seq]
 
-    @property
-    def is_planned_further(self) -> bool:
-        """Whether Spark has planned what is not decided."""
-        return bool(self.plans) and self.plans[max(self.plans)] != self.applied.next_offset
+
+class Begun(msgspec.Struct):
+    """What is looked at of the note of attempts."""
+
+    next_offset: dict[int, int]
 
 
 class Disturbed:
@@ -99,8 +103,19 @@ class Disturbed:
         ]
         self.clients += pair
         with pair[0], pair[1]:
-            wait_for(lambda: all(client.first_answer_after(began_s) for client in pair), patience_s=PATIENCE_S)
+            wait_for(lambda: self.answers(pair, began_s), patience_s=ANSWERED_S_MAX)
             yield
+
+    def answers(self, clients: list[Workload], since_s: float) -> bool:
+        """Whether all of them have heard of what they sent since then."""
+        assert self.job.process.poll() is None, self.job.log_tail()
+        return all(client.first_answer_after(since_s) for client in clients)
+
+    def has_noted_all(self) -> bool:
+        """Whether Spark has noted a micro-batch that ends where the log does."""
+        plans, committed = self.planned()
+        newest = max(plans, default=-1)
+        return newest in committed and plans[newest] == end_offsets(self.scene.servers, self.scene.topics.ops)
 
     def run(self, *, failpoint: str | None = None, **settings: object) -> None:
         """Start another process; the last one is dead."""
@@ -116,23 +131,32 @@ class Disturbed:
             applied, outbox = applied_of(store), Outbox(store)
             kinds = (EntryKind.ANSWERS, EntryKind.AUDIT)
             entries = [entry for kind in kinds for entry in outbox.undelivered(kind)]
-        checkpoint = max(self.folder.spark.iterdir(), key=lambda path: int(path.name), default=None)
-        plans, committed = numbered(checkpoint, "offsets"), numbered(checkpoint, "commits")
+        plans, committed = self.planned()
         topics, servers = self.scene.topics, self.scene.servers
         results = records_between(servers, topics.results, {}, end_offsets(servers, topics.results))
         return Left(
             applied=applied,
+            begun=msgspec.json.decode(self.folder.attempts.read_bytes(), type=Begun).next_offset,
             outbox=entries,
             delivered={
                 table: effective_versions(self.folder.delta, table, PIPELINE).get(applied.state_epoch, -1)
                 for table in AUDIT_TABLES
             },
-            plans={} if checkpoint is None else {n: planned_end(checkpoint, n, topics.ops) for n in plans},
+            plans=plans,
             committed=committed,
             frames={(record.partition, record.value) for record in results},
             log_end=end_offsets(servers, topics.ops),
             orphans=self.data_files() - self.mentioned_files() - self.orphans,
         )
+
+    def planned(self) -> tuple[dict[int, dict[int, int]], set[int]]:
+        """Where each micro-batch of the last start ends, and which of them Spark has noted."""
+        checkpoint = max(self.folder.spark.iterdir(), key=lambda path: int(path.name), default=None)
+        if checkpoint is None:
+            return {}, set()
+        topic = self.scene.topics.ops
+        plans = {number: planned_end(checkpoint, number, topic) for number in numbered(checkpoint, "offsets")}
+        return plans, numbered(checkpoint, "commits")
 
     def data_files(self) -> set[Path]:
         return {file for table in AUDIT_TABLES for file in table_path(self.folder.delta, table).glob("*=*/*.parquet")}
@@ -148,10 +172,9 @@ class Disturbed:
         }
 
 
-def numbered(checkpoint: Path | None, folder: str) -> set[int]:
+def numbered(checkpoint: Path, folder: str) -> set[int]:
     """The micro-batches that Spark has a file of."""
-    files = [] if checkpoint is None else (checkpoint / folder).glob("*")
-    return {int(file.name) for file in files if file.name.isdigit()}
+    return {int(file.name) for file in (checkpoint / folder).glob("*") if file.name.isdigit()}
 
 
 @pytest.fixture(scope="module")
@@ -178,8 +201,7 @@ def at(point: str) -> Callable[[Disturbed], None]:
 def as_it_starts(disturbed: Disturbed) -> None:
     """Clients have sent more while there was no job."""
     with disturbed.clients_at_work():
-        disturbed.job.process.kill()
-        disturbed.expect_death()
+        disturbed.job.kill()
         disturbed.run(failpoint="!start")
         disturbed.expect_death()
 
@@ -187,9 +209,8 @@ def as_it_starts(disturbed: Disturbed) -> None:
 def in_idleness(disturbed: Disturbed) -> None:
     with disturbed.clients_at_work():
         pass
-    time.sleep(SETTLED_S)
-    disturbed.job.process.kill()
-    disturbed.expect_death()
+    wait_for(disturbed.has_noted_all)
+    disturbed.job.kill()
 
 
 def while_it_commits(disturbed: Disturbed) -> None:
@@ -197,7 +218,7 @@ def while_it_commits(disturbed: Disturbed) -> None:
     with disturbed.clients_at_work():
         before = disturbed.data_files()
         wait_for_file(lambda: disturbed.data_files() - before)
-        disturbed.job.__exit__(None, None, None)
+        disturbed.job.kill()
 
 
 def wait_for_file(look: Callable[[], set[Path]]) -> None:
@@ -247,8 +268,8 @@ def is_planned_and_all_before_is_decided(left: Left) -> bool:
     return newest not in left.committed and left.plans.get(newest - 1) == left.applied.next_offset
 
 
-def is_planned_and_not_written(left: Left) -> bool:
-    return left.is_planned_further
+def is_begun_and_not_written(left: Left) -> bool:
+    return left.begun == left.applied.next_offset
 
 
 def is_written_and_not_in_delta(left: Left) -> bool:
@@ -297,8 +318,8 @@ def is_file_without_commit(left: Left) -> bool:
             is_planned_and_all_before_is_decided,
             id="after offset log, before foreachBatch body",
         ),
-        pytest.param(at("write@2"), nothing, is_planned_and_not_written, id="before WriteBatch"),
-        pytest.param(at("publish@3"), tear_wal, is_planned_and_not_written, id="during WriteBatch (torn WAL)"),
+        pytest.param(at("write@2"), nothing, is_begun_and_not_written, id="before WriteBatch"),
+        pytest.param(at("publish@3"), tear_wal, is_begun_and_not_written, id="during WriteBatch (torn WAL)"),
         pytest.param(at("publish@2"), nothing, is_written_and_not_in_delta, id="after WriteBatch, before Delta"),
         pytest.param(at("flush"), nothing, is_in_some_tables, id="between Delta tables"),
         pytest.param(at("emit+200"), nothing, is_answered_to_nobody, id="before emit"),
@@ -316,6 +337,8 @@ def test_killed(
     is_left: Callable[[Left], bool],
 ) -> None:
     for _ in range(TRIES):
+        if disturbed.job.process.poll() is not None:  # of a test that failed
+            disturbed.run()
         die(disturbed)
         damage(disturbed)
         left = disturbed.left()
@@ -328,7 +351,7 @@ def test_killed(
 
 def test_rocksdb_ahead_of_delta_by_k_commits(disturbed: Disturbed) -> None:
     """What the outbox has kept goes to Delta with the next start."""
-    disturbed.job.process.kill()
+    disturbed.job.kill()
     disturbed.run(flush_interval_s=NEVER_S)
     at(f"publish@{BATCHES_BEHIND}")(disturbed)
     left = disturbed.left()

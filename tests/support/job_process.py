@@ -106,6 +106,12 @@ class JobProcess:
         self.process.stdin.close()
         return self.wait(timeout_s)
 
+    def kill(self) -> None:
+        """SIGKILL what is left of the process group, and wait."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
     def log_tail(self) -> str:
         """The end of what the child said."""
         return self.log.read_text(errors="replace")[-4000:]
@@ -116,9 +122,7 @@ class JobProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.kill()
         if self.process.stdin is not None:
             self.process.stdin.close()
 

@@ -136,6 +136,8 @@ class Subscription:
         self._changed = threading.Condition()
         self._visits = Visits()
         self._look_at_s = dict.fromkeys(topics, 0.0)
+        self._not_found: set[str] = set()
+        """Topics whose trouble has been told."""
         self._asked: dict[str, Visit] = {}
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
         self._sets: deque[PoppedSet] = deque()
@@ -457,9 +459,12 @@ class Subscription:
             except Invalid as error:
                 self._fail(error)
             except Unavailable as error:
-                LOG.warning("the queues of %s cannot be found out: %s", topic, error)
+                if topic not in self._not_found:
+                    LOG.warning("the queues of %s cannot be found out, which is tried again: %s", topic, error)
+                self._not_found.add(topic)
                 self._look_at_s[topic] = now_s + TROUBLE_PAUSE_S
             else:
+                self._not_found.discard(topic)
                 with self._changed:
                     self._visits.add((topic, queue_id) for queue_id in queue_ids)
                 self._look_at_s[topic] = now_s + LOOK_FOR_QUEUES_S
