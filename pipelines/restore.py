@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 from broker_state.errors import Corrupt, Invalid, PopstreamError, Unavailable
 from broker_state.generation import raise_generation
 from broker_state.overlay import STATE
-from broker_state.rocks_store import BUILDER_FAMILIES, META, RocksStore
+from broker_state.rocks_store import BUILDER_FAMILIES, FAMILIES, META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, applied_of, decode_noted, encode_noted
 from checkpoints.layout import JobFolder
 from checkpoints.reconcile import LogFound, lost_records
@@ -182,8 +182,9 @@ def _read(place: Path) -> tuple[Applied | None, dict[str, int]]:
     with RocksStore(place / "state") as state:
         if state.get(META, APPLIED_KEY) is None:
             return None, {}
-        for _ in state.scan(STATE, b""):  # every block is read, and RocksDB checks each
-            pass
+        for family in FAMILIES:
+            for _ in state.scan(family, b""):  # every block is read, and RocksDB checks each
+                pass
         return applied_of(state), decode_noted(state.get(META, NOTED_KEY))
 
 

@@ -198,6 +198,20 @@ def test_a_wal_that_was_damaged_in_the_middle_is_a_state_turned_back(scene: Scen
     scene.compare_with_a_fresh_job()
 
 
+def test_a_state_with_a_damaged_file_is_passed_over(scene: Scene) -> None:
+    turn_state_back(scene)
+    table = max(scene.folder.state.glob("*.sst"), key=lambda file: file.stat().st_size)
+    data = bytearray(table.read_bytes())
+    data[len(data) // 3] ^= 0xFF
+    table.write_bytes(bytes(data))
+    restored = scene.restore()
+    assert restored.source == f"snapshot {scene.snapshot_id}"
+    (why,) = restored.passed_over
+    assert why.startswith(f"{PRESENT}: the state cannot be read: Corruption")
+    scene.drain()
+    scene.compare_with_a_fresh_job()
+
+
 def test_rows_that_somebody_changed_are_noticed_by_the_replay(scene: Scene) -> None:
     turn_state_back(scene)
     path = table_path(scene.folder.delta, "operations")
