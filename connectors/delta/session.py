@@ -53,8 +53,14 @@ _CONF: Final = {
     "spark.databricks.delta.snapshotPartitions": "2",
     # VACUUM lists its files by so many tasks: at the default 10,000 that takes minutes on two cores.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
+    # OPTIMIZE leaves files of this size alone: at the default of 1 GiB each run would write all of the day again.
+    "spark.databricks.delta.optimize.minFileSize": str(128 * 1024 * 1024),
+    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
+    # Short-lived objects that were promoted fill the old generation, slowly and to its end, before it is collected for
+    # want of room; by default Spark asks for that every 30 minutes. What still grows then is a leak.
+    "spark.cleaner.periodicGC.interval": "5min",
     # Finished jobs are remembered for the UI only, and there is none.
     "spark.ui.retainedJobs": "20",
     "spark.ui.retainedStages": "20",

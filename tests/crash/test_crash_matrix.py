@@ -96,7 +96,7 @@ class Disturbed:
                 self.scene.topics,
                 OPS_PARTITIONS,
                 seed=len(self.clients) + number,
-                pause_s=0.01,
+                pause_s=0.04,  # else a start has to catch up for half a minute
                 reply_to=number,
             )
             for number in range(2)
