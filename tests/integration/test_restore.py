@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
+ROOT = Path(__file__).parents[2]
+POPSTREAM = Path(sys.executable).with_name("popstream")
 OPS_PARTITIONS = 2
 
 
@@ -70,6 +74,7 @@ class Scene:
         with Workload(self.servers, self.topics, OPS_PARTITIONS, seed=8, pause_s=0.005) as clients:
             wait_for(lambda: clients.sent > 250 and len(clients.answers) > 150, job)
             self.snapshot_id = job.snapshot_loop.take_now().id
+            wait_for(lambda: job.flush_loop.delivered_seq > 0, job)  # noted by the next WriteBatch
             wait_for(lambda: clients.sent > 600 and len(clients.answers) > 400, job)
         wait_for(lambda: job.apply_ops.applied.next_offset == end_offsets(self.servers, self.topics.ops), job)
         wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq, job)
@@ -204,9 +209,15 @@ def test_a_state_with_a_damaged_file_is_passed_over(scene: Scene) -> None:
     data = bytearray(table.read_bytes())
     data[20] ^= 0xFF  # in the first of its blocks, whose keys and values come first
     table.write_bytes(bytes(data))
-    restored = scene.restore()
-    assert restored.source == f"snapshot {scene.snapshot_id}"
-    (why,) = restored.passed_over
+    # By the command: the blocks of this process's cache are those of before the damage.
+    command = ["restore", "--json", "--folder", scene.folder.root, "--bootstrap-servers", scene.servers]
+    done = subprocess.run(
+        [POPSTREAM, *command, "--prefix", scene.prefix], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    restored = json.loads(done.stdout)
+    assert restored["source"] == f"snapshot {scene.snapshot_id}"
+    (why,) = restored["passed_over"]
     assert why.startswith(f"{PRESENT}: the state cannot be read: Corruption")
     scene.drain()
     scene.compare_with_a_fresh_job()
