@@ -69,19 +69,25 @@ class Scene:
         return start_job(self.spark, self.servers, folder or self.folder.root, self.prefix, **more)
 
     def play(self) -> None:
-        """Two stretches of work with a snapshot between them, and a stop in order."""
+        """Two stretches of work with a snapshot between them, a little more, and a stop in order."""
         job = self.start(ticks=False)
         with Workload(self.servers, self.topics, OPS_PARTITIONS, seed=8, pause_s=0.005) as clients:
             wait_for(lambda: clients.sent > 250 and len(clients.answers) > 150, job)
             self.snapshot_id = job.snapshot_loop.take_now().id
-            wait_for(lambda: job.flush_loop.delivered_seq > 0, job)  # noted by the next WriteBatch
             wait_for(lambda: clients.sent > 600 and len(clients.answers) > 400, job)
-        wait_for(lambda: job.apply_ops.applied.next_offset == end_offsets(self.servers, self.topics.ops), job)
-        wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq, job)
+        self.wait_until_all_is_in_delta(job)
+        # The next WriteBatches note that it is there.
+        with Workload(self.servers, self.topics, OPS_PARTITIONS, seed=10) as clients:
+            wait_for(lambda: len(clients.answers) > 5, job)
+        self.wait_until_all_is_in_delta(job)
         # With its WAL, as a killed process leaves it. Reading RocksDB's LOCK would let go of it.
         shutil.copytree(self.folder.state, self.folder.root / "image", ignore=shutil.ignore_patterns("LOCK"))
         job.stop()
         assert job.failure is None
+
+    def wait_until_all_is_in_delta(self, job: Job) -> None:
+        wait_for(lambda: job.apply_ops.applied.next_offset == end_offsets(self.servers, self.topics.ops), job)
+        wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq, job)
 
     def drain(self, folder: Path | None = None) -> Job:
         """Decide what is left of the log without adding to it; the job has stopped."""
@@ -210,7 +216,7 @@ def test_a_state_with_a_damaged_file_is_passed_over(scene: Scene) -> None:
     data[20] ^= 0xFF  # in the first of its blocks, whose keys and values come first
     table.write_bytes(bytes(data))
     # By the command: the blocks of this process's cache are those of before the damage.
-    command = ["restore", "--json", "--folder", scene.folder.root, "--bootstrap-servers", scene.servers]
+    command = ["restore", "--json", "--folder", str(scene.folder.root), "--bootstrap-servers", scene.servers]
     done = subprocess.run(
         [POPSTREAM, *command, "--prefix", scene.prefix], cwd=ROOT, capture_output=True, text=True, check=False
     )
