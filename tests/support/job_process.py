@@ -41,7 +41,7 @@ class JobProcess:
         servers: The Kafka to work with.
         settings: Of the job; its folder gets the child's log, too.
         failpoint: As in `POPSTREAM_FAILPOINT`.
-        until: The child stops in order as soon as the log is decided up to here.
+        until: The child stops in order as soon as the log is decided up to here, and all rows are in Delta.
     """
 
     def __init__(
@@ -142,8 +142,10 @@ def _run(orders: dict[str, Any]) -> int:
             host.ask_to_stop()
 
         def look() -> None:
-            decided = host.job.apply_ops.applied.next_offset
-            if until and all(decided.get(partition, 0) >= offset for partition, offset in until.items()):
+            applied = host.job.apply_ops.applied
+            is_decided = all(applied.next_offset.get(partition, 0) >= offset for partition, offset in until.items())
+            # A cold Spark on a slow machine would need longer for the rows than a stop may take.
+            if until and is_decided and host.job.flush_loop.delivered_seq >= applied.apply_seq:
                 host.ask_to_stop()
 
         threading.Thread(target=obey, daemon=True).start()
