@@ -15,6 +15,7 @@ import structlog
 from tests.simulation.world import disturbed, undisturbed
 
 RECORDS = 100
+TELL_EACH = 500
 
 
 def check_seed(seed: int, records: int = RECORDS) -> tuple[int, list[str], list[str], int]:
@@ -61,12 +62,14 @@ def main() -> int:
             outcomes = pool.imap_unordered(_checked, seeds, chunksize=16)
         else:
             outcomes = iter([check_seed(seed) for seed in seeds])  # type: ignore[assignment]
-        for seed, differences, crashes, zombies in outcomes:
+        for done, (seed, differences, crashes, zombies) in enumerate(outcomes, 1):
             places.update(crashes)
             fenced += zombies
             if differences:
                 failed.append(seed)
                 print(f"seed {seed}: {', '.join(differences)}\n  again: make simulate SEEDS=={seed}", flush=True)
+            if done % TELL_EACH == 0:
+                print(f"{done} seeds, {len(failed)} failed", flush=True)
     spent_s = time.monotonic() - started
     print(f"{len(seeds)} seeds of {RECORDS} records in {spent_s:.0f} s: {len(failed)} failed,")
     print(f"{sum(places.values())} crashes, {fenced} processes that came back and were fenced")
