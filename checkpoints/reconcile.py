@@ -60,7 +60,8 @@ def reconcile(applied: Applied | None, noted: Mapping[str, int], log: LogFound, 
     if applied is None:
         _refuse_lost_state(log, tables)
     else:
-        _refuse_other_log(applied, log)
+        before, now = (applied.ops_topic_id, len(applied.next_offset)), (log.topic_id, len(log.end_offset))
+        require_same_topic(log.topic, before, now)
         _refuse_other_tables(applied, noted, tables)
     if lost := lost_records({} if applied is None else applied.next_offset, log):
         message = f"{log.topic} has lost records that are to be decided: {RESTORE_LOSSY}"
@@ -115,11 +116,6 @@ def _refuse_lost_state(log: LogFound, tables: Iterable[TableFound]) -> None:
     if known := [f"{table.name}: {epoch} up to {seq}" for table in tables for epoch, seq in table.delivered.items()]:
         message = f"there is no state, but the audit tables have decisions of {log.topic}: {RESTORE}"
         raise Corrupt(message, subject=log.topic, details=known)
-
-
-def _refuse_other_log(applied: Applied, log: LogFound) -> None:
-    before, now = (applied.ops_topic_id, len(applied.next_offset)), (log.topic_id, len(log.end_offset))
-    require_same_topic(log.topic, before, now)
 
 
 def _refuse_other_tables(applied: Applied, noted: Mapping[str, int], tables: Iterable[TableFound]) -> None:

@@ -7,7 +7,7 @@ import structlog
 from py4j.protocol import Py4JNetworkError
 from pyspark import InheritableThread
 
-from broker_state.errors import Corrupt, Fenced, Invalid
+from pipelines.restarts import may_pass
 
 __all__ = ["Insistent"]
 
@@ -15,7 +15,6 @@ _log = structlog.get_logger(__name__)
 
 RETRY_S = 0.5
 RETRY_S_MAX = 30.0
-DOES_NOT_PASS = (Corrupt, Fenced, Invalid, Py4JNetworkError)
 
 
 class Insistent:
@@ -80,9 +79,10 @@ class Insistent:
                     continue
                 try:
                     self._work()
-                except DOES_NOT_PASS:
-                    raise
-                except Exception as error:  # noqa: BLE001 - py4j raises what it likes; Delta may be back in a while
+                except Exception as error:
+                    # py4j raises what it likes, and Delta may be back in a while; a JVM that is gone will not.
+                    if not may_pass(error) or isinstance(error, Py4JNetworkError):
+                        raise
                     failures += 1
                     self.problem = _problem_of(error)
                     _log.warning(f"{self._name}_put_off", failures=failures, error=str(error))

@@ -8,7 +8,6 @@ and is tried again. The next row disturbs the job that was started on it. In the
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +27,7 @@ from pipelines.outbox import Entry, EntryKind, Outbox
 from pipelines.restore import PIPELINE
 from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene
 from tests.support.job_process import JobProcess
-from tests.support.left_behind import end_offsets, records_between
+from tests.support.left_behind import end_offsets, live_files, records_between
 from tests.support.wire import wait_for
 from tests.support.workload import Workload
 
@@ -162,14 +161,8 @@ class Disturbed:
         return {file for table in AUDIT_TABLES for file in table_path(self.folder.delta, table).glob("*=*/*.parquet")}
 
     def mentioned_files(self) -> set[Path]:
-        """Those that a commit has added."""
-        return {
-            table / json.loads(line)["add"]["path"]
-            for table in (table_path(self.folder.delta, name) for name in AUDIT_TABLES)
-            for commit in (table / "_delta_log").glob("*.json")
-            for line in commit.read_text().splitlines()
-            if line.startswith('{"add"')
-        }
+        """Those that a commit has added: none of them has been compacted yet."""
+        return {file for table in AUDIT_TABLES for file in live_files(table_path(self.folder.delta, table))}
 
 
 def numbered(checkpoint: Path, folder: str) -> set[int]:
@@ -217,15 +210,8 @@ def while_it_commits(disturbed: Disturbed) -> None:
     """As soon as there is a data file that no commit mentions."""
     with disturbed.clients_at_work():
         before = disturbed.data_files()
-        wait_for_file(lambda: disturbed.data_files() - before)
+        wait_for(lambda: disturbed.data_files() - before, patience_s=PATIENCE_S, look_each_s=0.001)
         disturbed.job.kill()
-
-
-def wait_for_file(look: Callable[[], set[Path]]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not look():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 # What is damaged then.

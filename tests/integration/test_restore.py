@@ -34,7 +34,7 @@ from pipelines.job import Job
 from pipelines.ops_log import found_log
 from pipelines.restore import EMPTY, PRESENT, Restored, restore
 from pipelines.verify import Verified, verify
-from tests.support.left_behind import applied_of, audit_rows, end_offsets, families_of
+from tests.support.left_behind import applied_of, audit_rows, damage, end_offsets, families_of
 from tests.support.wire import start_job, wait_for
 from tests.support.workload import Workload
 
@@ -169,7 +169,7 @@ def lose_commits(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "said", "source"),
+    ("harm", "said", "source"),
     [
         (lose_state, "there is no state", "snapshot"),
         (turn_state_back, "later decisions than the state", PRESENT),
@@ -179,9 +179,9 @@ def lose_commits(scene: Scene) -> None:
     ids=["rocksdb lost", "rocksdb restored from an older backup", "delta restored", "delta lost commits"],
 )
 def test_a_start_is_refused_and_a_restore_heals(
-    scene: Scene, damage: Callable[[Scene], None], said: str, source: str
+    scene: Scene, harm: Callable[[Scene], None], said: str, source: str
 ) -> None:
-    damage(scene)
+    harm(scene)
     refused = scene.refusal()
     assert said in refused
     assert "`popstream restore`" in refused
@@ -199,9 +199,7 @@ def test_a_wal_that_was_damaged_in_the_middle_is_a_state_turned_back(scene: Scen
     shutil.copytree(scene.folder.root / "image", scene.folder.state)
     assert applied_of(scene.folder.state).apply_seq == whole
     wal = max(scene.folder.state.glob("*.log"), key=lambda log: log.stat().st_size)
-    data = bytearray(wal.read_bytes())
-    data[len(data) // 3] ^= 0xFF
-    wal.write_bytes(bytes(data))
+    damage(wal, wal.stat().st_size // 3)
     assert 0 < applied_of(scene.folder.state).apply_seq < whole
     assert "Delta has rows of later decisions than the state" in scene.refusal()
     scene.restore()
@@ -212,9 +210,7 @@ def test_a_wal_that_was_damaged_in_the_middle_is_a_state_turned_back(scene: Scen
 def test_a_state_with_a_damaged_file_is_passed_over(scene: Scene) -> None:
     turn_state_back(scene)
     table = max(scene.folder.state.glob("*.sst"), key=lambda file: file.stat().st_size)
-    data = bytearray(table.read_bytes())
-    data[20] ^= 0xFF  # in the first of its blocks, whose keys and values come first
-    table.write_bytes(bytes(data))
+    damage(table, 20)  # in the first of its blocks, whose keys and values come first
     # By the command: the blocks of this process's cache are those of before the damage.
     command = ["restore", "--json", "--folder", str(scene.folder.root), "--bootstrap-servers", scene.servers]
     done = subprocess.run(

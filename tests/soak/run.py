@@ -43,6 +43,7 @@ from expectations.client_history import check_history
 from pipelines.card import JobCard
 from pipelines.status import Status, StatusRequest, ask
 from tests.support.job_process import ROOT, SPARK_CLASS, JobProcess
+from tests.support.left_behind import live_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -284,19 +285,8 @@ def _file_counts(folder: JobFolder) -> dict[str, int]:
         name: sum(len(files) for _, _, files in os.walk(path))
         for name, path in {"state": folder.state, "queues": folder.queues, "spark": folder.spark}.items()
     }
-    counts["delta"] = sum(_live_files(table) for table in folder.delta.iterdir() if (table / "_delta_log").is_dir())
+    counts["delta"] = sum(len(live_files(table)) for table in folder.delta.iterdir() if (table / "_delta_log").is_dir())
     return counts
-
-
-def _live_files(table: Path) -> int:
-    live: set[str] = set()
-    for commit in sorted((table / "_delta_log").glob("*.json")):
-        for line in commit.read_text().splitlines():
-            action = json.loads(line)
-            live.discard(action.get("remove", {}).get("path"))
-            if "add" in action:
-                live.add(action["add"]["path"])
-    return len(live)
 
 
 def _slope_per_minute(points: list[tuple[float, float]]) -> float:

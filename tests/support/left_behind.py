@@ -24,8 +24,10 @@ __all__ = [
     "answers_of",
     "applied_of",
     "audit_rows",
+    "damage",
     "end_offsets",
     "families_of",
+    "live_files",
     "records_between",
     "table_rows",
 ]
@@ -61,17 +63,28 @@ def audit_rows(delta: Path, table: str) -> list[dict[str, Any]]:
 
 def table_rows(delta: Path, table: str) -> list[dict[str, Any]]:
     """All rows of a table as its files have them, read without Spark."""
-    root = table_path(delta, table)
-    files: set[str] = set()
-    for commit in sorted((root / "_delta_log").glob("*.json")):
+    return [row for file in live_files(table_path(delta, table)) for row in pq.ParquetFile(file).read().to_pylist()]
+
+
+def live_files(table: Path) -> set[Path]:
+    """The data files of the newest version of a table, all of whose commits are there."""
+    files: set[Path] = set()
+    for commit in sorted((table / "_delta_log").glob("*.json")):
         for line in commit.read_text().splitlines():
             action = json.loads(line)
+            # Delta writes `=` in the name of a partition's folder as it is.
             if "add" in action:
-                files.add(action["add"]["path"])
+                files.add(table / action["add"]["path"])
             elif "remove" in action:
-                files.discard(action["remove"]["path"])
-    # Delta writes `=` in the name of a partition's folder as it is.
-    return [row for file in files for row in pq.ParquetFile(root / file).read().to_pylist()]
+                files.discard(table / action["remove"]["path"])
+    return files
+
+
+def damage(file: Path, place: int) -> None:
+    """Turn the bits of the byte at a place."""
+    data = bytearray(file.read_bytes())
+    data[place] ^= 0xFF
+    file.write_bytes(bytes(data))
 
 
 def end_offsets(servers: str, topic: str) -> dict[int, int]:

@@ -49,7 +49,9 @@ def start_job(spark: SparkSession, servers: str, folder: Path, prefix: str, **se
         raise
 
 
-def wait_for(what: Callable[[], Any], job: Job | None = None, *, patience_s: float = PATIENCE_S) -> Any:
+def wait_for(
+    what: Callable[[], Any], job: Job | None = None, *, patience_s: float = PATIENCE_S, look_each_s: float = 0.05
+) -> Any:
     """The first true value of `what`.
 
     Raises:
@@ -59,7 +61,7 @@ def wait_for(what: Callable[[], Any], job: Job | None = None, *, patience_s: flo
     while not (found := what()):
         assert job is None or job.failure is None, f"the job failed: {job.failure!r}"
         assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
+        time.sleep(look_each_s)
     return found
 
 

@@ -22,6 +22,7 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.flush import FlushLoop
 from pipelines.outbox import EntryKind, Outbox
+from tests.support.left_behind import damage
 from tests.support.small_job import DECLARE, POP, SmallJob, written_to
 
 if TYPE_CHECKING:
@@ -339,9 +340,7 @@ def test_a_damaged_file_is_told_and_never_an_end(tmp_path: Path) -> None:
         store.write_changes([(STATE, b"%06d" % number, number.to_bytes(400)) for number in range(5_000)])
         store.checkpoint(tmp_path / "copy")  # flushes
     table = max((tmp_path / "copy").glob("*.sst"), key=lambda file: file.stat().st_size)
-    data = bytearray(table.read_bytes())
-    data[len(data) // 2] ^= 0xFF
-    table.write_bytes(bytes(data))
+    damage(table, table.stat().st_size // 2)
     keys = [b"%06d" % number for number in range(5_000)]
     with RocksStore(tmp_path / "copy", read_only=True) as store:
         with pytest.raises(Corrupt, match="run `popstream restore`"):
