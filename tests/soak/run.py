@@ -400,8 +400,6 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
             [
                 POPSTREAM,
                 "verify",
-                "--since",
-                "newest",
                 "--json",
                 "--folder",
                 job.folder.root,
