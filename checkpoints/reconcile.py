@@ -19,7 +19,17 @@ import msgspec
 from broker_state.errors import Corrupt
 from checkpoints.applied import Applied
 
-__all__ = ["RESTORE", "RESTORE_LOSSY", "LogFound", "TableFound", "lost_records", "reconcile", "require_same_topic"]
+__all__ = [
+    "RESTORE",
+    "RESTORE_LOSSY",
+    "LogFound",
+    "TableFound",
+    "lost_records",
+    "reconcile",
+    "require_end",
+    "require_same_log",
+    "require_same_topic",
+]
 
 RESTORE = "stop the job and run `popstream restore`"
 RESTORE_LOSSY = (
@@ -60,8 +70,7 @@ def reconcile(applied: Applied | None, noted: Mapping[str, int], log: LogFound, 
     if applied is None:
         _refuse_lost_state(log, tables)
     else:
-        before, now = (applied.ops_topic_id, len(applied.next_offset)), (log.topic_id, len(log.end_offset))
-        require_same_topic(log.topic, before, now)
+        require_same_log(applied, log)
         _refuse_other_tables(applied, noted, tables)
     if lost := lost_records({} if applied is None else applied.next_offset, log):
         message = f"{log.topic} has lost records that are to be decided: {RESTORE_LOSSY}"
@@ -75,15 +84,42 @@ def lost_records(next_offset: Mapping[int, int], log: LogFound) -> list[str]:
     >>> lost_records({0: 5, 1: 3}, log)
     ['partition 0 starts at 8, but is decided only up to 5']
     """
-    lost = [f"partition {partition} is gone" for partition in sorted(next_offset.keys() - log.end_offset.keys())]
-    for partition, end in sorted(log.end_offset.items()):
-        decided = next_offset.get(partition, 0)
-        first = log.first_offset[partition]
-        if first > decided:
-            lost.append(f"partition {partition} starts at {first}, but is decided only up to {decided}")
-        elif end < decided:
-            lost.append(f"partition {partition} ends at {end}, but is decided up to {decided}")
-    return lost
+    return [
+        f"partition {partition} starts at {first}, but is decided only up to {decided}"
+        for partition, first in sorted(log.first_offset.items())
+        if first > (decided := next_offset.get(partition, 0))
+    ]
+
+
+def require_same_log(applied: Applied, log: LogFound) -> None:
+    """Refuse a log of which the state cannot be what was decided.
+
+    Raises:
+        Corrupt: It was made again, has more partitions, or lost its end.
+    """
+    before, now = (applied.ops_topic_id, len(applied.next_offset)), (log.topic_id, len(log.end_offset))
+    require_same_topic(log.topic, before, now)
+    require_end(log, applied.next_offset)
+
+
+def require_end(log: LogFound, next_offset: Mapping[int, int]) -> None:
+    """Refuse a log whose end is gone: other records would come with offsets that are decided, and have rows, already.
+
+    Raises:
+        Corrupt: A partition ends before `next_offset`.
+    """
+    lost = [
+        f"partition {partition} ends at {end}, but is decided up to {decided}"
+        for partition, decided in sorted(next_offset.items())
+        if (end := log.end_offset.get(partition, 0)) < decided
+    ]
+    if lost:
+        message = (
+            f"{log.topic} has lost its end, and would give offsets that are decided to other records: stop the job,"
+            " delete the topic, let `popstream up` make it again, and accept by `popstream restore --lossy` that what"
+            " it lost is never decided"
+        )
+        raise Corrupt(message, subject=log.topic, details=lost)
 
 
 def require_same_topic(name: str, before: tuple[str, int], now: tuple[str, int]) -> None:

@@ -5,6 +5,8 @@ restored state ──────── replayed ────────┐ cov
                  rows must equal Delta's │          rows are written
 ```
 
+After a loss they cannot be equal: what was lost has led to them. Rows below `compared_from` are left as they are.
+
 The record is part of the restored state, so a replay that is killed goes on as a replay.
 """
 
@@ -12,20 +14,30 @@ from typing import Self
 
 import msgspec
 
+from broker_state.rocks_store import META, RocksStore
 from broker_state.stored import FORMAT_1, read_stored
 
-__all__ = ["REPLAY_KEY", "Replay"]
+__all__ = ["REPLAY_KEY", "Replay", "replay_of"]
 
 REPLAY_KEY = b"replay"
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore found: `covered` is, by table and partition, the Kafka offset from which on it has no rows."""
+    """What a restore found.
+
+    Attributes:
+        restored_from: What was put in place.
+        covered: By table and partition, the Kafka offset from which on it had no rows.
+        lost: What was given up with this restore: a line each.
+        compared_from: By table and partition, the Kafka offset below which its rows come from what has been lost.
+        since_loss: State epochs from the last restore on that gave something up; empty: the log leads to all of it.
+    """
 
     restored_from: str
     covered: dict[str, dict[int, int]] = {}
     lost: list[str] = []
-    """What the log had lost, and was accepted: one line for each partition."""
+    compared_from: dict[str, dict[int, int]] = {}
+    since_loss: list[str] = []
 
     def encode(self) -> bytes:
         """Format byte and MessagePack."""
@@ -35,3 +47,9 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     def decode(cls, value: bytes) -> Self:
         """Raises CorruptValueError for another format byte or other fields."""
         return read_stored("replay", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
+
+
+def replay_of(store: RocksStore) -> Replay:
+    """That of the last restore; of a state that was never restored, one that found nothing."""
+    stored = store.get(META, REPLAY_KEY)
+    return Replay(restored_from="") if stored is None else Replay.decode(stored)

@@ -23,7 +23,7 @@ from checkpoints.attempts import Attempts
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.reconcile import TableFound, reconcile
-from checkpoints.replay import REPLAY_KEY, Replay
+from checkpoints.replay import replay_of
 from checkpoints.snapshots import SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
@@ -217,13 +217,15 @@ class Job:
         applied = known or Applied(
             state_epoch=uuid.uuid4().hex, ops_topic=self.topics.ops, ops_topic_id=self.ops.topic_id
         )
+        replay = replay_of(self.store)
         flusher = AuditFlusher(
             self._spark,
             self.folder.delta,
             PIPELINE,
             applied.state_epoch,
             ops_topic_id=self.ops.topic_id,
-            covered=self._covered(),
+            covered=replay.covered,
+            compared_from=replay.compared_from,
         )
         reconcile(
             known,
@@ -235,10 +237,6 @@ class Job:
             ],
         )
         return applied, flusher
-
-    def _covered(self) -> Mapping[str, Mapping[int, int]]:
-        stored = self.store.get(META, REPLAY_KEY)
-        return {} if stored is None else Replay.decode(stored).covered
 
     def _snapshot_loop(self) -> SnapshotLoop:
         snapshots = SnapshotStore(self.settings.snapshots or str(self.folder.snapshots))

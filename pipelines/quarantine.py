@@ -11,19 +11,27 @@ from collections.abc import Callable, Iterator
 import structlog
 
 from broker_state.kernel.turn import OpRecord
-from broker_state.rocks_store import META, RocksStore
+from broker_state.overlay import Change
+from broker_state.rocks_store import META, Erasure, RocksStore
 from pipelines.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 
-__all__ = ["Quarantine", "QuarantinedRecord"]
+__all__ = ["QUARANTINE", "Quarantine", "QuarantinedRecord", "quarantine_change"]
 
 _log = structlog.get_logger(__name__)
 
 _PREFIX = b"quarantine"
+QUARANTINE: Erasure = (META, _PREFIX, _PREFIX + b"\xff")
+"""The whole list: its places are none of another topic's."""
 _PLACE = struct.Struct(">IQ")
 _WHY_MAX = 400
 
 QuarantinedRecord = tuple[int, int]
 """(partition, kafka offset)."""
+
+
+def quarantine_change(partition: int, kafka_offset: int, why: str) -> Change:
+    """What puts a record on the list."""
+    return META, _PREFIX + _PLACE.pack(partition, kafka_offset), why.encode()
 
 
 class Quarantine:
@@ -39,7 +47,7 @@ class Quarantine:
         self._require_ownership = require_ownership
         self._why = {
             (place[0], place[1]): value.decode()
-            for key, value in store.scan(META, _PREFIX, _PREFIX + b"\xff")
+            for key, value in store.scan(*QUARANTINE)
             for place in [_PLACE.unpack(key.removeprefix(_PREFIX))]
         }
 
@@ -52,7 +60,7 @@ class Quarantine:
         """Put a record on the list, durably, before anything is decided without it."""
         self._require_ownership()
         why = why[:_WHY_MAX]
-        self._store.write_changes([(META, _PREFIX + _PLACE.pack(partition, kafka_offset), why.encode())])
+        self._store.write_changes([quarantine_change(partition, kafka_offset, why)])
         self._why[partition, kafka_offset] = why
         _log.critical("record_quarantined", partition=partition, kafka_offset=kafka_offset, why=why)
 

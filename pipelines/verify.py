@@ -19,12 +19,12 @@ from broker_state.errors import Corrupt, Invalid
 from broker_state.handle import Signer
 from broker_state.kernel.turn import Decision, OpRecord
 from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
-from broker_state.rocks_store import META, RocksStore
+from broker_state.rocks_store import RocksStore
 from checkpoints.applied import Applied, applied_of
-from checkpoints.reconcile import LogFound, lost_records
-from checkpoints.replay import REPLAY_KEY, Replay
+from checkpoints.reconcile import LogFound, lost_records, require_same_log
+from checkpoints.replay import replay_of
 from checkpoints.snapshots import SnapshotStore
-from connectors.delta.covered import Covered, covered_offsets, effective_versions, rows_between
+from connectors.delta.covered import Covered, covered_offsets, rows_between, whole_versions
 from connectors.delta.rows import decode_rows, encode_rows
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.decode import Decoder, KafkaRecord, Rejected
@@ -88,22 +88,29 @@ def verify(
             the log, or the oldest snapshot that it reaches back to.
 
     Raises:
-        Corrupt: No base can be found from which the log is whole.
+        Corrupt: The log is not the one that was decided, or no base can be found from which it is whole.
         Invalid: The snapshot `since` is none from which it is.
     """
     try:
         with RocksStore(state, read_only=True) as store:
             applied = applied_of(store)
+            require_same_log(applied, log)
             quarantine = Quarantine(store)
             epoch = applied.state_epoch
-            versions = {name: effective_versions(delta, name, PIPELINE).get(epoch, -1) for name in AUDIT_TABLES}
+            versions = {name: whole_versions(delta, name, PIPELINE).get(epoch, -1) for name in AUDIT_TABLES}
             waiting = _waiting_rows(store, versions)
-            stored = store.get(META, REPLAY_KEY)
-            is_lossy = stored is not None and bool(Replay.decode(stored).lost)
-            base, base_name = _base(applied, log, snapshots, scratch, since, is_lossy=is_lossy)
+            replay = replay_of(store)
+            base, base_name = _base(applied, log, snapshots, scratch, since, replay.since_loss)
             ends = {name: covered_offsets(spark, delta, name, log.topic_id) for name in AUDIT_TABLES}
             tables = {
-                name: Covered(spark, delta, name, log.topic_id, _capped(ends[name], applied.next_offset))
+                name: Covered(
+                    spark,
+                    delta,
+                    name,
+                    log.topic_id,
+                    _capped(ends[name], applied.next_offset),
+                    replay.compared_from.get(name),
+                )
                 for name in AUDIT_TABLES
             }
             with RocksStore(scratch / "state") as again:
@@ -115,7 +122,9 @@ def verify(
                     count += len(chunk)
                 keys, differences = _compare(store, again)
         for name, covered in tables.items():
-            had = rows_between(spark, delta, name, log.topic_id, base, _capped(ends[name], applied.next_offset))
+            loose = replay.compared_from.get(name, {})
+            first = {partition: max(offset, loose.get(partition, 0)) for partition, offset in base.items()}
+            had = rows_between(spark, delta, name, log.topic_id, first, _capped(ends[name], applied.next_offset))
             if had != covered.verified_rows:
                 differences.append(
                     f"{name} has {had} rows, {covered.verified_rows} of them equal what the log leads to"
@@ -180,11 +189,16 @@ class _Decider:
 
 
 def _base(
-    applied: Applied, log: LogFound, snapshots: SnapshotStore, scratch: Path, since: str | None, *, is_lossy: bool
+    applied: Applied,
+    log: LogFound,
+    snapshots: SnapshotStore,
+    scratch: Path,
+    since: str | None,
+    since_loss: list[str],
 ) -> tuple[dict[int, int], str]:
     """Where to begin, with the state there put into `scratch`."""
     empty: dict[int, int] = dict.fromkeys(log.end_offset, 0)
-    if since is None and not is_lossy and not lost_records(empty, log):
+    if since is None and not since_loss and not lost_records(empty, log):
         return empty, "an empty state"
     newest_first = [snapshot for snapshot in snapshots.list() if since in {None, NEWEST, snapshot.id}]
     for snapshot in newest_first if since is not None else reversed(newest_first):
@@ -192,9 +206,7 @@ def _base(
         if since == NEWEST and found.next_offset == applied.next_offset:
             continue  # it is the state itself
         is_before = all(offset <= applied.next_offset.get(p, 0) for p, offset in found.next_offset.items())
-        is_ours = found.state_epoch == applied.state_epoch or (
-            not is_lossy and found.state_epoch in applied.former_epochs
-        )
+        is_ours = found.state_epoch in (since_loss or {applied.state_epoch, *applied.former_epochs})
         if found.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(found.next_offset, log):
             snapshots.fetch(snapshot, scratch)
             return {**empty, **found.next_offset}, f"snapshot {snapshot.id}"

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
-from connectors.delta.commits import commits_back_from
+from connectors.delta.commits import Commit, commits_back_from, read_commit
 from connectors.delta.store import newest_versions
 from connectors.delta.table_log import read_table_log
-from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, KEY_COLUMNS, arrow_schema, table_path
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, KEY_COLUMNS, REJECTED, arrow_schema, table_path
 from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -20,7 +21,16 @@ if TYPE_CHECKING:
 
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["Covered", "covered_offsets", "effective_versions", "rows_between", "unit_ends"]
+__all__ = [
+    "Covered",
+    "covered_offsets",
+    "has_rows_of_others",
+    "known_versions",
+    "quarantined",
+    "rows_between",
+    "unit_ends",
+    "whole_versions",
+]
 
 NOT_COMPARED = ("apply_seq", "state_epoch", "op_date", "ops_topic_id")
 """What differs from run to run, what follows from another column, and what is the same in every row."""
@@ -61,29 +71,51 @@ def rows_between(
     return _rows_of(spark, table_path(root, table), ops_topic_id).where(_within(spans)).count()
 
 
-def effective_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
-    """The last apply_seq of each state epoch whose rows are in the table.
+def known_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
+    """The last apply_seq of each state epoch that ever wrote to the table, as Delta remembers it."""
+    return newest_versions(table_path(root, table), _family(pipeline, table))[1]
 
-    That is what Delta says, but for a table that was RESTOREd: there it says what had been before.
+
+def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
+    """The last apply_seq of each state epoch up to which no row of it was taken away.
+
+    That is what Delta says, but for a table that was RESTOREd: there it says what had been before. What an epoch has
+    committed above a RESTORE counts only if the RESTORE took nothing from it. One to a timestamp does not say how far
+    it went: of the epochs below it nothing is known.
     """
-    path = table_path(root, table)
-    family = f"{pipeline}/{table}/"
-    newest, known = newest_versions(path, family)
-    found: dict[str, int] = {}
-    at = newest
+    path, family = table_path(root, table), _family(pipeline, table)
+    at, known = newest_versions(path, family)
+    whole: dict[str, int] = {}
     was_restored = False
-    while at >= 0:
-        commit = next(commits_back_from(path, at), None)
-        if commit is None:  # Delta removes what a checkpoint covers: what is older is what it says
-            break
-        if commit.restored_version is not None:
-            was_restored, at = True, commit.restored_version
+    while (commit := read_commit(path, at)) is not None:
+        if commit.operation == "RESTORE":
+            was_restored = True
+            back_to = -1 if commit.restored_version is None else commit.restored_version
+            taken = list(itertools.islice(commits_back_from(path, at - 1), at - 1 - back_to))
+            if len(taken) < at - 1 - back_to:  # Delta has removed the rest: it may have been any epoch's
+                whole.clear()
+            for epoch in {epoch for one in taken for epoch in _epochs(one, family)}:
+                whole.pop(epoch, None)
+            at = back_to
             continue
-        for app_id, version in commit.txns.items():
-            if app_id.startswith(family):
-                found.setdefault(app_id.removeprefix(family), version)
+        for epoch, version in _epochs(commit, family).items():
+            whole.setdefault(epoch, version)
         at -= 1
-    return found if was_restored else {**known, **found}
+    # Delta removes what a checkpoint covers: what is older is what it says.
+    return whole if was_restored else {**known, **whole}
+
+
+def quarantined(spark: SparkSession, root: Path, ops_topic_id: str) -> list[tuple[int, int, str]]:
+    """(partition, Kafka offset, why) of the records that were quarantined: a replay must not decide them either."""
+    rows = _rows_of(spark, table_path(root, REJECTED.name), ops_topic_id).where(f.col("reason") == "QUARANTINED")
+    found = rows.select("partition", "kafka_offset", "detail").collect()
+    return [(row["partition"], row["kafka_offset"], row["detail"]) for row in found]
+
+
+def has_rows_of_others(spark: SparkSession, root: Path, table: str, ops_topic_id: str) -> bool:
+    """Whether the table has rows of an earlier ops topic."""
+    rows = spark.read.format("delta").load(str(table_path(root, table)))
+    return not rows.where(f.col("ops_topic_id") != ops_topic_id).limit(1).isEmpty()
 
 
 class Covered:
@@ -95,24 +127,34 @@ class Covered:
         table: Name of an audit table.
         ops_topic_id: Rows of other ops topics are none of ours.
         ends: As `covered_offsets` gave them when the state was restored.
+        compared_from: By partition, the Kafka offset below which the table's rows come from what has been lost.
     """
 
-    def __init__(self, spark: SparkSession, root: Path, table: str, ops_topic_id: str, ends: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        root: Path,
+        table: str,
+        ops_topic_id: str,
+        ends: Mapping[int, int],
+        compared_from: Mapping[int, int] | None = None,
+    ) -> None:
         self._spark = spark
         self._path = table_path(root, table)
         self._table = table
         self._ops_topic_id = ops_topic_id
         self._ends = {partition: end for partition, end in ends.items() if end > 0}
+        self._compared_from = dict(compared_from or {})
         self.verified_rows = 0
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """(rows that the table must have already, rows that are new)."""
+        """(rows that the table must have just so, rows that are new); those of neither kind are left as they are."""
         if not self._ends:
             return rows.slice(0, 0), rows
-        ends = self._ends
-        places = zip(rows["partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True)
-        known = pa.array([offset < ends.get(partition, 0) for partition, offset in places], pa.bool_())
-        return rows.filter(known), rows.filter(pc.invert(known))
+        places = list(zip(rows["partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True))
+        known = _below(self._ends, places)
+        compared = pc.and_not(known, _below(self._compared_from, places))
+        return rows.filter(compared), rows.filter(pc.invert(known))
 
     def verify(self, recomputed: pa.Table) -> None:
         """Check that the table has exactly these rows between the first and the last of them, in each partition.
@@ -134,6 +176,18 @@ class Covered:
         ends = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()
         spans = ((end["partition"], end["kafka_offset_min"], end["kafka_offset_max"] + 1) for end in ends)
         return _rows_of(self._spark, self._path, self._ops_topic_id).where(_within(spans))
+
+
+def _below(ends: Mapping[int, int], places: Iterable[tuple[int, int]]) -> pa.Array:
+    return pa.array([offset < ends.get(partition, 0) for partition, offset in places], pa.bool_())
+
+
+def _family(pipeline: str, table: str) -> str:
+    return f"{pipeline}/{table}/"
+
+
+def _epochs(commit: Commit, family: str) -> dict[str, int]:
+    return {app.removeprefix(family): last for app, last in commit.txns.items() if app.startswith(family)}
 
 
 def _rows_of(spark: SparkSession, path: Path, ops_topic_id: str) -> DataFrame:

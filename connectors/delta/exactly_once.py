@@ -21,7 +21,7 @@ from connectors.delta.tables import Table, table_path
 from connectors.errors import Corrupt, Fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -87,14 +87,15 @@ class ExactlyOnceTable:
     def _read(self) -> None:
         version, self.versions = newest_versions(self._path, self._family)
         # Each of our commits was synced before the next: only the newest may not be, and what others did since.
-        recent: list[Commit] = []
-        for commit in commits_back_from(self._path, version):
-            recent.append(commit)
-            if any(app_id.startswith(self._family) for app_id in commit.txns):
-                break
+        history = commits_back_from(self._path, version)
+        recent = self._down_to_a_commit_of_a_job(history)
         self.committed = self.versions.get(self._state_epoch, NOTHING)
         # A state epoch without commits of its own was begun by a restore that knew of this.
         self.was_restored = self.committed != NOTHING and _has_restore(recent)
+        if recent and self._app_id in recent[-1].txns:
+            # One that came between our last look and our commit lies below that.
+            below = self._down_to_a_commit_of_a_job(history)
+            self.was_restored |= bool(below) and self._app_id in below[-1].txns and _has_restore(below)
         if self._durable:
             sync_commits(self._path, recent)
         self.delivered = self.delivered_when_opened = self.committed
@@ -113,8 +114,11 @@ class ExactlyOnceTable:
             Corrupt: the table was RESTOREd.
         """
         assert version > self.delivered, f"{self.name}: Delta would skip version {version}, it has {self.delivered}"
-        if any(self._app_id in commit.txns for commit in self._fresh_commits()):
+        foreign = self._fresh_commits()
+        if any(self._app_id in commit.txns for commit in foreign):
             raise self._fenced(version)
+        if _has_restore(foreign):
+            raise self._restored()
         try:
             self._save(frame, version)
         except ConcurrentTransactionException as error:
@@ -140,6 +144,14 @@ class ExactlyOnceTable:
         writer = frame.write.format("delta").mode("append").option("userMetadata", self._token)
         writer = writer.option("txnAppId", self._app_id).option("txnVersion", version)
         writer.save(str(self._path))
+
+    def _down_to_a_commit_of_a_job(self, history: Iterator[Commit]) -> list[Commit]:
+        found = []
+        for commit in history:
+            found.append(commit)
+            if any(app_id.startswith(self._family) for app_id in commit.txns):
+                break
+        return found
 
     def _fresh_commits(self) -> list[Commit]:
         """What came after the version that was last looked at: from the log itself, for Delta would run jobs for it."""

@@ -46,6 +46,7 @@ class AuditFlusher:
         state_epoch: Life of the RocksDB state whose `apply_seq` counts.
         ops_topic_id: Kafka's id of the ops topic, for the column of that name.
         covered: By table and partition, the Kafka offset below which its rows are there already: after a restore.
+        compared_from: By table and partition, the Kafka offset below which those need not be as they are recomputed.
         durable: Return from `flush` only when the commit would survive a power loss. Without it outbox entries must be
             kept until something else has made sure.
 
@@ -65,6 +66,7 @@ class AuditFlusher:
         *,
         ops_topic_id: str,
         covered: Mapping[str, Mapping[int, int]] | None = None,
+        compared_from: Mapping[str, Mapping[int, int]] | None = None,
         durable: bool = True,
     ) -> None:
         """Create missing tables and read from each what it holds already."""
@@ -73,8 +75,10 @@ class AuditFlusher:
         self._ops_topic_id = ops_topic_id
         self._in_doubt: set[str] = set()
         """Tables to be read anew before the next flush."""
+        ends, loose = covered or {}, compared_from or {}
         self._covered = {
-            name: Covered(spark, root, name, ops_topic_id, (covered or {}).get(name, {})) for name in AUDIT_TABLES
+            name: Covered(spark, root, name, ops_topic_id, ends.get(name, {}), loose.get(name, {}))
+            for name in AUDIT_TABLES
         }
         # What a killed predecessor was about to write; it is in the outbox.
         shutil.rmtree(root / ".scratch", ignore_errors=True)

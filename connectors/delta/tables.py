@@ -28,6 +28,7 @@ __all__ = [
     "CONSUME_QUEUE",
     "FLUSHER_COLUMNS",
     "KEY_COLUMNS",
+    "REJECTED",
     "TABLES",
     "Column",
     "Kind",
@@ -255,7 +256,7 @@ _ORDER_INFO: Final = Table(
     partitioned_by="op_date",
 )
 
-_REJECTED: Final = Table(
+REJECTED: Final = Table(
     "rejected",
     "One row for each record of the ops topic that could not be read as an operation.",
     (
@@ -322,7 +323,7 @@ _QUALITY_RESULTS: Final = Table(
 )
 
 AUDIT_TABLES: Final = {
-    table.name: table for table in (_OPERATIONS, _DELIVERIES, _COMMIT_POSITIONS, _REJECTED, _ORDER_INFO)
+    table.name: table for table in (_OPERATIONS, _DELIVERIES, _COMMIT_POSITIONS, REJECTED, _ORDER_INFO)
 }
 """Tables of the kernel's rows, written through the outbox."""
 

@@ -1,4 +1,4 @@
-"""Which units the table has of the topics that there are now: for a builder whose store does not know it."""
+"""Which units the table has: for a builder whose store does not know it."""
 
 from pathlib import Path
 
@@ -6,22 +6,18 @@ from pyspark.sql import SparkSession
 
 from connectors.delta.covered import unit_ends
 from connectors.kafka.topics import describe
-from pipelines.builder.builder import Audited, Queue
+from pipelines.builder.builder import Audited
 
 __all__ = ["audited_queues"]
 
 
-def audited_queues(spark: SparkSession, delta: Path, bootstrap_servers: str) -> dict[Queue, Audited]:
-    """By queue, the rows of its present topic; what a topic of the same name had before is none of them.
+def audited_queues(spark: SparkSession, delta: Path, bootstrap_servers: str) -> Audited:
+    """The rows of all topics that there are or were, and which there are.
 
     Raises:
         Unavailable: Kafka does not answer.
         Corrupt: The table's log cannot be read.
     """
-    known = unit_ends(spark, delta)
-    topics = describe(bootstrap_servers, sorted({topic for topic, _, _ in known})) if known else {}
-    return {
-        (topic, queue_id): Audited(topic_id, end_offset)
-        for (topic, queue_id, topic_id), end_offset in known.items()
-        if topic in topics and topics[topic].topic_id == topic_id
-    }
+    ends = unit_ends(spark, delta)
+    topics = describe(bootstrap_servers, sorted({topic for topic, _, _ in ends})) if ends else {}
+    return Audited(ends, {name: facts.topic_id for name, facts in topics.items()})

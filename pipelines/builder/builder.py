@@ -86,10 +86,15 @@ class UnitSpan(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Audited(NamedTuple):
-    """What the table has of a queue: the rows of this topic below an offset."""
+    """What the table has.
 
-    topic_id: str
-    end_offset: int
+    Attributes:
+        ends: By topic, queue id and topic id, the offset below which its rows are there.
+        topic_ids: By topic, the id of the one that there is now; a topic that was deleted has none.
+    """
+
+    ends: Mapping[tuple[str, int, str], int]
+    topic_ids: Mapping[str, str]
 
 
 class Builder:
@@ -191,28 +196,32 @@ class Builder:
                 self._write(step)
             return revision.queue.end_offset
 
-    def begin_epoch(self, state_epoch: str, audited: Mapping[Queue, Audited]) -> None:
+    def begin_epoch(self, state_epoch: str, audited: Audited) -> None:
         """Go on as another life of this store, after a restore: nothing is known of it but which rows the table has.
 
         What was built beyond them is told again from here; what is not known here is not told twice when it is read.
 
         Args:
             state_epoch: New.
-            audited: Of each queue of which the table has rows, and whose topic is there.
+            audited: The rows that the table has.
         """
         with self.lock:
             step = _Step()
+            present = {
+                (topic, queue_id): end
+                for (topic, queue_id, topic_id), end in audited.ends.items()
+                if audited.topic_ids.get(topic) == topic_id
+            }
             for queue, known in list(self.queues.items()):
-                ours = audited.get(queue)
-                if ours is not None and ours.topic_id != known.topic_id:
+                if queue in present and audited.topic_ids[queue[0]] != known.topic_id:
                     step.forget(queue)
                     del self.queues[queue]
                     continue
-                first = max(known.start_offset, 0 if ours is None else ours.end_offset)
+                first = max(known.start_offset, audited.ends.get((*queue, known.topic_id), 0))
                 for at in range(first, known.end_offset, SPAN_OFFSETS):
                     step.tell(queue, known, self.get(queue), at, min(at + SPAN_OFFSETS, known.end_offset))
-            for queue, ours in audited.items():
-                step.changes.append((META, _audited_key(queue), ours.end_offset.to_bytes(8, "big")))
+            for queue, end in present.items():
+                step.changes.append((META, _audited_key(queue), end.to_bytes(8, "big")))
             self._outbox.delivered([entry.key for entry in self._outbox.undelivered(EntryKind.UNIT_SPANS)])
             self.built = msgspec.structs.replace(self.built, state_epoch=state_epoch)
             self._write(step)

@@ -426,7 +426,7 @@ def snapshot(
 @app.command(epilog=EPILOG)
 def restore(
     lossy: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--lossy", help="go on although the ops topic has lost what would be decided next")
+        bool, typer.Option("--lossy", help="give up what cannot be had any more; it says what that is")
     ] = False,
     only: Annotated[str | None, typer.Option("--snapshot", metavar="ID", help="take this one and no other")] = None,
     at: Snapshots = None,

@@ -11,6 +11,7 @@ from broker_state.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.reconcile import LogFound
+from checkpoints.snapshots import SnapshotStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topics import Topics, describe
@@ -43,8 +44,8 @@ def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | No
         with the_kafka_of(settings, var) as servers, reading_session(var) as spark, working("restoring"):
             log = log_of(servers, settings.topic_prefix)
             restored = restore(folder, log, servers, spark, snapshots, lossy=lossy, only=only)
-        if restored.lost:
-            # What was handed out before is not to be replayed over: from now on everything starts from here.
+        if restored.since_loss and not _has_base(restored, snapshots):
+            # The log does not lead here any more: from now on everything begins with this.
             _take_base(folder, settings)
     if as_json:
         print(msgspec.json.encode(restored).decode())
@@ -79,6 +80,10 @@ def log_of(servers: str, prefix: str) -> LogFound:
         message = f"there is no topic {name}: is the prefix right?"
         raise Invalid(message, subject=name)
     return found_log(servers, facts)
+
+
+def _has_base(restored: Restored, snapshots: SnapshotStore) -> bool:
+    return any(snapshot.applied.state_epoch in restored.since_loss for snapshot in snapshots.list())
 
 
 def _take_base(folder: JobFolder, settings: JobSettings) -> None:

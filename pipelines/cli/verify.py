@@ -1,6 +1,7 @@
 """`popstream verify`: is what is stored what the log leads to?"""
 
 import contextlib
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: 
     """
     folder = JobFolder(settings.folder.absolute())
     snapshots = snapshots_of(settings)
-    scratch = folder.scratch / "verify"
+    scratch = folder.scratch / f"verify-{uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
         card = running_job(folder)
         if card is None:

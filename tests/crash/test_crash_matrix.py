@@ -20,7 +20,7 @@ from broker_state.rocks_store import RocksStore
 from checkpoints.applied import Applied, applied_of
 from checkpoints.layout import JobFolder
 from checkpoints.spark_progress import planned_end
-from connectors.delta.covered import effective_versions
+from connectors.delta.covered import whole_versions
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.frames import read_frame, read_slice
 from pipelines.outbox import Entry, EntryKind, Outbox
@@ -138,7 +138,7 @@ class Disturbed:
             begun=msgspec.json.decode(self.folder.attempts.read_bytes(), type=Begun).next_offset,
             outbox=entries,
             delivered={
-                table: effective_versions(self.folder.delta, table, PIPELINE).get(applied.state_epoch, -1)
+                table: whole_versions(self.folder.delta, table, PIPELINE).get(applied.state_epoch, -1)
                 for table in AUDIT_TABLES
             },
             plans=plans,

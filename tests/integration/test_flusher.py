@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from delta.tables import DeltaTable
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
 from connectors.delta.commits import read_commit
+from connectors.delta.covered import known_versions, whole_versions
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.maintenance import maintain
@@ -31,7 +33,7 @@ from connectors.errors import Corrupt, Fenced, Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 pytestmark = pytest.mark.integration
 
@@ -307,6 +309,67 @@ def test_a_restore_while_the_job_runs_is_noticed_with_the_next_commit(
 
     with pytest.raises(Corrupt, match=r"RESTOREd.*popstream restore"):
         flusher.flush("deliveries", slices([3]), 3)
+    refused = start().tables["deliveries"]
+    assert refused.was_restored
+    assert refused.delivered == 2, "nothing was written on top of it"
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1}
+
+
+def test_a_restore_between_the_look_and_the_commit_is_told_by_each_start(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([1]), 1)
+    flusher.flush("deliveries", slices([2]), 2)
+    deliveries = flusher.tables["deliveries"]
+    save = deliveries._save
+
+    def restore_and_save(frame: DataFrame, version: int) -> None:
+        DeltaTable.forPath(spark, str(root / "deliveries")).restoreToVersion(1)
+        save(frame, version)
+
+    monkeypatch.setattr(deliveries, "_save", restore_and_save)
+    with pytest.raises(Corrupt, match="RESTOREd"):
+        flusher.flush("deliveries", slices([3]), 3)
+    again = start().tables["deliveries"]
+    assert again.delivered == 3
+    assert again.was_restored
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1}
+    anew = start("epoch-2")
+    assert not anew.tables["deliveries"].was_restored
+    anew.flush("deliveries", slices([4]), 4)
+    anew.flush("deliveries", slices([5]), 5)
+    assert not start("epoch-2").tables["deliveries"].was_restored
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1, "epoch-2": 5}
+    assert known_versions(root, "deliveries", "jobs") == {"epoch-1": 3, "epoch-2": 5}
+
+
+def test_a_restore_to_a_timestamp_does_not_say_what_is_left(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([1]), 1)
+    time.sleep(1.1)
+    before = datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S")
+    time.sleep(1.1)
+    flusher.flush("deliveries", slices([2]), 2)
+    DeltaTable.forPath(spark, str(root / "deliveries")).restoreToTimestamp(before)
+    assert start().tables["deliveries"].was_restored
+    assert whole_versions(root, "deliveries", "jobs") == {}
+    start("epoch-2").flush("deliveries", slices([2]), 2)
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-2": 2}
+
+
+def test_a_restore_that_takes_no_rows_changes_nothing(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = start()
+    flusher.flush("deliveries", slices([1]), 1)
+    flusher.flush("deliveries", slices([2]), 2)
+    table = DeltaTable.forPath(spark, str(root / "deliveries"))
+    table.optimize().executeCompaction()
+    table.restoreToVersion(2)
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 2}
 
 
 def test_a_table_tells_the_last_version_of_every_state(start: Callable[..., AuditFlusher]) -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from delta.tables import DeltaTable
 from kafka import TopicPartition
@@ -23,7 +24,7 @@ from kafka.admin import KafkaAdminClient
 from broker_state.errors import Corrupt, Invalid
 from broker_state.handle import decode_handle
 from broker_state.overlay import STATE
-from broker_state.rocks_store import META, RocksStore
+from broker_state.rocks_store import BUILDER_FAMILIES, META, UNITS, RocksStore
 from checkpoints.applied import applied_of as applied_in
 from checkpoints.layout import JobFolder
 from checkpoints.replay import REPLAY_KEY, Replay
@@ -32,7 +33,10 @@ from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, table_path
 from connectors.kafka.topics import Topics, TopicSettings, describe, ensure_topics
 from pipelines.job import Job
 from pipelines.ops_log import found_log
+from pipelines.outbox import EntryKind, Outbox
+from pipelines.quarantine import Quarantine
 from pipelines.restore import EMPTY, PRESENT, Restored, restore
+from pipelines.snapshots import take_snapshot
 from pipelines.verify import Verified, verify
 from tests.support.left_behind import applied_of, audit_rows, damage, end_offsets, families_of
 from tests.support.wire import start_job, wait_for
@@ -168,15 +172,28 @@ def lose_commits(scene: Scene) -> None:
     jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()
 
 
+def restore_every_table(scene: Scene) -> None:
+    """To before the first commit: no table knows any state epoch by its rows."""
+    for table in AUDIT_TABLES:
+        DeltaTable.forPath(scene.spark, str(table_path(scene.folder.delta, table))).restoreToVersion(0)
+
+
 @pytest.mark.parametrize(
     ("harm", "said", "source"),
     [
         (lose_state, "there is no state", "snapshot"),
         (turn_state_back, "later decisions than the state", PRESENT),
         (restore_delta, "RESTOREd", EMPTY),
+        (restore_every_table, "RESTOREd", EMPTY),
         (lose_commits, "Delta has lost commits", EMPTY),
     ],
-    ids=["rocksdb lost", "rocksdb restored from an older backup", "delta restored", "delta lost commits"],
+    ids=[
+        "rocksdb lost",
+        "rocksdb restored from an older backup",
+        "delta restored",
+        "all restored",
+        "delta lost commits",
+    ],
 )
 def test_a_start_is_refused_and_a_restore_heals(
     scene: Scene, harm: Callable[[Scene], None], said: str, source: str
@@ -189,7 +206,7 @@ def test_a_start_is_refused_and_a_restore_heals(
     assert restored.source.startswith(source) or restored.source.startswith("snapshot"), restored
     assert restored.to_replay > 0
     job = scene.drain()
-    assert job.verified_rows > 0
+    assert job.verified_rows > 0 or harm is restore_every_table
     scene.compare_with_a_fresh_job()
 
 
@@ -225,6 +242,20 @@ def test_a_state_with_a_damaged_file_is_passed_over(scene: Scene) -> None:
     scene.compare_with_a_fresh_job()
 
 
+def test_a_builders_store_with_a_damaged_file_is_built_anew(scene: Scene) -> None:
+    """It opens: damage is met when it is read."""
+    with RocksStore(scene.root / "made", BUILDER_FAMILIES) as store:
+        store.write_changes([(UNITS, b"%06d" % number, number.to_bytes(400)) for number in range(5_000)])
+        store.checkpoint(scene.folder.queues)
+    table = max(scene.folder.queues.glob("*.sst"), key=lambda file: file.stat().st_size)
+    damage(table, table.stat().st_size // 2)
+    restored = scene.restore()
+    assert restored.source == PRESENT
+    assert restored.replaced is not None
+    assert (Path(restored.replaced) / "queues").is_dir()
+    assert not scene.folder.queues.exists()
+
+
 def test_rows_that_somebody_changed_are_noticed_by_the_replay(scene: Scene) -> None:
     turn_state_back(scene)
     path = table_path(scene.folder.delta, "operations")
@@ -242,16 +273,74 @@ def test_rows_that_somebody_changed_are_noticed_by_the_replay(scene: Scene) -> N
     assert "operations has other rows than its log leads to" in str(job.failure)
 
 
+def test_a_record_that_was_quarantined_stays_so(scene: Scene) -> None:
+    """An older state has not heard of it, and would decide it now: the tables would contradict that for ever."""
+    rejected = DeltaTable.forPath(scene.spark, str(table_path(scene.folder.delta, "rejected")))
+    row = rejected.toDF().orderBy("partition", "kafka_offset").tail(1)[0]
+    place = f"partition = {row['partition']} AND kafka_offset = {row['kafka_offset']}"
+    rejected.update(place, {"reason": "'QUARANTINED'", "detail": "'it killed the job'"})
+    lose_state(scene)
+    scene.restore()
+    with RocksStore(scene.folder.state) as store:
+        assert list(Quarantine(store)) == [((row["partition"], row["kafka_offset"]), "it killed the job")]
+
+
+def test_rows_that_no_log_leads_to_any_more_are_given_up_only_with_consent(scene: Scene) -> None:
+    """A table was moved away, and retention has taken what it came from. The state is as good as it was."""
+    shutil.move(table_path(scene.folder.delta, "deliveries"), scene.root / "away")
+    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
+    whole = found_log(scene.servers, facts)
+    log = msgspec.structs.replace(whole, first_offset={p: end - 10 for p, end in whole.end_offset.items()})
+    before = families_of(scene.folder.state)
+    options = (scene.folder, log, scene.servers, scene.spark, scene.snapshots)
+    with pytest.raises(Corrupt, match="no state can be continued") as caught:
+        restore(*options, lossy=False)
+    assert "deliveries has lost rows that it counts on" in str(caught.value)
+    restored = restore(*options, lossy=True)
+    assert restored.source == PRESENT
+    assert len(restored.lost) == 1
+    assert families_of(scene.folder.state) == before, "no handle had to die"
+    scene.drain()
+    assert applied_of(scene.folder.state).state_epoch == restored.since_loss[-1]
+
+
+def test_a_topic_that_was_made_again(scene: Scene) -> None:
+    """Nothing is given up without consent, and the old topic's rows are not taken for rows of the new one."""
+    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
+    nothing = dict.fromkeys(range(OPS_PARTITIONS), 0)
+    log = msgspec.structs.replace(
+        found_log(scene.servers, facts), topic_id="another", first_offset=nothing, end_offset=nothing
+    )
+    options = (scene.folder, log, scene.servers, scene.spark, scene.snapshots)
+    with pytest.raises(Corrupt, match="no state can be continued") as caught:
+        restore(*options, lossy=False)
+    assert f"{EMPTY}: {scene.topics.ops} does not lead to what was decided before" in str(caught.value)
+    with RocksStore(scene.folder.state) as store:
+        assert list(Outbox(store).undelivered(EntryKind.AUDIT)), "nothing waits: nothing is shown"
+    before = {table: audit_rows(scene.folder.delta, table) for table in AUDIT_TABLES}
+    first = restore(*options, lossy=True)
+    assert first.source == PRESENT
+    second = restore(*options, lossy=False)
+    assert (second.source, second.lost) == (PRESENT, [])
+    assert second.since_loss[:-1] == first.since_loss
+    assert {table: audit_rows(scene.folder.delta, table) for table in AUDIT_TABLES} == before
+    with RocksStore(scene.folder.state) as store:
+        assert not list(Outbox(store).undelivered(EntryKind.AUDIT))
+
+
 def test_a_log_that_lost_records_is_restored_only_with_consent(
     spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:
-    """Retention passed what is to be decided: then, and only then, handles of the lost time die."""
+    """Retention passed what is to be decided: then, and only then, handles of the lost time die.
+
+    What is left of the log is decided otherwise than it was, and the rows of then stay.
+    """
     scene = Scene(spark, kafka.bootstrap_servers, tmp_path)
     scene.play()
     lose_state(scene)
-    end = end_offsets(scene.servers, scene.topics.ops)
+    begin = {number: end - 30 for number, end in end_offsets(scene.servers, scene.topics.ops).items()}
     with KafkaAdminClient(bootstrap_servers=scene.servers) as admin:
-        admin.delete_records({TopicPartition(scene.topics.ops, number): offset for number, offset in end.items()})
+        admin.delete_records({TopicPartition(scene.topics.ops, number): offset for number, offset in begin.items()})
     assert "`popstream restore" in scene.refusal()
     with pytest.raises(Corrupt, match="no state can be continued") as caught:
         scene.restore()
@@ -259,10 +348,11 @@ def test_a_log_that_lost_records_is_restored_only_with_consent(
     restored = scene.restore(lossy=True)
     assert restored.source == f"snapshot {scene.snapshot_id}"
     assert restored.lost
-    with RocksStore(scene.folder.state, read_only=True) as store:
+    with RocksStore(scene.folder.state) as store:
         applied = applied_in(store)
         stored = store.get(META, REPLAY_KEY)
-    assert applied.next_offset == end
+        take_snapshot(store, None, scene.folder.scratch, scene.snapshots)
+    assert applied.next_offset == begin
     assert stored is not None
     assert Replay.decode(stored).lost == restored.lost
     job = scene.start()
@@ -270,11 +360,43 @@ def test_a_log_that_lost_records_is_restored_only_with_consent(
         wait_for(lambda: clients.sent > 150 and len(clients.answers) > 100, job)
     job.stop()
     assert job.failure is None
+    assert not verified(scene).differences
     # The client has read all answers there ever were: these are its own.
     own = [answer for op_id, answer in clients.answers.items() if op_id.startswith("w9-")]
     handles = [decode_handle(answer["handle"]) for answer in own if answer.get("handle") and answer["type"] == "pop"]
     assert handles
     assert all(handle is not None and handle.epoch > 1 << 32 for handle in handles)
+
+
+def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: Scene) -> None:
+    """Its next records would get offsets of which the tables have rows; an older snapshot would not help."""
+    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
+    whole = found_log(scene.servers, facts)
+    cut = msgspec.structs.replace(whole, end_offset={p: end - 20 for p, end in whole.end_offset.items()})
+    for state in ("present", "of the snapshot", "present, of which Delta has nothing"):
+        if "Delta" in state:
+            lose_state(scene)
+            shutil.copytree(scene.folder.root / "image", scene.folder.state)
+            shutil.rmtree(scene.folder.delta)
+        for lossy in (False, True):
+            with pytest.raises(Corrupt, match="has lost its end") as caught:
+                restore(scene.folder, cut, scene.servers, scene.spark, scene.snapshots, lossy=lossy)
+            assert f"partition 0 ends at {cut.end_offset[0]}" in str(caught.value), state
+        if state == "present":
+            turn_state_back(scene)
+
+
+def test_two_hosts_with_a_disk_each_and_the_same_tables(scene: Scene) -> None:
+    """The second one has decided the same log by itself, or nothing yet; neither may write beside the first."""
+    other = JobFolder(scene.root / "other")
+    scene.drain(other.root)
+    shutil.rmtree(other.delta)
+    other.delta.symlink_to(scene.folder.delta)
+    with pytest.raises(Corrupt, match="the audit tables have decisions of another state than this one"):
+        scene.start(other.root)
+    shutil.rmtree(other.state)
+    with pytest.raises(Corrupt, match="there is no state, but the audit tables have decisions"):
+        scene.start(other.root)
 
 
 def verified(scene: Scene, since: str | None = None) -> Verified:

@@ -170,13 +170,18 @@ def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_its_rows_are_not_told_ag
     assert lab.spans() == [*spans, (3000, 3010, 10)]
 
 
+def audited(topic_id: str, end_offset: int) -> Audited:
+    """The table has rows of a topic that is there."""
+    return Audited({(*QUEUE, topic_id): end_offset} if end_offset else {}, {QUEUE[0]: topic_id})
+
+
 @pytest.mark.parametrize("audited_end", [0, 4, 1501, 3000, 4000])
 def test_a_restored_store_tells_every_row_that_the_table_lacks_and_no_other(lab: Lab, audited_end: int) -> None:
     """The table ends before the store, with it, or after it; what was on its way to it is counted anew."""
     lab.builder.adopt(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
     before = lab.stored()
-    lab.builder.begin_epoch("another", {QUEUE: Audited("id-1", audited_end)} if audited_end else {})
+    lab.builder.begin_epoch("another", audited("id-1", audited_end))
     lab.reopen()
     assert lab.builder.built.state_epoch == "another"
     left = len(range(audited_end + audited_end % 2, 3000, 2))
@@ -189,7 +194,7 @@ def test_a_restored_store_tells_every_row_that_the_table_lacks_and_no_other(lab:
 
 
 def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
-    lab.builder.begin_epoch("another", {QUEUE: Audited("id-1", 6)})
+    lab.builder.begin_epoch("another", audited("id-1", 6))
     lab.reopen()
     assert lab.builder.built.state_epoch == "another"
     lab.builder.adopt(topic(), {})
@@ -200,12 +205,19 @@ def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
 def test_a_restored_store_of_an_earlier_topic_keeps_what_the_table_has_of_the_present_one(lab: Lab) -> None:
     lab.builder.adopt(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
-    lab.builder.begin_epoch("another", {QUEUE: Audited("made again", 6)})
+    lab.builder.begin_epoch("another", audited("made again", 6))
     lab.reopen()
     assert (lab.builder.queues, lab.stored()) == ({}, {})
     lab.builder.adopt(topic("made again"), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     assert lab.spans() == [(6, 10, 4)]
+
+
+def test_a_restored_store_tells_nothing_twice_of_a_topic_that_was_deleted(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.builder.begin_epoch("another", Audited({(*QUEUE, "id-1"): 7, (*QUEUE, "older"): 99}, {}))
+    assert lab.spans() == [(7, 10, 3)]
 
 
 class Job:

@@ -110,6 +110,8 @@ def test_topic_recreated() -> None:
 def test_topic_truncated() -> None:
     said = refusal(STATE, {}, log(end_offset={0: 499, 1: 700}))
     assert "partition 0 ends at 499, but is decided up to 500" in said
+    assert "has lost its end" in said
+    assert "delete the topic, let `popstream up` make it again" in said
     assert "`popstream restore --lossy`" in said
 
 
@@ -136,7 +138,7 @@ def test_partition_added() -> None:
 
 def test_partition_gone() -> None:
     said = refusal(STATE, {}, log(first_offset={0: 0}, end_offset={0: 600}))
-    assert "partition 1 is gone" in said
+    assert "partition 1 ends at 0, but is decided up to 700" in said
 
 
 def damaged(checkpoint: Path, how: str) -> None:

@@ -1,0 +1,87 @@
+"""What is given up by going on with a state: nothing, or what its owner has to consent to.
+
+```
+present state, snapshot   its next records are not in the log      they are never decided
+                          it had rows in Delta that are gone       they are never written again
+empty state               a log that begins later, or is another   all that was decided before
+```
+
+A state that gives up nothing is continued without a question (`popstream restore`), any other with `--lossy`.
+"""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from checkpoints.applied import Applied
+from checkpoints.reconcile import LogFound, lost_records, require_same_log
+from checkpoints.replay import Replay
+
+__all__ = ["Continuable", "Losses", "losses_of"]
+
+
+class Continuable(msgspec.Struct, frozen=True, kw_only=True):
+    """What a state knows of itself; without `applied` it is empty.
+
+    Attributes:
+        applied: How far the log is decided.
+        noted: By table, the apply_seq up to which it has seen its rows in Delta.
+        replay: Of the restore that it came from.
+    """
+
+    applied: Applied | None = None
+    noted: Mapping[str, int] = {}
+    replay: Replay = Replay(restored_from="")
+
+    def is_of(self, log: LogFound) -> bool:
+        """Whether it has decided this topic, and not an earlier one of the same name."""
+        return self.applied is not None and self.applied.ops_topic_id == log.topic_id
+
+
+class Losses(msgspec.Struct, frozen=True, kw_only=True):
+    """One line for each loss.
+
+    Attributes:
+        records: Of the log: handles of the lost time must die.
+        rows: Of the tables.
+    """
+
+    records: list[str] = []
+    rows: list[str] = []
+
+    @property
+    def lines(self) -> list[str]:
+        """All of them."""
+        return [*self.records, *self.rows]
+
+
+def losses_of(
+    state: Continuable, log: LogFound, whole: Mapping[str, Mapping[str, int]], *, was_more: bool = False
+) -> Losses:
+    """What going on with `state` gives up.
+
+    Args:
+        state: A candidate.
+        log: The ops topic.
+        whole: By table, the last apply_seq of each state epoch up to which all its rows are there.
+        was_more: Something was decided that this log does not lead to: it was another topic, or had lost records.
+
+    Raises:
+        Corrupt: No consent helps: the log has lost its end, or has other partitions.
+    """
+    if state.applied is None:
+        records = lost_records({}, log)
+        if was_more:
+            records.append(f"{log.topic} does not lead to what was decided before: its leases and positions are gone")
+        return Losses(records=records)
+    if state.is_of(log):
+        require_same_log(state.applied, log)
+        records = lost_records(state.applied.next_offset, log)
+    else:
+        records = [f"{log.topic} was deleted and made again: what had been in it is gone"]
+    rows = [
+        f"{name} has lost rows that it counts on: they end at apply_seq {had}, not {seq}"
+        for name, seq in sorted(state.noted.items())
+        if (had := whole[name].get(state.applied.state_epoch, -1)) < seq
+    ]
+    return Losses(records=records, rows=rows)
