@@ -238,7 +238,9 @@ class Host:
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
         with held_signals(), errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
-            session = build_session("popstream", jars, driver_memory=self.settings.driver_memory, conf=conf)
+            heap = self.settings.driver_memory
+            # All of it from the start: a heap that grows stops everything for a full collection each time.
+            session = build_session("popstream", jars, driver_memory=heap, java_options=[f"-Xms{heap}"], conf=conf)
             if is_ours:
                 self._stack.callback(_ended, "spark", session.stop)
         silence_query_errors()

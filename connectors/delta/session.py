@@ -84,7 +84,7 @@ def build_session(
         app_name: Name in Spark's logs.
         jars: Delta and the Kafka source (`connectors.jars`): PySpark brings neither.
         master: `local[n]`: n tasks at a time.
-        driver_memory: Heap of the JVM. Resident memory goes up to about 400 MiB above it.
+        driver_memory: Heap of the JVM. Resident memory goes up to about 650 MiB above it.
         java_options: Flags of the JVM after ours.
         conf: Spark settings on top of ours, which they override.
     """

@@ -2,7 +2,8 @@
 
 ```
 minute 0         capacity: operations as fast as they go; half of what is decided of them is the load from then on
-the first 2/3    nothing is killed but the broker, once, in the middle: memory and times are those of one process
+minutes 0 to 10  warm-up: the broker is killed once, so that the largest micro-batch of a calm time has been seen
+until 2/3        nothing is killed: memory, files and times are those of one process
 the last 1/3     Python, JVM or both are killed again and again, the broker now and then
 the end          no load: the log has to be decided; clients finish; then their histories are judged, and `popstream
                  verify` decides the whole log again
@@ -310,13 +311,16 @@ def _growth(counts: list[int]) -> float:
     return max(counts[-third:]) / (max(counts[:third]) + FILES_SLACK)
 
 
-def _bounds(calm: list[Sample], watch: Watch, calm_s: float) -> Iterator[tuple[str, float, float]]:
+def _warm_up_s(calm_s: float) -> float:
+    return min(WARM_UP_S, calm_s / 3)
+
+
+def _bounds(calm: list[Sample], watch: Watch) -> Iterator[tuple[str, float, float]]:
     """(name, measured, bound)."""
-    warm = [sample for sample in calm if sample.at_s >= min(WARM_UP_S, calm_s / 3)]
-    yield "python_mb_per_minute", _slope_per_minute([(s.at_s, s.python_mb) for s in warm]), RSS_MB_PER_MINUTE_MAX
-    yield "jvm_mb_per_minute", _slope_per_minute([(s.at_s, s.jvm_mb) for s in warm]), RSS_MB_PER_MINUTE_MAX
-    yield "descriptors_growth", _growth([sample.descriptors for sample in warm]), FILES_RATIO_MAX
-    files = [counts for at_s, counts in watch.files if warm[0].at_s <= at_s <= calm_s]
+    yield "python_mb_per_minute", _slope_per_minute([(s.at_s, s.python_mb) for s in calm]), RSS_MB_PER_MINUTE_MAX
+    yield "jvm_mb_per_minute", _slope_per_minute([(s.at_s, s.jvm_mb) for s in calm]), RSS_MB_PER_MINUTE_MAX
+    yield "descriptors_growth", _growth([sample.descriptors for sample in calm]), FILES_RATIO_MAX
+    files = [counts for at_s, counts in watch.files if calm[0].at_s <= at_s <= calm[-1].at_s]
     for name in files[0]:
         yield f"{name}_files_growth", _growth([counts[name] for counts in files]), FILES_RATIO_MAX
     thirds = _thirds(calm)
@@ -344,7 +348,7 @@ def _disturb(
 ) -> int:
     """Wait until the end, killing as the module says; how many kills."""
     chance, kills = random.Random(8), 0
-    broker_due, kill_due = calm_s / 2, calm_s
+    broker_due, kill_due = _warm_up_s(calm_s) / 2, calm_s
     while watch.now_s < end_s:
         time.sleep(0.2)
         if watch.now_s >= broker_due:
@@ -413,9 +417,9 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
             text=True,
             check=False,
         )
-    calm = [sample for sample in watch.samples if sample.at_s <= calm_s]
+    calm = [sample for sample in watch.samples if _warm_up_s(calm_s) <= sample.at_s <= calm_s]
     bounds = [
-        *_bounds(calm, watch, calm_s),
+        *_bounds(calm, watch),
         ("seconds_until_lag_is_zero", drained_s, 60.0),
         ("violations_in_histories", len(history.violations), 0),
         ("messages_not_seen", clients.unseen, 0),
