@@ -12,22 +12,35 @@ import msgspec
 from broker_state.overlay import STATE, Change
 from broker_state.records import LaneRecord, QueueRecord
 
-__all__ = ["next_generation", "raise_generation"]
+__all__ = ["generation_of", "next_generation", "raise_generation"]
 
 _SHIFT = 32
 
 
-def next_generation(epoch: int) -> int:
-    """The first epoch of the generation after that of `epoch`.
+def generation_of(epoch: int) -> int:
+    """How often the generation was raised before this epoch was given out.
 
-    >>> next_generation(7) == 1 << 32, next_generation((3 << 32) + 7) == 4 << 32
-    (True, True)
+    >>> generation_of(7), generation_of((3 << 32) + 7)
+    (0, 3)
     """
-    return ((epoch >> _SHIFT) + 1) << _SHIFT
+    return epoch >> _SHIFT
 
 
-def raise_generation(state: Iterable[tuple[bytes, bytes]]) -> Iterator[Change]:
-    """What changes of the `state` family, given as keys and values in their order.
+def next_generation(epoch: int, used: int = 0) -> int:
+    """The first epoch of the generation after that of `epoch`, and after `used`.
+
+    >>> next_generation(7) == 1 << 32, next_generation((3 << 32) + 7) == 4 << 32, next_generation(7, used=8) == 9 << 32
+    (True, True, True)
+    """
+    return (max(generation_of(epoch), used) + 1) << _SHIFT
+
+
+def raise_generation(state: Iterable[tuple[bytes, bytes]], used: int = 0) -> Iterator[Change]:
+    """What changes of the `state` family.
+
+    Args:
+        state: Keys and values in their order.
+        used: The highest generation that was ever given out; the state may be older.
 
     Raises:
         CorruptValueError: A record cannot be read.
@@ -39,9 +52,9 @@ def raise_generation(state: Iterable[tuple[bytes, bytes]]) -> Iterator[Change]:
         kind = key[len(prefix) : len(prefix) + 1]
         if kind == b"Q":
             queue = QueueRecord.decode(value)
-            raised = msgspec.structs.replace(queue, epoch_base=next_generation(queue.epoch_base))
+            raised = msgspec.structs.replace(queue, epoch_base=next_generation(queue.epoch_base, used))
             yield STATE, key, raised.encode()
         elif kind == b"N":
             lane = LaneRecord.decode(value)
-            epoch = next_generation(lane.epoch)
+            epoch = next_generation(lane.epoch, used)
             yield STATE, key, msgspec.structs.replace(lane, epoch=epoch, reset_epoch=epoch).encode()

@@ -41,6 +41,7 @@ __all__ = [
     "OUTBOX",
     "QUEUES",
     "UNITS",
+    "DiskFull",
     "Erasure",
     "FrozenState",
     "RocksStore",
@@ -66,12 +67,17 @@ class StoreStopped(Unavailable):
     """The disk does not do what it should, or is full; what is on it is known only after reopening."""
 
 
+class DiskFull(StoreStopped):
+    """There is no room to open it: with room again, everything is as it was."""
+
+
 class RocksStore:
     """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs.
 
     Raises:
         Invalid: It cannot be opened.
-        StoreStopped: The disk is full, so it cannot be opened now; or, of each method that reads, a read failed.
+        DiskFull: It cannot be opened now.
+        StoreStopped: Of each method that reads: a read failed.
         Corrupt: Of each method that reads: what is there is damaged.
     """
 
@@ -88,7 +94,7 @@ class RocksStore:
             )
         except Exception as error:  # rocksdict raises bare Exception
             msg = f"cannot open the state in {path}: {error}"
-            kind = StoreStopped if "No space left" in str(error) else Invalid
+            kind = DiskFull if "No space left" in str(error) else Invalid
             raise kind(msg, subject=str(path)) from error
         self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in names}
         self._handles: dict[Family, ColumnFamily] = {name: self._db.get_column_family_handle(name) for name in names}

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from checkpoints.applied import Applied
-from checkpoints.reconcile import LogFound, lost_records, require_same_log
+from checkpoints.reconcile import LogFound, lost_records, require_same_log, rows_counted_on
 from checkpoints.replay import Replay
 
 __all__ = ["Continuable", "Losses", "losses_of"]
@@ -33,17 +33,17 @@ class Continuable(msgspec.Struct, frozen=True, kw_only=True):
     noted: Mapping[str, int] = {}
     replay: Replay = Replay(restored_from="")
 
-    def is_of(self, log: LogFound) -> bool:
-        """Whether it has decided this topic, and not an earlier one of the same name."""
-        return self.applied is not None and self.applied.ops_topic_id == log.topic_id
+    def is_of_another(self, log: LogFound) -> bool:
+        """Whether it has decided an earlier topic of the same name."""
+        return self.applied is not None and self.applied.ops_topic_id != log.topic_id
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
     """One line for each loss.
 
     Attributes:
-        records: Of the log: handles of the lost time must die.
-        rows: Of the tables.
+        records: What of the log is never decided; if there is any, the generation rises.
+        rows: What the tables do not get again.
     """
 
     records: list[str] = []
@@ -74,14 +74,15 @@ def losses_of(
         if was_more:
             records.append(f"{log.topic} does not lead to what was decided before: its leases and positions are gone")
         return Losses(records=records)
-    if state.is_of(log):
+    if state.is_of_another(log):
+        records = [f"{log.topic} was deleted and made again: what had been in it is gone"]
+    else:
         require_same_log(state.applied, log)
         records = lost_records(state.applied.next_offset, log)
-    else:
-        records = [f"{log.topic} was deleted and made again: what had been in it is gone"]
     rows = [
         f"{name} has lost rows that it counts on: they end at apply_seq {had}, not {seq}"
-        for name, seq in sorted(state.noted.items())
-        if (had := whole[name].get(state.applied.state_epoch, -1)) < seq
+        for name, epochs in sorted(rows_counted_on(state.applied, state.noted, state.replay).items())
+        for epoch, seq in epochs.items()
+        if (had := whole[name].get(epoch, -1)) < seq
     ]
     return Losses(records=records, rows=rows)

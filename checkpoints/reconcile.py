@@ -18,6 +18,7 @@ import msgspec
 
 from broker_state.errors import Corrupt
 from checkpoints.applied import Applied
+from checkpoints.replay import Replay
 
 __all__ = [
     "RESTORE",
@@ -29,8 +30,10 @@ __all__ = [
     "require_end",
     "require_same_log",
     "require_same_topic",
+    "rows_counted_on",
 ]
 
+NEW = Replay(restored_from="")
 RESTORE = "stop the job and run `popstream restore`"
 RESTORE_LOSSY = (
     "bring the log back, or accept that what it lost is never decided: stop the job and run `popstream restore --lossy`"
@@ -54,7 +57,9 @@ class TableFound(msgspec.Struct, frozen=True, kw_only=True):
     was_restored: bool = False
 
 
-def reconcile(applied: Applied | None, noted: Mapping[str, int], log: LogFound, tables: Iterable[TableFound]) -> None:
+def reconcile(
+    applied: Applied | None, noted: Mapping[str, int], log: LogFound, tables: Iterable[TableFound], replay: Replay = NEW
+) -> None:
     """Refuse what deciding and publishing again cannot heal.
 
     Args:
@@ -62,6 +67,7 @@ def reconcile(applied: Applied | None, noted: Mapping[str, int], log: LogFound, 
         noted: By table, the apply_seq up to which the state had seen its rows in Delta, before it forgot them.
         log: The ops topic.
         tables: The audit tables.
+        replay: Of the restore that the state comes from.
 
     Raises:
         Corrupt: The state is lost or older than the tables, the log does not continue it, or tables lost rows.
@@ -71,7 +77,7 @@ def reconcile(applied: Applied | None, noted: Mapping[str, int], log: LogFound, 
         _refuse_lost_state(log, tables)
     else:
         require_same_log(applied, log)
-        _refuse_other_tables(applied, noted, tables)
+        _refuse_other_tables(applied, rows_counted_on(applied, noted, replay), tables)
     if lost := lost_records({} if applied is None else applied.next_offset, log):
         message = f"{log.topic} has lost records that are to be decided: {RESTORE_LOSSY}"
         raise Corrupt(message, subject=log.topic, details=lost)
@@ -100,6 +106,14 @@ def require_same_log(applied: Applied, log: LogFound) -> None:
     before, now = (applied.ops_topic_id, len(applied.next_offset)), (log.topic_id, len(log.end_offset))
     require_same_topic(log.topic, before, now)
     require_end(log, applied.next_offset)
+
+
+def rows_counted_on(applied: Applied, noted: Mapping[str, int], replay: Replay) -> dict[str, dict[str, int]]:
+    """By table and state epoch, the apply_seq up to which a state has seen rows in Delta that it has no more itself."""
+    counted = {name: dict(epochs) for name, epochs in replay.whole.items()}
+    for name, seq in noted.items():
+        counted.setdefault(name, {})[applied.state_epoch] = seq
+    return counted
 
 
 def require_end(log: LogFound, next_offset: Mapping[int, int]) -> None:
@@ -154,20 +168,22 @@ def _refuse_lost_state(log: LogFound, tables: Iterable[TableFound]) -> None:
         raise Corrupt(message, subject=log.topic, details=known)
 
 
-def _refuse_other_tables(applied: Applied, noted: Mapping[str, int], tables: Iterable[TableFound]) -> None:
+def _refuse_other_tables(
+    applied: Applied, wanted: Mapping[str, Mapping[str, int]], tables: Iterable[TableFound]
+) -> None:
     epoch = applied.state_epoch
     ours = {epoch, *applied.former_epochs}
     restored, ahead, behind, strange = [], [], [], []
     for table in tables:
         delivered = table.delivered.get(epoch, -1)
-        wanted = noted.get(table.name, -1)
         strange += [f"{table.name}: {other}" for other in sorted(table.delivered.keys() - ours)]
         if table.was_restored:
             restored.append(table.name)
         if delivered > applied.apply_seq:
             ahead.append(f"{table.name} ends at {delivered}")
-        if delivered < wanted:
-            behind.append(f"{table.name} ends at {delivered}, and had rows up to {wanted}")
+        for life, seq in wanted.get(table.name, {}).items():
+            if (last := table.delivered.get(life, -1)) < seq:
+                behind.append(f"{table.name} ends at {last}, and had rows up to {seq}")
     if restored:
         message = (
             f"{', '.join(restored)} was RESTOREd: rows are gone that Delta still counts as written, and it would skip"

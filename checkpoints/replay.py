@@ -31,6 +31,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         lost: What was given up with this restore: a line each.
         compared_from: By table and partition, the Kafka offset below which its rows come from what has been lost.
         since_loss: State epochs from the last restore on that gave something up; empty: the log leads to all of it.
+        whole: By table, the last apply_seq of each earlier state epoch up to which its rows were there.
+        table_version: By table, the version of Delta that this was read from.
     """
 
     restored_from: str
@@ -38,6 +40,8 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
     lost: list[str] = []
     compared_from: dict[str, dict[int, int]] = {}
     since_loss: list[str] = []
+    whole: dict[str, dict[str, int]] = {}
+    table_version: dict[str, int] = {}
 
     def encode(self) -> bytes:
         """Format byte and MessagePack."""

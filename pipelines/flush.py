@@ -12,7 +12,7 @@ from pipelines.frames import read_slice
 from pipelines.insistent import Insistent
 from pipelines.outbox import Entry, EntryKind, Outbox
 
-__all__ = ["FlushLoop", "TableSink"]
+__all__ = ["Flush", "FlushLoop", "TableSink"]
 
 _log = structlog.get_logger(__name__)
 
@@ -29,26 +29,16 @@ class TableSink(Protocol):
         """Commit the rows of the span that ends at `upto`; how many they were."""
 
 
-class FlushLoop:
-    """Writes the rows of all micro-batches since the last flush, every `interval_s`.
+class Flush:
+    """Writes the rows of all micro-batches since the last time.
 
     Args:
         outbox: Where the rows wait.
         flusher: Writes a span of them to one table in one commit.
-        interval_s: Longer: fewer, larger files and an older audit.
         applied_seq: The last apply_seq that was written.
-        on_failure: Called once with what ended the loop.
     """
 
-    def __init__(
-        self,
-        outbox: Outbox,
-        flusher: TableSink,
-        *,
-        interval_s: float,
-        applied_seq: Callable[[], int],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
+    def __init__(self, outbox: Outbox, flusher: TableSink, *, applied_seq: Callable[[], int]) -> None:
         self._outbox = outbox
         self._flusher = flusher
         self._applied_seq = applied_seq
@@ -56,25 +46,11 @@ class FlushLoop:
         # What a killed predecessor had committed, but not noted, leaves the outbox too.
         outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=self._seq)])
         self.flushed_rows = 0
-        self._loop = Insistent("flush", interval_s, self.flush, on_failure)
 
     @property
     def delivered_seq(self) -> int:
         """The rows of every micro-batch up to this one are in Delta."""
         return self._seq
-
-    def start(self) -> None:
-        """Begin flushing."""
-        self._loop.start()
-
-    def stop(self) -> None:
-        """Flush what there is, then end."""
-        self._loop.stop()
-
-    @property
-    def problem(self) -> str | None:
-        """Why Delta does not take what is decided, if it does not; it is tried again for as long as it takes."""
-        return self._loop.problem
 
     def flush(self) -> None:
         """Bring every table up to the last micro-batch that was written."""
@@ -106,3 +82,40 @@ class FlushLoop:
 
     def _waiting(self, applied: int) -> Iterator[Entry]:
         return self._outbox.undelivered(EntryKind.AUDIT, self._seq, applied)
+
+
+class FlushLoop(Flush):
+    """Does it every `interval_s`, in a thread.
+
+    Args:
+        outbox: As of `Flush`, with the next two.
+        flusher: As above.
+        applied_seq: As above.
+        interval_s: Longer: fewer, larger files and an older audit.
+        on_failure: Called once with what ended the loop.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        flusher: TableSink,
+        *,
+        interval_s: float,
+        applied_seq: Callable[[], int],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        super().__init__(outbox, flusher, applied_seq=applied_seq)
+        self._loop = Insistent("flush", interval_s, self.flush, on_failure)
+
+    def start(self) -> None:
+        """Begin flushing."""
+        self._loop.start()
+
+    def stop(self) -> None:
+        """Flush what there is, then end."""
+        self._loop.stop()
+
+    @property
+    def problem(self) -> str | None:
+        """Why Delta does not take what is decided, if it does not; it is tried again for as long as it takes."""
+        return self._loop.problem

@@ -226,6 +226,7 @@ class Job:
             ops_topic_id=self.ops.topic_id,
             covered=replay.covered,
             compared_from=replay.compared_from,
+            restores_known=replay.table_version,
         )
         reconcile(
             known,
@@ -235,6 +236,7 @@ class Job:
                 TableFound(name=name, delivered=table.versions, was_restored=table.was_restored)
                 for name, table in flusher.tables.items()
             ],
+            replay,
         )
         return applied, flusher
 

@@ -4,8 +4,9 @@
 candidates, best first      the present state, snapshots from the newest on, an empty state
 each must                   open, be of this ops topic, have its next records in the log,
                             and have had no rows in Delta that are there no more (`checkpoints.losses`)
-the first that does         gets a new state epoch, and knows which rows the tables have: they are recomputed and
-                            compared by the next `popstream up`, and not written again
+the first that does,        gets a new state epoch, and knows which rows the tables have: they are recomputed and
+or else, with consent,      compared by the next `popstream up`, and not written again
+the one that loses least
 ```
 
 The builder's store is kept if it is whole, else that of the snapshot comes with the state, or a new one; whichever it
@@ -14,13 +15,13 @@ is gets an epoch of its own, and tells again what it has built beyond the rows o
 Nothing is thrown away: what lay in the place before is moved to `replaced/`.
 """
 
-import math
+import contextlib
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 import structlog
@@ -28,28 +29,29 @@ from pyspark.sql import SparkSession
 
 from broker_state.errors import Corrupt, Invalid
 from broker_state.generation import raise_generation
-from broker_state.overlay import STATE, Family
-from broker_state.rocks_store import BUILDER_FAMILIES, FAMILIES, META, RocksStore, StoreStopped
+from broker_state.overlay import STATE, Change, Family
+from broker_state.rocks_store import BUILDER_FAMILIES, FAMILIES, META, DiskFull, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, applied_of, decode_noted, encode_noted
 from checkpoints.attempts import Attempts
 from checkpoints.layout import JobFolder
 from checkpoints.losses import Continuable, Losses, losses_of
-from checkpoints.reconcile import LogFound, require_end
+from checkpoints.reconcile import LogFound, require_end, require_same_log
 from checkpoints.replay import REPLAY_KEY, Replay, replay_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from connectors.delta.covered import (
     covered_offsets,
+    generation_used,
     has_rows_of_others,
     known_versions,
     quarantined,
     whole_versions,
 )
 from connectors.delta.flusher import AuditFlusher
-from connectors.delta.store import ensure_table
-from connectors.delta.tables import AUDIT_TABLES
+from connectors.delta.store import ensure_table, newest_versions
+from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.builder.audited import audited_queues
 from pipelines.builder.builder import Audited, Builder
-from pipelines.flush import FlushLoop
+from pipelines.flush import Flush
 from pipelines.outbox import Outbox
 from pipelines.quarantine import QUARANTINE, quarantine_change
 
@@ -66,12 +68,12 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     """What was put in place.
 
     Attributes:
-        source: The present state, the id of a snapshot, or an empty state.
+        source: The present state, a snapshot with its id, or an empty state.
         apply_seq: Where it goes on.
         to_replay: Records of the log that follow it.
-        passed_over: Better candidates, and why they could not be taken.
+        passed_over: Other candidates, and why they could not be taken.
         lost: What was given up; only after a lossy restore.
-        since_loss: State epochs from the last lossy restore on: snapshots of theirs alone can be gone on from.
+        since_loss: State epochs from the last lossy restore on: only their snapshots are a base for `popstream verify`.
         replaced: Where the former state lies now.
     """
 
@@ -88,6 +90,14 @@ class _Candidate(NamedTuple):
     source: str
     put: Callable[[Path], None]
     """Puts its files (`state`, and perhaps `queues`) into a folder."""
+
+
+class _Judged(NamedTuple):
+    candidate: _Candidate
+    place: Path
+    """Its files are there."""
+    found: Continuable
+    losses: Losses
 
 
 def restore(
@@ -108,166 +118,223 @@ def restore(
         bootstrap_servers: Its Kafka, and that of the message topics.
         spark: A session with Delta.
         snapshots: Where they are kept.
-        lossy: Take a state although something is given up with it.
+        lossy: If something is given up with every state, take the one with the least.
         only: Id of the one snapshot to take.
 
     Raises:
         Invalid: There is no such snapshot.
-        Unavailable: Snapshots or Kafka cannot be reached, or the disk takes nothing: no worse state is taken for that.
-        Corrupt: No candidate will do; it says why for each. Or the log lost its end, or has other partitions.
+        Unavailable: Snapshots or Kafka cannot be reached, or the disk is full: no other state is taken for that.
+        Corrupt: No candidate will do; it says why for each. Or no state can: the log lost its end or has other
+            partitions, or a table has rows on top of a hole.
     """
-    beside = _Beside(spark, folder.delta, log)
-    for ends in beside.covered.values():
+    tables = _Tables.read(spark, folder.delta, log)
+    for ends in tables.covered.values():
         require_end(log, ends)
+    for applied in _decided(folder, snapshots):
+        if applied.ops_topic_id == log.topic_id:
+            require_same_log(applied, log)
     audited = audited_queues(spark, folder.delta, bootstrap_servers)
-    passed_over: list[str] = []
-    was_more = beside.has_rows_of_others
-    for candidate in _candidates(folder, snapshots, only):
-        place = folder.scratch / f"restore-{uuid.uuid4().hex}"
-        try:
+    passed_over: dict[str, str] = {}
+    candidates = _candidates(folder, snapshots, only)
+    with contextlib.closing(_judged(candidates, folder, log, tables, passed_over, lossy=lossy)) as good:
+        for judged in good:
+            source, losses = judged.candidate.source, judged.losses
+            applied, replay = _continued(judged, log, tables)
             try:
-                candidate.put(place)
-                found = _read(place)
-            except (Corrupt, Invalid, StoreStopped) as error:
-                passed_over.append(f"{candidate.source}: {error.message}")
+                _begin(judged, applied, replay, spark, folder.delta)
+            except Corrupt as error:
+                passed_over[source] = error.message
                 continue
-            if problem := _problem(found, log, is_empty=candidate.source == EMPTY):
-                passed_over.append(f"{candidate.source}: {problem}")
-                continue
-            losses = losses_of(found, log, beside.whole, was_more=was_more)
-            was_more |= bool(found.replay.since_loss) or (found.applied is not None and not found.is_of(log))
-            if losses.lines and not lossy:
-                passed_over.append(f"{candidate.source}: {'; '.join(losses.lines)} (`--lossy` accepts that)")
-                continue
-            applied, replay = beside.begin(place / "state", candidate.source, found, losses)
-            # What the log has lost of a builder's dispatches, only another building of its queues tells again.
-            keep_queues = candidate.source == PRESENT or not losses.records
-            replaced = _swap(folder, place, keep_queues=keep_queues)
+            # What the log has lost of the dispatches, only a builder tells again that builds its queues anew.
+            replaced = _swap(folder, judged.place, keep_queues=not losses.records)
             Attempts(folder.attempts).forget()
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-        _begin_queues(folder, audited)
-        return Restored(
-            source=candidate.source,
-            apply_seq=applied.apply_seq,
-            to_replay=sum(end - applied.next_offset[partition] for partition, end in log.end_offset.items()),
-            passed_over=passed_over,
-            lost=losses.lines,
-            since_loss=replay.since_loss,
-            replaced=None if replaced is None else str(replaced),
-        )
+            _begin_queues(folder, audited)
+            return Restored(
+                source=source,
+                apply_seq=applied.apply_seq,
+                to_replay=sum(end - applied.next_offset[partition] for partition, end in log.end_offset.items()),
+                passed_over=[f"{other}: {why}" for other, why in passed_over.items() if other != source],
+                lost=losses.lines,
+                since_loss=replay.since_loss,
+                replaced=None if replaced is None else str(replaced),
+            )
     message = "no state can be continued:"
-    raise Corrupt(message, subject=str(folder.root), details=passed_over)
+    details = [f"{source}: {why}" for source, why in passed_over.items()]
+    raise Corrupt(message, subject=str(folder.root), details=details)
 
 
-class _Beside:
-    """The log and the audit tables, beside which a state is to go on."""
+class _Tables(NamedTuple):
+    """What the audit tables have."""
 
-    def __init__(self, spark: SparkSession, delta: Path, log: LogFound) -> None:
-        self._spark, self._delta, self._log = spark, delta, log
+    version: dict[str, int]
+    whole: dict[str, dict[str, int]]
+    epochs: set[str]
+    """All that ever wrote to them."""
+    covered: dict[str, dict[int, int]]
+    has_others: bool
+    """Rows of an earlier ops topic."""
+
+    @classmethod
+    def read(cls, spark: SparkSession, delta: Path, log: LogFound) -> Self:
         for table in AUDIT_TABLES.values():
             ensure_table(spark, delta, table)
-        self.whole = {name: whole_versions(delta, name, PIPELINE) for name in AUDIT_TABLES}
-        self.covered = self._covered(log.topic_id)
-        self.has_rows_of_others = any(has_rows_of_others(spark, delta, name, log.topic_id) for name in AUDIT_TABLES)
-
-    def begin(self, state: Path, source: str, found: Continuable, losses: Losses) -> tuple[Applied, Replay]:
-        """Make a state the begin of a new state epoch, which continues all that the tables know."""
-        applied = self._applied(found)
-        replay = self._replay(source, found, losses, applied.state_epoch)
-        is_other = found.applied is not None and not found.is_of(self._log)
-        quarantine = quarantined(self._spark, self._delta, self._log.topic_id)
-        with RocksStore(state) as store:
-            outbox = Outbox(store)
-            if is_other:
-                self._flush_rows_of_the_former_topic(outbox, found, applied.state_epoch)
-            raised = list(raise_generation(store.scan(STATE, b""))) if losses.records else []
-            store.write_changes(
-                [
-                    *raised,
-                    *outbox.changes([]),
-                    *(quarantine_change(*place) for place in quarantine),
-                    (META, APPLIED_KEY, applied.encode()),
-                    (META, NOTED_KEY, encode_noted({})),
-                    (META, REPLAY_KEY, replay.encode()),
-                ],
-                [QUARANTINE] if is_other else [],
-            )
-        return applied, replay
-
-    def _applied(self, found: Continuable) -> Applied:
-        before = found.applied
-        decided = before.next_offset if before is not None and found.is_of(self._log) else {}
-        epochs = {epoch for name in AUDIT_TABLES for epoch in known_versions(self._delta, name, PIPELINE)}
-        if before is not None:
-            epochs |= {*before.former_epochs, before.state_epoch}
-        return Applied(
-            state_epoch=uuid.uuid4().hex,
-            ops_topic=self._log.topic,
-            ops_topic_id=self._log.topic_id,
-            apply_seq=0 if before is None else before.apply_seq,
-            next_offset={p: max(first, decided.get(p, 0)) for p, first in self._log.first_offset.items()},
-            former_epochs=sorted(epochs),
+        return cls(
+            version={name: newest_versions(table_path(delta, name))[0] for name in AUDIT_TABLES},
+            whole={name: whole_versions(delta, name, PIPELINE) for name in AUDIT_TABLES},
+            epochs={epoch for name in AUDIT_TABLES for epoch in known_versions(delta, name, PIPELINE)},
+            covered=_covered(spark, delta, log.topic_id),
+            has_others=any(has_rows_of_others(spark, delta, name, log.topic_id) for name in AUDIT_TABLES),
         )
 
-    def _replay(self, source: str, found: Continuable, losses: Losses, state_epoch: str) -> Replay:
-        since_loss: list[str] = []
-        compared_from: dict[str, dict[int, int]] = {}
-        if losses.lines:
-            since_loss, compared_from = [state_epoch], self.covered
-        elif found.replay.since_loss:
-            since_loss, compared_from = [*found.replay.since_loss, state_epoch], found.replay.compared_from
-        return Replay(
-            restored_from=source,
-            covered=self.covered,
-            lost=losses.lines,
-            compared_from=compared_from,
-            since_loss=since_loss,
+
+def _covered(spark: SparkSession, delta: Path, topic_id: str) -> dict[str, dict[int, int]]:
+    return {name: covered_offsets(spark, delta, name, topic_id) for name in AUDIT_TABLES}
+
+
+def _decided(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Applied]:
+    """How far anything that can still be asked had decided the log."""
+    for snapshot in snapshots.list():
+        yield snapshot.applied
+    if folder.state.is_dir():
+        with contextlib.suppress(Corrupt, Invalid), RocksStore(folder.state, read_only=True) as state:
+            if state.get(META, APPLIED_KEY) is not None:
+                yield applied_of(state)
+
+
+def _judged(
+    candidates: Iterable[_Candidate],
+    folder: JobFolder,
+    log: LogFound,
+    tables: _Tables,
+    passed_over: dict[str, str],
+    *,
+    lossy: bool,
+) -> Generator[_Judged]:
+    """Those with which nothing is given up, as they come; then, with consent, the others, the least loss first."""
+    costly: list[tuple[_Candidate, Losses]] = []
+    was_more = tables.has_others
+    for candidate in candidates:
+        with contextlib.ExitStack() as stack:
+            try:
+                place = stack.enter_context(_placed(candidate, folder))
+                found = _read(place)
+            except DiskFull:
+                raise
+            except (Corrupt, Invalid, StoreStopped) as error:
+                passed_over[candidate.source] = error.message
+                continue
+            if problem := _problem(candidate, found, log):
+                passed_over[candidate.source] = problem
+                continue
+            losses = losses_of(found, log, tables.whole, was_more=was_more)
+            was_more |= bool(found.replay.since_loss) or found.is_of_another(log)
+            if not losses.lines:
+                yield _Judged(candidate, place, found, losses)
+                continue
+            passed_over[candidate.source] = f"{'; '.join(losses.lines)} (`--lossy` accepts that)"
+            costly.append((candidate, losses))
+    if lossy:
+        for candidate, losses in sorted(costly, key=lambda one: (bool(one[1].records), bool(one[1].rows))):
+            with _placed(candidate, folder) as place:
+                yield _Judged(candidate, place, _read(place), losses)
+
+
+@contextlib.contextmanager
+def _placed(candidate: _Candidate, folder: JobFolder) -> Iterator[Path]:
+    place = folder.scratch / f"restore-{uuid.uuid4().hex}"
+    try:
+        candidate.put(place)
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def _continued(judged: _Judged, log: LogFound, tables: _Tables) -> tuple[Applied, Replay]:
+    """The begin of a new state epoch, which continues all that the tables know."""
+    candidate, _, found, losses = judged
+    before = found.applied
+    epochs = tables.epochs if before is None else tables.epochs | {*before.former_epochs, before.state_epoch}
+    decided = {} if before is None or found.is_of_another(log) else before.next_offset
+    applied = Applied(
+        state_epoch=uuid.uuid4().hex,
+        ops_topic=log.topic,
+        ops_topic_id=log.topic_id,
+        apply_seq=0 if before is None else before.apply_seq,
+        next_offset={p: max(first, decided.get(p, 0)) for p, first in log.first_offset.items()},
+        former_epochs=sorted(epochs),
+    )
+    since_loss: list[str] = []
+    compared_from: dict[str, dict[int, int]] = {}
+    if losses.lines:
+        since_loss, compared_from = [applied.state_epoch], tables.covered
+    elif found.replay.since_loss:
+        since_loss, compared_from = [*found.replay.since_loss, applied.state_epoch], found.replay.compared_from
+    replay = Replay(
+        restored_from=candidate.source,
+        covered=tables.covered,
+        lost=losses.lines,
+        compared_from=compared_from,
+        since_loss=since_loss,
+        whole=tables.whole,
+        table_version=tables.version,
+    )
+    return applied, replay
+
+
+def _begin(judged: _Judged, applied: Applied, replay: Replay, spark: SparkSession, delta: Path) -> None:
+    """Write it into the state at its place; the rows that wait there for Delta stay those of their own topic."""
+    before = judged.found.applied
+    is_of_another = before is not None and before.ops_topic_id != applied.ops_topic_id
+    quarantine = [quarantine_change(*place) for place in quarantined(spark, delta, applied.ops_topic_id)]
+    with RocksStore(judged.place / "state") as store:
+        outbox = Outbox(store)
+        if before is not None and is_of_another:
+            _flush_rows_of(before, outbox, applied.state_epoch, spark, delta)
+        raised: Iterable[Change] = ()
+        if judged.losses.records:
+            raised = list(raise_generation(store.scan(STATE, b""), generation_used(spark, delta)))
+        store.write_changes(
+            [
+                *raised,
+                *outbox.changes([]),
+                *quarantine,
+                (META, APPLIED_KEY, applied.encode()),
+                (META, NOTED_KEY, encode_noted({})),
+                (META, REPLAY_KEY, replay.encode()),
+            ],
+            [QUARANTINE] if is_of_another else [],
         )
 
-    def _flush_rows_of_the_former_topic(self, outbox: Outbox, found: Continuable, state_epoch: str) -> None:
-        """What waits in the outbox would go to Delta under the id of the topic that there is now."""
-        assert found.applied is not None
-        upto, topic_id = found.applied.apply_seq, found.applied.ops_topic_id
-        covered = self._covered(topic_id)
-        flusher = AuditFlusher(
-            self._spark,
-            self._delta,
-            PIPELINE,
-            state_epoch,
-            ops_topic_id=topic_id,
-            covered=covered,
-            compared_from=covered,
-        )
-        FlushLoop(outbox, flusher, interval_s=math.inf, applied_seq=lambda: upto, on_failure=_raise).flush()
 
-    def _covered(self, topic_id: str) -> dict[str, dict[int, int]]:
-        return {name: covered_offsets(self._spark, self._delta, name, topic_id) for name in AUDIT_TABLES}
-
-
-def _raise(error: BaseException) -> None:
-    raise error
+def _flush_rows_of(before: Applied, outbox: Outbox, state_epoch: str, spark: SparkSession, delta: Path) -> None:
+    """What waits of a former topic would go to Delta under the id of the one that there is now."""
+    there = _covered(spark, delta, before.ops_topic_id)
+    flusher = AuditFlusher(
+        spark, delta, PIPELINE, state_epoch, ops_topic_id=before.ops_topic_id, covered=there, compared_from=there
+    )
+    Flush(outbox, flusher, applied_seq=lambda: before.apply_seq).flush()
 
 
 def _candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | None) -> Iterator[_Candidate]:
-    def fetched(snapshot: Snapshot) -> Callable[[Path], None]:
-        return lambda place: snapshots.fetch(snapshot, place)
+    """Best first.
 
-    found = snapshots.list()
-    if only is not None:
-        chosen = [snapshot for snapshot in found if snapshot.id == only]
-        if not chosen:
-            message = (
-                f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` tells which there are"
-            )
-            raise Invalid(message, subject=only)
-        yield _Candidate(only, fetched(chosen[0]))
-        return
-    if folder.state.is_dir():
+    Raises:
+        Invalid: There is no snapshot `only`.
+    """
+
+    def fetched(snapshot: Snapshot) -> _Candidate:
+        return _Candidate(f"snapshot {snapshot.id}", lambda place: snapshots.fetch(snapshot, place))
+
+    found = [snapshot for snapshot in snapshots.list() if only in {None, snapshot.id}]
+    if only is not None and not found:
+        message = f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` tells which there are"
+        raise Invalid(message, subject=only)
+    if only is None and folder.state.is_dir():
         yield _Candidate(PRESENT, lambda place: _copy_of_present(folder, place))
     for snapshot in found:
-        yield _Candidate(f"snapshot {snapshot.id}", fetched(snapshot))
-    yield _Candidate(EMPTY, lambda place: (place / "state").mkdir(parents=True))
+        yield fetched(snapshot)
+    if only is None:
+        yield _Candidate(EMPTY, lambda place: (place / "state").mkdir(parents=True))
 
 
 def _copy_of_present(folder: JobFolder, place: Path) -> None:
@@ -301,10 +368,10 @@ def _read_all(store: RocksStore, families: Iterable[Family]) -> None:
             pass
 
 
-def _problem(found: Continuable, log: LogFound, *, is_empty: bool) -> str | None:
+def _problem(candidate: _Candidate, found: Continuable, log: LogFound) -> str | None:
     """Why nobody would want to continue this."""
     if found.applied is None:
-        return None if is_empty else "it has decided nothing"
+        return None if candidate.source == EMPTY else "it has decided nothing"
     return None if found.applied.ops_topic == log.topic else f"it is of {found.applied.ops_topic}"
 
 
@@ -327,7 +394,7 @@ def _swap(folder: JobFolder, place: Path, *, keep_queues: bool) -> Path | None:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     replaced = folder.root / "replaced" / f"{stamp}-{uuid.uuid4().hex[:6]}"
     moved = None
-    for restored, present in ((place / "state", folder.state), (place / "queues", folder.queues)):
+    for restored, present in ((place / "queues", folder.queues), (place / "state", folder.state)):
         if present == folder.queues and keep_queues and _is_whole(present):
             continue
         if present.exists():
@@ -345,6 +412,8 @@ def _is_whole(queues: Path) -> bool:
     try:
         with RocksStore(queues, BUILDER_FAMILIES) as store:
             _read_all(store, BUILDER_FAMILIES)
+    except DiskFull:
+        raise
     except (Corrupt, Invalid, StoreStopped) as error:
         _log.warning("queues_replaced", error=str(error))
         return False

@@ -9,10 +9,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
+from broker_state.generation import generation_of
 from connectors.delta.commits import Commit, commits_back_from, read_commit
 from connectors.delta.store import newest_versions
 from connectors.delta.table_log import read_table_log
-from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, KEY_COLUMNS, REJECTED, arrow_schema, table_path
+from connectors.delta.tables import (
+    AUDIT_TABLES,
+    CONSUME_QUEUE,
+    DELIVERIES,
+    KEY_COLUMNS,
+    REJECTED,
+    arrow_schema,
+    table_path,
+)
 from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
@@ -24,6 +33,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Covered",
     "covered_offsets",
+    "generation_used",
     "has_rows_of_others",
     "known_versions",
     "quarantined",
@@ -79,9 +89,11 @@ def known_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
 def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
     """The last apply_seq of each state epoch up to which no row of it was taken away.
 
-    That is what Delta says, but for a table that was RESTOREd: there it says what had been before. What an epoch has
-    committed above a RESTORE counts only if the RESTORE took nothing from it. One to a timestamp does not say how far
-    it went: of the epochs below it nothing is known.
+    That is what Delta says, but for a table that was RESTOREd: there it says what had been before. One to a timestamp
+    does not say how far it went: of the epochs below it nothing is known.
+
+    Raises:
+        Corrupt: An epoch that a RESTORE took rows from has committed on top of it: there is a hole in its rows.
     """
     path, family = table_path(root, table), _family(pipeline, table)
     at, known = newest_versions(path, family)
@@ -91,11 +103,14 @@ def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
         if commit.operation == "RESTORE":
             was_restored = True
             back_to = -1 if commit.restored_version is None else commit.restored_version
-            taken = list(itertools.islice(commits_back_from(path, at - 1), at - 1 - back_to))
-            if len(taken) < at - 1 - back_to:  # Delta has removed the rest: it may have been any epoch's
-                whole.clear()
-            for epoch in {epoch for one in taken for epoch in _epochs(one, family)}:
-                whole.pop(epoch, None)
+            # Epochs follow each other: the newest below a RESTORE is the only one that may be above it as well.
+            taken = itertools.islice(commits_back_from(path, at - 1), at - 1 - back_to)
+            if any(epoch in whole for one in taken for epoch in _epochs(one, family)):
+                message = (
+                    f"{table} was RESTOREd while a job wrote to it, whose next rows lie on top of the hole: take them"
+                    f" off by `RESTORE TABLE delta.`{path}` TO VERSION AS OF {at}`, then run `popstream restore`"
+                )
+                raise Corrupt(message, subject=table)
             at = back_to
             continue
         for epoch, version in _epochs(commit, family).items():
@@ -110,6 +125,13 @@ def quarantined(spark: SparkSession, root: Path, ops_topic_id: str) -> list[tupl
     rows = _rows_of(spark, table_path(root, REJECTED.name), ops_topic_id).where(f.col("reason") == "QUARANTINED")
     found = rows.select("partition", "kafka_offset", "detail").collect()
     return [(row["partition"], row["kafka_offset"], row["detail"]) for row in found]
+
+
+def generation_used(spark: SparkSession, root: Path) -> int:
+    """The highest generation of which a handle was ever given out."""
+    rows = spark.read.format("delta").load(str(table_path(root, DELIVERIES.name)))
+    highest = rows.agg(f.max("epoch")).first()
+    return 0 if highest is None or highest[0] is None else generation_of(highest[0])
 
 
 def has_rows_of_others(spark: SparkSession, root: Path, table: str, ops_topic_id: str) -> bool:

@@ -40,6 +40,7 @@ class ExactlyOnceTable:
         table: It is created when it is missing.
         pipeline: Name of the pipeline: first part of the transaction's id.
         state_epoch: Life of the RocksDB state that counts the versions.
+        restores_known: Version of the table up to which somebody has dealt with what a RESTORE took.
         durable: Return from `append` only when the commit would survive a power loss. Without it what was handed over
             must be kept until something else has made sure.
 
@@ -48,14 +49,23 @@ class ExactlyOnceTable:
         delivered_when_opened: v as it was read from Delta when this process began.
         committed: The last version that has a commit; v may be above it when nothing came since.
         versions: The last version of each state epoch, as Delta has them.
-        was_restored: The table was RESTOREd after our last commit: rows may be missing that Delta counts as written.
+        was_restored: The table was RESTOREd, and nobody has dealt with it: rows may be missing that Delta counts as
+            written.
 
     Raises:
         Invalid: the table has other columns than this version writes.
     """
 
     def __init__(
-        self, spark: SparkSession, root: Path, table: Table, pipeline: str, state_epoch: str, *, durable: bool = True
+        self,
+        spark: SparkSession,
+        root: Path,
+        table: Table,
+        pipeline: str,
+        state_epoch: str,
+        *,
+        restores_known: int | None = None,
+        durable: bool = True,
     ) -> None:
         """Create the table if need be, and read what it holds already."""
         self.name = table.name
@@ -64,6 +74,7 @@ class ExactlyOnceTable:
         self._state_epoch = state_epoch
         self._family = f"{pipeline}/{table.name}/"
         self._app_id = f"{self._family}{state_epoch}"
+        self._restores_known = restores_known
         self._durable = durable
         # Marks our commits. Another writer with the same transaction id would make Delta skip ours without a word.
         self._token = secrets.token_hex(8)
@@ -90,12 +101,13 @@ class ExactlyOnceTable:
         history = commits_back_from(self._path, version)
         recent = self._down_to_a_commit_of_a_job(history)
         self.committed = self.versions.get(self._state_epoch, NOTHING)
-        # A state epoch without commits of its own was begun by a restore that knew of this.
-        self.was_restored = self.committed != NOTHING and _has_restore(recent)
+        # A state that has no rows here, and comes from no restore, misses none.
+        counts_on_rows = self.committed != NOTHING or self._restores_known is not None
+        self.was_restored = counts_on_rows and self._has_unknown_restore(recent)
         if recent and self._app_id in recent[-1].txns:
             # One that came between our last look and our commit lies below that.
             below = self._down_to_a_commit_of_a_job(history)
-            self.was_restored |= bool(below) and self._app_id in below[-1].txns and _has_restore(below)
+            self.was_restored |= bool(below) and self._app_id in below[-1].txns and self._has_unknown_restore(below)
         if self._durable:
             sync_commits(self._path, recent)
         self.delivered = self.delivered_when_opened = self.committed
@@ -152,6 +164,10 @@ class ExactlyOnceTable:
             if any(app_id.startswith(self._family) for app_id in commit.txns):
                 break
         return found
+
+    def _has_unknown_restore(self, commits: Iterable[Commit]) -> bool:
+        known = NOTHING if self._restores_known is None else self._restores_known
+        return _has_restore(commit for commit in commits if commit.version > known)
 
     def _fresh_commits(self) -> list[Commit]:
         """What came after the version that was last looked at: from the log itself, for Delta would run jobs for it."""

@@ -47,6 +47,7 @@ class AuditFlusher:
         ops_topic_id: Kafka's id of the ops topic, for the column of that name.
         covered: By table and partition, the Kafka offset below which its rows are there already: after a restore.
         compared_from: By table and partition, the Kafka offset below which those need not be as they are recomputed.
+        restores_known: By table, the version up to which a restore has dealt with what a RESTORE took.
         durable: Return from `flush` only when the commit would survive a power loss. Without it outbox entries must be
             kept until something else has made sure.
 
@@ -67,6 +68,7 @@ class AuditFlusher:
         ops_topic_id: str,
         covered: Mapping[str, Mapping[int, int]] | None = None,
         compared_from: Mapping[str, Mapping[int, int]] | None = None,
+        restores_known: Mapping[str, int] | None = None,
         durable: bool = True,
     ) -> None:
         """Create missing tables and read from each what it holds already."""
@@ -84,7 +86,15 @@ class AuditFlusher:
         shutil.rmtree(root / ".scratch", ignore_errors=True)
         self._scratch = root / ".scratch" / secrets.token_hex(8)
         self.tables = {
-            name: ExactlyOnceTable(spark, root, table, pipeline, state_epoch, durable=durable)
+            name: ExactlyOnceTable(
+                spark,
+                root,
+                table,
+                pipeline,
+                state_epoch,
+                restores_known=(restores_known or {}).get(name),
+                durable=durable,
+            )
             for name, table in AUDIT_TABLES.items()
         }
 

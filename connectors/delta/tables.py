@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUDIT_TABLES",
     "CONSUME_QUEUE",
+    "DELIVERIES",
     "FLUSHER_COLUMNS",
     "KEY_COLUMNS",
     "REJECTED",
@@ -181,7 +182,7 @@ _OPERATIONS: Final = Table(
     partitioned_by="op_date",
 )
 
-_DELIVERIES: Final = Table(
+DELIVERIES: Final = Table(
     "deliveries",
     "One row for each step in the life of a lease, over a range of messages of one lane.",
     (
@@ -323,7 +324,7 @@ _QUALITY_RESULTS: Final = Table(
 )
 
 AUDIT_TABLES: Final = {
-    table.name: table for table in (_OPERATIONS, _DELIVERIES, _COMMIT_POSITIONS, REJECTED, _ORDER_INFO)
+    table.name: table for table in (_OPERATIONS, DELIVERIES, _COMMIT_POSITIONS, REJECTED, _ORDER_INFO)
 }
 """Tables of the kernel's rows, written through the outbox."""
 

@@ -487,7 +487,7 @@ def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
         manifest.write_text(json.dumps(fields))
     log = found_log(lab.servers, describe(lab.servers, [lab.job.topics.ops])[lab.job.topics.ops])
     restored = restore(folder, log, lab.servers, lab.spark, snapshots, lossy=False, only=snapshot.id)
-    assert restored.source == snapshot.id
+    assert restored.source == f"snapshot {snapshot.id}"
     lab.job = lab.start()
     lab.send(topic, 30)
     lab.wait(topic)

@@ -334,6 +334,9 @@ def test_a_restore_between_the_look_and_the_commit_is_told_by_each_start(
     again = start().tables["deliveries"]
     assert again.delivered == 3
     assert again.was_restored
+    with pytest.raises(Corrupt, match=r"on top of the hole: take them off by `RESTORE TABLE .* TO VERSION AS OF 3`"):
+        whole_versions(root, "deliveries", "jobs")
+    DeltaTable.forPath(spark, str(root / "deliveries")).restoreToVersion(3)
     assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1}
     anew = start("epoch-2")
     assert not anew.tables["deliveries"].was_restored
@@ -358,6 +361,26 @@ def test_a_restore_to_a_timestamp_does_not_say_what_is_left(
     assert whole_versions(root, "deliveries", "jobs") == {}
     start("epoch-2").flush("deliveries", slices([2]), 2)
     assert whole_versions(root, "deliveries", "jobs") == {"epoch-2": 2}
+    # As Delta does when a checkpoint covers them, a week later.
+    (root / "deliveries" / "_delta_log" / f"{0:020d}.json").unlink()
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-2": 2}
+
+
+def test_a_restore_before_the_first_commit_of_a_state_is_told_unless_it_is_known(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    """The state comes from another one, whose rows it counts on."""
+    flusher = start()
+    flusher.flush("deliveries", slices([1]), 1)
+    flusher.flush("deliveries", slices([2]), 2)
+    DeltaTable.forPath(spark, str(root / "deliveries")).restoreToVersion(1)
+
+    def found(restores_known: int) -> bool:
+        table = AUDIT_TABLES["deliveries"]
+        return ExactlyOnceTable(spark, root, table, "jobs", "epoch-2", restores_known=restores_known).was_restored
+
+    assert found(2)
+    assert not found(3)
 
 
 def test_a_restore_that_takes_no_rows_changes_nothing(

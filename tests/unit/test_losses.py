@@ -11,6 +11,7 @@ from broker_state.errors import Corrupt
 from checkpoints.applied import Applied
 from checkpoints.losses import Continuable, Losses, losses_of
 from checkpoints.reconcile import LogFound
+from checkpoints.replay import Replay
 
 STATE = Applied(state_epoch="b", ops_topic="ops", ops_topic_id="id-1", apply_seq=30, next_offset={0: 500, 1: 700})
 LOG = LogFound(topic="ops", topic_id="id-1", first_offset={0: 0, 1: 0}, end_offset={0: 600, 1: 700})
@@ -50,6 +51,12 @@ def test_rows_that_are_gone_are_told_by_table() -> None:
         "operations has lost rows that it counts on: they end at apply_seq 30, not 31",
         "rejected has lost rows that it counts on: they end at apply_seq -1, not 4",
     ]
+
+
+def test_rows_of_the_states_before_it_count_too() -> None:
+    replay = Replay(restored_from="", whole={"operations": {"a": 9}, "rejected": {"a": 2}})
+    found = losses_of(Continuable(applied=STATE, replay=replay), LOG, WHOLE)
+    assert found.rows == ["rejected has lost rows that it counts on: they end at apply_seq -1, not 2"]
 
 
 @pytest.mark.parametrize(

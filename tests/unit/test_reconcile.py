@@ -14,6 +14,7 @@ import pytest
 from broker_state.errors import Corrupt
 from checkpoints.applied import Applied
 from checkpoints.reconcile import LogFound, TableFound, reconcile
+from checkpoints.replay import Replay
 from checkpoints.spark_progress import fresh_checkpoint, planned_end
 
 TOPIC = "popstream.ops"
@@ -98,6 +99,15 @@ def test_two_hosts_with_a_state_each_write_to_the_same_tables() -> None:
 def test_a_restored_state_knows_the_epochs_that_it_continues() -> None:
     state = msgspec.structs.replace(STATE, state_epoch="c", former_epochs=["a", "b"])
     reconcile(state, {}, LOG, [table(a=12, b=99, c=30)])
+
+
+def test_a_restored_state_counts_on_the_rows_of_those_before_it() -> None:
+    """The table was moved away before the new state wrote to it: nothing else says that it had been there."""
+    replay = Replay(restored_from="", whole={"operations": {"a": 12}})
+    state = msgspec.structs.replace(STATE, former_epochs=["a"])
+    reconcile(state, {}, LOG, [table(a=12), table("rejected")], replay)
+    with pytest.raises(Corrupt, match="operations ends at -1, and had rows up to 12"):
+        reconcile(state, {}, LOG, [table(), table("rejected")], replay)
 
 
 def test_topic_recreated() -> None:
