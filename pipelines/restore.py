@@ -196,7 +196,7 @@ def _decided(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Applied]:
     for snapshot in snapshots.list():
         yield snapshot.applied
     if folder.state.is_dir():
-        with contextlib.suppress(Corrupt, Invalid), RocksStore(folder.state, read_only=True) as state:
+        with contextlib.suppress(Corrupt, Invalid, StoreStopped), RocksStore(folder.state, read_only=True) as state:
             if state.get(META, APPLIED_KEY) is not None:
                 yield applied_of(state)
 
