@@ -218,6 +218,7 @@ class ScriptedConsumer:
     logs: ClassVar[dict[tuple[str, int], Log]]
     made: ClassVar[list[ScriptedConsumer]]
     gate: ClassVar[threading.Event]
+    is_at_gate: ClassVar[threading.Event]
     connect_error: ClassVar[Exception | None]
 
     def __init__(self, **options: Any) -> None:
@@ -256,6 +257,7 @@ class ScriptedConsumer:
 
     def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, list[Record]]:
         assert not self.is_closed
+        self.is_at_gate.set()
         self.gate.wait()
         for partition, position in self.positions.items():
             assert position is not None
@@ -286,6 +288,7 @@ def logs(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[str, int], Log]:
     ScriptedConsumer.logs, ScriptedConsumer.made, ScriptedConsumer.connect_error = {}, [], None
     ScriptedConsumer.gate = threading.Event()
     ScriptedConsumer.gate.set()
+    ScriptedConsumer.is_at_gate = threading.Event()
     return ScriptedConsumer.logs
 
 
@@ -320,7 +323,7 @@ def test_two_threads_that_want_the_same_read_it_once(
     ScriptedConsumer.gate.clear()
     # The thread is in a poll for this one until all the others wait.
     first = pool.submit(payloads.fetch, "orders", 1, [(0, 0)], LONG_S)
-    wait_until_asked(payloads, ("orders", 1), 1)
+    assert ScriptedConsumer.is_at_gate.wait(LONG_S)
     wanted = ([(40, 60)], [(0, 50)], [(45, 45), (0, 3)])
     futures = [pool.submit(payloads.fetch, *QUEUE, ranges, LONG_S) for ranges in wanted]
     wait_until_asked(payloads, QUEUE, 3)
