@@ -392,10 +392,9 @@ def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: Scene)
             lose_state(scene)
             shutil.copytree(scene.folder.root / "image", scene.folder.state)
             shutil.rmtree(scene.folder.delta)
-        for lossy in (False, True):
-            with pytest.raises(Corrupt, match="has lost its end") as caught:
-                restore(scene.folder, cut, scene.servers, scene.spark, scene.snapshots, lossy=lossy)
-            assert f"partition 0 ends at {cut.end_offset[0]}" in str(caught.value), state
+        with pytest.raises(Corrupt, match="has lost its end") as caught:
+            restore(scene.folder, cut, scene.servers, scene.spark, scene.snapshots, lossy=True)
+        assert f"partition 0 ends at {cut.end_offset[0]}" in str(caught.value), state
         if state == "present":
             turn_state_back(scene)
 
