@@ -9,10 +9,9 @@ import structlog
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.failpoints import failpoint
 from pipelines.frames import read_slice
-from pipelines.insistent import Insistent
 from pipelines.outbox import Entry, EntryKind, Outbox
 
-__all__ = ["Flush", "FlushLoop", "TableSink"]
+__all__ = ["Flush", "TableSink"]
 
 _log = structlog.get_logger(__name__)
 
@@ -82,40 +81,3 @@ class Flush:
 
     def _waiting(self, applied: int) -> Iterator[Entry]:
         return self._outbox.undelivered(EntryKind.AUDIT, self._seq, applied)
-
-
-class FlushLoop(Flush):
-    """Does it every `interval_s`, in a thread.
-
-    Args:
-        outbox: As of `Flush`, with the next two.
-        flusher: As above.
-        applied_seq: As above.
-        interval_s: Longer: fewer, larger files and an older audit.
-        on_failure: Called once with what ended the loop.
-    """
-
-    def __init__(
-        self,
-        outbox: Outbox,
-        flusher: TableSink,
-        *,
-        interval_s: float,
-        applied_seq: Callable[[], int],
-        on_failure: Callable[[BaseException], None],
-    ) -> None:
-        super().__init__(outbox, flusher, applied_seq=applied_seq)
-        self._loop = Insistent("flush", interval_s, self.flush, on_failure)
-
-    def start(self) -> None:
-        """Begin flushing."""
-        self._loop.start()
-
-    def stop(self) -> None:
-        """Flush what there is, then end."""
-        self._loop.stop()
-
-    @property
-    def problem(self) -> str | None:
-        """Why Delta does not take what is decided, if it does not; it is tried again for as long as it takes."""
-        return self._loop.problem

@@ -35,7 +35,8 @@ from pipelines.builder.running import RunningBuilder
 from pipelines.dead_letters import REQUEST_BYTES_MAX, KafkaLetterReader
 from pipelines.decode import Decoder
 from pipelines.failpoints import failpoint
-from pipelines.flush import FlushLoop
+from pipelines.flush import Flush
+from pipelines.insistent import Insistent
 from pipelines.inspect_state import queues_in
 from pipelines.intake import Intake, MicroBatch
 from pipelines.log_watch import LogWatch
@@ -150,13 +151,8 @@ class Job:
             publish=self.publisher.publish,
             after_batch=self._after_batch,
         )
-        self.flush_loop = FlushLoop(
-            self.outbox,
-            self._flusher,
-            interval_s=settings.flush_interval_s,
-            applied_seq=lambda: self.apply_ops.applied.apply_seq,
-            on_failure=self.fail,
-        )
+        self.flush = Flush(self.outbox, self._flusher, applied_seq=lambda: self.apply_ops.applied.apply_seq)
+        self.flush_loop = Insistent("flush", settings.flush_interval_s, self.flush.flush, self.fail)
         self.log_watch = LogWatch(bootstrap_servers, self.ops, lambda: self.apply_ops.applied.next_offset, self.fail)
         self.log_watch.start()
         self._stack.callback(self.log_watch.stop)
@@ -315,7 +311,7 @@ class Job:
     @property
     def obstacles(self) -> list[str]:
         """What keeps the job from deciding or delivering now; without any it is ready."""
-        units = None if self.builder is None else self.builder.unit_flush.problem
+        units = None if self.builder is None else self.builder.unit_flush.loop.problem
         found = [problem for problem in (self.log_watch.problem, self.flush_loop.problem, units) if problem]
         if self._is_full:
             limit = self.settings.outbox_bytes_max
@@ -341,7 +337,7 @@ class Job:
 
     def _after_batch(self, report: BatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
         behind = report.records >= self.settings.records_per_batch_max
-        self.metrics.record(report, self.outbox, self.flush_loop.delivered_seq)
+        self.metrics.record(report, self.outbox, self.flush.delivered_seq)
         self.ticker.learn(deadlines, newest_ms, behind=behind)
         failpoint("commit")
 

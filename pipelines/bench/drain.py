@@ -67,10 +67,10 @@ def drain(
             lags.append((round(now, 1), host.job.outbox.undelivered_bytes))
             if not answered_s and totals.records >= records:
                 answered_s = now
-            if answered_s and host.job.flush_loop.delivered_seq >= totals.apply_seq:
+            if answered_s and host.job.flush.delivered_seq >= totals.apply_seq:
                 break
             if answered_s and flush_interval_s > 60:
-                host.job.flush_loop.flush()
+                host.job.flush.flush()
                 continue
             if host.job.failure is not None:
                 raise host.job.failure

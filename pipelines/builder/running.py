@@ -91,8 +91,8 @@ class RunningBuilder:
                 on_failure=on_failure,
             )
             self.sender.send(self.outbox.undelivered(EntryKind.DISPATCH))
-            self.unit_flush.start()
-            stack.callback(self.unit_flush.stop)
+            self.unit_flush.loop.start()
+            stack.callback(self.unit_flush.loop.stop)
             self.query.start()
             stack.callback(self.query.stop)
             self._stack = stack.pop_all()

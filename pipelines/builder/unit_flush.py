@@ -58,6 +58,9 @@ class UnitFlush:
         outbox: The builder's, with the spans.
         interval_s: Longer: fewer, larger files and an older table.
         on_failure: Called once with what ended the thread.
+
+    Attributes:
+        loop: The thread; whoever makes this starts and stops it.
     """
 
     def __init__(
@@ -89,25 +92,12 @@ class UnitFlush:
         self.flushed_rows = 0
         self._is_in_doubt = False
         self._note_committed()
-        self._loop = Insistent("unit_flush", interval_s, self.flush, on_failure, self._is_due)
+        self.loop = Insistent("unit_flush", interval_s, self.flush, on_failure, self._is_due)
 
     @property
     def delivered_seq(self) -> int:
         """The units of every WriteBatch of the builder up to this one are in Delta."""
         return self._table.delivered
-
-    @property
-    def problem(self) -> str | None:
-        """Why Delta does not take the units, if it does not; it is tried again for as long as it takes."""
-        return self._loop.problem
-
-    def start(self) -> None:
-        """Begin flushing."""
-        self._loop.start()
-
-    def stop(self) -> None:
-        """Flush what there is, then end."""
-        self._loop.stop()
 
     def postpone(self) -> None:
         """The builder has much to read just now: messages go first, their rows can wait a little."""
@@ -123,7 +113,7 @@ class UnitFlush:
         if not has_room:
             frame.unpersist()
         if kept_rows + rows >= KEPT_ROWS_MAX // 2:
-            self._loop.hurry()
+            self.loop.hurry()
 
     def flush(self) -> None:
         """Bring the table up to the last WriteBatch of the builder; one call at a time."""

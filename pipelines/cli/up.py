@@ -93,7 +93,7 @@ def _summary(host: Host) -> str:
     if host.obstacles:
         return "not ready: " + " · ".join(host.obstacles)
     totals = host.job.metrics.totals()
-    behind = max(0, host.job.apply_ops.applied.apply_seq - host.job.flush_loop.delivered_seq)
+    behind = max(0, host.job.apply_ops.applied.apply_seq - host.job.flush.delivered_seq)
     took_ms = sum(totals.last_batch_ms.values())
     rate = host.status_server.operations_per_s()
     return (

@@ -106,7 +106,7 @@ def settle(host: Host, ops_in_log: int) -> None:
         require_running(host)
         applied = host.job.apply_ops.applied
         is_decided = sum(applied.next_offset.values()) >= ops_in_log
-        if is_decided and host.job.flush_loop.delivered_seq >= applied.apply_seq:
+        if is_decided and host.job.flush.delivered_seq >= applied.apply_seq:
             return
         if time.monotonic() > deadline:
             message = f"the tables are not complete after {SETTLE_TIMEOUT_S:.0f} s"

@@ -160,7 +160,7 @@ def test_delta_away_until_the_outbox_is_full(
     try:
         with Wire(job) as wire:
             wire.ask("declare", topic_id="id")
-            wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq)
+            wait_for(lambda: job.flush.delivered_seq == job.apply_ops.applied.apply_seq)
             delta.rename(away)
             delta.write_text("where the volume was mounted")
             for number in range(50):
@@ -179,7 +179,7 @@ def test_delta_away_until_the_outbox_is_full(
             away.rename(delta)
             assert wire.answer(unheard["op_id"])["code"] == code_of(Reason.NO_MESSAGE)
             wait_for(lambda: not job.obstacles)
-            wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq)
+            wait_for(lambda: job.flush.delivered_seq == job.apply_ops.applied.apply_seq)
             op_ids = [row["op_id"] for row in audit_rows(delta, "operations") if row["kind"] == "pop"]
             assert len(op_ids) == len(set(op_ids)) == SENT + 1
             units = wait_for(lambda: len(rows := table_rows(delta, "consume_queue")) >= 50 and rows, job)

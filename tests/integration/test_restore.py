@@ -94,7 +94,7 @@ class Scene:
 
     def wait_until_all_is_in_delta(self, job: Job) -> None:
         wait_for(lambda: job.apply_ops.applied.next_offset == end_offsets(self.servers, self.topics.ops), job)
-        wait_for(lambda: job.flush_loop.delivered_seq == job.apply_ops.applied.apply_seq, job)
+        wait_for(lambda: job.flush.delivered_seq == job.apply_ops.applied.apply_seq, job)
 
     def drain(self, folder: Path | None = None) -> Job:
         """Decide what is left of the log without adding to it; the job has stopped."""

@@ -14,7 +14,7 @@ from broker_state.rocks_store import FAMILIES, RocksStore
 from checkpoints.applied import Applied
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines import apply_ops
-from pipelines.flush import FlushLoop
+from pipelines.flush import Flush
 from pipelines.outbox import Outbox
 from tests.simulation.disk import SimulatedTables
 from tests.simulation.run import check_seed
@@ -148,13 +148,13 @@ def let_a_zombie_write(patch: pytest.MonkeyPatch) -> None:
 
 def note_the_flush_too_early(patch: pytest.MonkeyPatch) -> None:
     """Entries leave the outbox as soon as a flush begins."""
-    flush = FlushLoop.flush
+    flush = Flush.flush
 
-    def early(self: FlushLoop) -> None:
+    def early(self: Flush) -> None:
         self._outbox.delivered([entry.key for entry in self._outbox.undelivered(4)])
         flush(self)
 
-    patch.setattr(FlushLoop, "flush", early)
+    patch.setattr(Flush, "flush", early)
 
 
 HOLES = [

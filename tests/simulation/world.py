@@ -21,7 +21,7 @@ from connectors.kafka.topics import Topics
 from pipelines import failpoints
 from pipelines.apply_ops import ApplyOps
 from pipelines.decode import Decoder, KafkaRecord
-from pipelines.flush import FlushLoop
+from pipelines.flush import Flush
 from pipelines.intake import MicroBatch
 from pipelines.outbox import Outbox
 from pipelines.publish import Publisher
@@ -135,7 +135,6 @@ class Instance:
         self.outbox = Outbox(disk.store)
         self.producer = SimulatedProducer(disk)
         self.publisher = Publisher(TOPICS, self.outbox, self.producer, Letters())
-        self.failures: list[BaseException] = []
         self.apply_ops = ApplyOps(
             store=disk.store,
             require_ownership=self._require_ownership,
@@ -152,13 +151,7 @@ class Instance:
             publish=self.publisher.publish,
             after_batch=lambda *_: failpoints.failpoint("commit"),
         )
-        self.flush_loop = FlushLoop(
-            self.outbox,
-            self.tables,
-            interval_s=1,
-            applied_seq=lambda: self.apply_ops.applied.apply_seq,
-            on_failure=self.failures.append,
-        )
+        self.flush = Flush(self.outbox, self.tables, applied_seq=lambda: self.apply_ops.applied.apply_seq)
 
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
         """See `apply_ops.Records`: now one slice, now two."""
@@ -243,9 +236,8 @@ class World:
                     instance = self._after(crash, instance)
             self._crash_rate = 0.0
             instance.publisher.close()
-            instance.flush_loop.flush()
+            instance.flush.flush()
             instance.run_batch(self._ends())
-            assert not instance.failures
             return Outcome(self.disk)
         finally:
             failpoints.arm(None)
@@ -262,7 +254,7 @@ class World:
         elif what < 0.65:
             instance.run_again()
         elif what < 0.8:
-            instance.flush_loop.flush()
+            instance.flush.flush()
         elif what < 0.97:
             instance.producer.pump(chance.choice([1, 2, 50]))
         else:

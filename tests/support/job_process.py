@@ -145,7 +145,7 @@ def _run(orders: dict[str, Any]) -> int:
             applied = host.job.apply_ops.applied
             is_decided = all(applied.next_offset.get(partition, 0) >= offset for partition, offset in until.items())
             # A cold Spark on a slow machine would need longer for the rows than a stop may take.
-            if until and is_decided and host.job.flush_loop.delivered_seq >= applied.apply_seq:
+            if until and is_decided and host.job.flush.delivered_seq >= applied.apply_seq:
                 host.ask_to_stop()
 
         threading.Thread(target=obey, daemon=True).start()

@@ -276,7 +276,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatusSer
         store=RocksStore(root / "state"),
         metrics=SimpleNamespace(totals=lambda: Totals(operations=7)),
         apply_ops=SimpleNamespace(applied=SimpleNamespace(apply_seq=5)),
-        flush_loop=SimpleNamespace(delivered_seq=4),
+        flush=SimpleNamespace(delivered_seq=4),
         outbox=SimpleNamespace(undelivered_bytes=9),
         log_watch=SimpleNamespace(lag=3),
         settings=SimpleNamespace(topic_prefix="p"),

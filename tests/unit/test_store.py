@@ -20,7 +20,8 @@ from broker_state.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.rocks_store import FAMILIES, META, OUTBOX, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines.flush import FlushLoop
+from pipelines.flush import Flush
+from pipelines.insistent import Insistent
 from pipelines.outbox import EntryKind, Outbox
 from tests.support.left_behind import damage
 from tests.support.small_job import DECLARE, POP, SmallJob, written_to
@@ -316,14 +317,10 @@ def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path)
         again = SmallJob(tmp_path, store)
         tables = Tables(delivered=1)
         failures: list[BaseException] = []
-        loop = FlushLoop(
-            again.outbox,
-            tables,
-            interval_s=1,
-            applied_seq=lambda: again.apply_ops.applied.apply_seq,
-            on_failure=failures.append,
-        )
-        loop.flush()
+        flush = Flush(again.outbox, tables, applied_seq=lambda: again.apply_ops.applied.apply_seq)
+        loop = Insistent("flush", 60, flush.flush, failures.append)
+        loop.start()
+        loop.stop()
         assert not failures
         assert {upto for _, upto, _ in tables.spans} == {2}
         assert {seq for _, _, seqs in tables.spans for seq in seqs} == {2}
