@@ -61,6 +61,7 @@ Erasure = tuple[Family, bytes, bytes]
 _BLOCK_CACHE_BYTES = 64 * 1024 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 _WAL_BYTES = 256 * 1024 * 1024
+_RESTORE = "stop the job and run `popstream restore`"
 
 
 class StoreStopped(Unavailable):
@@ -75,10 +76,10 @@ class RocksStore:
     """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs.
 
     Raises:
-        Invalid: It cannot be opened.
+        Invalid: It cannot be opened: there is none, or another process has it.
         DiskFull: It cannot be opened now.
         StoreStopped: Of each method that reads: a read failed.
-        Corrupt: Of each method that reads: what is there is damaged.
+        Corrupt: It cannot be opened, or, of each method that reads, not be read: what is there is damaged.
     """
 
     def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
@@ -93,9 +94,7 @@ class RocksStore:
                 access_type=access,
             )
         except Exception as error:  # rocksdict raises bare Exception
-            msg = f"cannot open the state in {path}: {error}"
-            kind = DiskFull if "No space left" in str(error) else Invalid
-            raise kind(msg, subject=str(path)) from error
+            raise _unopenable(path, str(error)) from error
         self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in names}
         self._handles: dict[Family, ColumnFamily] = {name: self._db.get_column_family_handle(name) for name in names}
         self._sync = WriteOptions()
@@ -246,10 +245,20 @@ class FrozenState:
         return []
 
 
+def _unopenable(path: Path, said: str) -> PopstreamError:
+    message = f"cannot open the state in {path}: {said}"
+    if "No space left" in said:
+        return DiskFull(message, subject=str(path))
+    # A file of tables that is gone is told as corruption, a manifest as one that is not there.
+    if "Corruption" in said or "MANIFEST" in said:
+        return Corrupt(f"{message}: {_RESTORE}", subject=str(path))
+    return Invalid(message, subject=str(path))
+
+
 def _unreadable(error: Exception) -> PopstreamError:
     message = f"the state cannot be read: {error}"
     if "Corruption" in str(error):
-        return Corrupt(f"{message}: stop the job and run `popstream restore`")
+        return Corrupt(f"{message}: {_RESTORE}")
     return StoreStopped(message)
 
 

@@ -1,7 +1,8 @@
 """What Spark's checkpoint says: the range of records that each micro-batch was planned to have.
 
 A planned range, not the records that came, says how far a micro-batch reaches: offsets missing inside it are holes
-(control records, aborted transactions).
+(control records, aborted transactions). What cannot be read here ends the query and nothing else: the next start has a
+checkpoint of its own.
 """
 
 import functools
@@ -9,7 +10,7 @@ import json
 import shutil
 from pathlib import Path
 
-from broker_state.errors import Corrupt
+from broker_state.errors import Unavailable
 
 __all__ = ["SparkPlans", "fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
 
@@ -28,7 +29,7 @@ class SparkPlans:
 
     @functools.cached_property
     def query_id(self) -> str:
-        """Spark's id of the query; raises Corrupt when the checkpoint does not say."""
+        """Spark's id of the query; raises Unavailable when the checkpoint does not say."""
         return query_id(self._checkpoint)
 
     def end_of(self, batch_id: int) -> dict[int, int]:
@@ -48,7 +49,7 @@ def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
     """The offset after the last of micro-batch `batch_id`, by topic and partition.
 
     Raises:
-        Corrupt: the checkpoint has no readable plan for it.
+        Unavailable: the checkpoint has no readable plan for it.
     """
     try:
         topics = json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2])
@@ -57,24 +58,24 @@ def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
         raise _no_plan(checkpoint, batch_id) from error
 
 
-def _no_plan(checkpoint: Path, batch_id: int) -> Corrupt:
+def _no_plan(checkpoint: Path, batch_id: int) -> Unavailable:
     file = checkpoint / "offsets" / str(batch_id)
-    message = f"Spark's plan of micro-batch {batch_id} cannot be read from {file}: remove the checkpoint, it is rebuilt"
-    return Corrupt(message, subject=str(file))
+    message = f"Spark's plan of micro-batch {batch_id} cannot be read from {file}"
+    return Unavailable(message, subject=str(file))
 
 
 def query_id(checkpoint: Path) -> str:
     """Spark's id of the query that owns the checkpoint.
 
     Raises:
-        Corrupt: the checkpoint does not say.
+        Unavailable: the checkpoint does not say.
     """
     file = checkpoint / "metadata"
     try:
         return str(json.loads(file.read_text())["id"])
     except (OSError, KeyError, ValueError) as error:
-        message = f"Spark's id of the query cannot be read from {file}: remove the checkpoint, it is rebuilt"
-        raise Corrupt(message, subject=str(file)) from error
+        message = f"Spark's id of the query cannot be read from {file}"
+        raise Unavailable(message, subject=str(file)) from error
 
 
 def fresh_checkpoint(root: Path) -> Path:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from broker_state.errors import Corrupt
+from broker_state.errors import Unavailable
 from pipelines.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
 
 __all__ = ["SLICE_BYTES_MAX", "Intake", "MicroBatch"]
@@ -107,7 +107,7 @@ class Intake:
         }
         if missing := sorted(wanted - values.keys()):
             message = f"{self._topic} had a record at (partition, offset) {missing[0]} a moment ago, and has it no more"
-            raise Corrupt(message, subject=self._topic)
+            raise Unavailable(message, subject=self._topic)  # the next start looks what else is gone
         return [values.get((record.partition, record.kafka_offset), record) for record in pending]
 
 

@@ -244,7 +244,9 @@ def test_what_is_applied_is_not_decided_again(tmp_path: Path, disk: type[Disk]) 
     [
         ("IO error: No space left on device: While appending to file: /state/000012.sst", StoreStopped),
         ("IO error: While lock file: /state/LOCK: Resource temporarily unavailable", Invalid),
-        ("Corruption: checksum mismatch", Invalid),
+        ("Corruption: checksum mismatch", Corrupt),
+        ("IO error: No such file or directory: While opening a file: /state/MANIFEST-000004", Corrupt),
+        ("IO error: No such file or directory: While opening a file: /state/CURRENT", Invalid),
     ],
 )
 def test_only_room_may_come_by_itself_for_a_store_that_cannot_be_opened(
