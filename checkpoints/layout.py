@@ -2,15 +2,18 @@
 
 var/job/
   state/        RocksDB, the truth
-  spark/        Spark's checkpoint: which records a micro-batch has; rebuilt from the state when it is lost
+  spark/        Spark's checkpoint: which records a micro-batch has; begun anew with every start
   queues/       RocksDB of the builder: the consume queues of the message topics
   spark_build/  Spark's checkpoint of the builder's query, begun anew with every query
   delta/        the audit tables
   snapshots/    snapshots, unless the settings name another place
+  replaced/     what a restore has put aside
   scratch/      what is made and removed again
   attempts      what the job has begun to decide and not ended
   lock          held by the job that owns all this
   job.json      who that is and where it listens
+  kafka/        the embedded broker, when there is one
+  job.log       and jvm.log: what the job and its JVM say
 """
 
 from pathlib import Path
@@ -54,6 +57,11 @@ class JobFolder(msgspec.Struct, frozen=True):
     def snapshots(self) -> Path:
         """Snapshots of state and queues."""
         return self.root / "snapshots"
+
+    @property
+    def replaced(self) -> Path:
+        """What was there before a restore, a folder for each."""
+        return self.root / "replaced"
 
     @property
     def scratch(self) -> Path:

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import msgspec
 
 from checkpoints.applied import Applied
-from checkpoints.reconcile import LogFound, lost_records, require_same_log, rows_counted_on
-from checkpoints.replay import Replay
+from checkpoints.reconcile import LogFound, lost_records, missing_rows, require_same_log
+from checkpoints.replay import NO_REPLAY, Replay
 
 __all__ = ["Continuable", "Losses", "losses_of"]
 
@@ -31,7 +31,7 @@ class Continuable(msgspec.Struct, frozen=True, kw_only=True):
 
     applied: Applied | None = None
     noted: Mapping[str, int] = {}
-    replay: Replay = Replay(restored_from="")
+    replay: Replay = NO_REPLAY
 
     def is_of_another(self, log: LogFound) -> bool:
         """Whether it has decided an earlier topic of the same name."""
@@ -80,9 +80,7 @@ def losses_of(
         require_same_log(state.applied, log)
         records = lost_records(state.applied.next_offset, log)
     rows = [
-        f"{name} has lost rows that it counts on: they end at apply_seq {had}, not {seq}"
-        for name, epochs in sorted(rows_counted_on(state.applied, state.noted, state.replay).items())
-        for epoch, seq in epochs.items()
-        if (had := whole[name].get(epoch, -1)) < seq
+        f"{name} has lost rows that it counts on: they end at apply_seq {last}, not {seq}"
+        for name, last, seq in missing_rows(state.applied, state.noted, state.replay, whole)
     ]
     return Losses(records=records, rows=rows)

@@ -9,16 +9,16 @@ Delta    tables    the last apply_seq of each state epoch   between noted and ap
 
 Spark's checkpoint is not among them: each start begins a new one at the state's own offsets (ADR 4), so one that is
 lost, damaged, older or newer is the same case. What can be healed by deciding or publishing again is healed without a
-word. What cannot is refused, with the command that heals it. Rows of this comparison: reliability.md, section 2.4.
+word. What cannot is refused, with the command that heals it. Each row: docs/reliability.md, "Divergences".
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
 from broker_state.errors import Corrupt
 from checkpoints.applied import Applied
-from checkpoints.replay import Replay
+from checkpoints.replay import NO_REPLAY, Replay
 
 __all__ = [
     "RESTORE",
@@ -26,14 +26,13 @@ __all__ = [
     "LogFound",
     "TableFound",
     "lost_records",
+    "missing_rows",
     "reconcile",
     "require_end",
     "require_same_log",
     "require_same_topic",
-    "rows_counted_on",
 ]
 
-NEW = Replay(restored_from="")
 RESTORE = "stop the job and run `popstream restore`"
 RESTORE_LOSSY = (
     "bring the log back, or accept that what it lost is never decided: stop the job and run `popstream restore --lossy`"
@@ -58,7 +57,11 @@ class TableFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def reconcile(
-    applied: Applied | None, noted: Mapping[str, int], log: LogFound, tables: Iterable[TableFound], replay: Replay = NEW
+    applied: Applied | None,
+    noted: Mapping[str, int],
+    log: LogFound,
+    tables: Iterable[TableFound],
+    replay: Replay = NO_REPLAY,
 ) -> None:
     """Refuse what deciding and publishing again cannot heal.
 
@@ -77,7 +80,8 @@ def reconcile(
         _refuse_lost_state(log, tables)
     else:
         require_same_log(applied, log)
-        _refuse_other_tables(applied, rows_counted_on(applied, noted, replay), tables)
+        _refuse_other_tables(applied, tables)
+        _refuse_missing_rows(applied, noted, replay, tables)
     if lost := lost_records({} if applied is None else applied.next_offset, log):
         message = f"{log.topic} has lost records that are to be decided: {RESTORE_LOSSY}"
         raise Corrupt(message, subject=log.topic, details=lost)
@@ -108,12 +112,26 @@ def require_same_log(applied: Applied, log: LogFound) -> None:
     require_end(log, applied.next_offset)
 
 
-def rows_counted_on(applied: Applied, noted: Mapping[str, int], replay: Replay) -> dict[str, dict[str, int]]:
-    """By table and state epoch, the apply_seq up to which a state has seen rows in Delta that it has no more itself."""
-    counted = {name: dict(epochs) for name, epochs in replay.whole.items()}
-    for name, seq in noted.items():
-        counted.setdefault(name, {})[applied.state_epoch] = seq
-    return counted
+def missing_rows(
+    applied: Applied, noted: Mapping[str, int], replay: Replay, found: Mapping[str, Mapping[str, int]]
+) -> Iterator[tuple[str, int, int]]:
+    """(table, its last apply_seq, the one counted on) of each state epoch whose rows have gone from a table.
+
+    A state counts on the rows that it has seen in Delta, as it has them no more itself.
+
+    Args:
+        applied: Names the state epoch that noted.
+        noted: By table, the apply_seq up to which it has seen its own rows.
+        replay: Tells up to where those of the epochs before had been there.
+        found: By table, the last apply_seq of each state epoch; a table that is not among them is not asked for.
+    """
+    for name, last in sorted(found.items()):
+        counted_on = dict(replay.whole.get(name, {}))
+        if name in noted:
+            counted_on[applied.state_epoch] = noted[name]
+        for epoch, seq in counted_on.items():
+            if last.get(epoch, -1) < seq:
+                yield name, last.get(epoch, -1), seq
 
 
 def require_end(log: LogFound, next_offset: Mapping[int, int]) -> None:
@@ -156,8 +174,8 @@ def require_same_topic(name: str, before: tuple[str, int], now: tuple[str, int])
     if 0 < before[1] < now[1]:
         message = (
             f"{name} has {now[1]} partitions and had {before[1]}: keys of queues now lead to other partitions, which"
-            " would break their order. A topic cannot lose partitions again: start a job with another prefix by"
-            f" `popstream up --prefix NAME --ops-partitions {now[1]}`"
+            " would break their order. A topic cannot lose partitions again: start a job with another prefix and"
+            f" folder by `popstream up --prefix NAME --folder FOLDER --ops-partitions {now[1]}`"
         )
         raise Corrupt(message, subject=name)
 
@@ -168,12 +186,10 @@ def _refuse_lost_state(log: LogFound, tables: Iterable[TableFound]) -> None:
         raise Corrupt(message, subject=log.topic, details=known)
 
 
-def _refuse_other_tables(
-    applied: Applied, wanted: Mapping[str, Mapping[str, int]], tables: Iterable[TableFound]
-) -> None:
+def _refuse_other_tables(applied: Applied, tables: Iterable[TableFound]) -> None:
     epoch = applied.state_epoch
     ours = {epoch, *applied.former_epochs}
-    restored, ahead, behind, strange = [], [], [], []
+    restored, ahead, strange = [], [], []
     for table in tables:
         delivered = table.delivered.get(epoch, -1)
         strange += [f"{table.name}: {other}" for other in sorted(table.delivered.keys() - ours)]
@@ -181,9 +197,6 @@ def _refuse_other_tables(
             restored.append(table.name)
         if delivered > applied.apply_seq:
             ahead.append(f"{table.name} ends at {delivered}")
-        for life, seq in wanted.get(table.name, {}).items():
-            if (last := table.delivered.get(life, -1)) < seq:
-                behind.append(f"{table.name} ends at {last}, and had rows up to {seq}")
     if restored:
         message = (
             f"{', '.join(restored)} was RESTOREd: rows are gone that Delta still counts as written, and it would skip"
@@ -196,6 +209,12 @@ def _refuse_other_tables(
     if ahead:
         message = f"Delta has rows of later decisions than the state, which ends at apply_seq {applied.apply_seq}"
         raise Corrupt(f"{message}: {RESTORE}", subject=epoch, details=ahead)
-    if behind:
+
+
+def _refuse_missing_rows(
+    applied: Applied, noted: Mapping[str, int], replay: Replay, tables: Iterable[TableFound]
+) -> None:
+    missing = missing_rows(applied, noted, replay, {table.name: table.delivered for table in tables})
+    if lines := [f"{name} ends at {last}, and had rows up to {seq}" for name, last, seq in missing]:
         message = f"Delta has lost commits whose rows are nowhere else: {RESTORE}"
-        raise Corrupt(message, subject=epoch, details=behind)
+        raise Corrupt(message, subject=applied.state_epoch, details=lines)

@@ -17,7 +17,7 @@ import msgspec
 from broker_state.rocks_store import META, RocksStore
 from broker_state.stored import FORMAT_1, read_stored
 
-__all__ = ["REPLAY_KEY", "Replay", "replay_of"]
+__all__ = ["NO_REPLAY", "REPLAY_KEY", "Replay", "replay_of"]
 
 REPLAY_KEY = b"replay"
 
@@ -53,7 +53,11 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
         return read_stored("replay", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
+NO_REPLAY = Replay(restored_from="")
+"""Of a state that was never restored."""
+
+
 def replay_of(store: RocksStore) -> Replay:
-    """That of the last restore; of a state that was never restored, one that found nothing."""
+    """That of the last restore; `NO_REPLAY` when there was none."""
     stored = store.get(META, REPLAY_KEY)
-    return Replay(restored_from="") if stored is None else Replay.decode(stored)
+    return NO_REPLAY if stored is None else Replay.decode(stored)

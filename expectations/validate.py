@@ -18,7 +18,7 @@ from great_expectations.data_context.types.base import (
     ProgressBarsConfig,
 )
 
-from connectors.delta.store import newest_versions
+from connectors.delta.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, table_path
 from connectors.errors import Invalid
 from expectations.commit_positions import commit_positions_suite
@@ -113,7 +113,7 @@ def _pin(session: SparkSession, delta_root: Path, table: str, version: int | Non
     if not DeltaTable.isDeltaTable(session, path):
         message = f"there is no Delta table at {path}: has the job run here?"
         raise Invalid(message, subject=table)
-    newest, _ = newest_versions(table_path(delta_root, table))
+    newest = require_table_log(table_path(delta_root, table)).version
     pinned = newest if version is None else version
     if pinned > newest:
         message = f"{table} has no version {pinned} yet, only up to {newest}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from broker_state.batch import fold
-from broker_state.errors import Corrupt, PopstreamError
+from broker_state.errors import PopstreamError, Unavailable
 from broker_state.handle import Signer
 from broker_state.kernel.limits import is_op_id, is_queue_name
 from broker_state.kernel.queue_state import QueueState
@@ -30,7 +30,10 @@ from pipelines.intake import MicroBatch
 from pipelines.outbox import Entry, Outbox
 from pipelines.quarantine import Quarantine
 
-__all__ = ["ApplyOps", "BatchReport", "Plans", "Records"]
+__all__ = ["PIPELINE", "ApplyOps", "BatchReport", "Plans", "Records"]
+
+PIPELINE = "apply_ops"
+"""Its name for Spark and Delta."""
 
 
 class Plans(Protocol):
@@ -41,7 +44,7 @@ class Plans(Protocol):
         """Of the query whose micro-batches these are."""
 
     def end_of(self, batch_id: int) -> dict[int, int]:
-        """The offset after the last of a micro-batch, by partition; raises Corrupt when it is not known."""
+        """The offset after the last of a micro-batch, by partition; raises Unavailable when it is not known."""
 
 
 class Records(Protocol):
@@ -238,7 +241,7 @@ class ApplyOps:
                 decided = self.applied.next_offset.get(partition, 0)
                 if start > decided:
                     message = f"{topic} partition {partition} is decided up to {decided}, but Spark goes on at {start}"
-                    raise Corrupt(message, subject=topic)
+                    raise Unavailable(message, subject=topic)  # the next start plans from the state's offsets
         return {p: max(end, self.applied.next_offset.get(p, 0)) for p, end in ends.items()}
 
     def _prefetch(self, operations: list[OpRecord]) -> None:

@@ -30,7 +30,7 @@ from connectors.delta.flusher import AuditFlusher
 from connectors.delta.maintenance import maintain
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import Topics, TopicSettings, ensure_topics
-from pipelines.apply_ops import ApplyOps, BatchReport
+from pipelines.apply_ops import PIPELINE, ApplyOps, BatchReport
 from pipelines.builder.running import RunningBuilder
 from pipelines.dead_letters import REQUEST_BYTES_MAX, KafkaLetterReader
 from pipelines.decode import Decoder
@@ -47,7 +47,6 @@ from pipelines.periodic import Periodic
 from pipelines.publish import Publisher
 from pipelines.quarantine import Quarantine
 from pipelines.read_ahead import ReadAhead
-from pipelines.restore import PIPELINE
 from pipelines.settings import JobSettings
 from pipelines.snapshots import SnapshotLoop, take_snapshot
 from pipelines.ticker import Ticker
@@ -108,6 +107,7 @@ class Job:
             bootstrap_servers,
             self.topics,
             TopicSettings(ops_partitions=settings.ops_partitions, results_partitions=settings.results_partitions),
+            oldest_snapshot_age_ms=int(settings.snapshots_keep * settings.snapshot_interval_s * 1000),
         )
         self.ops = facts[self.topics.ops]
         self.results = facts[self.topics.results]

@@ -24,15 +24,15 @@ from checkpoints.applied import Applied, applied_of
 from checkpoints.reconcile import LogFound, lost_records, require_same_log
 from checkpoints.replay import replay_of
 from checkpoints.snapshots import SnapshotStore
-from connectors.delta.covered import Covered, covered_offsets, rows_between, whole_versions
+from connectors.delta.covered import Covered, covered_offsets, whole_versions
 from connectors.delta.rows import decode_rows, encode_rows
 from connectors.delta.tables import AUDIT_TABLES
+from pipelines.apply_ops import PIPELINE
 from pipelines.decode import Decoder, KafkaRecord, Rejected
 from pipelines.frames import read_slice, rows_by_table
 from pipelines.ops_log import read_records
 from pipelines.outbox import EntryKind, Outbox
 from pipelines.quarantine import Quarantine
-from pipelines.restore import PIPELINE
 
 __all__ = ["Verified", "verify"]
 
@@ -101,18 +101,11 @@ def verify(
             waiting = _waiting_rows(store, versions)
             replay = replay_of(store)
             base, base_name = _base(applied, log, snapshots, scratch, since, replay.since_loss)
-            ends = {name: covered_offsets(spark, delta, name, log.topic_id) for name in AUDIT_TABLES}
-            tables = {
-                name: Covered(
-                    spark,
-                    delta,
-                    name,
-                    log.topic_id,
-                    _capped(ends[name], applied.next_offset),
-                    replay.compared_from.get(name),
-                )
-                for name in AUDIT_TABLES
-            }
+            tables: dict[str, Covered] = {}
+            for name, ends in covered_offsets(spark, delta, log.topic_id).items():
+                capped = _capped(ends, applied.next_offset)
+                loose = replay.compared_from.get(name)
+                tables[name] = Covered(spark, delta, name, log.topic_id, capped, loose)
             with RocksStore(scratch / "state") as again:
                 records = read_records(bootstrap_servers, log.topic, base, applied.next_offset)
                 decider = _Decider(again, Decoder(len(log.end_offset), signer), quarantine, tables)
@@ -122,10 +115,7 @@ def verify(
                     count += len(chunk)
                 keys, differences = _compare(store, again)
         for name, covered in tables.items():
-            loose = replay.compared_from.get(name, {})
-            first = {partition: max(offset, loose.get(partition, 0)) for partition, offset in base.items()}
-            had = rows_between(spark, delta, name, log.topic_id, first, _capped(ends[name], applied.next_offset))
-            if had != covered.verified_rows:
+            if (had := covered.rows_from(base)) != covered.verified_rows:
                 differences.append(
                     f"{name} has {had} rows, {covered.verified_rows} of them equal what the log leads to"
                 )

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
 from broker_state.generation import generation_of
-from connectors.delta.commits import Commit, commits_back_from, read_commit
-from connectors.delta.store import newest_versions
+from connectors.delta.commits import commits_back_from, read_commit
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import (
     AUDIT_TABLES,
@@ -22,22 +21,21 @@ from connectors.delta.tables import (
     arrow_schema,
     table_path,
 )
+from connectors.delta.transactions import known_versions, versions_by_epoch
 from connectors.errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = [
     "Covered",
     "covered_offsets",
     "generation_used",
     "has_rows_of_others",
-    "known_versions",
     "quarantined",
-    "rows_between",
     "unit_ends",
     "whole_versions",
 ]
@@ -48,14 +46,17 @@ NOT_COMPARED = ("apply_seq", "state_epoch", "op_date", "ops_topic_id")
 _KEY = [name for name in KEY_COLUMNS if name not in NOT_COMPARED]
 
 
-def covered_offsets(spark: SparkSession, root: Path, table: str, ops_topic_id: str) -> dict[int, int]:
-    """By partition of the ops topic, the Kafka offset after the last one of which the table has a row.
+def covered_offsets(spark: SparkSession, root: Path, ops_topic_id: str) -> dict[str, dict[int, int]]:
+    """By audit table and partition of an ops topic, the Kafka offset after the last one of which the table has a row.
 
     A commit has all rows of whole micro-batches, so whatever lies below is there, or never had a row.
     """
-    rows = _rows_of(spark, table_path(root, table), ops_topic_id)
-    ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
-    return {int(row["partition"]): int(row["end"]) for row in ends}
+    covered = {}
+    for table in AUDIT_TABLES:
+        rows = _rows_of(spark, table_path(root, table), ops_topic_id)
+        ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
+        covered[table] = {int(row["partition"]): int(row["end"]) for row in ends}
+    return covered
 
 
 def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int]:
@@ -68,24 +69,6 @@ def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int
     return {(row["topic"], row["queue_id"], row["topic_id"]): int(row["end"]) for row in ends}
 
 
-def rows_between(
-    spark: SparkSession,
-    root: Path,
-    table: str,
-    ops_topic_id: str,
-    first_offset: Mapping[int, int],
-    end_offset: Mapping[int, int],
-) -> int:
-    """How many rows a table has of the records [first, end) of each partition."""
-    spans = ((partition, first_offset.get(partition, 0), end) for partition, end in end_offset.items())
-    return _rows_of(spark, table_path(root, table), ops_topic_id).where(_within(spans)).count()
-
-
-def known_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
-    """The last apply_seq of each state epoch that ever wrote to the table, as Delta remembers it."""
-    return newest_versions(table_path(root, table), _family(pipeline, table))[1]
-
-
 def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
     """The last apply_seq of each state epoch up to which no row of it was taken away.
 
@@ -95,8 +78,8 @@ def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
     Raises:
         Corrupt: An epoch that a RESTORE took rows from has committed on top of it: there is a hole in its rows.
     """
-    path, family = table_path(root, table), _family(pipeline, table)
-    at, known = newest_versions(path, family)
+    path = table_path(root, table)
+    at, known = known_versions(root, table, pipeline)
     whole: dict[str, int] = {}
     was_restored = False
     while (commit := read_commit(path, at)) is not None:
@@ -105,7 +88,7 @@ def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
             back_to = -1 if commit.restored_version is None else commit.restored_version
             # Epochs follow each other: the newest below a RESTORE is the only one that may be above it as well.
             taken = itertools.islice(commits_back_from(path, at - 1), at - 1 - back_to)
-            if any(epoch in whole for one in taken for epoch in _epochs(one, family)):
+            if any(epoch in whole for one in taken for epoch in versions_by_epoch(one.txns, pipeline, table)):
                 message = (
                     f"{table} was RESTOREd while a job wrote to it, whose next rows lie on top of the hole: take them"
                     f" off by `RESTORE TABLE delta.`{path}` TO VERSION AS OF {at}`, then run `popstream restore`"
@@ -113,7 +96,7 @@ def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
                 raise Corrupt(message, subject=table)
             at = back_to
             continue
-        for epoch, version in _epochs(commit, family).items():
+        for epoch, version in versions_by_epoch(commit.txns, pipeline, table).items():
             whole.setdefault(epoch, version)
         at -= 1
     # Delta removes what a checkpoint covers: what is older is what it says.
@@ -134,10 +117,10 @@ def generation_used(spark: SparkSession, root: Path) -> int:
     return 0 if highest is None or highest[0] is None else generation_of(highest[0])
 
 
-def has_rows_of_others(spark: SparkSession, root: Path, table: str, ops_topic_id: str) -> bool:
-    """Whether the table has rows of an earlier ops topic."""
-    rows = spark.read.format("delta").load(str(table_path(root, table)))
-    return not rows.where(f.col("ops_topic_id") != ops_topic_id).limit(1).isEmpty()
+def has_rows_of_others(spark: SparkSession, root: Path, ops_topic_id: str) -> bool:
+    """Whether an audit table has rows of another ops topic."""
+    frames = (spark.read.format("delta").load(str(table_path(root, table))) for table in AUDIT_TABLES)
+    return any(not rows.where(f.col("ops_topic_id") != ops_topic_id).limit(1).isEmpty() for rows in frames)
 
 
 class Covered:
@@ -148,7 +131,7 @@ class Covered:
         root: Folder of the tables.
         table: Name of an audit table.
         ops_topic_id: Rows of other ops topics are none of ours.
-        ends: As `covered_offsets` gave them when the state was restored.
+        ends: By partition, as `covered_offsets` gave them when the state was restored.
         compared_from: By partition, the Kafka offset below which the table's rows come from what has been lost.
     """
 
@@ -194,34 +177,31 @@ class Covered:
             raise Corrupt(message, subject=self._table, details=_differences(wanted, found))
         self.verified_rows += wanted.num_rows
 
+    def rows_from(self, first_offset: Mapping[int, int]) -> int:
+        """How many rows that are to be compared the table has, of the records from `first_offset` on."""
+        loose = self._compared_from
+        spans = ((p, max(first_offset.get(p, 0), loose.get(p, 0)), end) for p, end in self._ends.items())
+        return self._within(spans).count()
+
     def _between(self, rows: pa.Table) -> DataFrame:
         ends = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()
         spans = ((end["partition"], end["kafka_offset_min"], end["kafka_offset_max"] + 1) for end in ends)
-        return _rows_of(self._spark, self._path, self._ops_topic_id).where(_within(spans))
+        return self._within(spans)
+
+    def _within(self, spans: Iterable[tuple[int, int, int]]) -> DataFrame:
+        """The rows whose cause is in one of (partition, first offset, end offset)."""
+        within = f.lit(False)
+        for partition, first, end in spans:
+            within = within | ((f.col("partition") == partition) & f.col("kafka_offset").between(first, end - 1))
+        return _rows_of(self._spark, self._path, self._ops_topic_id).where(within)
 
 
 def _below(ends: Mapping[int, int], places: Iterable[tuple[int, int]]) -> pa.Array:
     return pa.array([offset < ends.get(partition, 0) for partition, offset in places], pa.bool_())
 
 
-def _family(pipeline: str, table: str) -> str:
-    return f"{pipeline}/{table}/"
-
-
-def _epochs(commit: Commit, family: str) -> dict[str, int]:
-    return {app.removeprefix(family): last for app, last in commit.txns.items() if app.startswith(family)}
-
-
 def _rows_of(spark: SparkSession, path: Path, ops_topic_id: str) -> DataFrame:
     return spark.read.format("delta").load(str(path)).where(f.col("ops_topic_id") == ops_topic_id)
-
-
-def _within(spans: Iterable[tuple[int, int, int]]) -> Column:
-    """Whether a row's cause is in one of (partition, first offset, end offset)."""
-    within = f.lit(False)
-    for partition, first, end in spans:
-        within = within | ((f.col("partition") == partition) & f.col("kafka_offset").between(first, end - 1))
-    return within
 
 
 def _comparable(table: str, rows: pa.Table) -> pa.Table:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Final
 from delta.exceptions import ConcurrentTransactionException
 
 from connectors.delta.commits import Commit, commits_back_from, read_commit, sync_commits
-from connectors.delta.store import ensure_table, newest_versions
+from connectors.delta.store import ensure_table
 from connectors.delta.tables import Table, table_path
+from connectors.delta.transactions import app_id, known_versions, versions_by_epoch
 from connectors.errors import Corrupt, Fenced
 
 if TYPE_CHECKING:
@@ -70,10 +71,11 @@ class ExactlyOnceTable:
         """Create the table if need be, and read what it holds already."""
         self.name = table.name
         self._spark = spark
+        self._root = root
         self._path = table_path(root, table.name)
+        self._pipeline = pipeline
         self._state_epoch = state_epoch
-        self._family = f"{pipeline}/{table.name}/"
-        self._app_id = f"{self._family}{state_epoch}"
+        self._app_id = app_id(pipeline, table.name, state_epoch)
         self._restores_known = restores_known
         self._durable = durable
         # Marks our commits. Another writer with the same transaction id would make Delta skip ours without a word.
@@ -96,7 +98,7 @@ class ExactlyOnceTable:
             raise self._restored()
 
     def _read(self) -> None:
-        version, self.versions = newest_versions(self._path, self._family)
+        version, self.versions = known_versions(self._root, self.name, self._pipeline)
         # Each of our commits was synced before the next: only the newest may not be, and what others did since.
         history = commits_back_from(self._path, version)
         recent = self._down_to_a_commit_of_a_job(history)
@@ -161,7 +163,7 @@ class ExactlyOnceTable:
         found = []
         for commit in history:
             found.append(commit)
-            if any(app_id.startswith(self._family) for app_id in commit.txns):
+            if versions_by_epoch(commit.txns, self._pipeline, self.name):
                 break
         return found
 

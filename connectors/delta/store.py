@@ -1,4 +1,4 @@
-"""Delta tables as things: made, checked, and asked for their newest version."""
+"""Delta tables as things: made and checked."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pyspark.sql.types import StructType
 
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import Table, spark_schema, table_path
-from connectors.errors import Invalid, Unavailable
+from connectors.errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
-__all__ = ["ensure_table", "newest_versions"]
+__all__ = ["ensure_table"]
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "50",
@@ -50,21 +50,6 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
         ]
         message = f"the Delta table at {path} has other columns than this version writes"
         raise Invalid(message, subject=table.name, details=differences)
-
-
-def newest_versions(path: Path, family: str = "") -> tuple[int, dict[str, int]]:
-    """Newest version of a table, and the last `txnVersion` of each `txnAppId` that starts with `family`, without it.
-
-    Raises:
-        Unavailable: There is no table, as on a volume that is not mounted.
-        Corrupt: Its log has a gap.
-    """
-    log = read_table_log(path)
-    if log is None:
-        message = f"there is no table at {path}"
-        raise Unavailable(message, subject=path.name)
-    versions = {app_id: version for app_id, version in log.txns.items() if app_id.startswith(family)}
-    return log.version, {app_id.removeprefix(family): last for app_id, last in versions.items()}
 
 
 def _create(spark: SparkSession, path: Path, table: Table) -> None:

@@ -15,13 +15,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.errors import Corrupt
+from connectors.errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-__all__ = ["TableLog", "read_table_log"]
+__all__ = ["TableLog", "read_table_log", "require_table_log"]
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 # Classic in one file or several, and of version 2, whose name has an id; the actions read here are in the file itself.
@@ -43,6 +43,20 @@ class TableLog(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     properties: dict[str, str]
     txns: dict[str, int]
+
+
+def require_table_log(table: Path) -> TableLog:
+    """The log of the table in this folder.
+
+    Raises:
+        Unavailable: There is no table, as on a volume that is not mounted.
+        Corrupt: As `read_table_log` does.
+    """
+    log = read_table_log(table)
+    if log is None:
+        message = f"there is no table at {table}"
+        raise Unavailable(message, subject=table.name)
+    return log
 
 
 def read_table_log(table: Path) -> TableLog | None:

@@ -99,6 +99,7 @@ def _print(restored: Restored) -> None:
         "goes on after": f"{restored.apply_seq:,} micro-batches",
         "to replay": f"{restored.to_replay:,} records, whose rows are compared with those in Delta",
     }
+    facts["looked at"] = restored.snapshots
     if restored.replaced:
         facts["former state"] = restored.replaced
     for number, why in enumerate(restored.passed_over, 1):

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from connectors.delta.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.demo.ledger import Delivery
 from pipelines.demo.verdict import OperationFact, PositionFact, RejectedFact
@@ -16,10 +17,7 @@ __all__ = ["newest_versions", "read_deliveries", "read_operations", "read_positi
 
 def newest_versions(root: Path) -> dict[str, int]:
     """Newest version of each audit table."""
-    return {
-        table: max(int(file.stem) for file in (table_path(root, table) / "_delta_log").glob("*.json"))
-        for table in AUDIT_TABLES
-    }
+    return {table: require_table_log(table_path(root, table)).version for table in AUDIT_TABLES}
 
 
 def read_operations(spark: SparkSession, root: Path, versions: Mapping[str, int]) -> list[OperationFact]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
-SAID = r"ops has 3 partitions and had 2.* `popstream up --prefix NAME --ops-partitions 3`"
+SAID = r"ops has 3 partitions and had 2.* `popstream up --prefix NAME --folder FOLDER --ops-partitions 3`"
 
 
 def test_partition_added(spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> None:

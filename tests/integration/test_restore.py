@@ -38,11 +38,12 @@ from pipelines.job import Job
 from pipelines.ops_log import found_log
 from pipelines.outbox import Entry, EntryKind, Outbox
 from pipelines.quarantine import Quarantine
-from pipelines.restore import EMPTY, PRESENT, Restored, restore
+from pipelines.restore import Restored, restore
+from pipelines.restore_candidates import EMPTY, PRESENT, PUT_ASIDE
 from pipelines.snapshots import take_snapshot
 from pipelines.verify import Verified, verify
 from tests.support.left_behind import applied_of, audit_rows, damage, end_offsets, families_of
-from tests.support.wire import start_job, wait_for
+from tests.support.wire import Wire, start_job, wait_for
 from tests.support.workload import Workload
 
 if TYPE_CHECKING:
@@ -308,6 +309,20 @@ def test_rows_that_no_log_leads_to_any_more_are_given_up_only_with_consent(scene
     assert applied_of(scene.folder.state).state_epoch == restored.since_loss[-1]
 
 
+def test_a_restore_that_was_killed_has_lost_nothing(scene: Scene) -> None:
+    """Between the two renames there is no state. No snapshot, and no log, leads to the one that was put aside."""
+    last = applied_of(scene.folder.state)
+    aside = scene.folder.replaced / "20261122T000000Z-abcdef"
+    aside.mkdir(parents=True)
+    scene.folder.state.rename(aside / "state")
+    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
+    log = msgspec.structs.replace(found_log(scene.servers, facts), first_offset=last.next_offset)
+    restored = restore(scene.folder, log, scene.servers, scene.spark, scene.snapshots, lossy=False)
+    assert (restored.source, restored.apply_seq) == (PUT_ASIDE, last.apply_seq)
+    assert scene.snapshot_id in "".join(restored.passed_over)
+    assert (aside / "state").is_dir()
+
+
 def test_a_topic_that_was_made_again(scene: Scene) -> None:
     """Nothing is given up without consent, and the old topic's rows are not taken for rows of the new one."""
     facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
@@ -372,14 +387,26 @@ def test_a_log_that_lost_records_is_restored_only_with_consent(
     job = scene.start()
     with Workload(scene.servers, scene.topics, OPS_PARTITIONS, seed=9, pause_s=0.005) as clients:
         wait_for(lambda: clients.sent > 150 and len(clients.answers) > 100, job)
+        # The client reads all answers there ever were: those of other names are of before.
+        pops = [answer for answer in list(clients.answers.values()) if answer["type"] == "pop" and answer.get("handle")]
+        of_before = [answer for answer in pops if not answer["op_id"].startswith("w9-")]
+        with Wire(job) as wire:
+            late = [ack_for_billing(wire, answer) for answer in of_before[-30:]]
+        assert {True: late.count(True), "STALE_HANDLE": "STALE_HANDLE" in late} == {True: 0, "STALE_HANDLE": True}
     job.stop()
     assert job.failure is None
     assert not verified(scene).differences
-    # The client has read all answers there ever were: these are its own.
-    own = [answer for op_id, answer in clients.answers.items() if op_id.startswith("w9-")]
-    handles = [decode_handle(answer["handle"]) for answer in own if answer.get("handle") and answer["type"] == "pop"]
+    handles = [decode_handle(answer["handle"]) for answer in pops if answer not in of_before]
     assert handles
     assert all(handle is not None and handle.epoch > 1 << 32 for handle in handles)
+
+
+def ack_for_billing(wire: Wire, pop: dict[str, Any]) -> Any:
+    """The reason why what that pop has leased cannot be acked; True when it can."""
+    queue = pop["topic"], pop["queue_id"]
+    entry = {"handle": 0, "offsets": [[first, last] for first, last, _ in pop["messages"]]}
+    answer = wire.ask("ack", *queue, handles=[{"group": "billing", "handle": pop["handle"]}], entries=[entry])
+    return answer["applied"] or answer["reason"]
 
 
 def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: Scene) -> None:

@@ -1,4 +1,4 @@
-"""Each divergence of reliability.md, section 2.4, that a start can see: healed, or refused with a command.
+"""Each divergence of docs/reliability.md that a start can see: healed, or refused with a command.
 
 Rows of that table that need the real thing are elsewhere: see docs/reliability.md, which names the test of each row.
 """
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker_state.errors import Corrupt
+from broker_state.errors import Corrupt, Unavailable
 from checkpoints.applied import Applied
 from checkpoints.reconcile import LogFound, TableFound, reconcile
 from checkpoints.replay import Replay
@@ -143,7 +143,7 @@ def test_partition_added() -> None:
     grown = log(first_offset={0: 0, 1: 0, 2: 0}, end_offset={0: 600, 1: 700, 2: 9})
     said = refusal(STATE, {}, grown)
     assert "has 3 partitions and had 2" in said
-    assert "`popstream up --prefix NAME --ops-partitions 3`" in said
+    assert "`popstream up --prefix NAME --folder FOLDER --ops-partitions 3`" in said
 
 
 def test_partition_gone() -> None:
@@ -181,5 +181,5 @@ def test_checkpoint_deleted(tmp_path: Path) -> None:
 
 
 def test_a_plan_of_a_running_query_that_cannot_be_read_says_which(tmp_path: Path) -> None:
-    with pytest.raises(Corrupt, match="micro-batch 7"):
+    with pytest.raises(Unavailable, match="micro-batch 7"):
         planned_end(tmp_path, 7, TOPIC)
