@@ -19,6 +19,19 @@ __all__ = ["SnapshotLoop", "take_snapshot"]
 _log = structlog.get_logger(__name__)
 
 
+def take_image(state: RocksStore, scratch: Path) -> Path:
+    """A folder with the state as it is now, as RocksDB's checkpoint: files are linked and not copied.
+
+    Args:
+        state: Of the job; writers go on meanwhile.
+        scratch: A folder on the same disk.
+    """
+    image = scratch / secrets.token_hex(8)
+    image.parent.mkdir(parents=True, exist_ok=True)
+    state.checkpoint(image)
+    return image
+
+
 def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, snapshots: SnapshotStore) -> Snapshot:
     """Take one and keep it; writers go on meanwhile.
 

@@ -34,12 +34,15 @@ from pipelines.builder.view import BuilderView, ConsumeQueueView, QueueRequest, 
 from pipelines.card import JobCard
 from pipelines.inspect_state import QueueView, lane_detail, queues_in
 from pipelines.metrics import Totals
+from pipelines.snapshots import take_image
 
 if TYPE_CHECKING:
     # `popstream status` is asked often, and Spark takes half a second to import.
     from pipelines.job import Job
 
 __all__ = [
+    "Image",
+    "ImageRequest",
     "RebuildRequest",
     "Rebuilt",
     "SnapshotRequest",
@@ -143,13 +146,26 @@ class SnapshotRequest(
     token: str = ""
 
 
+class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="image"):
+    """Put the state as it is now beside the job's, for somebody who removes it again."""
+
+    token: str = ""
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """`folder` has the state."""
+
+    folder: str
+
+
 class _Failed(msgspec.Struct, frozen=True):
     error: str
     may_pass: bool = False
 
 
-Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest
-Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt, Snapshot)
+Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest
+Answer = Status | list[ConsumeQueueView] | Rebuilt | Snapshot | Image
+Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt, Snapshot, Image)
 
 
 class StatusServer:
@@ -222,7 +238,7 @@ class StatusServer:
         except PopstreamError as error:
             return msgspec.json.encode(_Failed(str(error), isinstance(error, Unavailable)))
 
-    def _answer(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt | Snapshot:
+    def _answer(self, request: Request) -> Answer:
         with self._answering:
             why = self._detached
             self._under_way += why is None
@@ -237,11 +253,13 @@ class StatusServer:
                 self._under_way -= 1
                 self._answering.notify_all()
 
-    def _answer_for_job(self, request: Request) -> Status | list[ConsumeQueueView] | Rebuilt | Snapshot:
+    def _answer_for_job(self, request: Request) -> Answer:
         if isinstance(request, StatusRequest):
             return self.status(request)
         if isinstance(request, SnapshotRequest):
             return self._job.snapshot_loop.take_now()
+        if isinstance(request, ImageRequest):
+            return Image(folder=str(take_image(self._job.store, self._job.folder.scratch)))
         running = self._job.builder
         if running is None:
             message = "this job builds no queues: it has no message_topics"

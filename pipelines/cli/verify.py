@@ -1,6 +1,7 @@
 """`popstream verify`: is what is stored what the log leads to?"""
 
 import contextlib
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,19 +11,20 @@ import typer
 
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
-from checkpoints.snapshots import Snapshot
 from pipelines.cli.exits import Exit
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.restore import log_of, the_kafka_of
-from pipelines.cli.snapshot import TIMEOUT_S, snapshots_of
+from pipelines.cli.snapshot import snapshots_of
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.target import running_job
 from pipelines.job import signer_of
 from pipelines.settings import JobSettings
-from pipelines.status import SnapshotRequest, ask
+from pipelines.status import Image, ImageRequest, ask
 from pipelines.verify import Verified, verify
 
 __all__ = ["run_verify"]
+
+TIMEOUT_S = 60.0
 
 
 def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: bool) -> None:
@@ -45,8 +47,8 @@ def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: 
             settings = settings.model_copy(
                 update={"bootstrap_servers": card.bootstrap_servers, "topic_prefix": card.prefix}
             )
-            snapshots.fetch(ask(card, SnapshotRequest(), Snapshot, timeout_s=TIMEOUT_S), scratch / "now")
-            state = scratch / "now" / "state"
+            state = Path(ask(card, ImageRequest(), Image, timeout_s=TIMEOUT_S).folder)
+            stack.callback(shutil.rmtree, state, ignore_errors=True)
         servers = stack.enter_context(the_kafka_of(settings, var))
         spark = stack.enter_context(reading_session(var))
         stack.enter_context(working("deciding the log again"))
