@@ -5,6 +5,7 @@ kernel       rates of kernel and store, {unit, median, least, greatest, runs}
 orderly      1,000,000 messages through one orderly lane by pops of 10,000
 batch_change 1,000 changes of invisible time made durable, three ways: beside the report, and in the temporary folder
 expiry       1,000,000 leases of one queue ending at one record, by messages a pop
+snapshot     milliseconds of the longest of many writes beside each snapshot of 1,000,000 leases, and without one
 positions    a position alone: `bytes` stored of 1,000,000 offsets by pattern, `rates` of marks, a range counting once,
              `ns_a_mark` by the span of offsets over which marks are spread, [median, least, greatest]
 drain        the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
@@ -46,6 +47,7 @@ from pipelines.bench.kernel import expire_at_once, kernel_rates, orderly_lane, p
 from pipelines.bench.latency import end_leases, lease_many, message_latency, operation_latency, wake_up_latency
 from pipelines.bench.positions import mark_costs, mark_rates, position_sizes
 from pipelines.bench.producer import measure_producer
+from pipelines.bench.snapshot import snapshot_pauses
 from pipelines.host import Host
 from pipelines.settings import JobSettings
 
@@ -80,6 +82,8 @@ def run_bench(
     on_progress(f"{LEASES:,} leases ending at once")
     report["expiry"] = [expire_at_once(LEASES, messages_a_pop=size) for size in (10_000, 100, 1)]
     report["profile"] = profile_top(20_000)
+    on_progress(f"snapshots of {LEASES:,} leases")
+    report["snapshot"] = snapshot_pauses(work / "snapshot", leases=LEASES)
     on_progress("positions")
     report["positions"] = {
         "bytes": position_sizes(),
