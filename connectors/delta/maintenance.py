@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 from delta.tables import DeltaTable
@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["RETAIN_HOURS", "Maintained", "maintain"]
-
-RETAIN_HOURS: Final = 168.0
-"""Delta refuses less: somebody may still read what is no longer of the table, or be about to commit it."""
+__all__ = ["Maintained", "maintain"]
 
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +40,8 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
 def maintain(spark: SparkSession, root: Path) -> Iterator[Maintained]:
     """Compact every table, then remove the files that no version of the last week has; beside a running job, too.
 
-    Compacting changes no row, and appends do not conflict with it. A table is done when its outcome comes.
+    Compacting changes no row, and appends do not conflict with it. What is younger than the table's retention, a week,
+    stays: somebody may still read it, or be about to commit it. A table is done when its outcome comes.
 
     Raises:
         Corrupt: The log of a table cannot be read.
@@ -64,7 +62,7 @@ def _maintain(spark: SparkSession, root: Path, name: str, version: int) -> Maint
     commits = iter(lambda: read_commit(path, next(versions)), None)
     sync_commits(path, list(commits))
     before = _files(path)
-    table.vacuum(RETAIN_HOURS)
+    table.vacuum()
     return Maintained(table=name, compacted=metrics[0], into=metrics[1], removed=len(before - _files(path)))
 
 
