@@ -15,6 +15,7 @@ from broker_state.consume_queue.summary import encode_page, summary_of
 from broker_state.handle import Handle, encode_handle, lane_check
 from broker_state.segment import FULL, encode_segment
 from checkpoints.applied import Applied
+from checkpoints.replay import Replay
 from connectors.client.inner_batch import InnerMessage, encode_inner_batch
 from connectors.delta.rows import encode_rows
 from pipelines.decode import Decoder, KafkaRecord, Rejected
@@ -198,6 +199,12 @@ def _codec_values() -> Iterator[tuple[str, bytes]]:
     answer = b'{"op_id":"a","type":"pop","code":0,"reason":"OK","applied":true,"topic":"t","queue_id":0,"now_ms":1}'
     yield "answers", b'{"v":1,"answers":[' + answer + b"]}"
     yield "answers", b'{"v":1,"answers":[' + answer.replace(b"OK", b"NEW") + b"," + answer + b"]}"
+    covered = {"operations": {0: 7, 1: 9}}
+    whole = {"operations": {"e": 12}}
+    yield (
+        "replay",
+        Replay(restored_from="snapshot", covered=covered, lost=["it"], since_loss=["e"], whole=whole).encode(),
+    )
 
 
 def _values() -> Iterator[bytes]:

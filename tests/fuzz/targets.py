@@ -36,6 +36,7 @@ from broker_state.pages import DeliveryPage, TagPage
 from broker_state.records import LaneRecord, LateSkip, OpLog, OpMemory, ParkedPop, QueueRecord, Text
 from broker_state.segment import decode_segment, encode_segment
 from checkpoints.applied import Applied
+from checkpoints.replay import Replay
 from connectors.client.exchange.exchange import answers_of
 from connectors.client.inner_batch import (
     BASE_HEADER,
@@ -262,6 +263,7 @@ CODECS: dict[str, Target] = {
     "notifications": _notifications,
     "audit slice": _slice,
     "answers": answers_of,  # type: ignore[dict-item]  # of a client: what it cannot read is left out
+    "replay": _record(Replay),
 }
 """How a value of each kind is read and written again; new ones at the end, for an input names its codec by place."""
 
