@@ -26,7 +26,7 @@ demo: setup ## run the whole pipeline once, on this machine
 example: setup ## play docs/examples/coffee_bar: a worker that is killed, and the account of every delivery
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
-test: setup ## unit, property and doc tests, and those with Spark and a real Kafka, one kill among them
+test: setup ## unit, property and doc tests, and those with Spark and a real Kafka, the crash matrix among them
 	@$(PYTEST) -m "not crash"
 
 unit: setup ## only the tests that need neither Spark nor Kafka

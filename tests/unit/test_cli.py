@@ -32,6 +32,7 @@ from pipelines.cli.query import require_reading
 from pipelines.jvm import held_signals
 from pipelines.metrics import Totals
 from pipelines.preflight import reach_kafka, require_ready
+from pipelines.settings_reference import settings_markdown
 from pipelines.status import SnapshotRequest, Status, StatusRequest, StatusServer, ask
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
     from typer.testing import Result
 
+ROOT = Path(__file__).parents[2]
 COMMANDS = ("up", "demo", "bench", "ops", "send", "consume", "status", "query", "check")
 POP = '{"type":"pop","topic":"orders","queue_id":0,"group":"g","max_messages":1,"invisible_time_ms":1000}'
 
@@ -53,6 +55,11 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(*arguments: str, text: str = "") -> Result:
     return CliRunner().invoke(app, arguments, input=text, env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def test_the_document_of_the_settings_is_current() -> None:
+    document = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert document == settings_markdown(), "run: python -m pipelines.settings_reference > docs/settings.md"
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
