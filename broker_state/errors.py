@@ -11,7 +11,11 @@ PopstreamError
 
 from collections.abc import Sequence
 
-__all__ = ["Corrupt", "CorruptValueError", "Fenced", "Invalid", "PopstreamError", "Unavailable"]
+__all__ = ["RESTORE", "Corrupt", "CorruptValueError", "Fenced", "Invalid", "PopstreamError", "Unavailable"]
+
+
+RESTORE = "stop the job and run `popstream restore`"
+"""What most of those that are Corrupt end with."""
 
 
 class PopstreamError(Exception):

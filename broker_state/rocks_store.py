@@ -30,7 +30,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from broker_state.errors import Corrupt, Invalid, PopstreamError, Unavailable
+from broker_state.errors import RESTORE, Corrupt, Invalid, PopstreamError, Unavailable
 from broker_state.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
 from broker_state.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 
@@ -61,7 +61,6 @@ Erasure = tuple[Family, bytes, bytes]
 _BLOCK_CACHE_BYTES = 64 * 1024 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 _WAL_BYTES = 256 * 1024 * 1024
-_RESTORE = "stop the job and run `popstream restore`"
 
 
 class StoreStopped(Unavailable):
@@ -251,14 +250,14 @@ def _unopenable(path: Path, said: str) -> PopstreamError:
         return DiskFull(message, subject=str(path))
     # A file of tables that is gone is told as corruption, a manifest as one that is not there.
     if "Corruption" in said or "MANIFEST" in said:
-        return Corrupt(f"{message}: {_RESTORE}", subject=str(path))
+        return Corrupt(f"{message}: {RESTORE}", subject=str(path))
     return Invalid(message, subject=str(path))
 
 
 def _unreadable(error: Exception) -> PopstreamError:
     message = f"the state cannot be read: {error}"
     if "Corruption" in str(error):
-        return Corrupt(f"{message}: {_RESTORE}")
+        return Corrupt(f"{message}: {RESTORE}")
     return StoreStopped(message)
 
 

@@ -16,12 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from broker_state.errors import Corrupt
+from broker_state.errors import RESTORE, Corrupt
 from checkpoints.applied import Applied
 from checkpoints.replay import NO_REPLAY, Replay
 
 __all__ = [
-    "RESTORE",
     "RESTORE_LOSSY",
     "LogFound",
     "TableFound",
@@ -33,7 +32,6 @@ __all__ = [
     "require_same_topic",
 ]
 
-RESTORE = "stop the job and run `popstream restore`"
 RESTORE_LOSSY = (
     "bring the log back, or accept that what it lost is never decided: stop the job and run `popstream restore --lossy`"
 )

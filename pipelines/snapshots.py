@@ -14,7 +14,7 @@ from checkpoints.applied import applied_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.periodic import Periodic
 
-__all__ = ["SnapshotLoop", "take_snapshot"]
+__all__ = ["SnapshotLoop", "take_image", "take_snapshot"]
 
 _log = structlog.get_logger(__name__)
 

@@ -19,7 +19,7 @@ from connectors.delta.commits import Commit, commits_back_from, read_commit, syn
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import Table, table_path
 from connectors.delta.transactions import app_id, known_versions, versions_by_epoch
-from connectors.errors import Corrupt, Fenced
+from connectors.errors import RESTORE, Corrupt, Fenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -183,7 +183,7 @@ class ExactlyOnceTable:
     def _restored(self) -> Corrupt:
         message = (
             f"{self.name} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and it"
-            " would skip them in silence: stop the job and run `popstream restore`"
+            f" would skip them in silence: {RESTORE}"
         )
         return Corrupt(message, subject=self.name)
 
