@@ -26,8 +26,8 @@ demo: setup ## run the whole pipeline once, on this machine
 example: setup ## play docs/examples/coffee_bar: a worker that is killed, and the account of every delivery
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
-test: setup ## unit, property and doc tests, and those with Spark and a real Kafka, the crash matrix among them
-	@$(PYTEST) -m "not crash"
+test: setup ## unit, property and doc tests, and those with Spark and a real Kafka, but the longest
+	@$(PYTEST) -m "not crash and not long"
 
 unit: setup ## only the tests that need neither Spark nor Kafka
 	@$(PYTEST) -m "not integration and not crash"
@@ -45,7 +45,7 @@ format: setup ## rewrite the code the way `check` wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-integration: setup ## tests with Spark and a real Kafka broker
+integration: setup ## tests with Spark and a real Kafka broker, the longest among them
 	@$(PYTEST) -m "integration and not crash"
 
 bench: setup ## measure; the report names machine, data and command

@@ -239,10 +239,8 @@ class Host:
         }
         with held_signals(), errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
             heap = self.settings.driver_memory
-            # All of it from the start: a heap that grows stops everything for a full collection each time, and one
-            # whose pages come as they are first touched looks like a leak for hours.
-            options = [f"-Xms{heap}", "-XX:+AlwaysPreTouch"]
-            session = build_session("popstream", jars, driver_memory=heap, java_options=options, conf=conf)
+            # A heap that grows stops everything for a full collection each time.
+            session = build_session("popstream", jars, driver_memory=heap, java_options=[f"-Xms{heap}"], conf=conf)
             if is_ours:
                 self._stack.callback(_ended, "spark", session.stop)
         silence_query_errors()

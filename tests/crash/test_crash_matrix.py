@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
+# CI plays the others: one for each of RocksDB, Delta, Kafka and Spark.
+ONLY_IN_FULL = pytest.mark.crash
+
 TRIES = 5
 ANSWERED_S_MAX = 120.0
 BATCHES_BEHIND = 20
@@ -297,23 +300,34 @@ def is_file_without_commit(left: Left) -> bool:
 @pytest.mark.parametrize(
     ("die", "damage", "is_left"),
     [
-        pytest.param(as_it_starts, nothing, is_not_planned, id="before offset log"),
+        pytest.param(as_it_starts, nothing, is_not_planned, id="before offset log", marks=ONLY_IN_FULL),
         pytest.param(
             at("fetch"),
             nothing,
             is_planned_and_all_before_is_decided,
             id="after offset log, before foreachBatch body",
+            marks=ONLY_IN_FULL,
         ),
-        pytest.param(at("write@2"), nothing, is_begun_and_not_written, id="before WriteBatch"),
+        pytest.param(at("write@2"), nothing, is_begun_and_not_written, id="before WriteBatch", marks=ONLY_IN_FULL),
         pytest.param(at("publish@3"), tear_wal, is_begun_and_not_written, id="during WriteBatch (torn WAL)"),
-        pytest.param(at("publish@2"), nothing, is_written_and_not_in_delta, id="after WriteBatch, before Delta"),
+        pytest.param(
+            at("publish@2"),
+            nothing,
+            is_written_and_not_in_delta,
+            id="after WriteBatch, before Delta",
+            marks=ONLY_IN_FULL,
+        ),
         pytest.param(at("flush"), nothing, is_in_some_tables, id="between Delta tables"),
-        pytest.param(at("emit+200"), nothing, is_answered_to_nobody, id="before emit"),
+        pytest.param(at("emit+200"), nothing, is_answered_to_nobody, id="before emit", marks=ONLY_IN_FULL),
         pytest.param(at("emit@2+200"), nothing, is_answered_to_some, id="mid emit"),
-        pytest.param(at("commit+200"), nothing, is_answered_to_all, id="after emit"),
+        pytest.param(at("commit+200"), nothing, is_answered_to_all, id="after emit", marks=ONLY_IN_FULL),
         pytest.param(at("commit@3"), forget_commit, is_decided_and_not_noted, id="before commit log"),
-        pytest.param(in_idleness, nothing, is_decided_and_noted, id="after commit log, before next trigger"),
-        pytest.param(while_it_commits, nothing, is_file_without_commit, id="during Delta commit itself"),
+        pytest.param(
+            in_idleness, nothing, is_decided_and_noted, id="after commit log, before next trigger", marks=ONLY_IN_FULL
+        ),
+        pytest.param(
+            while_it_commits, nothing, is_file_without_commit, id="during Delta commit itself", marks=ONLY_IN_FULL
+        ),
     ],
 )
 def test_killed(
@@ -335,6 +349,7 @@ def test_killed(
     pytest.fail(f"{TRIES} deaths, and none left this")
 
 
+@ONLY_IN_FULL
 def test_rocksdb_ahead_of_delta_by_k_commits(disturbed: Disturbed) -> None:
     """What the outbox has kept goes to Delta with the next start."""
     disturbed.job.kill()

@@ -95,6 +95,7 @@ def pops(transport: Transport, topic: str, queue_id: int) -> list[tuple[int, int
         runs += [(run.first, run.last) for run in answer.messages]
 
 
+@pytest.mark.long
 def test_eight_builders_that_are_killed_build_what_one_in_order_would(
     spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:

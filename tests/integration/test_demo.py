@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).parents[2]
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 CODE = """
 import sys, json, pathlib
@@ -85,6 +85,7 @@ def test_the_demo_in_small_holds_every_check(here: Path) -> None:
     assert left_over(here) == []
 
 
+@pytest.mark.long
 def test_a_file_of_a_user_arrives_line_by_line(here: Path) -> None:
     lines = [b"first", b"", b"\xff\xfe not UTF-8", b"x" * 1_000_000, b"first", b'{"poison":true}', b"", b"ends with \r"]
     (here / "mine.txt").write_bytes(b"\r\n".join(lines) + b"\nlast, without an end")
@@ -94,6 +95,7 @@ def test_a_file_of_a_user_arrives_line_by_line(here: Path) -> None:
     assert (summary["acked"], summary["lost"], summary["dead_lettered"]) == (3 * 9, 0, 0)
 
 
+@pytest.mark.long
 def test_ctrl_c_stops_everything(here: Path) -> None:
     process = start(here, messages_count=50_000)
     said = here / "said"

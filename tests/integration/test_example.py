@@ -14,9 +14,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PLAY = ROOT / "docs" / "examples" / "coffee_bar" / "play.py"
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
+@pytest.mark.long
 def test_every_order_is_done_once_and_every_extra_delivery_is_explained(tmp_path: Path) -> None:
     command = [sys.executable, str(PLAY), "--folder", str(tmp_path / "job"), "--var", str(ROOT / "var")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)

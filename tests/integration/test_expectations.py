@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from expectations.report import Report
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 NOW_MS = 1_795_262_400_000
 WORLDS = 12

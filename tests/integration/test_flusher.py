@@ -558,6 +558,7 @@ def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, star
     assert [tuple(row) for row in answers] == [(0, 5), (0, 6), (0, 7), (1, None), (2, None)]
 
 
+@pytest.mark.long
 def test_optimize_while_appending_and_vacuum_keep_every_row(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
@@ -600,6 +601,7 @@ def test_vacuum_below_168_h_removes_nothing_more(
         table.vacuum(0)
 
 
+@pytest.mark.long
 def test_small_files_are_joined(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
     flusher = start()
     for seq in range(1, 7):
@@ -609,6 +611,7 @@ def test_small_files_are_joined(spark: SparkSession, root: Path, start: Callable
     assert stored_seqs(spark, root) == [seq for seq in range(1, 7) for _ in range(2)]
 
 
+@pytest.mark.long
 def test_vacuum_removes_what_no_commit_has_once_it_is_a_week_old(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:

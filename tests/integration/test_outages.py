@@ -149,6 +149,7 @@ def is_still(job: Job) -> bool:
     return job.apply_ops.applied == decided
 
 
+@pytest.mark.crash
 def test_delta_away_until_the_outbox_is_full(
     spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:

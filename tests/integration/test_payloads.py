@@ -98,7 +98,6 @@ def test_an_aborted_transaction_and_control_records_are_gone(servers: str, topic
     assert [offset for offset, _ in payloads.read(topic, 0, 1, 2, LONG_S)] == [1, 603]
 
 
-@pytest.mark.slow
 def test_what_compaction_took_is_gone(servers: str, topic_prefix: str, payloads: KafkaPayloads) -> None:
     configs = {
         "cleanup.policy": "compact",

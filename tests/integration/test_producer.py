@@ -138,6 +138,7 @@ def test_a_broker_killed_amid_200000_sends(own_kafka: EmbeddedKafka, queue_type:
     print(queue_type, dict(ends))
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away_for_30_seconds_and_comes_back(own_kafka: EmbeddedKafka) -> None:
     create_message_topic(own_kafka.bootstrap_servers, "orders", 1)
     stories: list[Story] = []

@@ -185,19 +185,23 @@ def restore_every_table(scene: Scene) -> None:
 @pytest.mark.parametrize(
     ("harm", "said", "sources", "is_compared"),
     [
-        (lose_state, "there is no state", ["snapshot {}"], True),
-        (turn_state_back, "later decisions than the state", [PRESENT], True),
+        pytest.param(lose_state, "there is no state", ["snapshot {}"], True, id="rocksdb lost"),
+        pytest.param(
+            turn_state_back,
+            "later decisions than the state",
+            [PRESENT],
+            True,
+            id="rocksdb restored from an older backup",
+            marks=pytest.mark.long,
+        ),
         # The snapshot counts on rows in Delta or has them all in its outbox, as the first flush has it.
-        (restore_delta, "RESTOREd", ["snapshot {}", EMPTY], True),
-        (restore_every_table, "RESTOREd", ["snapshot {}", EMPTY], False),
-        (lose_commits, "Delta has lost commits", ["snapshot {}", EMPTY], True),
-    ],
-    ids=[
-        "rocksdb lost",
-        "rocksdb restored from an older backup",
-        "delta restored",
-        "all restored",
-        "delta lost commits",
+        pytest.param(
+            restore_delta, "RESTOREd", ["snapshot {}", EMPTY], True, id="delta restored", marks=pytest.mark.long
+        ),
+        pytest.param(
+            restore_every_table, "RESTOREd", ["snapshot {}", EMPTY], False, id="all restored", marks=pytest.mark.long
+        ),
+        pytest.param(lose_commits, "Delta has lost commits", ["snapshot {}", EMPTY], True, id="delta lost commits"),
     ],
 )
 def test_a_start_is_refused_and_a_restore_heals(
@@ -228,6 +232,7 @@ def test_a_wal_that_was_damaged_in_the_middle_is_a_state_turned_back(scene: Scen
     scene.compare_with_a_fresh_job()
 
 
+@pytest.mark.long
 def test_a_state_with_a_damaged_file_is_passed_over(scene: Scene) -> None:
     turn_state_back(scene)
     table = max(scene.folder.state.glob("*.sst"), key=lambda file: file.stat().st_size)
@@ -357,6 +362,7 @@ def test_a_topic_that_was_made_again(scene: Scene) -> None:
         assert not list(Outbox(store).undelivered(EntryKind.AUDIT))
 
 
+@pytest.mark.long
 def test_a_log_that_lost_records_is_restored_only_with_consent(
     spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def environment() -> dict[str, str]:

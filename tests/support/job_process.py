@@ -42,6 +42,7 @@ class JobProcess:
         settings: Of the job; its folder gets the child's log, too.
         failpoint: As in `POPSTREAM_FAILPOINT`.
         until: The child stops in order as soon as the log is decided up to here, and all rows are in Delta.
+        java_options: Of its JVM, beyond those of the job.
     """
 
     def __init__(
@@ -51,11 +52,14 @@ class JobProcess:
         *,
         failpoint: str | None = None,
         until: Mapping[int, int] | None = None,
+        java_options: str = "",
     ) -> None:
         self._jvm: psutil.Process | None = None
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
         if failpoint is not None:
             environment[VARIABLE] = failpoint
+        if java_options:
+            environment["JAVA_TOOL_OPTIONS"] = java_options
         orders = json.dumps({"servers": servers, "settings": dict(settings), "until": dict(until) if until else None})
         self.log = Path(settings["folder"]).with_suffix(".log")
         self.log.parent.mkdir(parents=True, exist_ok=True)
