@@ -318,8 +318,8 @@ def is_file_without_commit(left: Left) -> bool:
             marks=ONLY_IN_FULL,
         ),
         pytest.param(at("flush"), nothing, is_in_some_tables, id="between Delta tables"),
-        pytest.param(at("emit+200"), nothing, is_answered_to_nobody, id="before emit", marks=ONLY_IN_FULL),
-        pytest.param(at("emit@2+200"), nothing, is_answered_to_some, id="mid emit"),
+        pytest.param(at("emit+200"), nothing, is_answered_to_nobody, id="before emit"),
+        pytest.param(at("emit@2+200"), nothing, is_answered_to_some, id="mid emit", marks=ONLY_IN_FULL),
         pytest.param(at("commit+200"), nothing, is_answered_to_all, id="after emit", marks=ONLY_IN_FULL),
         pytest.param(at("commit@3"), forget_commit, is_decided_and_not_noted, id="before commit log"),
         pytest.param(

@@ -465,7 +465,10 @@ def test_a_rebuilt_queue_has_the_same_bytes(lab: Lab) -> None:
     assert offsets == list(range(2510))
 
 
-@pytest.mark.parametrize("queues", ["kept", "of the snapshot", "lost"])
+@pytest.mark.parametrize(
+    "queues",
+    [pytest.param("kept", marks=pytest.mark.long), pytest.param("of the snapshot", marks=pytest.mark.long), "lost"],
+)
 def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
     """The builder's store is newer than the state that is restored, as old as it, or gone."""
     topic = lab.topic(f"restored-{queues.replace(' ', '-')}")

@@ -218,6 +218,7 @@ def test_a_start_is_refused_and_a_restore_heals(
     scene.compare_with_a_fresh_job()
 
 
+@pytest.mark.long
 def test_a_wal_that_was_damaged_in_the_middle_is_a_state_turned_back(scene: Scene) -> None:
     whole = applied_of(scene.folder.state).apply_seq
     shutil.rmtree(scene.folder.state)
@@ -507,6 +508,7 @@ def test_verify_tells_what_differs(scene: Scene) -> None:
     assert "'ordinal': 99999" in said
 
 
+@pytest.mark.long
 def test_a_chosen_snapshot_is_taken_and_no_other(scene: Scene) -> None:
     assert scene.restore(only=scene.snapshot_id).source == f"snapshot {scene.snapshot_id}"
     scene.drain()
