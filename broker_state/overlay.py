@@ -43,13 +43,18 @@ class Encodable(Protocol):
 
 Value = TypeVar("Value", bound=Encodable)
 
+CACHE_BYTES = 16 * 1024 * 1024
+"""As stored; decoded values take about five times as much."""
+
 
 class Overlay:
     """Decoded values over a `Kv`, until `changes` hands them to the shell's one WriteBatch."""
 
-    def __init__(self, kv: Kv, cache_max: int = 100_000) -> None:
+    def __init__(self, kv: Kv, cache_bytes: int = CACHE_BYTES) -> None:
         self._kv = kv
-        self._cache_max = cache_max
+        self._cache_bytes = cache_bytes
+        # Of keys and values read and written since the cache was empty: no less than what it holds.
+        self._moved_bytes = 0
         self._values: dict[bytes, Encodable | None] = {}
         self._bits: dict[bytes, int] = {}
         self._ops: dict[bytes, bytes | None] = {}
@@ -156,10 +161,10 @@ class Overlay:
         """Every changed key once, encoded."""
         for key in self._dirty:
             value = self._values[key]
-            yield STATE, key, None if value is None else value.encode()
+            yield self._moved(key, None if value is None else value.encode())
         for key in self._dirty_bits:
             bits = self._bits[key]
-            yield STATE, key, encode_segment(bits) if bits else None
+            yield self._moved(key, encode_segment(bits) if bits else None)
         for key, answer in self._ops.items():
             yield OPS, key, answer
         yield from self._deadline_changes()
@@ -189,11 +194,18 @@ class Overlay:
         self._deadlines.clear()
         self._spent.clear()
         self._erased.clear()
-        if len(self._values) + len(self._bits) > self._cache_max:
+        if self._moved_bytes > self._cache_bytes:
             self._values.clear()
             self._bits.clear()
+            self._moved_bytes = 0
 
     def _read(self, key: bytes) -> bytes | None:
         if any(key.startswith(prefix) for prefix in self._erased):
             return None
-        return self._kv.get(STATE, key)
+        stored = self._kv.get(STATE, key)
+        self._moved(key, stored)
+        return stored
+
+    def _moved(self, key: bytes, stored: bytes | None) -> Change:
+        self._moved_bytes += len(key) if stored is None else len(key) + len(stored)
+        return STATE, key, stored

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import OPS, STATE
+from broker_state.overlay import CACHE_BYTES, OPS, STATE
 from broker_state.pages import Delivery, DeliveryPage, DeliveryState, TagPage, UnitFacts
 from broker_state.rocks_store import RocksStore
 from connectors.kafka.partitioner import ops_key
@@ -57,7 +57,9 @@ def fold_in_memory(seed: int, how: str) -> tuple[Bytes, Folded]:
     """The whole log of a seed over a store in memory: what is in its families, and what came out."""
     records = records_of(seed, RECORDS)
     kv = MemoryKv()
-    folded = Folding(kv, cache_max=1 if how == "no cache" else 100_000).decide_all(records, cuts_of(records, seed, how))
+    folded = Folding(kv, cache_bytes=0 if how == "no cache" else CACHE_BYTES).decide_all(
+        records, cuts_of(records, seed, how)
+    )
     return {family: dict(kv.families.get(family, {})) for family in KERNEL_FAMILIES}, folded
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from broker_state.batch import fold
 from broker_state.kernel.turn import Decision, OpRecord
-from broker_state.overlay import DEADLINES, OPS, STATE, Kv, Overlay
+from broker_state.overlay import CACHE_BYTES, DEADLINES, OPS, STATE, Kv, Overlay
 from pipelines.decode import Decoder, KafkaRecord, Rejected
 from pipelines.frames import entries_of
 from tests.model.generator import PARTITIONS, iterate
@@ -72,11 +72,11 @@ class Folded:
 class Folding:
     """Decides micro-batches over `store`, as ApplyOps does, without Spark, Kafka and Delta."""
 
-    def __init__(self, store: Store, *, partitions: int = PARTITIONS, cache_max: int = 100_000) -> None:
+    def __init__(self, store: Store, *, partitions: int = PARTITIONS, cache_bytes: int = CACHE_BYTES) -> None:
         self.store = store
         self.folded = Folded()
         self._decoder = Decoder(partitions)
-        self._overlay = Overlay(store, cache_max)
+        self._overlay = Overlay(store, cache_bytes)
 
     def decide(self, records: Iterable[Record | KafkaRecord]) -> Decision:
         """One micro-batch."""
