@@ -58,7 +58,7 @@ BUILDER_FAMILIES = (QUEUES, UNITS, OUTBOX, META)
 Erasure = tuple[Family, bytes, bytes]
 """(family, first key, end): all keys of [first, end) go."""
 
-_BLOCK_CACHE_BYTES = 64 * 1024 * 1024
+_BLOCK_CACHE_BYTES = 32 * 1024 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 _WAL_BYTES = 256 * 1024 * 1024
 
