@@ -27,7 +27,7 @@ from pyspark.sql import SparkSession
 from broker_state.errors import Invalid, Unavailable
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
-from connectors.delta.session import build_session
+from connectors.delta.session import QUICK_COMPILER, build_session
 from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.card import JobCard
@@ -240,7 +240,8 @@ class Host:
         with held_signals(), errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
             heap = self.settings.driver_memory
             # A heap that grows stops everything for a full collection each time.
-            session = build_session("popstream", jars, driver_memory=heap, java_options=[f"-Xms{heap}"], conf=conf)
+            options = [f"-Xms{heap}", QUICK_COMPILER]
+            session = build_session("popstream", jars, driver_memory=heap, java_options=options, conf=conf)
             if is_ours:
                 self._stack.callback(_ended, "spark", session.stop)
         silence_query_errors()

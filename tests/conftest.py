@@ -41,13 +41,13 @@ def topic_prefix() -> str:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[SparkSession]:
     """One Spark with Delta for all tests that need one; never stop it."""
-    from connectors.delta.session import build_session  # noqa: PLC0415 - tests without Spark need not wait for its import
+    from connectors.delta.session import QUICK_COMPILER, build_session  # noqa: PLC0415 - tests without Spark need not wait for its import
 
     # Hundreds of small queries, each run once: compiling them well costs more than half of the time.
     session = build_session(
         "popstream-tests",
         spark_jars(ROOT / "var"),
-        java_options=["-XX:TieredStopAtLevel=1"],
+        java_options=[QUICK_COMPILER],
         conf={"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"},
     )
     yield session
