@@ -108,7 +108,7 @@ def in_order_of_each_key(found: Sequence[Record]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("queue_type", ["batch", "simple"])
+@pytest.mark.parametrize("queue_type", ["batch", pytest.param("simple", marks=pytest.mark.long)])
 def test_a_broker_killed_amid_200000_sends(own_kafka: EmbeddedKafka, queue_type: Any) -> None:
     """By SIGKILL, and started again: every success is there exactly once, every other message has an exception."""
     count = 200_000
