@@ -67,3 +67,15 @@ def test_what_is_only_read_or_not_there_counts_too() -> None:
     kv.read.clear()
     assert overlay.get(b"an absent key with some length 0", OpLog.decode) is None
     assert kv.read
+
+
+def test_what_was_erased_counts_when_it_is_asked_for() -> None:
+    kv = CountingKv()
+    overlay = Overlay(kv, cache_bytes=1_000)
+    overlay.erase(b"F")
+    for number in range(1_000):
+        assert overlay.get(key(number), OpLog.decode) is None
+    kv.write(overlay)
+    assert not kv.read
+    overlay.get(key(0), OpLog.decode)
+    assert kv.read == [key(0)]
