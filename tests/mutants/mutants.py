@@ -198,8 +198,8 @@ MUTANTS = [
         "erased_keys_come_back",
         "overlay: every key with an erased prefix holds nothing, read or not",
         "overlay.py",
-        "        if any(key.startswith(prefix) for prefix in self._erased):\n            return None\n",
-        "",
+        "        stored = None if erased else self._kv.get(STATE, key)\n",
+        "        stored = self._kv.get(STATE, key)\n",
     ),
     Mutant(
         "erasure_after_the_puts",
