@@ -2,43 +2,53 @@
 
 import logging
 import sys
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Any
 
 import structlog
 
 __all__ = ["configure_logs"]
 
+FILE_BYTES_MAX = 16 * 1024 * 1024
+OURS = ("broker_state", "checkpoints", "connectors", "expectations", "pipelines")
+
 
 def configure_logs(level: str, file: Path | None = None) -> None:
     """Send logs of `level` and above to `file` as JSON, or without one to standard error for people.
 
+    Warnings of libraries go there, too, in the same form. A full file becomes `<name>.1`, in place of the one before.
     The file that logs went to before is closed; the last one, when the process ends.
     """
-    handler: logging.StreamHandler[Any]
-    renderer: structlog.typing.Processor
+    handler: logging.Handler
+    renderers: list[structlog.typing.Processor]
     if file is None:
         handler = logging.StreamHandler(sys.stderr)
-        renderer = structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
+        renderers = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(file, encoding="utf-8")
-        renderer = structlog.processors.JSONRenderer()
+        handler = RotatingFileHandler(file, maxBytes=FILE_BYTES_MAX, backupCount=1, encoding="utf-8")
+        renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    facts: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.stdlib.add_logger_name,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=facts,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+        )
+    )
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            renderer,
-        ],
+        processors=[*facts, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=handler.stream),
+        logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=False,
     )
-    logging.basicConfig(
-        handlers=[handler], level=logging.WARNING, format="%(name)s %(levelname)s %(message)s", force=True
-    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    for name in OURS:
+        logging.getLogger(name).setLevel(level.upper())
     # Its reconnect attempts are no news here: what fails for good is raised.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.ERROR)

@@ -1,0 +1,32 @@
+"""Logging as it was before a test that configures it, for that is so for the whole process."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+import structlog
+
+from pipelines.logs import OURS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["logging_as_it_was"]
+
+
+@contextlib.contextmanager
+def logging_as_it_was() -> Iterator[None]:
+    """Close the handlers that are made inside, and put back the others and all levels."""
+    root = logging.getLogger()
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in ["", "kafka", "py4j", *OURS]}
+    try:
+        yield
+    finally:
+        for handler in root.handlers:
+            handler.close()
+        root.handlers[:] = handlers
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+        structlog.reset_defaults()
