@@ -1,8 +1,7 @@
 """The types of message topics, for producers: simple, batch or sparse, as the builder has made their queues.
 
 They lie in Kafka, in the compacted topic `<prefix>.queue_types` with one partition, so that a producer knows them
-without the job: key is the topic's name, value JSON. RocketMQ has the topic attribute `queue.type`
-(research: batch_cq_semantics 2.1).
+without the job: key is the topic's name, value JSON. RocketMQ has the topic attribute `queue.type`.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ class QueueTypesPublisher:
             for one in sent:
                 one.get(0)
         except KafkaError as error:
-            # A KafkaProducer may not recover from this (connectors/client/send/lasting_producer.py).
+            # A KafkaProducer may not recover from this (connectors/kafka/lasting_producer.py).
             self.close()
             message = f"the types of topics cannot be published: {error!r}"
             raise Unavailable(message, subject=self._topic) from error

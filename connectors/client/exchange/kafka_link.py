@@ -6,10 +6,11 @@ import logging
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from connectors.errors import Invalid, Unavailable
+from connectors.kafka.lasting_producer import LastingProducer
 from connectors.kafka.partitioner import partition_of
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ class KafkaLink:
     def __init__(self, settings: ClientSettings) -> None:
         """Connect to nothing yet."""
         self._settings = settings
-        self._producer: Any = None
+        self._producer = LastingProducer(
+            {"client_id": settings.client_id, **producer_options(settings)}, refusals=(), on_connected=lambda: None
+        )
         self._consumer: Any = None
 
     def open(self) -> int:
@@ -85,12 +88,12 @@ class KafkaLink:
             place = TopicPartition(settings.results, partition)
             self._consumer.assign([place])
             self._consumer.seek(place, self._consumer.end_offsets([place], timeout_ms=OPEN_TIMEOUT_MS)[place])
-            self._producer = KafkaProducer(client_id=settings.client_id, **producer_options(settings))
+            self._producer.open()
         except KafkaError as error:
             self.close()
             message = f"Kafka does not answer: {error!r}"
             raise Unavailable(message, subject=settings.bootstrap_servers) from error
-        except Invalid:
+        except (Invalid, Unavailable):
             self.close()
             raise
         LOG.debug("%s reads %s", settings.client_id, place)
@@ -106,12 +109,26 @@ class KafkaLink:
         return counts[1]
 
     def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
-        """Write one operation to the partition of its key."""
+        """Write one operation to the partition of its key.
+
+        Raises:
+            Unavailable: Kafka is away, and another producer is not made yet.
+        """
+        kafka = self._producer.current
+        if kafka is None:
+            message = "Kafka is away"
+            raise Unavailable(message, subject=self._settings.bootstrap_servers)
+
+        def on_failure(error: Exception) -> None:
+            # Whatever it was, this producer may not send again.
+            self._producer.suspect(kafka)
+            on_sent(error)
+
         topic = self._settings.operations
-        count = len(self._producer.partitions_for(topic))
-        future = self._producer.send(topic, key=key, value=value, partition=partition_of(key, count))
+        count = len(kafka.partitions_for(topic))
+        future = kafka.send(topic, key=key, value=value, partition=partition_of(key, count))
         future.add_callback(lambda _: on_sent(None))
-        future.add_errback(on_sent)
+        future.add_errback(on_failure)
 
     def receive(self, timeout_s: float) -> list[bytes]:
         """Values of the records that came."""
@@ -120,7 +137,6 @@ class KafkaLink:
 
     def close(self) -> None:
         """Deliver what is on its way, within the delivery time-out, and disconnect."""
-        if self._producer is not None:
-            self._producer.close(timeout=self._settings.delivery_timeout_ms / 1000)
+        self._producer.close(self._settings.delivery_timeout_ms / 1000)
         if self._consumer is not None:
             self._consumer.close(autocommit=False)

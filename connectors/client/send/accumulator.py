@@ -1,6 +1,6 @@
 """Which messages become one batch, and when: RocketMQ's ProduceAccumulator, without clock, thread or lock.
 
-Research: batch_cq_semantics 1.1 to 1.5. A batch is ready when its bodies are longer than `batch_bytes_max` (strictly),
+A batch is ready when its bodies are longer than `batch_bytes_max` (strictly),
 or when it is `hold_ms` old. Messages share one if topic, queue, wait-for-store flag and tag are the same, and if all or
 none of their senders wait. Ours besides: a bound of messages, which RocketMQ lacks; and the account holds what messages
 take in memory, not their bodies alone.

@@ -40,9 +40,9 @@ from connectors.client.exchange.kafka_link import producer_options
 from connectors.client.inner_batch import InnerMessage, encode_inner_batch
 from connectors.client.message import SendResult
 from connectors.client.message_id import MessageIds
-from connectors.client.send.lasting_producer import LastingProducer
 from connectors.client.send.ordered_sender import NOT_ASKED, Fate, Retry
 from connectors.errors import Invalid
+from connectors.kafka.lasting_producer import LastingProducer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence

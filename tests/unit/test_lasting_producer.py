@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 import pytest
 from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, OutOfOrderSequenceNumberError
 
-from connectors.client.send import lasting_producer
-from connectors.client.send.lasting_producer import LastingProducer
 from connectors.errors import Unavailable
+from connectors.kafka import lasting_producer
+from connectors.kafka.lasting_producer import LastingProducer
 from tests.support.threads import eventually
 
 OPTIONS = {"client_id": "test", "bootstrap_servers": ["nowhere:1"], "delivery_timeout_ms": 1_000}

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     # kafka-python has no types.
     Kafka = Any
 
-__all__ = ["LastingProducer"]
+__all__ = ["LastingProducer", "close_producer"]
 
 LOG = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class LastingProducer:
         with self._lock:
             kafka = self.current
         if kafka is not None:
-            self._end(kafka, timeout_s)
+            close_producer(kafka, timeout_s)
 
     def _replace(self, old: Kafka) -> None:
         LOG.warning("%s: Kafka owes answers; another producer takes over", self._options["client_id"])
@@ -114,7 +114,7 @@ class LastingProducer:
                 self.current = made
             self._on_connected()
             break
-        self._end(old, self._options["delivery_timeout_ms"] / 1000)
+        close_producer(old, self._options["delivery_timeout_ms"] / 1000)
         with self._lock:
             if self._replacing is threading.current_thread():
                 self._replacing = None
@@ -144,13 +144,15 @@ class LastingProducer:
 
         manager.classify_batch_error = classify_refusals
 
-    def _end(self, kafka: Kafka, timeout_s: float) -> None:
-        try:
-            kafka.close(timeout=timeout_s)
-        except KafkaError as error:
-            LOG.warning("%s: what was on its way is given up: %r", self._options["client_id"], error)
-            kafka._sender.force_close()  # noqa: SLF001 - see above
-            kafka._sender.join(ABORT_S)  # noqa: SLF001
+
+def close_producer(kafka: Kafka, timeout_s: float) -> None:
+    """Close a KafkaProducer; what it cannot send within the time is given up, so that it ends."""
+    try:
+        kafka.close(timeout=timeout_s)
+    except KafkaError as error:
+        LOG.warning("%s: what was on its way is given up: %r", kafka.config["client_id"], error)
+        kafka._sender.force_close()  # noqa: SLF001 - see above
+        kafka._sender.join(ABORT_S)  # noqa: SLF001
 
 
 def _complete_as_unknown(complete: Callable[..., bool], error: Exception, _of_record: Kafka) -> bool:

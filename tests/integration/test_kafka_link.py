@@ -1,0 +1,65 @@
+"""Claim: a client that was without Kafka for longer than a record has time sends operations again afterwards.
+
+Method: a broker that is halted while an operation is on its way, until kafka-python has given that one up; then it goes
+on. The idempotent producer of kafka-python 3.0.12 alone would send nothing more.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from connectors.client.exchange.kafka_link import KafkaLink
+from connectors.client.settings import ClientSettings
+from connectors.errors import Unavailable
+from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.partitioner import ops_key
+from connectors.kafka.topics import Topics, ensure_topics
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.integration
+
+KEY = ops_key("orders", 0)
+
+
+@pytest.fixture
+def broker(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
+    """One that may be halted."""
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files) as running:
+        yield running
+
+
+def test_operations_go_on_after_an_outage(broker: EmbeddedKafka) -> None:
+    ensure_topics(broker.bootstrap_servers, Topics.of("popstream"))
+    settings = ClientSettings(
+        bootstrap_servers=broker.bootstrap_servers, client_id="test", delivery_timeout_ms=4_000, resend_after_ms=4_000
+    )
+    link = KafkaLink(settings)
+    link.open()
+    told: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+    link.send(KEY, b"{}", told.put)
+    assert told.get(timeout=30) is None
+    os.kill(broker.pid, signal.SIGSTOP)
+    try:
+        link.send(KEY, b"{}", told.put)
+        assert isinstance(told.get(timeout=60), Exception)
+    finally:
+        os.kill(broker.pid, signal.SIGCONT)
+
+    def is_sent() -> bool:
+        try:
+            link.send(KEY, b"{}", told.put)
+            return told.get(timeout=10) is None
+        except (Unavailable, queue.Empty):
+            return False
+
+    wait_for(is_sent, patience_s=60)
+    link.close()
