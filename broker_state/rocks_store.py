@@ -82,7 +82,8 @@ class RocksStore:
     """
 
     def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        if not read_only:
+            path.mkdir(parents=True, exist_ok=True)
         names = tuple(families)
         access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
         try:

@@ -44,10 +44,12 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         records: What of the log is never decided; if there is any, the generation rises.
         rows: What the tables do not get again.
+        offsets: How many offsets of this log they are: not decided, and gone.
     """
 
     records: list[str] = []
     rows: list[str] = []
+    offsets: int = 0
 
     @property
     def lines(self) -> list[str]:
@@ -73,14 +75,20 @@ def losses_of(
         records = lost_records({}, log)
         if was_more:
             records.append(f"{log.topic} does not lead to what was decided before: its leases and positions are gone")
-        return Losses(records=records)
+        return Losses(records=records, offsets=_gone({}, log))
+    offsets = 0
     if state.is_of_another(log):
         records = [f"{log.topic} was deleted and made again: what had been in it is gone"]
     else:
         require_same_log(state.applied, log)
         records = lost_records(state.applied.next_offset, log)
+        offsets = _gone(state.applied.next_offset, log)
     rows = [
         f"{name} has lost rows that it counts on: they end at apply_seq {last}, not {seq}"
         for name, last, seq in missing_rows(state.applied, state.noted, state.replay, whole)
     ]
-    return Losses(records=records, rows=rows)
+    return Losses(records=records, rows=rows, offsets=offsets)
+
+
+def _gone(next_offset: Mapping[int, int], log: LogFound) -> int:
+    return sum(max(0, first - next_offset.get(partition, 0)) for partition, first in log.first_offset.items())

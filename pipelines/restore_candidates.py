@@ -1,8 +1,9 @@
 """The states with which a job could go on, and what is given up with each.
 
 ```
-candidates, best first      the present state, snapshots from the newest on, an empty state; before the last, if there
-                            is no present state: the one that a restore, killed since, had just put aside
+candidates, best first      the present state, snapshots from the newest on, an empty state, and the states that earlier
+                            restores put aside: before the empty one if there is no present state, as after a restore
+                            that was killed
 each must                   open, be of this ops topic, have its next records in the log,
                             and have had no rows in Delta that are there no more (`checkpoints.losses`)
 ```
@@ -70,20 +71,24 @@ def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | Non
     def fetched(snapshot: Snapshot) -> Candidate:
         return Candidate(f"snapshot {snapshot.id}", lambda place: snapshots.fetch(snapshot, place))
 
+    def put_aside(state: Path) -> Candidate:
+        return Candidate(f"{PUT_ASIDE} in {state.parent.name}", lambda place: _copy(state, place))
+
     found = [snapshot for snapshot in snapshots.list() if only in {None, snapshot.id}]
     if only is not None and not found:
         message = f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` tells which there are"
         raise Invalid(message, subject=only)
+    if only is not None:
+        yield fetched(found[0])
+        return
+    aside = [put_aside(state) for state in sorted(folder.replaced.glob("*/state"), reverse=True)]
+    empty = Candidate(EMPTY, lambda place: (place / "state").mkdir(parents=True))
     has_state = folder.state.is_dir()
-    if only is None and has_state:
+    if has_state:
         yield Candidate(PRESENT, lambda place: _copy(folder.state, place))
     for snapshot in found:
         yield fetched(snapshot)
-    aside = max(folder.replaced.glob("*/state"), default=None)
-    if only is None and not has_state and aside is not None:
-        yield Candidate(PUT_ASIDE, lambda place: _copy(aside, place))
-    if only is None:
-        yield Candidate(EMPTY, lambda place: (place / "state").mkdir(parents=True))
+    yield from [empty, *aside] if has_state else [*aside, empty]
 
 
 def judge(
@@ -97,6 +102,8 @@ def judge(
     lossy: bool,
 ) -> Generator[Judged]:
     """Those with which nothing is given up, as they come; then, with consent, the others, the least loss first.
+
+    The least loss: that of rows alone before that of records, and of these the fewest offsets.
 
     Args:
         candidates: Best first.
@@ -133,9 +140,13 @@ def judge(
             passed_over[candidate.source] = f"{'; '.join(losses.lines)} (`--lossy` accepts that)"
             costly.append((candidate, losses))
     if lossy:
-        for candidate, losses in sorted(costly, key=lambda one: (bool(one[1].records), bool(one[1].rows))):
+        for candidate, losses in sorted(costly, key=lambda one: _loss(one[1])):
             with _placed(candidate, folder) as place:
                 yield Judged(candidate.source, place, _read(place), losses)
+
+
+def _loss(losses: Losses) -> tuple[bool, int, bool]:
+    return bool(losses.records), losses.offsets, bool(losses.rows)
 
 
 @contextlib.contextmanager
@@ -151,15 +162,20 @@ def _placed(candidate: Candidate, folder: JobFolder) -> Iterator[Path]:
 def _copy(state: Path, place: Path) -> None:
     """Opened where it is it would be changed; it stays as it is until it is replaced."""
     place.mkdir(parents=True)
-    shutil.copytree(state, place / "state", copy_function=_link)
+    try:
+        shutil.copytree(state, place / "state", copy_function=_link)
+    except OSError as error:
+        message = f"{state} cannot be copied: {error}"
+        raise (DiskFull if "No space left" in str(error) else StoreStopped)(message, subject=str(state)) from error
 
 
 def _link(source: str, target: str) -> None:
-    """SST files never change and may be shared; the rest is written to."""
+    """SST files never change and may be shared, on one disk; the rest is written to."""
     if source.endswith(".sst"):
-        Path(target).hardlink_to(source)
-    else:
-        shutil.copy2(source, target)
+        with contextlib.suppress(OSError):
+            Path(target).hardlink_to(source)
+            return
+    shutil.copy2(source, target)
 
 
 def _read(place: Path) -> Continuable:

@@ -315,16 +315,21 @@ def test_rows_that_no_log_leads_to_any_more_are_given_up_only_with_consent(scene
     assert applied_of(scene.folder.state).state_epoch == restored.since_loss[-1]
 
 
-def test_a_restore_that_was_killed_has_lost_nothing(scene: Scene) -> None:
+@pytest.mark.parametrize("with_an_up_in_between", [False, True])
+def test_a_restore_that_was_killed_has_lost_nothing(scene: Scene, *, with_an_up_in_between: bool) -> None:
     """Between the two renames there is no state. No snapshot, and no log, leads to the one that was put aside."""
     last = applied_of(scene.folder.state)
     aside = scene.folder.replaced / "20261122T000000Z-abcdef"
     aside.mkdir(parents=True)
     scene.folder.state.rename(aside / "state")
+    if with_an_up_in_between:
+        with pytest.raises(Corrupt, match=r"there is no state.*popstream restore"):
+            scene.start()
+        assert scene.folder.state.is_dir()
     facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
     log = msgspec.structs.replace(found_log(scene.servers, facts), first_offset=last.next_offset)
     restored = restore(scene.folder, log, scene.servers, scene.spark, scene.snapshots, lossy=False)
-    assert (restored.source, restored.apply_seq) == (PUT_ASIDE, last.apply_seq)
+    assert (restored.source, restored.apply_seq) == (f"{PUT_ASIDE} in {aside.name}", last.apply_seq)
     assert scene.snapshot_id in "".join(restored.passed_over)
     assert (aside / "state").is_dir()
 

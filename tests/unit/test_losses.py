@@ -37,6 +37,9 @@ def test_records_that_retention_took() -> None:
     found = losses(first_offset={0: 501, 1: 0})
     assert found.records == ["partition 0 starts at 501, but is decided only up to 500"]
     assert found.rows == []
+    assert found.offsets == 1
+    assert losses(first_offset={0: 510, 1: 720}).offsets == 30
+    assert losses(topic_id="id-2", first_offset={0: 510, 1: 0}).offsets == 0
 
 
 def test_a_topic_that_was_made_again_whatever_its_offsets_and_partitions_are() -> None:
