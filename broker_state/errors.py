@@ -61,7 +61,7 @@ class CorruptValueError(Corrupt):
 
     def __init__(self, what: str, value: bytes) -> None:
         """Name the kind of value and show its head."""
-        super().__init__(f"unreadable {what}: {value[:16].hex()}; restore a snapshot", subject=what)
+        super().__init__(f"unreadable {what}: {value[:16].hex()}; {RESTORE}", subject=what)
         self.value = value
 
 

@@ -18,7 +18,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Commit", "commits_back_from", "read_commit", "sync_commits"]
+__all__ = ["Commit", "commits_after", "commits_back_from", "read_commit", "sync_commits"]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +63,13 @@ def commits_back_from(table: Path, version: int) -> Iterator[Commit]:
         if commit is None:
             return
         yield commit
+
+
+def commits_after(table: Path, version: int) -> list[Commit]:
+    """Commits above `version`, upwards, by the files that there are: the first may be gone."""
+    versions = sorted(int(file.stem) for file in (table / "_delta_log").glob("[0-9]" * 20 + ".json"))
+    commits = (read_commit(table, found) for found in versions if found > version)
+    return [commit for commit in commits if commit is not None]
 
 
 def sync_commits(table: Path, commits: Iterable[Commit]) -> None:

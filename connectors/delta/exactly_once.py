@@ -14,8 +14,9 @@ import secrets
 from typing import TYPE_CHECKING, Final
 
 from delta.exceptions import ConcurrentTransactionException
+from delta.tables import DeltaTable
 
-from connectors.delta.commits import Commit, commits_back_from, read_commit, sync_commits
+from connectors.delta.commits import Commit, commits_after, commits_back_from, read_commit, sync_commits
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import Table, table_path
 from connectors.delta.transactions import app_id, known_versions, versions_by_epoch
@@ -125,7 +126,7 @@ class ExactlyOnceTable:
 
         Raises:
             Fenced: another writer committed for the same state.
-            Corrupt: the table was RESTOREd.
+            Corrupt: the table was RESTOREd, or has taken another number of rows.
         """
         assert version > self.delivered, f"{self.name}: Delta would skip version {version}, it has {self.delivered}"
         foreign = self._fresh_commits()
@@ -137,12 +138,14 @@ class ExactlyOnceTable:
             self._save(frame, version)
         except ConcurrentTransactionException as error:
             raise self._fenced(version) from error
-        commits = self._fresh_commits()
+        # Of a table without new rows for a week the commits that came next may be gone.
+        commits = self._fresh_commits() or commits_after(self._path, self._version)
         ours = [commit for commit in commits if self._app_id in commit.txns]
         if [commit.user_metadata for commit in ours] != [self._token]:
             raise self._fenced(version)
         added = ours[0].added_rows
-        assert rows in (None, added), f"{self.name}: wrote {added} rows of {rows}"
+        if rows not in (None, added):
+            raise self._taken_back(ours[0], rows)
         if _has_restore(commits):
             raise self._restored()
         if self._durable:
@@ -179,6 +182,15 @@ class ExactlyOnceTable:
     def _fenced(self, version: int) -> Fenced:
         message = f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"
         return Fenced(message, subject=self.name)
+
+    def _taken_back(self, commit: Commit, rows: int | None) -> Corrupt:
+        """Undo it: a start that found the commit would take all its rows for delivered, and of a RESTORE it asks."""
+        DeltaTable.forPath(self._spark, str(self._path)).restoreToVersion(commit.version - 1)
+        message = (
+            f"{self.name} has taken {commit.added_rows} rows of {rows} in version {commit.version},"
+            f" which was taken back: {RESTORE}"
+        )
+        return Corrupt(message, subject=self.name)
 
     def _restored(self) -> Corrupt:
         message = (

@@ -41,15 +41,24 @@ def maintain(spark: SparkSession, root: Path) -> Iterator[Maintained]:
     """Compact every table, then remove the files that no version of the last week has; beside a running job, too.
 
     Compacting changes no row, and appends do not conflict with it. What is younger than the table's retention, a week,
-    stays: somebody may still read it, or be about to commit it. A table is done when its outcome comes.
+    stays: somebody may still read it, or be about to commit it. A table is done when its outcome comes. One that fails
+    does not keep the others from it: the first failure is raised after all of them.
 
     Raises:
         Corrupt: The log of a table cannot be read.
     """
+    failures: list[Exception] = []
     for name in TABLES:
-        log = read_table_log(table_path(root, name))
-        if log is not None:
-            yield _maintain(spark, root, name, log.version)
+        try:
+            log = read_table_log(table_path(root, name))
+            done = None if log is None else _maintain(spark, root, name, log.version)
+        except Exception as error:  # noqa: BLE001 - py4j raises what it likes
+            failures.append(error)
+            continue
+        if done is not None:
+            yield done
+    if failures:
+        raise failures[0]
 
 
 def _maintain(spark: SparkSession, root: Path, name: str, version: int) -> Maintained:

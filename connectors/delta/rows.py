@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from connectors.delta.tables import AUDIT_TABLES, outbox_schema
-from connectors.errors import Corrupt
+from connectors.errors import RESTORE, Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["SLICE_BYTES_MAX", "decode_rows", "encode_rows"]
 
 SLICE_BYTES_MAX: Final = 256 * 1024
-"""Cap of one outbox entry (design, section 3)."""
+"""Cap of one outbox entry."""
 
 _ROWS_PER_SLICE_MAX: Final = 16_384
 _TEXT_CHARACTERS_MAX: Final = 1_024
@@ -131,7 +131,7 @@ def _read(data: bytes, table: str) -> Iterator[pa.RecordBatch]:
                 batch.validate(full=True)  # Arrow follows damaged offsets out of its memory
                 yield batch
     except (pa.ArrowException, OSError) as error:
-        message = f"an outbox slice of {table} cannot be read: {error}; restore a snapshot"
+        message = f"an outbox slice of {table} cannot be read: {error}; {RESTORE}"
         raise Corrupt(message, subject=table) from error
 
 

@@ -25,7 +25,7 @@ from connectors.delta.commits import read_commit
 from connectors.delta.covered import whole_versions
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
-from connectors.delta.maintenance import maintain
+from connectors.delta.maintenance import Maintained, maintain
 from connectors.delta.rows import encode_rows
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
@@ -599,6 +599,55 @@ def test_vacuum_below_168_h_removes_nothing_more(
     assert young.exists()
     with pytest.raises(IllegalArgumentException, match="DELTA_VACUUM_RETENTION_PERIOD_TOO_SHORT"):
         table.vacuum(0)
+
+
+def test_a_commit_with_other_rows_than_were_written_is_taken_back(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = two_commits(start)
+    deliveries = flusher.tables["deliveries"]
+    save = deliveries._save
+    monkeypatch.setattr(deliveries, "_save", lambda frame, version: save(frame.limit(1), version))
+    with pytest.raises(Corrupt, match=r"deliveries has taken 1 rows of 2 in version 3.*popstream restore"):
+        flusher.flush("deliveries", slices([3]), 3)
+    assert stored_seqs(spark, root) == [1, 1, 2, 2]
+    assert start().tables["deliveries"].was_restored, "the next start must not take them for delivered"
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 2}
+
+
+def test_commits_of_others_that_are_gone_are_no_other_writer(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    """As of a table that had no rows for more than a week, and was compacted meanwhile."""
+    flusher = two_commits(start)
+    path = root / "deliveries"
+    for property_ in ("a", "b"):
+        spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('x.{property_}' = '1')")
+    jvm: Any = spark._jvm
+    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path)).checkpoint()
+    (path / "_delta_log" / f"{3:020d}.json").unlink()
+    assert flusher.flush("deliveries", slices([3]), 3) == 2
+    assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_table_that_fails_keeps_no_other_one_from_its_maintenance(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start()
+    seen: list[str] = []
+
+    def fail_first(_spark: SparkSession, _root: Path, name: str, _version: int) -> Maintained:
+        seen.append(name)
+        if len(seen) == 1:
+            raise Corrupt("damaged")
+        return Maintained(table=name, compacted=0, into=0, removed=0)
+
+    monkeypatch.setattr("connectors.delta.maintenance._maintain", fail_first)
+    done: list[str] = []
+    with pytest.raises(Corrupt, match="damaged"):
+        done.extend(each.table for each in maintain(spark, root))
+    assert sorted(seen) == sorted(AUDIT_TABLES)
+    assert done == seen[1:]
 
 
 @pytest.mark.long
