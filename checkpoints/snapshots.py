@@ -113,6 +113,8 @@ class SnapshotStore:
                     found.append(msgspec.json.decode(self._files.cat_file(name), type=Snapshot))
                 except msgspec.DecodeError as error:
                     _log.warning("manifest_unreadable", name=name, error=str(error))
+                except FileNotFoundError:
+                    continue  # a running job has forgotten it meanwhile
         except FileNotFoundError:
             return []
         except OSError as error:

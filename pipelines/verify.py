@@ -198,7 +198,14 @@ def _base(
         is_before = all(offset <= applied.next_offset.get(p, 0) for p, offset in found.next_offset.items())
         is_ours = found.state_epoch in (since_loss or {applied.state_epoch, *applied.former_epochs})
         if found.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(found.next_offset, log):
-            snapshots.fetch(snapshot, scratch)
+            try:
+                snapshots.fetch(snapshot, scratch)
+            except Corrupt:
+                # The oldest is the next that a running job forgets.
+                if since is not None or any(snapshot.id == kept.id for kept in snapshots.list()):
+                    raise
+                shutil.rmtree(scratch, ignore_errors=True)
+                continue
             return {**empty, **found.next_offset}, f"snapshot {snapshot.id}"
     if since is not None:
         message = (
