@@ -1,4 +1,4 @@
-"""A micro-batch of records, folded over one overlay (design, section 5: decide)."""
+"""A micro-batch of records, folded over one overlay (docs/design.md: step 4, decide)."""
 
 from collections.abc import Iterable
 

@@ -9,8 +9,8 @@ base64url. The payload, big-endian:
     | u64    | ms u64 | ms u32 | ve | u32    | u64    | u32    | u32    |
 
 The first fields and the broker name are RocketMQ's (ExtraInfoUtil.buildExtraInfo); epoch and revision fence it
-(docs/differences.md, rule 2); the lane check is the CRC-32 of group, topic and queue, so that a handle of another
-lane is recognised as such. The signature is added outside the kernel and never stored.
+(docs/differences.md, "Fenced handles"); the lane check is the CRC-32 of group, topic and queue, so that a handle of
+another lane is recognised as such. The signature is added outside the kernel and never stored.
 """
 
 import binascii

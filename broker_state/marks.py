@@ -2,7 +2,7 @@
 
 The two positions of the design are both a `Position`: a queue's commit position over written offsets, a lane's commit
 offset over acked ones. Neither ever moves back; segments below the position are deleted, only changed ones are
-written, and an offset costs at most an eighth of a byte and a little (peers.md, C).
+written, and an offset costs at most an eighth of a byte and a little.
 """
 
 from collections.abc import Iterable, Iterator, Sequence

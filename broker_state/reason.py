@@ -1,4 +1,4 @@
-"""Why a decision came out as it did, and RocketMQ's number for it (design: the code table)."""
+"""Why a decision came out as it did, and RocketMQ's number for it."""
 
 import enum
 
@@ -63,7 +63,7 @@ def code_of(reason: Reason, *, is_ack: bool = False, orderly: bool = False) -> i
     """RocketMQ's response code for `reason`.
 
     An ack of an acked message succeeds, a change of it does not; an orderly lane answers 0 to both, and to a
-    stale handle (RocketMQ's AckMessageProcessor and ChangeInvisibleTimeProcessor; pop_semantics 3.8, 4).
+    stale handle (RocketMQ's AckMessageProcessor and ChangeInvisibleTimeProcessor).
 
     >>> code_of(Reason.ALREADY_ACKED), code_of(Reason.ALREADY_ACKED, is_ack=True)
     (13, 0)

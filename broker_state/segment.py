@@ -9,8 +9,8 @@ In memory a segment is one int, bit i for offset n * 4096 + i. Stored it is one 
     4  grid           u24: step u12, shift u12; then a bit for each cell of `step` bits, little-endian. The first cell
                       begins `shift` bits before the segment, for pops of one size need not divide 4096
 
-so that no pattern costs more than 513 bytes (peers.md, C3: the same choice per segment that Parallel Consumer makes
-once for everything, and without its cliff). Equal bits have equal bytes. Another form takes another tag, and the
+so that no pattern costs more than 513 bytes (Confluent's Parallel Consumer makes the same choice once for everything,
+and has a cliff where it changes). Equal bits have equal bytes. Another form takes another tag, and the
 decoder of these stays: a store written before there was a 4 is read as ever.
 """
 

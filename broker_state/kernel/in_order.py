@@ -214,7 +214,7 @@ def _cut_by_holes(queue: QueueState, first: int, end: int) -> Iterator[tuple[int
 
 
 def _header(pop_time_ms: int, next_visible_ms: int | None) -> Header | None:
-    """RocketMQ keeps the pop time of an orderly handle and moves its invisible time (pop_semantics 4)."""
+    """RocketMQ keeps the pop time of an orderly handle and moves its invisible time (ChangeInvisibleTimeProcessor)."""
     if next_visible_ms is None:
         return None
     return pop_time_ms, next_visible_ms - pop_time_ms, REVIVE_QUEUE_ID_ORDERLY

@@ -1,4 +1,4 @@
-"""The op_id window: a repeated operation gets its first answer again (docs/differences.md, rule 6).
+"""The op_id window: a repeated operation gets its first answer again (docs/differences.md, "A repeated op_id").
 
 Op_ids are forgotten in whole minutes of the queue's clock. Forgetting is a rule of reading (an old memory is no
 memory); the bytes go a little with every record, oldest first, so that no record pays for a minute's worth.

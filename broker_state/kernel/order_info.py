@@ -1,8 +1,8 @@
-"""OrderInfo: the latest pop of an orderly lane, and what became of its members (RIP-51; pop_semantics 3).
+"""OrderInfo: the latest pop of an orderly lane, and what became of its members (RIP-51).
 
-RocketMQ keeps one such entry for each queue and group, in memory, and writes it to a file every ten seconds. Here it is
-part of the lane: a head, and a page for each 64 offsets that has members, linked in their order. Every value stays
-below 4 KiB, and a pop may have as many members as it likes.
+RocketMQ's ConsumerOrderInfoManager keeps one such entry for each queue and group, in memory, and writes it to a file
+every ten seconds. Here it is part of the lane: a head, and a page for each 64 offsets that has members, linked in their
+order. Every value stays below 4 KiB, and a pop may have as many members as it likes.
 
     <lane> 'o'               the head
     <lane> 'm' page no u64   MemberPage
@@ -21,7 +21,7 @@ from broker_state.stored import FORMAT_1, read_stored
 __all__ = ["IDLE_MS", "NOT_A_MEMBER", "STALE", "ConsumedCounts", "Member", "OrderInfo"]
 
 IDLE_MS = 24 * 60 * 60 * 1000
-"""After so long without an operation consumed counts are forgotten (pop_semantics 3.7)."""
+"""After so long without an operation consumed counts are forgotten (RocketMQ: ConsumerOrderInfoManager.autoClean)."""
 
 NOT_A_MEMBER = -1
 STALE = -2

@@ -12,8 +12,8 @@ Its value is MessagePack, `[1, created_ms, [[value, after_ms, key, headers], ...
 Of headers with the same name the last one counts. A record without the first header is one message. One whose headers
 contradict themselves or the value is *unreadable*: a unit of one message, which goes to the dead letters.
 
-RocketMQ's counterpart: `MessageDecoder.encodeMessages`, with INNER_NUM and INNER_BASE as properties
-(research: batch_cq_semantics 2.2, 2.5). There the broker gives the base, and the value takes 22 bytes a message.
+RocketMQ's counterpart: `MessageDecoder.encodeMessages`, with INNER_NUM and INNER_BASE as properties.
+There the broker gives the base, and the value takes 22 bytes a message.
 """
 
 from __future__ import annotations

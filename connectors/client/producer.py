@@ -437,7 +437,7 @@ class Producer:
 
     @staticmethod
     def _require_alike(messages: Sequence[OutgoingMessage]) -> None:
-        """Refuse what cannot be one batch (research: batch_cq_semantics 1.8; vectors: ACC-04 to ACC-08)."""
+        """Refuse what cannot be one batch (RocketMQ: MessageBatch.generateFromList; vectors ACC-04 to ACC-08)."""
         first = messages[0]
         wrong = []
         if len(messages) > MESSAGES_MAX:

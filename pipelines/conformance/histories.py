@@ -1,4 +1,4 @@
-"""Histories recorded from a real RocketMQ 5.5.0 broker, replayed with the recorded times (BROKER_FORMAT.md)."""
+"""Histories recorded from a real RocketMQ 5.5.0 broker, replayed with the recorded times."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,7 +125,7 @@ class _Replay:
             self._not_stored.clear()
             counts = order_counts(info, self._queue_id)
         offsets = [at for m in answer.messages for at in range(m.first, m.last + 1)]
-        # What RocketMQ's client shows: the count of the offset, else the least of the queue (pop_semantics 3.2).
+        # What RocketMQ's client shows: the count of the offset, else the least of the queue.
         least = counts.get(f"0@{self._queue_id}", 0)
         shown = [[at, counts.get(f"0@qo{self._queue_id}%{at}", least)] for at in offsets]
         ours = {"code": answer.code, "messages": shown}

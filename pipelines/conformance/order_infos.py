@@ -232,7 +232,7 @@ class OrderInfoTable:
         return _NOTHING
 
     def _do_auto_clean(self, _: dict[str, Any]) -> _Told:
-        """A topic@group that a pass empties goes with the next pass (pop_semantics 3.7)."""
+        """A topic@group that a pass empties goes with the next pass (ConsumerOrderInfoManager.autoClean)."""
         for (topic, group), queues in list(self._table.items()):
             if "@" in topic or "@" in group:
                 continue  # RocketMQ cannot take the key apart, and leaves it
@@ -262,7 +262,7 @@ def order_counts(info: OrderInfo, queue_id: int) -> dict[str, int]:
 
 
 def stored_form(info: OrderInfo) -> dict[str, Any]:
-    """The entry under RocketMQ's JSON names (pop_semantics 3.1); 0 stands for an invisible time that is not known."""
+    """The entry under RocketMQ's JSON names; 0 stands for an invisible time that is not known."""
     members: list[int] = []
     acked = 0
     visible: dict[str, int] = {}

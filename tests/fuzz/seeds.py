@@ -1,4 +1,4 @@
-"""What a fuzzer starts from: the cases that the research names, and what the product itself writes."""
+"""What a fuzzer starts from: what killed decoders elsewhere, and what the product itself writes."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ __all__ = ["SEEDS", "seeds_of"]
 
 _SEED = 7
 
-# reliability research, 2.5: what a lenient reader takes for something else, and what kills a batch.
+# What a lenient reader takes for something else, and what kills a batch.
 _RECORDS: tuple[bytes, ...] = (
     b"",
     b"{",

@@ -1,6 +1,6 @@
 """Mistakes in the domain, one small change each: realistic, in different modules, and against a written rule.
 
-`rule` names the rule and where it stands: semantics.md, differences.md, RIP-51 (as pop_semantics tells it), or the
+`rule` names the rule and where it stands: semantics.md, differences.md, RIP-51, or the
 module that promises it. `old` occurs once in the file; `test_mutants` sees to that, so that the list cannot rot.
 """
 
@@ -72,21 +72,21 @@ MUTANTS = [
     ),
     Mutant(
         "suspended_counts_in_order",
-        "pop_semantics 3.2: the consumed count of a suspended member does not grow",
+        "semantics.md, orderly lanes: the consumed count of a suspended member does not grow",
         "kernel/order_info.py",
         "            if not is_same and not member.suspended:\n",
         "            if not is_same:\n",
     ),
     Mutant(
         "epoch_not_increased",
-        "differences.md, rule 2: each pop has an epoch of its own, whatever the clock says",
+        "differences.md, fenced handles: each pop has an epoch of its own, whatever the clock says",
         "kernel/delivery.py",
         "        self.epoch = lane.record.epoch + 1\n",
         "        self.epoch = max(lane.record.epoch, 1)\n",
     ),
     Mutant(
         "epoch_not_increased_in_order",
-        "differences.md, rule 2, of an orderly lane",
+        "differences.md, fenced handles, of an orderly lane",
         "kernel/in_order.py",
         "    record.epoch += 1\n",
         "    record.epoch = max(record.epoch, 1)\n",

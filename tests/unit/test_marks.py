@@ -1,4 +1,4 @@
-"""Segments, positions and trees against plain sets, over patterns that broke others (peers.md, C)."""
+"""Segments, positions and trees against plain sets, over patterns that broke others."""
 
 import random
 from collections.abc import Iterator

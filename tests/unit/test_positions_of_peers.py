@@ -1,4 +1,4 @@
-"""What went wrong with positions elsewhere, played here: each test is named after the failure (peers.md, C).
+"""What went wrong with positions elsewhere, played here: each test is named after the failure.
 
 A position alone where its form was the failure, the kernel where it was what consumers saw of it. `restart` forgets
 all that is not in the store, as a kill between two micro-batches does.

@@ -88,7 +88,7 @@ def test_a_message_for_a_named_queue_overtakes_none_of_that_queue() -> None:
 
 
 def test_the_account_is_full_after_the_message_that_fills_it() -> None:
-    """RocketMQ tests before it adds (batch_cq_semantics 1.3); what has no room has no part in the account."""
+    """RocketMQ tests before it adds; what has no room has no part in the account."""
     accumulator = Accumulator(BatchLimits(total_bytes_max=2_000))
     messages = [outgoing(b"v" * 1_000) for _ in range(4)]
     assert [accumulator.reserve(message) for message in messages] == [True, True, False, False]

@@ -148,7 +148,7 @@ def test_what_cannot_be_sent_is_told_by_its_future_and_harms_no_other(
 
 
 def test_nothing_refused_stays_in_the_account(producer: Producer) -> None:
-    """RocketMQ's leaks there until batching is silently off (batch_cq_semantics 1.3)."""
+    """RocketMQ's leaks there until batching is silently off."""
     for _ in range(100):
         producer.send("orders", "text" * 1_000)  # type: ignore[arg-type]
     producer.flush()

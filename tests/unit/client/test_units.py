@@ -455,7 +455,7 @@ def test_a_thread_that_ends_with_its_messages_done_keeps_nobody_from_the_rest(jo
 
 @pytest.mark.usefixtures("unit")
 def test_reading_from_the_middle_of_a_unit_gives_what_was_asked(job: MemoryJob) -> None:
-    """RocketMQ's pull delivers the messages before it again (BatchSendIT; batch_cq_semantics 2.6)."""
+    """RocketMQ's pull delivers the messages before it again (BatchSendIT)."""
     with job.consumer("g") as consumer:
         assert values(consumer.read("orders", 0, 0, 9, inner_index=2)) == [b"2", b"3", b"plain"]
         assert values(consumer.read("orders", 0, 0, 2, inner_index=1)) == [b"1", b"2"]
