@@ -9,6 +9,7 @@ var/job/
   snapshots/    snapshots, unless the settings name another place
   replaced/     what a restore has put aside
   scratch/      what is made and removed again
+  last_done/    when what is due now and then was done, a file for each
   attempts      what the job has begun to decide and not ended
   lock          held by the job that owns all this
   job.json      who that is and where it listens
@@ -67,6 +68,11 @@ class JobFolder(msgspec.Struct, frozen=True):
     def scratch(self) -> Path:
         """What is made and removed again, on the same disk."""
         return self.root / "scratch"
+
+    @property
+    def last_done(self) -> Path:
+        """When what is due now and then was done: an empty file for each, by its time."""
+        return self.root / "last_done"
 
     @property
     def attempts(self) -> Path:

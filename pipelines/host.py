@@ -11,6 +11,7 @@ A job that fails for what may pass, as an absent Kafka, is replaced by another o
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -35,6 +36,8 @@ from pipelines.job import Job
 from pipelines.jvm import SIGNALS, ended_jvm, errors_in, held_signals, jvm_has_ended, kill_jvm, silence_query_errors
 from pipelines.logs import configure_logs
 from pipelines.metrics import Metrics
+from pipelines.native_memory import JVM_ENVIRONMENT, bound_arenas, give_back
+from pipelines.periodic import Periodic
 from pipelines.preflight import reach_kafka, require_ready
 from pipelines.restarts import Restarts
 from pipelines.settings import JobSettings
@@ -53,6 +56,7 @@ STOP_BROKEN_S_MAX = 8.0
 # Longer than Spark and the producers may need to see that Kafka does not answer a last question.
 STOP_TO_START_AGAIN_S_MAX = 120.0
 LOOK_S = 0.25
+TRIM_EACH_S = 60.0
 
 
 class Host:
@@ -180,14 +184,20 @@ class Host:
         )
         self._ownership = Ownership(self.folder.lock)
         self._stack.callback(self._let_go, self._ownership)
+        bound_arenas()
         # Of a job that was killed. From here on nobody else can own a card in this folder.
         self.folder.card.unlink(missing_ok=True)
+        # Not with each job of this process: a `popstream verify` may be at work there.
+        shutil.rmtree(self.folder.scratch, ignore_errors=True)
         configure_logs(settings.log_level, self.log_file)
         self.bootstrap_servers = settings.bootstrap_servers or self._start_kafka()
         self._step(f"connecting to Kafka at {self.bootstrap_servers}")
         reach_kafka(self.bootstrap_servers)
         self._step("starting Spark")
         self.spark = self._start_spark()
+        trimming = Periodic("native_memory", TRIM_EACH_S, give_back)
+        trimming.start()
+        self._stack.callback(trimming.stop)
         self._step("reconciling state, log and tables")
         self.job = self._make_job()
         self._stack.callback(self._stop_job_at_last)
@@ -237,6 +247,7 @@ class Host:
             # Hadoop sets permissions itself, whatever the umask of the process.
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
+        os.environ.update(JVM_ENVIRONMENT)
         with held_signals(), errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
             heap = self.settings.driver_memory
             # A heap that grows stops everything for a full collection each time.

@@ -71,6 +71,7 @@ class SnapshotLoop:
         interval_s: 0: only when asked.
         keep: How many.
         decided: The last apply_seq.
+        last_done: A folder that remembers the last time, over starts.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class SnapshotLoop:
         interval_s: float,
         keep: int,
         decided: Callable[[], int],
+        last_done: Path,
     ) -> None:
         self._take = take
         self._snapshots = snapshots
@@ -88,7 +90,7 @@ class SnapshotLoop:
         self._decided = decided
         self._lock = threading.Lock()
         self.last: Snapshot | None = None
-        self._periodic = Periodic("snapshot", interval_s, self._take_if_anything_is_new)
+        self._periodic = Periodic("snapshot", interval_s, self._take_if_anything_is_new, last_done)
 
     def start(self) -> None:
         """Begin."""

@@ -28,6 +28,8 @@ _JVM_FLAGS: Final = (
     "-XX:ReservedCodeCacheSize=192m",
     "-XX:MaxDirectMemorySize=128m",
     "-XX:+ExitOnOutOfMemoryError",
+    # Of Java 17.0.9 and 21.0.3 on; Spark lets a JVM ignore what it does not know.
+    "-XX:TrimNativeHeapInterval=60000",
     "-Duser.timezone=UTC",
     f'"-Dlog4j2.configurationFile={Path(__file__).with_name("log4j2.properties").as_uri()}"',
 )
@@ -44,7 +46,7 @@ _CONF: Final = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
-    # Fair: a flush or a validation must not queue behind the other query's jobs (design, section 4).
+    # Fair: a flush or a validation must not queue behind the other query's jobs.
     "spark.scheduler.mode": "FAIR",
     # How often an idle query asks Kafka for its end: at the default 10 ms that costs 15 % of a core.
     "spark.sql.streaming.pollingDelay": "40ms",

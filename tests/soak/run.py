@@ -310,6 +310,18 @@ def _thirds(samples: list[Sample]) -> list[list[Sample]]:
     return [[s for s in samples if edges[part] <= s.at_s <= edges[part + 1]] for part in range(3)]
 
 
+def _minutes(samples: list[Sample]) -> list[str]:
+    """What a bound that was missed is looked for in: a line for each minute."""
+    minutes: dict[int, list[Sample]] = {}
+    for sample in samples:
+        minutes.setdefault(int(sample.at_s // 60), []).append(sample)
+    return [
+        f"{minute}: Python {max(s.python_mb for s in seen):.0f} MB, JVM {max(s.jvm_mb for s in seen):.0f} MB,"
+        f" micro-batches up to {max(s.batch_ms for s in seen):.0f} ms, lag up to {max(s.ops_lag for s in seen)}"
+        for minute, seen in minutes.items()
+    ]
+
+
 def _growth(counts: list[int]) -> float:
     """The largest of the last third against the largest of the first, and some."""
     third = max(1, len(counts) // 3)
@@ -412,6 +424,8 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
             ("messages_not_seen", clients.unseen, 0),
             ("exit_code_of_the_job", abs(code), 0),
         ]
+        for minute in _minutes(watch.samples):
+            say(minute)
         for name, value, most in bounds:
             say(f"{name} {value:.3f}, at most {most:g}")
         say("deciding the whole log again, some minutes for each million operations")
@@ -444,6 +458,7 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
         "history_events": history.event_count,
         "kills": kills,
         "starts": job.starts,
+        "minutes_seen": _minutes(watch.samples),
         "p99_batch_ms_by_third": [round(_p99(third)) for third in _thirds(calm)],
         "resident_mb_at_end": [round(calm[-1].python_mb), round(calm[-1].jvm_mb)],
         "ops_lag_max_by_third": [max(sample.ops_lag for sample in third) for third in _thirds(watch.samples)],

@@ -152,7 +152,7 @@ def test_the_loop_takes_them_in_time_and_goes_on_when_it_cannot(tmp_path: Path, 
         taken.append(snapshots.put(folder, applied(len(taken)), NOW_MS + len(taken) * 1000))
         return taken[-1]
 
-    loop = SnapshotLoop(take, snapshots, interval_s=0.01, keep=2, decided=lambda: 99)
+    loop = SnapshotLoop(take, snapshots, interval_s=0.01, keep=2, decided=lambda: 99, last_done=tmp_path)
     loop.start()
     while len(taken) < 5:
         pass
@@ -170,12 +170,29 @@ def test_the_loop_takes_none_when_nothing_was_decided(tmp_path: Path, folder: Pa
         return taken[-1]
 
     asked: list[int] = []
-    loop = SnapshotLoop(take, snapshots, interval_s=0.005, keep=2, decided=lambda: asked.append(7) or 7)  # type: ignore[func-returns-value]
+    decided = lambda: asked.append(7) or 7  # type: ignore[func-returns-value]  # noqa: E731
+    loop = SnapshotLoop(take, snapshots, interval_s=0.005, keep=2, decided=decided, last_done=tmp_path)
     loop.start()
     while len(asked) < 5:
         pass
     loop.stop()
     assert len(taken) == 1
+
+
+def test_one_that_is_forgotten_while_they_are_listed_takes_no_other_with_it(
+    snapshots: SnapshotStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [snapshots.put(folder, applied(number), NOW_MS + number * 1000) for number in range(3)]
+    read = snapshots._files.cat_file
+
+    def forget_and_read(name: str) -> bytes:
+        if taken[1].id in name:
+            raise FileNotFoundError(name)
+        content: bytes = read(name)
+        return content
+
+    monkeypatch.setattr(snapshots._files, "cat_file", forget_and_read)
+    assert snapshots.list() == [taken[2], taken[0]]
 
 
 def test_the_manifest_is_plain_json(snapshots: SnapshotStore, folder: Path) -> None:
