@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
@@ -15,8 +15,11 @@ __all__ = ["REQUEST_BYTES_MAX", "KafkaLetterReader", "LetterReader"]
 REQUEST_BYTES_MAX = 17 * 1024 * 1024
 _FETCH_SECONDS = 30.0
 
-OnRead = Callable[[Entry, DeadLetter, list[tuple[int, Any]]], None]
-"""Takes an entry, its letter, and (queue offset, record or None if it is gone) of every message of the letter."""
+OnRead = Callable[[Entry, DeadLetter, Iterator[tuple[int, Any]]], None]
+"""Takes an entry, its letter, and (queue offset, record or None if it is gone) of every message of the letter.
+
+They come as they are read: a letter may be of ten thousand messages, of a mebibyte each.
+"""
 
 
 class LetterReader(Protocol):
@@ -81,13 +84,21 @@ class KafkaLetterReader:
                 consumer.close()
 
 
-def _read(consumer: KafkaConsumer, letter: DeadLetter) -> list[tuple[int, Any]]:
-    """(queue offset, record or None if it is gone) of every message of the letter."""
+def _read(consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[tuple[int, Any]]:
+    at = letter.first
+    for message in _found(consumer, letter):
+        yield from ((gone, None) for gone in range(at, message.offset))
+        yield message.offset, message
+        at = message.offset + 1
+    yield from ((gone, None) for gone in range(at, letter.last + 1))
+
+
+def _found(consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[Any]:
+    """Those messages of the letter that are still in the log."""
     partition = TopicPartition(letter.topic, letter.queue_id)
-    found: dict[int, Any] = {}
     # The topic may be gone, or never was: a queue is what a `declare` says, and asking such a partition takes for ever.
     if letter.queue_id not in (consumer.partitions_for_topic(letter.topic) or ()):
-        return [(offset, None) for offset in range(letter.first, letter.last + 1)]
+        return
     consumer.assign([partition])
     first = max(letter.first, consumer.beginning_offsets([partition])[partition])
     end = min(letter.last + 1, consumer.end_offsets([partition])[partition])
@@ -96,5 +107,4 @@ def _read(consumer: KafkaConsumer, letter: DeadLetter) -> list[tuple[int, Any]]:
     while first < end and consumer.position(partition) < end:
         for message in consumer.poll(timeout_ms=1000).get(partition, []):
             if message.offset < end:
-                found[message.offset] = message
-    return [(offset, found.get(offset)) for offset in range(letter.first, letter.last + 1)]
+                yield message

@@ -41,9 +41,12 @@ class Flush:
         self._outbox = outbox
         self._flusher = flusher
         self._applied_seq = applied_seq
-        self._seq = min(flusher.delivered(table) for table in AUDIT_TABLES)
+        committed = min(flusher.delivered(table) for table in AUDIT_TABLES)
         # What a killed predecessor had committed, but not noted, leaves the outbox too.
-        outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=self._seq)])
+        outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=committed)])
+        # Not `committed`: a table without any rows has no commit.
+        first = next(iter(outbox.undelivered(EntryKind.AUDIT)), None)
+        self._seq = applied_seq() if first is None else first.apply_seq - 1
         self.flushed_rows = 0
 
     @property

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import shutil
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -28,6 +27,7 @@ from checkpoints.snapshots import SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.maintenance import maintain
+from connectors.kafka.lasting_producer import close_producer
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import Topics, TopicSettings, ensure_topics
 from pipelines.apply_ops import PIPELINE, ApplyOps, BatchReport
@@ -102,7 +102,6 @@ class Job:
         settings, spark, bootstrap_servers = self.settings, self._spark, self.bootstrap_servers
         self._stack.callback(self._ended.set)
         self.topics = Topics.of(settings.topic_prefix)
-        shutil.rmtree(self.folder.scratch, ignore_errors=True)
         facts = ensure_topics(
             bootstrap_servers,
             self.topics,
@@ -118,9 +117,13 @@ class Job:
         self.outbox = Outbox(self.store)
         self.quarantine = Quarantine(self.store, self._ownership.require)
         self._tick_producer = KafkaProducer(
-            bootstrap_servers=bootstrap_servers, acks="all", enable_idempotence=True, linger_ms=0
+            bootstrap_servers=bootstrap_servers,
+            acks="all",
+            # A tick more changes nothing, and an idempotent producer may not outlive an outage (`lasting_producer`).
+            enable_idempotence=False,
+            linger_ms=0,
         )
-        self._stack.callback(self._tick_producer.close, timeout=5)
+        self._stack.callback(close_producer, self._tick_producer, 5)
         producer = KafkaProducer(
             bootstrap_servers=bootstrap_servers,
             acks="all",
@@ -129,7 +132,7 @@ class Job:
             max_request_size=REQUEST_BYTES_MAX,
         )
         letters = KafkaLetterReader({"bootstrap_servers": bootstrap_servers})
-        self.publisher = Publisher(self.topics, self.outbox, producer, letters)
+        self.publisher = Publisher(self.topics, self.outbox, producer, letters, self._fail_unless_stopping)
         self._stack.callback(self.publisher.close)
         self.ticker = Ticker(self._send_tick, self.fail)
         checkpoint = fresh_checkpoint(self.folder.spark)
@@ -156,7 +159,12 @@ class Job:
         self.log_watch = LogWatch(bootstrap_servers, self.ops, lambda: self.apply_ops.applied.next_offset, self.fail)
         self.log_watch.start()
         self._stack.callback(self.log_watch.stop)
-        self.metrics.tell_ops_lag(lambda: self.log_watch.lag)
+        self.metrics.ask(
+            ops_lag=lambda: self.log_watch.lag,
+            ops_overdue=lambda: self.log_watch.overdue,
+            outbox_bytes=lambda: self.outbox.undelivered_bytes,
+            delta_lag=lambda: self.apply_ops.applied.apply_seq - self.flush.delivered_seq,
+        )
         self._learn_stored_deadlines()
         self.flush_loop.start()
         self._stack.callback(self.flush_loop.stop)
@@ -176,7 +184,7 @@ class Job:
         self.snapshot_loop = self._snapshot_loop()
         self.snapshot_loop.start()
         self._stack.callback(self.snapshot_loop.stop)
-        self._maintenance = Periodic("maintenance", settings.maintain_interval_s, self._maintain)
+        self._maintenance = Periodic("maintenance", settings.maintain_interval_s, self._maintain, self.folder.last_done)
         self._maintenance.start()
         self._stack.callback(self._maintenance.stop)
 
@@ -190,6 +198,10 @@ class Job:
             self._failure = error
             _log.error("job_failed", error=str(error), kind=type(error).__name__)
         self._ended.set()
+
+    def _fail_unless_stopping(self, error: BaseException) -> None:
+        if not self._is_stopping:
+            self.fail(error)
 
     @property
     def verified_rows(self) -> int:
@@ -245,6 +257,7 @@ class Job:
             interval_s=self.settings.snapshot_interval_s,
             keep=self.settings.snapshots_keep,
             decided=lambda: self.apply_ops.applied.apply_seq,
+            last_done=self.folder.last_done,
         )
 
     def _maintain(self) -> None:
@@ -290,8 +303,7 @@ class Job:
             self._wait_for_room()
             self._read_ahead.hand_over(self._intake.fetch(frame, batch_id))
         except BaseException as error:
-            if not self._is_stopping:
-                self.fail(error)
+            self._fail_unless_stopping(error)
             if isinstance(error, Exception):
                 raise
             # py4j hands on nothing else, and Spark would wait for its answer for ever.
@@ -364,8 +376,7 @@ class Job:
         try:
             query.awaitTermination()
         except Exception as error:  # noqa: BLE001 - py4j raises what it likes; the job has ended either way
-            if not self._is_stopping:
-                self.fail(error)
+            self._fail_unless_stopping(error)
         self._ended.set()
 
 

@@ -51,8 +51,13 @@ class Metrics:
             "popstream_step_seconds", "Time of each step of a micro-batch", ["step"], registry=self.registry
         )
         self._outbox = Gauge("popstream_outbox_bytes", "Decided and not yet everywhere", registry=self.registry)
-        self._lag = Gauge("popstream_delta_lag_batches", "Micro-batches not yet in Delta", registry=self.registry)
+        self._delta_lag = Gauge("popstream_delta_lag_batches", "Micro-batches not yet in Delta", registry=self.registry)
         self._ops_lag = Gauge("popstream_ops_lag_records", "Offsets not yet decided", registry=self.registry)
+        self._ops_overdue = Gauge(
+            "popstream_ops_overdue_records",
+            "Offsets not decided after half of the ops topic's retention",
+            registry=self.registry,
+        )
         self._ready = Gauge("popstream_ready", "1 while nothing keeps the job from deciding", registry=self.registry)
         self._restarts = Counter(
             "popstream_restarts_total", "Jobs started in this process after one that failed", registry=self.registry
@@ -62,9 +67,19 @@ class Metrics:
         """Ask `is_ready` whenever the metrics are read."""
         self._ready.set_function(is_ready)
 
-    def tell_ops_lag(self, lag: Callable[[], int]) -> None:
-        """Ask `lag` whenever the metrics are read."""
-        self._ops_lag.set_function(lag)
+    def ask(
+        self,
+        *,
+        ops_lag: Callable[[], int],
+        ops_overdue: Callable[[], int],
+        outbox_bytes: Callable[[], int],
+        delta_lag: Callable[[], int],
+    ) -> None:
+        """Call these whenever the metrics are read."""
+        self._ops_lag.set_function(ops_lag)
+        self._ops_overdue.set_function(ops_overdue)
+        self._outbox.set_function(outbox_bytes)
+        self._delta_lag.set_function(delta_lag)
 
     def count_restart(self) -> None:
         """Another job was started in this process."""
@@ -98,8 +113,6 @@ class Metrics:
         self._rejected.inc(report.rejected)
         for step, seconds in report.seconds.items():
             self._steps.labels(step).observe(seconds)
-        self._outbox.set(totals.outbox_bytes)
-        self._lag.set(max(0, report.apply_seq - delta_seq))
 
     def step_seconds(self) -> dict[str, float]:
         """Seconds spent in each step since the start."""

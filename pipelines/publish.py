@@ -1,7 +1,7 @@
 """Step 6, publish: from the outbox to Kafka. What is decided may arrive twice, never not at all."""
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 import msgspec
@@ -9,6 +9,7 @@ import structlog
 
 from broker_state.errors import Unavailable
 from broker_state.kernel.turn import DeadLetter
+from connectors.kafka.lasting_producer import close_producer
 from connectors.kafka.topics import Topics
 from pipelines.dead_letters import LetterReader
 from pipelines.failpoints import failpoint
@@ -48,6 +49,9 @@ class Producer(Protocol):
         """Send what is under way, and end."""
 
 
+LETTER_BYTES_MAX = 15 * 1024 * 1024
+"""Key, value and headers of a message. Below what the topic takes, for a batch of Kafka's has some bytes of its own."""
+
 OutgoingRecord = tuple[str, int | None, bytes | None, bytes | None, list[tuple[str, bytes]]]
 """(topic, partition, key, value, headers)."""
 
@@ -60,14 +64,23 @@ class Publisher:
         outbox: Told of every entry that Kafka has acknowledged.
         producer: Idempotent, all replicas.
         letters: Reads the messages of dead letters.
+        on_failure: Told, from any thread, when something cannot be published: nothing more will be.
     """
 
-    def __init__(self, topics: Topics, outbox: Outbox, producer: Producer, letters: LetterReader) -> None:
+    def __init__(
+        self,
+        topics: Topics,
+        outbox: Outbox,
+        producer: Producer,
+        letters: LetterReader,
+        on_failure: Callable[[Unavailable], None],
+    ) -> None:
         self._topics = topics
         self._outbox = outbox
         self._producer = producer
         self._letters = letters
-        self._failure: Exception | None = None
+        self._on_failure = on_failure
+        self._failure: Unavailable | None = None
         letters.start(self._send_letter, self._fail)
         for kind in (EntryKind.ANSWERS, EntryKind.NOTIFICATIONS, EntryKind.DEAD_LETTER):
             self.publish(outbox.undelivered(kind))
@@ -92,20 +105,19 @@ class Publisher:
     def check(self) -> None:
         """Raise Unavailable when something could not be published."""
         if self._failure is not None:
-            message = f"publishing failed, so nothing more is decided: {self._failure}"
-            raise Unavailable(message) from self._failure
+            raise self._failure
 
     def close(self) -> None:
         """Send what is under way; what does not get through stays in the outbox."""
         self._letters.close()
-        self._producer.close(timeout=10)
+        close_producer(self._producer, 10)
 
-    def _send(self, entry: Entry, records: list[OutgoingRecord]) -> None:
+    def _send(self, entry: Entry, records: Iterable[OutgoingRecord]) -> None:
         failpoint("emit")
-        left = len(records)
+        left = 1  # this loop
         lock = threading.Lock()
 
-        def on_success(_: object) -> None:
+        def one_less(_: object = None) -> None:
             nonlocal left
             with lock:
                 left -= 1
@@ -114,16 +126,21 @@ class Publisher:
             self._outbox.delivered([entry.key])
 
         for topic, partition, key, value, headers in records:
+            with lock:
+                left += 1
             sent = self._producer.send(topic, value=value, key=key, partition=partition, headers=headers)
-            sent.add_callback(on_success)
+            sent.add_callback(one_less)
             sent.add_errback(self._fail)
+        one_less()
 
     def _fail(self, error: Exception) -> None:
         _log.error("publish_failed", error=str(error))
-        self._failure = error
+        self._failure = Unavailable(f"publishing failed, so nothing more is decided: {error}")
+        self._failure.__cause__ = error
+        self._on_failure(self._failure)
 
-    def _send_letter(self, entry: Entry, letter: DeadLetter, messages: list[tuple[int, Any]]) -> None:
-        self._send(entry, [self._copy_of(letter, message) for message in messages])
+    def _send_letter(self, entry: Entry, letter: DeadLetter, messages: Iterator[tuple[int, Any]]) -> None:
+        self._send(entry, (self._copy_of(letter, message) for message in messages))
 
     def _copy_of(self, letter: DeadLetter, record: "tuple[int, Any]") -> OutgoingRecord:
         """The message itself, with headers that say where it was and why it is here."""
@@ -140,9 +157,16 @@ class Publisher:
         if message is None:
             headers.append(("popstream.gone", b"the message had left the log; these are its coordinates"))
             return self._topics.dead_letters, None, None, b"", headers
+        own = message.headers or []
+        size = sum(len(part or b"") for part in (message.key, message.value))
+        size += sum(len(name.encode()) + len(text or b"") for name, text in own)
+        if size > LETTER_BYTES_MAX:
+            said = f"the message takes {size} bytes, more than a dead letter may; it is still at its coordinates"
+            headers.append(("popstream.too_large", said.encode()))
+            return self._topics.dead_letters, None, None, b"", headers
         # kafka-python sends no record without key and value; the message may have been one.
         value = b"" if message.key is None and message.value is None else message.value
-        return self._topics.dead_letters, None, message.key, value, [*(message.headers or []), *headers]
+        return self._topics.dead_letters, None, message.key, value, [*own, *headers]
 
 
 def _history(letter: DeadLetter) -> dict[str, int]:

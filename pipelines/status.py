@@ -88,6 +88,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
         apply_seq: Micro-batches decided since the state was made.
         delta_seq: Those of them that are in Delta.
         ops_lag: Offsets of the ops topic that were not decided a moment ago.
+        ops_overdue: Of these, offsets that still waited after half of the time for which the topic keeps them.
         operations_per_s: Over the last ten seconds.
         totals: Since this process started.
         obstacles: What keeps it from deciding or delivering; none: it is ready.
@@ -110,6 +111,7 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     delta_seq: int | None = None
     outbox_bytes: int | None = None
     ops_lag: int | None = None
+    ops_overdue: int | None = None
     operations_per_s: float | None = None
     totals: Totals | None = None
     obstacles: list[str] = []
@@ -284,6 +286,7 @@ class StatusServer:
             delta_seq=job.flush.delivered_seq,
             outbox_bytes=job.outbox.undelivered_bytes,
             ops_lag=job.log_watch.lag,
+            ops_overdue=job.log_watch.overdue,
             operations_per_s=self.operations_per_s(),
             totals=job.metrics.totals(),
             obstacles=job.obstacles,

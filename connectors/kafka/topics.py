@@ -41,6 +41,7 @@ __all__ = [
     "describe",
     "deviations",
     "ensure_topics",
+    "retention_ms",
 ]
 
 MIB = 1024 * 1024
@@ -250,6 +251,18 @@ def describe(
     """
     with _admin(bootstrap_servers, client) as admin:
         return _describe(admin, names)
+
+
+def retention_ms(bootstrap_servers: str, name: str, *, client: Mapping[str, object] | None = None) -> int | None:
+    """Read for how long a topic keeps its records, in milliseconds; None: for ever.
+
+    Raises:
+        Invalid: We may not see its settings.
+        Unavailable: Kafka does not answer, or there is no such topic.
+    """
+    with _admin(bootstrap_servers, client) as admin:
+        found = int(_configs(admin, [name])[name]["retention.ms"])
+    return None if found == FOR_EVER else found
 
 
 def create_message_topic(

@@ -104,7 +104,7 @@ class Letters:
 
     def read(self, entry: Entry, letter: DeadLetter) -> None:
         """See `LetterReader.read`."""
-        self._on_read(entry, letter, [(offset, None) for offset in range(letter.first, letter.last + 1)])
+        self._on_read(entry, letter, ((offset, None) for offset in range(letter.first, letter.last + 1)))
 
     def close(self) -> None:
         """See `LetterReader.close`."""
@@ -134,7 +134,7 @@ class Instance:
         self.plans = Plans(f"query {number}")
         self.outbox = Outbox(disk.store)
         self.producer = SimulatedProducer(disk)
-        self.publisher = Publisher(TOPICS, self.outbox, self.producer, Letters())
+        self.publisher = Publisher(TOPICS, self.outbox, self.producer, Letters(), on_failure=lambda _: None)
         self.apply_ops = ApplyOps(
             store=disk.store,
             require_ownership=self._require_ownership,

@@ -309,6 +309,23 @@ class Tables:
         return 0
 
 
+def test_a_table_without_rows_is_no_lag(tmp_path: Path) -> None:
+    """It has no commit, so nothing says up to where it is whole but that nothing waits."""
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE)
+        job.run(written_to(0, 9))
+        applied = job.apply_ops.applied.apply_seq
+
+        def delivered_seq() -> int:
+            return Flush(job.outbox, Tables(delivered=-1), applied_seq=lambda: applied).delivered_seq
+
+        first, *others = list(job.outbox.undelivered(EntryKind.AUDIT))
+        assert delivered_seq() == first.apply_seq - 1 == 0
+        job.outbox.delivered([entry.key for entry in (first, *others)])
+        assert delivered_seq() == applied == 2
+
+
 def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path) -> None:
     """Killed between the commit and its note: nobody will deliver these rows, so they must not wait for ever."""
     with RocksStore(tmp_path / "state") as store:

@@ -1,0 +1,86 @@
+"""Claim: long before retention can take what is not decided, the job says so, and for as long as it is true.
+
+Method: a topic that keeps its records for a few seconds - Kafka looks every five minutes whether any are to go -, and
+a watch on it that is told how far it is decided.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka import KafkaProducer
+
+from connectors.kafka.topics import create_message_topic, retention_ms
+from pipelines.log_watch import LogWatch
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from connectors.kafka.embedded import EmbeddedKafka
+    from connectors.kafka.topics import TopicFacts
+
+pytestmark = pytest.mark.integration
+
+
+def send(kafka: EmbeddedKafka, ops: TopicFacts, partition: int, count: int) -> None:
+    with KafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
+        for _ in range(count):
+            producer.send(ops.name, b"", partition=partition)
+
+
+class Watched:
+    """A watch on a topic of two partitions, and how far it believes that these are decided."""
+
+    def __init__(self, kafka: EmbeddedKafka, name: str, keeps_ms: int) -> None:
+        configs = {"retention.ms": str(keeps_ms), "message.timestamp.type": "LogAppendTime"}
+        self.ops = create_message_topic(kafka.bootstrap_servers, name, 2, configs=configs)
+        self.decided: dict[int, int] = {}
+        self.failures: list[BaseException] = []
+        self.watch = LogWatch(kafka.bootstrap_servers, self.ops, lambda: self.decided, self.failures.append)
+
+
+@pytest.fixture
+def keeps_ms(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def watched(
+    kafka: EmbeddedKafka, topic_prefix: str, keeps_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Watched]:
+    monkeypatch.setattr("pipelines.log_watch.INTERVAL_S", 0.1)
+    monkeypatch.setattr("pipelines.log_watch.TOPIC_EACH_S", 0.1)
+    watched = Watched(kafka, f"{topic_prefix}.ops", keeps_ms)
+    assert retention_ms(kafka.bootstrap_servers, watched.ops.name) == (None if keeps_ms == -1 else keeps_ms)
+    watched.watch.start()
+    yield watched
+    watched.watch.stop()
+    assert watched.failures == []
+
+
+@pytest.mark.parametrize("keeps_ms", [6_000], indirect=True)
+def test_what_waits_for_half_of_the_retention_is_told(kafka: EmbeddedKafka, watched: Watched) -> None:
+    send(kafka, watched.ops, 0, 3)
+    send(kafka, watched.ops, 1, 2)
+    wait_for(lambda: watched.watch.lag == 5)
+    wait_for(lambda: watched.watch.overdue == 5)
+    send(kafka, watched.ops, 0, 4)
+    wait_for(lambda: watched.watch.lag == 9)
+    watched.decided = {0: 2, 1: 2}
+    wait_for(lambda: watched.watch.lag == 5)
+    wait_for(lambda: watched.watch.overdue == 5)  # the last four of them have grown old, too
+    watched.decided = {0: 7, 1: 2}
+    wait_for(lambda: watched.watch.overdue == 0)
+    assert watched.watch.lag == 0
+
+
+@pytest.mark.parametrize("keeps_ms", [3_600_000, (1 << 63) - 1, -1], indirect=True)
+def test_what_waits_for_a_moment_is_not_overdue(kafka: EmbeddedKafka, watched: Watched) -> None:
+    send(kafka, watched.ops, 1, 2)
+    wait_for(lambda: watched.watch.lag == 2)
+    for _ in range(10):
+        time.sleep(0.2)  # looks at the topic and at its end in between
+        assert (watched.watch.overdue, watched.watch.problem) == (0, None)
