@@ -26,6 +26,7 @@ from pipelines.cli.options import (
     load_settings,
     meaning,
 )
+from pipelines.logs import configure_logs
 
 __all__ = ["app", "main"]
 
@@ -87,19 +88,17 @@ def up(
     """
     chosen = load_settings(
         settings,
-        {
-            "folder": folder,
-            "bootstrap_servers": bootstrap_servers,
-            "topic_prefix": prefix,
-            "ops_partitions": ops_partitions,
-            "results_partitions": results_partitions,
-            "message_topics": message_topics,
-            "records_per_batch_max": records_per_batch_max,
-            "flush_interval_s": None if flush_interval is None else flush_interval / 1000,
-            "driver_memory": driver_memory,
-            "metrics_port": metrics_port,
-            "log_level": log_level,
-        },
+        folder=folder,
+        bootstrap_servers=bootstrap_servers,
+        topic_prefix=prefix,
+        ops_partitions=ops_partitions,
+        results_partitions=results_partitions,
+        message_topics=message_topics,
+        records_per_batch_max=records_per_batch_max,
+        flush_interval_s=None if flush_interval is None else flush_interval / 1000,
+        driver_memory=driver_memory,
+        metrics_port=metrics_port,
+        log_level=log_level,
     )
     from pipelines.cli.up import run_up
 
@@ -302,7 +301,7 @@ def status(
     from pipelines.cli.status import run_ready, run_status
     from pipelines.status import StatusRequest
 
-    root = load_settings(settings, {"folder": folder}).folder
+    root = load_settings(settings, folder=folder).folder
     if ready:
         run_ready(JobFolder(root))
     else:
@@ -337,7 +336,7 @@ def queue(
     from pipelines.builder.view import QueueRequest
     from pipelines.cli.queue import moment_ms, run_queue, run_rebuild
 
-    job = JobFolder(load_settings(settings, {"folder": folder}).folder)
+    job = JobFolder(load_settings(settings, folder=folder).folder)
     if rebuild_from is not None:
         run_rebuild(job, topic, queue_id, rebuild_from)
         return
@@ -381,7 +380,7 @@ def query(
         message = "choose one of --csv and --json"
         raise Invalid(message)
     output = Output.CSV if as_csv else Output.JSON if as_json else Output.TABLE
-    root = load_settings(settings, {"folder": folder}).folder
+    root = load_settings(settings, folder=folder).folder
     run_query(JobFolder(root).delta, sql, var=var, output=output, rows_max=max_rows)
 
 
@@ -400,7 +399,7 @@ def maintain(
     from checkpoints.layout import JobFolder
     from pipelines.cli.maintain import run_maintain
 
-    root = load_settings(settings, {"folder": folder}).folder
+    root = load_settings(settings, folder=folder).folder
     run_maintain(JobFolder(root.absolute()), var=var, as_json=as_json)
 
 
@@ -419,7 +418,7 @@ def snapshot(
     """
     from pipelines.cli.snapshot import run_list, run_snapshot
 
-    chosen = load_settings(settings, {"folder": folder, "snapshots": to})
+    chosen = load_settings(settings, folder=folder, snapshots=to)
     (run_list if listed else run_snapshot)(chosen, as_json=as_json)
 
 
@@ -441,15 +440,15 @@ def restore(
     """Put the best state in place of one that is lost or contradicts log and tables.
 
     Tried in this order: the present state, snapshots from the newest on,
-    an empty state. The job must not run; what lay there is kept. The next
+    an empty state, what earlier restores have put aside. The job must not
+    run; what lay there is kept. The next
     `popstream up` decides the rest of the log again, and compares what
     comes of it with the rows that are in Delta already.
     """
     from pipelines.cli.restore import run_restore
 
     chosen = load_settings(
-        settings,
-        {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix, "snapshots": at},
+        settings, folder=folder, bootstrap_servers=bootstrap_servers, topic_prefix=prefix, snapshots=at
     )
     run_restore(chosen, var=var, lossy=lossy, only=only, as_json=as_json)
 
@@ -477,8 +476,7 @@ def verify(
     from pipelines.cli.verify import run_verify
 
     chosen = load_settings(
-        settings,
-        {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix, "snapshots": at},
+        settings, folder=folder, bootstrap_servers=bootstrap_servers, topic_prefix=prefix, snapshots=at
     )
     run_verify(chosen, var=var, since=since, as_json=as_json)
 
@@ -496,7 +494,7 @@ def check(
     from checkpoints.layout import JobFolder
     from pipelines.cli.check import run_check
 
-    root = load_settings(settings, {"folder": folder}).folder
+    root = load_settings(settings, folder=folder).folder
     run_check(JobFolder(root).delta, var=var, data_docs=data_docs, as_json=as_json)
 
 
@@ -504,4 +502,6 @@ def main() -> None:
     """Entry of `popstream`."""
     # A SIGTERM unwinds like Ctrl-C, so that every command closes what it has open.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Standard output is for what was asked for; `up` has its own log.
+    configure_logs("warning")
     app()

@@ -160,7 +160,7 @@ def _consume(
             )
         except NotDeclared as error:
             if is_over:
-                reason = f"the job knows no queue of {topic}: nothing was sent to it by a popstream Producer yet"
+                reason = f"the job knows no queue of {topic}: is it among its message_topics?"
                 raise NotDeclared(reason, subject=topic) from error
             time.sleep(UNDECLARED_PAUSE_S)
             continue

@@ -97,7 +97,7 @@ class Duration(int):
         return f"{int(self) // UNIT_MS[unit]}{unit}"
 
 
-def load_settings(file: Path | None, options: dict[str, Any]) -> JobSettings:
+def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are
     """Options (those that are not None) over `POPSTREAM_...` variables over the file over the defaults.
 
     Raises:

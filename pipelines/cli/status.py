@@ -71,6 +71,11 @@ def _print(console: Console, status: Status) -> None:
     facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was made"
     if status.ops_lag is not None:
         facts["decided"] += f", {status.ops_lag:,} records of the log are not"
+    if status.ops_overdue:
+        facts["at risk"] = (
+            f"{status.ops_overdue:,} of these have waited for half of the time that the log keeps them:"
+            " let the ops topic keep more (retention.ms) until the job has caught up"
+        )
     if status.failure:
         facts["failed"] = status.failure
     if status.totals is not None:
@@ -86,8 +91,8 @@ def _print(console: Console, status: Status) -> None:
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
             f" outbox {status.outbox_bytes or 0:,} bytes"
         )
-    for obstacle in status.obstacles:
-        facts["not ready"] = obstacle
+    for number, obstacle in enumerate(status.obstacles):
+        facts[f"not ready {number + 1}" if number else "not ready"] = obstacle
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined:,} records, of which nothing is decided: see `rejected`"
     if status.snapshot or status.snapshot_failure:

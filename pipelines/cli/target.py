@@ -40,7 +40,7 @@ def find_target(
     Raises:
         Unavailable: No job runs in the folder, and nothing else tells where Kafka is.
     """
-    settings = load_settings(None, {"folder": folder, "bootstrap_servers": bootstrap_servers, "topic_prefix": prefix})
+    settings = load_settings(None, folder=folder, bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
     card = running_job(JobFolder(settings.folder))
     chosen = settings.model_fields_set
     if card is None and not settings.bootstrap_servers:

@@ -296,7 +296,7 @@ def settings_loader(data: bytes) -> None:
     os.pwrite(descriptor, data, 0)
     try:
         with patch.object(options, "_settings_class", _settings_class):
-            settings = options.load_settings(path, {})
+            settings = options.load_settings(path)
     except Invalid:
         return
     assert isinstance(settings, JobSettings)

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+import structlog
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from broker_state.command import COMMAND_TYPES
@@ -23,17 +25,19 @@ from checkpoints.ownership import Ownership
 from checkpoints.snapshots import Snapshot
 from connectors.client import Message, ReceiptHandle
 from pipelines.card import JobCard
-from pipelines.cli.app import app
+from pipelines.cli.app import app, main
 from pipelines.cli.exits import Group
 from pipelines.cli.messages import printable
 from pipelines.cli.ops import EXAMPLES, read_operations
 from pipelines.cli.options import load_settings
 from pipelines.cli.query import require_reading
+from pipelines.cli.status import _print as print_status
 from pipelines.jvm import held_signals
 from pipelines.metrics import Totals
 from pipelines.preflight import reach_kafka, require_ready
 from pipelines.settings_reference import settings_markdown
 from pipelines.status import SnapshotRequest, Status, StatusRequest, StatusServer, ask
+from tests.support.logging_state import logging_as_it_was
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -194,7 +198,7 @@ def test_options_override_variables_and_these_the_file(tmp_path: Path, monkeypat
     file.write_text('ops_partitions = 7\nresults_partitions = 7\ntopic_prefix = "file"\n')
     monkeypatch.setenv("POPSTREAM_OPS_PARTITIONS", "8")
     monkeypatch.setenv("POPSTREAM_RESULTS_PARTITIONS", "8")
-    settings = load_settings(file, {"ops_partitions": 9, "topic_prefix": None})
+    settings = load_settings(file, ops_partitions=9, topic_prefix=None)
     assert (settings.ops_partitions, settings.results_partitions, settings.topic_prefix) == (9, 8, "file")
 
 
@@ -205,7 +209,7 @@ def test_wrong_settings_are_told_all_at_once_and_without_secrets(
     file.write_text('handle_keys = "very secret"\nsurprise = 1\n')
     monkeypatch.setenv("POPSTREAM_METRICS_PORT", "70000")
     with pytest.raises(Invalid) as caught:
-        load_settings(file, {})
+        load_settings(file)
     assert len(caught.value.details) == 3
     assert "metrics_port (from POPSTREAM_METRICS_PORT)" in str(caught.value)
     assert "very secret" not in str(caught.value)
@@ -214,7 +218,7 @@ def test_wrong_settings_are_told_all_at_once_and_without_secrets(
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("folder =")
     with pytest.raises(Invalid, match="is no TOML"):
-        load_settings(tmp_path / "x.toml", {})
+        load_settings(tmp_path / "x.toml")
 
 
 def test_preflight_tells_everything_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,7 +289,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatusSer
         apply_ops=SimpleNamespace(applied=SimpleNamespace(apply_seq=5)),
         flush=SimpleNamespace(delivered_seq=4),
         outbox=SimpleNamespace(undelivered_bytes=9),
-        log_watch=SimpleNamespace(lag=3),
+        log_watch=SimpleNamespace(lag=3, overdue=0),
         settings=SimpleNamespace(topic_prefix="p"),
         builder=None,
         bootstrap_servers="k:1",
@@ -324,6 +328,32 @@ def test_between_two_jobs_the_server_says_why(server: StatusServer) -> None:
         ask(card, SnapshotRequest(), Snapshot)
     server.attach(server._job)
     assert ask(card, StatusRequest(), Status).obstacles == ["Delta is away"]
+
+
+def test_every_obstacle_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    status = Status(running=True, folder="f", apply_seq=1, ops_lag=9, ops_overdue=4, obstacles=["no Delta", "no room"])
+    print_status(Console(width=200), status)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["not", "ready", "no", "Delta"] in lines
+    assert ["not", "ready", "2", "no", "room"] in lines
+    assert any(line[:4] == ["at", "risk", "4", "of"] for line in lines)
+
+
+def test_what_is_logged_by_a_command_is_not_among_what_it_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = structlog.get_logger("pipelines.flush")
+    monkeypatch.setattr("pipelines.cli.app.app", lambda: (log.info("flushed"), log.warning("odd"), print("{}")))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with logging_as_it_was():
+            main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr()
+    assert said.out == "{}\n"
+    assert "odd" in said.err
+    assert "flushed" not in said.err
 
 
 def test_who_has_not_the_token_is_told_nothing(server: StatusServer) -> None:
