@@ -53,7 +53,7 @@ class JobSettings(BaseSettings):
     )
     ticks: bool = Field(
         default=True,
-        description="false: nothing is added to the ops topic, as a replay must not; what is due waits for others",
+        description="false, for replays: no ticks are written, and what is due waits for the queue's next operation",
     )
     snapshots: str = Field(
         default="",

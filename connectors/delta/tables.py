@@ -259,7 +259,7 @@ _ORDER_INFO: Final = Table(
 
 REJECTED: Final = Table(
     "rejected",
-    "One row for each record of the ops topic that could not be read as an operation.",
+    "One row for each record of the ops topic that could not be read as an operation, or is quarantined.",
     (
         *_CAUSE,
         _word("reason", "Why, in one word."),

@@ -14,6 +14,7 @@ from kafka.partitioner import murmur2
 
 from broker_state.answer import Answer
 from broker_state.command import COMMAND_TYPES, Command, encode_command
+from broker_state.reason import CODE_OF_REASON
 from connectors.client import tag_hash
 from connectors.client.exchange.memory_link import frame_of
 from connectors.client.memory_job import MemoryJob
@@ -84,6 +85,12 @@ def test_the_vectors_of_the_partitioner_are_right() -> None:
         key = ops_key(topic, int(queue_id))
         assert murmur2(key) & 0x7FFF_FFFF == int(hashed)
         assert (partition_of(key, 4), partition_of(key, 12)) == (int(of_4), int(of_12))
+
+
+def test_each_reason_is_told_with_its_code() -> None:
+    rows = re.findall(r"^\| ([A-Z_]+) \| (\d+) \|", TEXT, re.MULTILINE)
+    assert {(reason, int(code)) for reason, code in rows} == {(str(r), code) for r, code in CODE_OF_REASON.items()}
+    assert len(rows) == len(CODE_OF_REASON)
 
 
 def test_the_vector_of_the_tag_hash_is_right() -> None:
