@@ -273,6 +273,9 @@ class Job:
             "kafka.isolation.level": "read_committed",
             # A fetch that finds nothing new must not hold a micro-batch up for Kafka's half second.
             "kafka.fetch.max.wait.ms": "50",
+            # Spark asks for offsets four times before it fails, and a stop waits for the question that is under way.
+            "kafka.request.timeout.ms": "15000",
+            "kafka.default.api.timeout.ms": "20000",
             "failOnDataLoss": "true",
         }
 

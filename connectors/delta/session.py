@@ -61,7 +61,7 @@ _CONF: Final = {
     # VACUUM lists its files by so many tasks: at the default 10,000 that takes minutes on two cores.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
     # OPTIMIZE leaves files of this size alone: at the default of 1 GiB each run would write all of the day again.
-    "spark.databricks.delta.optimize.minFileSize": str(128 * 1024 * 1024),
+    "spark.databricks.delta.optimize.minFileSize": str(32 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
     # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
