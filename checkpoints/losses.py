@@ -14,7 +14,7 @@ from collections.abc import Mapping
 import msgspec
 
 from checkpoints.applied import Applied
-from checkpoints.reconcile import LogFound, lost_records, missing_rows, require_same_log
+from checkpoints.reconcile import LogFound, lost_ranges, lost_records, missing_rows, require_same_log
 from checkpoints.replay import NO_REPLAY, Replay
 
 __all__ = ["Continuable", "Losses", "losses_of"]
@@ -91,4 +91,4 @@ def losses_of(
 
 
 def _gone(next_offset: Mapping[int, int], log: LogFound) -> int:
-    return sum(max(0, first - next_offset.get(partition, 0)) for partition, first in log.first_offset.items())
+    return sum(end - first for _, first, end in lost_ranges(next_offset, log))

@@ -24,6 +24,7 @@ __all__ = [
     "RESTORE_LOSSY",
     "LogFound",
     "TableFound",
+    "lost_ranges",
     "lost_records",
     "missing_rows",
     "reconcile",
@@ -94,6 +95,19 @@ def lost_records(next_offset: Mapping[int, int], log: LogFound) -> list[str]:
     """
     return [
         f"partition {partition} starts at {first}, but is decided only up to {decided}"
+        for partition, decided, first in lost_ranges(next_offset, log)
+    ]
+
+
+def lost_ranges(next_offset: Mapping[int, int], log: LogFound) -> list[tuple[int, int, int]]:
+    """What a log does not have any more of the records from `next_offset` on, as (partition, first, end).
+
+    >>> log = LogFound(topic="t", topic_id="", first_offset={0: 8, 1: 0}, end_offset={0: 9, 1: 3})
+    >>> lost_ranges({0: 5, 1: 3}, log)
+    [(0, 5, 8)]
+    """
+    return [
+        (partition, decided, first)
         for partition, first in sorted(log.first_offset.items())
         if first > (decided := next_offset.get(partition, 0))
     ]
