@@ -8,6 +8,7 @@ checkpoints, Hadoop's checksum sidecars (a stale one makes good data unreadable)
 
 from __future__ import annotations
 
+import itertools
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +19,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Commit", "commits_after", "commits_back_from", "read_commit", "sync_commits"]
+__all__ = ["Commit", "commits_after", "commits_back_from", "commits_up_from", "read_commit", "sync_commits"]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +64,12 @@ def commits_back_from(table: Path, version: int) -> Iterator[Commit]:
         if commit is None:
             return
         yield commit
+
+
+def commits_up_from(table: Path, version: int) -> list[Commit]:
+    """Commits above `version`, upwards, until one is missing."""
+    numbers = itertools.count(version + 1)
+    return list(iter(lambda: read_commit(table, next(numbers)), None))
 
 
 def commits_after(table: Path, version: int) -> list[Commit]:

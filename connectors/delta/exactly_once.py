@@ -9,14 +9,13 @@ looked for.
 
 from __future__ import annotations
 
-import itertools
 import secrets
 from typing import TYPE_CHECKING, Final
 
 from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 
-from connectors.delta.commits import Commit, commits_after, commits_back_from, read_commit, sync_commits
+from connectors.delta.commits import Commit, commits_after, commits_back_from, commits_up_from, sync_commits
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import Table, table_path
 from connectors.delta.transactions import app_id, known_versions, versions_by_epoch
@@ -176,8 +175,7 @@ class ExactlyOnceTable:
 
     def _fresh_commits(self) -> list[Commit]:
         """What came after the version that was last looked at: from the log itself, for Delta would run jobs for it."""
-        versions = itertools.count(self._version + 1)
-        return list(iter(lambda: read_commit(self._path, next(versions)), None))
+        return commits_up_from(self._path, self._version)
 
     def _fenced(self, version: int) -> Fenced:
         message = f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"

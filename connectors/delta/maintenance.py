@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING
 
 import msgspec
 from delta.tables import DeltaTable
 
-from connectors.delta.commits import read_commit, sync_commits
+from connectors.delta.commits import commits_up_from, sync_commits
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import TABLES, table_path
 
@@ -67,9 +66,7 @@ def _maintain(spark: SparkSession, root: Path, name: str, version: int) -> Maint
     metrics = table.optimize().executeCompaction().select("metrics.numFilesRemoved", "metrics.numFilesAdded").head()
     assert metrics is not None
     # The rows are now in files that a power loss could take; those that had them were synced long ago.
-    versions = itertools.count(version + 1)
-    commits = iter(lambda: read_commit(path, next(versions)), None)
-    sync_commits(path, list(commits))
+    sync_commits(path, commits_up_from(path, version))
     before = _files(path)
     table.vacuum()
     return Maintained(table=name, compacted=metrics[0], into=metrics[1], removed=len(before - _files(path)))
