@@ -74,19 +74,21 @@ def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | Non
     def put_aside(state: Path) -> Candidate:
         return Candidate(f"{PUT_ASIDE} in {state.parent.name}", lambda place: _copy(state, place))
 
-    found = [snapshot for snapshot in snapshots.list() if only in {None, snapshot.id}]
-    if only is not None and not found:
-        message = f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` tells which there are"
-        raise Invalid(message, subject=only)
+    kept = {snapshot.id: snapshot for snapshot in snapshots.list()}
     if only is not None:
-        yield fetched(found[0])
+        if only not in kept:
+            message = (
+                f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` tells which there are"
+            )
+            raise Invalid(message, subject=only)
+        yield fetched(kept[only])
         return
     aside = [put_aside(state) for state in sorted(folder.replaced.glob("*/state"), reverse=True)]
     empty = Candidate(EMPTY, lambda place: (place / "state").mkdir(parents=True))
     has_state = folder.state.is_dir()
     if has_state:
         yield Candidate(PRESENT, lambda place: _copy(folder.state, place))
-    for snapshot in found:
+    for snapshot in kept.values():
         yield fetched(snapshot)
     yield from [empty, *aside] if has_state else [*aside, empty]
 
