@@ -33,6 +33,13 @@ def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_jar_files: list[Path])
 
 
 @pytest.fixture
+def own_kafka(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
+    """A broker that the test may break."""
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files) as broker:
+        yield broker
+
+
+@pytest.fixture
 def topic_prefix() -> str:
     """A prefix for topics, different in every test."""
     return f"t{secrets.token_hex(5)}"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import queue
 import signal
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -21,38 +20,30 @@ from connectors.kafka.partitioner import ops_key
 from connectors.kafka.topics import Topics, ensure_topics
 from tests.support.wire import wait_for
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
 pytestmark = pytest.mark.integration
 
 KEY = ops_key("orders", 0)
 
 
-@pytest.fixture
-def broker(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
-    """One that may be halted."""
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files) as running:
-        yield running
-
-
-def test_operations_go_on_after_an_outage(broker: EmbeddedKafka) -> None:
-    ensure_topics(broker.bootstrap_servers, Topics.of("popstream"))
+def test_operations_go_on_after_an_outage(own_kafka: EmbeddedKafka) -> None:
+    ensure_topics(own_kafka.bootstrap_servers, Topics.of("popstream"))
     settings = ClientSettings(
-        bootstrap_servers=broker.bootstrap_servers, client_id="test", delivery_timeout_ms=4_000, resend_after_ms=4_000
+        bootstrap_servers=own_kafka.bootstrap_servers,
+        client_id="test",
+        delivery_timeout_ms=4_000,
+        resend_after_ms=4_000,
     )
     link = KafkaLink(settings)
     link.open()
     told: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
     link.send(KEY, b"{}", told.put)
     assert told.get(timeout=30) is None
-    os.kill(broker.pid, signal.SIGSTOP)
+    os.kill(own_kafka.pid, signal.SIGSTOP)
     try:
         link.send(KEY, b"{}", told.put)
         assert isinstance(told.get(timeout=60), Exception)
     finally:
-        os.kill(broker.pid, signal.SIGCONT)
+        os.kill(own_kafka.pid, signal.SIGCONT)
 
     def is_sent() -> bool:
         try:

@@ -43,13 +43,6 @@ SENT = 20_000
 """Operations whose rows are several times as large."""
 
 
-@pytest.fixture
-def broker(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
-    """One that may be killed."""
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files) as running:
-        yield running
-
-
 class Running:
     """A host that somebody waits for, as `popstream up` does."""
 
@@ -77,7 +70,7 @@ class Running:
         self._thread.join()
 
 
-def go_away_and_come_back(host: Host, running: Running, broker: EmbeddedKafka, fails: Callable[[Job], None]) -> None:
+def go_away_and_come_back(host: Host, running: Running, own_kafka: EmbeddedKafka, fails: Callable[[Job], None]) -> None:
     """Kill the broker until the job has failed, and see that another one goes on where it was."""
     first = host.job
     with Wire(first) as wire:
@@ -85,7 +78,7 @@ def go_away_and_come_back(host: Host, running: Running, broker: EmbeddedKafka, f
         wire.ask("dispatch", ranges=[{"first": 0, "last": 9}])
         handle = wire.ask("pop", group="g", max_messages=1, invisible_time_ms=3_600_000)["handle"]
     assert (running.status().obstacles, running.metric("popstream_ready")) == ([], 1.0)
-    broker.kill()
+    own_kafka.kill()
     (why,) = wait_for(lambda: running.status().obstacles)
     assert "Kafka has not answered" in why
     assert running.metric("popstream_ready") == 0.0
@@ -96,7 +89,7 @@ def go_away_and_come_back(host: Host, running: Running, broker: EmbeddedKafka, f
     assert (running.ended_with, running.metric("popstream_ready")) == ([], 0.0)
     with pytest.raises(Unavailable, match="no Kafka takes connections"):
         ask(running.card, SnapshotRequest(), Snapshot)
-    broker.restart()
+    own_kafka.restart()
     wait_for(lambda: not running.status().obstacles)
     assert host.job is not first
     assert (running.metric("popstream_ready"), running.metric("popstream_restarts_total")) == (1.0, 1.0)
@@ -112,13 +105,13 @@ def go_away_and_come_back(host: Host, running: Running, broker: EmbeddedKafka, f
 
 
 @pytest.fixture
-def running(spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
+def running(spark: SparkSession, own_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
     """A host on the broker that will be killed."""
     assert spark.sparkContext._jsc is not None, "a host that finds no Spark starts and ends one of its own"
-    create_message_topic(broker.bootstrap_servers, "messages", 1)
+    create_message_topic(own_kafka.bootstrap_servers, "messages", 1)
     settings = JobSettings(
         folder=tmp_path / "job",
-        bootstrap_servers=broker.bootstrap_servers,
+        bootstrap_servers=own_kafka.bootstrap_servers,
         message_topics="messages",
         flush_interval_s=0.5,
     )
@@ -126,15 +119,15 @@ def running(spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path) -> Itera
         yield Running(host)
 
 
-def test_kafka_away_for_a_while(running: Running, broker: EmbeddedKafka) -> None:
+def test_kafka_away_for_a_while(running: Running, own_kafka: EmbeddedKafka) -> None:
     """The job is told to fail, as it would by itself after two minutes."""
-    go_away_and_come_back(running.host, running, broker, lambda job: job.fail(Unavailable("Kafka is away")))
+    go_away_and_come_back(running.host, running, own_kafka, lambda job: job.fail(Unavailable("Kafka is away")))
 
 
 @pytest.mark.crash
 @pytest.mark.timeout(900)
-def test_kafka_away_until_the_job_fails_by_itself(running: Running, broker: EmbeddedKafka) -> None:
-    go_away_and_come_back(running.host, running, broker, lambda job: wait_for(lambda: job.failure, patience_s=600))
+def test_kafka_away_until_the_job_fails_by_itself(running: Running, own_kafka: EmbeddedKafka) -> None:
+    go_away_and_come_back(running.host, running, own_kafka, lambda job: wait_for(lambda: job.failure, patience_s=600))
 
 
 def pop(wire: Wire) -> dict[str, Any]:

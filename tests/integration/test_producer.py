@@ -51,13 +51,6 @@ def no_sockets_left(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     gc.collect()
 
 
-@pytest.fixture
-def own_kafka(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
-    """A broker that the test may break."""
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files) as broker:
-        yield broker
-
-
 def contents(servers: str, topic: str) -> list[Record]:
     """Every message of a topic, out of plain records and units, in the order of each queue."""
     consumer = KafkaConsumer(bootstrap_servers=servers, isolation_level="read_committed", group_id=None)
