@@ -37,9 +37,10 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def maintain(spark: SparkSession, root: Path) -> Iterator[Maintained]:
-    """Compact every table, then remove the files that no version of the last week has; beside a running job, too.
+    """Compact every table, then remove the files that no version of the last week has.
 
-    Compacting changes no row, and appends do not conflict with it. What is younger than the table's retention, a week,
+    Compacting changes no row, and appends do not conflict with it; but on a local disk they must come from the same
+    process (`pipelines.maintenance`). What is younger than the table's retention, a week,
     stays: somebody may still read it, or be about to commit it. A table is done when its outcome comes. One that fails
     does not keep the others from it: the first failure is raised after all of them.
 

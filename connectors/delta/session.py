@@ -63,6 +63,8 @@ _CONF: Final = {
     # OPTIMIZE leaves files of this size alone: at the default of 1 GiB each run would write all of the day again.
     "spark.databricks.delta.optimize.minFileSize": str(32 * 1024 * 1024),
     "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
+    # One file at a time (15 by default): who compacts beside a job must leave it a core.
+    "spark.databricks.delta.optimize.maxThreads": "1",
     # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Short-lived objects that were promoted fill the old generation, slowly and to its end, before it is collected for
