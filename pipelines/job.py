@@ -4,9 +4,10 @@ import contextlib
 import gc
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import msgspec
 import structlog
 from kafka import KafkaProducer
 from pyspark.sql import DataFrame, SparkSession
@@ -25,7 +26,6 @@ from checkpoints.replay import replay_of
 from checkpoints.snapshots import SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
-from connectors.delta.maintenance import Maintained, maintain
 from connectors.kafka.lasting_producer import close_producer
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import Topics, TopicSettings, ensure_topics
@@ -39,10 +39,11 @@ from pipelines.insistent import Insistent
 from pipelines.inspect_state import queues_in
 from pipelines.intake import Intake, MicroBatch
 from pipelines.log_watch import LogWatch
-from pipelines.maintenance import MaintenanceLoop
+from pipelines.maintenance import maintain
 from pipelines.metrics import Metrics
 from pipelines.ops_log import found_log
 from pipelines.outbox import Outbox
+from pipelines.periodic import Periodic
 from pipelines.publish import Publisher
 from pipelines.quarantine import Quarantine
 from pipelines.read_ahead import ReadAhead
@@ -183,9 +184,9 @@ class Job:
         self.snapshot_loop = self._snapshot_loop()
         self.snapshot_loop.start()
         self._stack.callback(self.snapshot_loop.stop)
-        self.maintenance = MaintenanceLoop(self._maintain, settings.maintain_interval_s, self.folder.last_done)
-        self.maintenance.start()
-        self._stack.callback(self.maintenance.stop)
+        self._maintenance = Periodic("maintenance", settings.maintain_interval_s, self._maintain, self.folder.last_done)
+        self._maintenance.start()
+        self._stack.callback(self._maintenance.stop)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until the job has ended or failed; False when it still runs after `timeout_s`."""
@@ -259,9 +260,10 @@ class Job:
             last_done=self.folder.last_done,
         )
 
-    def _maintain(self) -> Iterator[Maintained]:
+    def _maintain(self) -> None:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")
-        return maintain(self._spark, self.folder.delta)
+        for done in maintain(self._spark, self.folder.delta, lambda: self._maintenance.is_stopping):
+            _log.info("maintained", **msgspec.structs.asdict(done))
 
     def _source_options(self) -> dict[str, str]:
         return {

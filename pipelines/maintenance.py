@@ -1,94 +1,112 @@
-"""The tables of a running job are compacted by the job, now and then and when somebody asks: nobody else may meanwhile.
+"""Maintenance of the tables, beside the job: compaction in a process of its own, then VACUUM."""
 
-On a local disk Delta gives a version to one of two commits only if both come from one JVM: it looks whether the commit
-file exists, then renames over it (`HDFSLogStore`, which holds a lock of its process between the two). With a compaction
-in another process, a flush that comes between would be gone, and nobody would be told.
-"""
-
-import threading
-import time
+import contextlib
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
-import structlog
+from delta.tables import DeltaTable
+from pyspark.sql import SparkSession
 
-from connectors.delta.maintenance import Maintained
-from pipelines.periodic import Periodic
+from broker_state.errors import Unavailable
+from connectors.delta import compaction
+from connectors.delta.compaction import Compacted
+from connectors.delta.tables import table_path
 
-__all__ = ["MaintenanceLoop", "MaintenanceView"]
+__all__ = ["Maintained", "maintain"]
 
-_log = structlog.get_logger(__name__)
-
-
-class MaintenanceView(msgspec.Struct, frozen=True, kw_only=True):
-    """The maintenance that is under way, or the last one of this job.
-
-    Attributes:
-        begun_at_ms: None: there was none yet.
-        is_under_way: There are tables left to do.
-        done: Tables that are done.
-        failure: Why some are not.
-    """
-
-    begun_at_ms: int | None = None
-    is_under_way: bool = False
-    done: list[Maintained] = []
-    failure: str | None = None
+LOOK_S = 0.2
+# What runs is the code of this process, wherever that was started.
+CODE = Path(compaction.__file__).parents[2]
 
 
-class MaintenanceLoop:
-    """Maintains all tables every `interval_s` seconds.
-
-    Args:
-        maintain: Does one table after the other.
-        interval_s: 0: only when asked.
-        last_done: A folder that remembers the last time, over starts.
+class Maintained(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one table's files.
 
     Attributes:
-        view: How it goes.
+        table: Its name.
+        compacted: Files that were joined.
+        into: Files that they are now.
+        removed: Files that were of no version younger than a week, and are gone.
     """
 
-    def __init__(self, maintain: Callable[[], Iterator[Maintained]], interval_s: float, last_done: Path) -> None:
-        self._maintain = maintain
-        self._lock = threading.Lock()
-        self._periodic = Periodic("maintenance", interval_s, self._run, last_done)
-        self.view = MaintenanceView()
+    table: str
+    compacted: int
+    into: int
+    removed: int
 
-    def start(self) -> None:
-        """Begin, with a pause."""
-        self._periodic.start()
 
-    def stop(self) -> None:
-        """End after the table that is under way, unless it takes too long."""
-        self._periodic.stop()
+def maintain(spark: SparkSession, root: Path, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Maintained]:
+    """Compact every table, then remove the files that no version of the last week has; beside a running job, too.
 
-    def begin(self) -> MaintenanceView:
-        """Begin now, unless one is under way; does not wait for its end."""
-        if self._has_begun():
-            self._periodic.hurry()
-        return self.view
+    What is younger than the table's retention, a week, stays: somebody may still read it, or be about to commit it. A
+    table is done when its outcome comes. One that fails does not keep the others from it, and is told after them.
 
-    def _has_begun(self) -> bool:
-        with self._lock:
-            if self.view.is_under_way:
-                return False
-            self.view = MaintenanceView(begun_at_ms=int(time.time() * 1000), is_under_way=True)
-            return True
-
-    def _run(self) -> None:
-        self._has_begun()  # by `begin`, else now
+    Raises:
+        Unavailable: Some of the tables could not be maintained.
+    """
+    failures: list[str] = []
+    for table in compacted_aside(root, should_stop):
+        if should_stop():
+            return
         try:
-            for done in self._maintain():
-                _log.info("maintained", **msgspec.structs.asdict(done))
-                self._note(done=[*self.view.done, done])
-                if self._periodic.is_stopping:
-                    return
-        except Exception as error:
-            self._note(failure=str(error))
-            raise
-        finally:
-            self._note(is_under_way=False)
+            removed = _vacuumed(spark, table_path(root, table.table))
+        except Exception as error:  # noqa: BLE001 - py4j raises what it likes
+            failures.append(f"{table.table}: {error}")
+            continue
+        if table.failure is not None:
+            failures.append(f"{table.table}: {table.failure}")
+            continue
+        yield Maintained(table=table.table, compacted=table.compacted, into=table.into, removed=removed)
+    if failures:
+        raise Unavailable("; ".join(failures), subject=str(root))
 
-    def _note(self, **changes: object) -> None:
-        self.view = msgspec.structs.replace(self.view, **changes)
+
+def compacted_aside(root: Path, should_stop: Callable[[], bool] = lambda: False) -> list[Compacted]:
+    """Compact all tables below `root` in another process, and wait for it, or until `should_stop`.
+
+    Its memory is not ours, and it takes no CPU that the job wants.
+
+    Raises:
+        Unavailable: It ended before its time.
+    """
+    command = [sys.executable, "-m", compaction.__name__, str(root.absolute())]
+    with (
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(  # noqa: S603 - the command is ours
+            command, cwd=CODE, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True
+        ) as process,
+    ):
+        try:
+            while process.poll() is None and not should_stop():
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(LOOK_S)
+        finally:
+            was_stopped = process.poll() is None
+            process.kill()
+        process.wait()
+        output.seek(0)
+        done = [msgspec.json.decode(line, type=Compacted) for line in output]
+        errors.seek(0)
+        said = errors.read().decode(errors="replace").splitlines() or ["nothing"]
+    if process.returncode and not was_stopped:
+        message = f"compaction ended with exit code {process.returncode} and said: {said[-1]}"
+        raise Unavailable(message, subject=str(root))
+    return done
+
+
+def _vacuumed(spark: SparkSession, path: Path) -> int:
+    """How many files are gone."""
+    if not path.is_dir():
+        return 0
+    before = _files(path)
+    DeltaTable.forPath(spark, str(path)).vacuum()
+    return len(before - _files(path))
+
+
+def _files(path: Path) -> set[Path]:
+    return {file for file in path.rglob("*.parquet") if "_delta_log" not in file.parts}

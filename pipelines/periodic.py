@@ -22,7 +22,7 @@ class Periodic:
 
     Args:
         name: Of the thread, and of the event that tells a failure.
-        interval_s: 0: only when it is hurried.
+        interval_s: 0: never.
         work: Whatever it is, the job does without it.
         last_done: A folder that remembers when it was last done: a job that is started again and again does it as
             often as one that runs. None: each start begins with a whole pause.
@@ -37,17 +37,13 @@ class Periodic:
         self._work = work
         self._done = None if last_done is None else last_done / name
         self._stopping = threading.Event()
-        self._wake = threading.Event()
         self.failure: str | None = None
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         """Begin, with a pause."""
-        self._thread.start()
-
-    def hurry(self) -> None:
-        """Cut the pause short; of work that is under way: do it once more when it is done."""
-        self._wake.set()
+        if self._interval_s:
+            self._thread.start()
 
     @property
     def is_stopping(self) -> bool:
@@ -57,17 +53,12 @@ class Periodic:
     def stop(self) -> None:
         """End; what is under way is finished, unless it takes too long: nothing of the job waits for it."""
         self._stopping.set()
-        self._wake.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S_MAX)
 
     def _run(self) -> None:
         pause_s = self._first_pause_s()
-        while True:
-            self._wake.wait(pause_s or None)
-            self._wake.clear()
-            if self._stopping.is_set():
-                return
+        while not self._stopping.wait(pause_s):
             pause_s = self._interval_s
             try:
                 self._work()
@@ -81,7 +72,7 @@ class Periodic:
 
     def _first_pause_s(self) -> float:
         """What is left of the pause that an earlier start began."""
-        if self._done is None or not self._interval_s:
+        if self._done is None:
             return self._interval_s
         if not self._done.exists():
             self._note()

@@ -33,7 +33,6 @@ from checkpoints.snapshots import Snapshot
 from pipelines.builder.view import BuilderView, ConsumeQueueView, QueueRequest, views_of
 from pipelines.card import JobCard
 from pipelines.inspect_state import QueueView, lane_detail, queues_in
-from pipelines.maintenance import MaintenanceView
 from pipelines.metrics import Totals
 from pipelines.snapshots import take_image
 
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Image",
     "ImageRequest",
-    "MaintainRequest",
     "RebuildRequest",
     "Rebuilt",
     "SnapshotRequest",
@@ -162,23 +160,14 @@ class Image(msgspec.Struct, frozen=True, kw_only=True):
     folder: str
 
 
-class MaintainRequest(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="maintain"
-):
-    """How maintenance of the tables goes; `begin`: begin it first, unless it is under way."""
-
-    begin: bool = False
-    token: str = ""
-
-
 class _Failed(msgspec.Struct, frozen=True):
     error: str
     may_pass: bool = False
 
 
-Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest | MaintainRequest
-Answer = Status | list[ConsumeQueueView] | Rebuilt | Snapshot | Image | MaintenanceView
-Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt, Snapshot, Image, MaintenanceView)
+Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest
+Answer = Status | list[ConsumeQueueView] | Rebuilt | Snapshot | Image
+Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt, Snapshot, Image)
 
 
 class StatusServer:
@@ -273,8 +262,6 @@ class StatusServer:
             return self._job.snapshot_loop.take_now()
         if isinstance(request, ImageRequest):
             return Image(folder=str(take_image(self._job.store, self._job.folder.scratch)))
-        if isinstance(request, MaintainRequest):
-            return self._job.maintenance.begin() if request.begin else self._job.maintenance.view
         running = self._job.builder
         if running is None:
             message = "this job builds no queues: it has no message_topics"

@@ -19,7 +19,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Commit", "commits_after", "commits_back_from", "commits_up_from", "read_commit", "sync_commits"]
+__all__ = ["Commit", "commits_after", "commits_back_from", "commits_up_from", "read_commit", "sync", "sync_commits"]
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     txns: dict[str, int]
     added_paths: list[str]
     added_rows: int
+    removed_paths: list[str]
+    changes_table: bool
+    """Its columns, its properties, or what a reader or writer must know."""
     restored_version: int | None = None
     """Of a RESTORE: the version that the table went back to."""
 
@@ -53,6 +56,8 @@ def read_commit(table: Path, version: int) -> Commit | None:
         user_metadata=infos[0].get("userMetadata") if infos else None,
         txns={action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action},
         added_paths=[unquote(add["path"]) for add in added],
+        removed_paths=[unquote(action["remove"]["path"]) for action in actions if "remove" in action],
+        changes_table=any("metaData" in action or "protocol" in action for action in actions),
         added_rows=sum(msgspec.json.decode(add["stats"])["numRecords"] for add in added if add.get("stats")),
     )
 
@@ -92,9 +97,9 @@ def sync_commits(table: Path, commits: Iterable[Commit]) -> None:
         files |= {log / f"{commit.version:020d}{suffix}" for suffix in (".json", ".crc", ".checkpoint.parquet")}
     folders = {file.parent for file in files} | {table, table.parent}
     for file in sorted(files | {_checksum_of(file) for file in files}):
-        _sync(file)
+        sync(file)
     for folder in sorted(folders):
-        _sync(folder)
+        sync(folder)
 
 
 def _commit_file(table: Path, version: int) -> Path:
@@ -105,7 +110,8 @@ def _checksum_of(file: Path) -> Path:
     return file.with_name(f".{file.name}.crc")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Return only when a power loss cannot take the file, or the names in the folder, away; no file: nothing to do."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

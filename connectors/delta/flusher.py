@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from connectors.delta.covered import Covered
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
-from connectors.delta.rows import decode_rows
+from connectors.delta.rows import decode_rows, in_pieces
 from connectors.delta.tables import AUDIT_TABLES, arrow_schema, spark_schema
 
 if TYPE_CHECKING:
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = ["AuditFlusher"]
 
-_ROWS_PER_WRITE: Final = 131_072
 _MS_PER_DAY: Final = 86_400_000
 
 
@@ -158,7 +157,7 @@ class AuditFlusher:
         with pq.ParquetWriter(
             scratch, arrow_schema(AUDIT_TABLES[table]), compression="lz4", write_statistics=False
         ) as writer:
-            for piece in _pieces(self._completed(table, seq, data) for seq, data in slices):
+            for piece in in_pieces(self._completed(table, seq, data) for seq, data in slices):
                 known, fresh = covered.split(piece)
                 if known.num_rows:
                     known_pieces.append(known)
@@ -195,17 +194,3 @@ def _undelivered(
         else:
             # Our own commits are known: asking again for their rows means that apply_seq went back.
             assert seq <= writer.delivered_when_opened, f"apply_seq {seq} was committed by this process already"
-
-
-def _pieces(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Join small tables to pieces of at least 131,072 rows but for the last: a row group each."""
-    waiting: list[pa.Table] = []
-    count = 0
-    for table in tables:
-        waiting.append(table)
-        count += table.num_rows
-        if count >= _ROWS_PER_WRITE:
-            yield pa.concat_tables(waiting)
-            waiting, count = [], 0
-    if waiting:
-        yield pa.concat_tables(waiting)

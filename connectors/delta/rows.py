@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import NamedTuple
 
-__all__ = ["SLICE_BYTES_MAX", "decode_rows", "encode_rows"]
+__all__ = ["SLICE_BYTES_MAX", "decode_rows", "encode_rows", "in_pieces"]
 
 SLICE_BYTES_MAX: Final = 256 * 1024
 """Cap of one outbox entry."""
 
 _ROWS_PER_SLICE_MAX: Final = 16_384
+_ROWS_PER_PIECE: Final = 131_072
 _TEXT_CHARACTERS_MAX: Final = 1_024
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.items()}
@@ -60,6 +61,20 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
     )
     batches = [_plain(batch, schema) for data in slices for batch in _read(data, table)]
     return pa.Table.from_batches(batches, schema)
+
+
+def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
+    """Join small tables to pieces of at least 131,072 rows but for the last: a row group each."""
+    waiting: list[pa.Table] = []
+    count = 0
+    for table in tables:
+        waiting.append(table)
+        count += table.num_rows
+        if count >= _ROWS_PER_PIECE:
+            yield pa.concat_tables(waiting)
+            waiting, count = [], 0
+    if waiting:
+        yield pa.concat_tables(waiting)
 
 
 def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBatch:

@@ -56,15 +56,15 @@ _CONF: Final = {
     ),
     # Without native libraries each new file costs a process for its mode; the other one makes two files of each.
     "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # Reads for object stores: one takes as much direct memory as a row group is large, and if that is more than we
+    # grant a query waits for 300 s and fails (a file of 66 MB, and MaxDirectMemorySize=128m).
+    "spark.hadoop.parquet.hadoop.vectored.io.enabled": "false",
     # A Delta snapshot is a Spark job of this many tasks (50 by default): most of the time of a small commit.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # VACUUM would note itself in the log, in two commits that nobody asks for and that another process may not make.
+    "spark.databricks.delta.vacuum.logging.enabled": "false",
     # VACUUM lists its files by so many tasks: at the default 10,000 that takes minutes on two cores.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-    # OPTIMIZE leaves files of this size alone: at the default of 1 GiB each run would write all of the day again.
-    "spark.databricks.delta.optimize.minFileSize": str(32 * 1024 * 1024),
-    "spark.databricks.delta.optimize.maxFileSize": str(128 * 1024 * 1024),
-    # One file at a time (15 by default): who compacts beside a job must leave it a core.
-    "spark.databricks.delta.optimize.maxThreads": "1",
     # A flush spans one date, or two around midnight; with writers for both open Spark need not sort the rows by date.
     "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Short-lived objects that were promoted fill the old generation, slowly and to its end, before it is collected for

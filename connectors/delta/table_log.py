@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -18,15 +18,16 @@ import pyarrow.parquet as pq
 from connectors.errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["TableLog", "read_table_log", "require_table_log"]
+__all__ = ["DataFile", "DataFiles", "TableLog", "read_data_files", "read_table_log", "require_table_log"]
+
+Reconciled = TypeVar("Reconciled")
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 # Classic in one file or several, and of version 2, whose name has an id; the actions read here are in the file itself.
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(parquet|json)")
-_ACTIONS = ("txn", "metaData")
 
 
 class TableLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +44,36 @@ class TableLog(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     properties: dict[str, str]
     txns: dict[str, int]
+
+
+class DataFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file with rows of a table.
+
+    Attributes:
+        path: Below the table's folder, percent-encoded as in the log.
+        size: In bytes.
+        partition_values: By column, as text.
+        stats: What is known of its rows, in JSON.
+    """
+
+    path: str
+    size: int
+    partition_values: dict[str, str | None]
+    stats: str | None
+
+
+class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
+    """The files of a table at its newest version.
+
+    Attributes:
+        version: The newest.
+        protocol: Versions that a reader and a writer must know.
+        files: In the order in which they came.
+    """
+
+    version: int
+    protocol: tuple[int, int]
+    files: list[DataFile]
 
 
 def require_table_log(table: Path) -> TableLog:
@@ -65,6 +96,22 @@ def read_table_log(table: Path) -> TableLog | None:
     Raises:
         Corrupt: A commit is missing between others, a file cannot be read, or there is nothing to begin with.
     """
+    return _newest(table, ("txn", "metaData"), _table_log)
+
+
+def read_data_files(table: Path) -> DataFiles | None:
+    """The data files of the table in this folder; None when there is no table.
+
+    Raises:
+        Corrupt: As `read_table_log` does.
+    """
+    return _newest(table, ("protocol", "add", "remove"), _data_files)
+
+
+def _newest(
+    table: Path, wanted: Sequence[str], reconciled: Callable[[Path, int, Iterator[dict[str, Any]]], Reconciled]
+) -> Reconciled | None:
+    """What actions of the wanted kinds come to; None when there is no table."""
     commits, checkpoints = _found(table / "_delta_log")
     newest = max([*commits, *checkpoints], default=None)
     if newest is None:
@@ -78,16 +125,16 @@ def read_table_log(table: Path) -> TableLog | None:
             continue
         try:
             after = [commits[version] for version in range(begin + 1, newest + 1)]
-            return _reconciled(table, newest, checkpoints.get(begin, []), after)
+            return reconciled(table, newest, _actions(checkpoints.get(begin, []), after, wanted))
         except Corrupt as error:
             problem = problem or error.message
     raise Corrupt(problem, subject=table.name)
 
 
-def _reconciled(table: Path, version: int, checkpoint: Iterable[Path], commits: Iterable[Path]) -> TableLog:
+def _table_log(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> TableLog:
     txns: dict[str, int] = {}
     metadata: dict[str, Any] | None = None
-    for action in _actions(checkpoint, commits):
+    for action in actions:
         if (txn := action.get("txn")) is not None:
             txns[txn["appId"]] = txn["version"]
         metadata = action.get("metaData") or metadata
@@ -96,6 +143,23 @@ def _reconciled(table: Path, version: int, checkpoint: Iterable[Path], commits: 
         raise Corrupt(message, subject=table.name)
     properties = dict(metadata.get("configuration") or {})
     return TableLog(version=version, schema=metadata["schemaString"], properties=properties, txns=txns)
+
+
+def _data_files(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> DataFiles:
+    files: dict[str, DataFile] = {}
+    protocol: dict[str, Any] | None = None
+    for action in actions:
+        protocol = action.get("protocol") or protocol
+        if (add := action.get("add")) is not None:
+            path, values = add["path"], dict(add["partitionValues"])
+            files[path] = DataFile(path=path, size=add["size"], partition_values=values, stats=add.get("stats"))
+        elif (remove := action.get("remove")) is not None:
+            files.pop(remove["path"], None)
+    if protocol is None:
+        message = f"the log of {table.name} does not say what a reader must know"
+        raise Corrupt(message, subject=table.name)
+    versions = (protocol["minReaderVersion"], protocol["minWriterVersion"])
+    return DataFiles(version=version, protocol=versions, files=list(files.values()))
 
 
 def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
@@ -110,10 +174,10 @@ def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
     return commits, {version: files for (version, wanted), files in parts.items() if len(files) >= wanted}
 
 
-def _actions(checkpoint: Iterable[Path], commits: Iterable[Path]) -> Iterator[dict[str, Any]]:
+def _actions(checkpoint: Iterable[Path], commits: Iterable[Path], wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
     for path in (*checkpoint, *commits):
         try:
-            yield from _lines(path) if path.suffix == ".json" else _rows(path)
+            yield from _lines(path) if path.suffix == ".json" else _rows(path, wanted)
         except (msgspec.DecodeError, pa.ArrowException, OSError) as error:
             message = f"{path} cannot be read: {error}"
             raise Corrupt(message, subject=str(path)) from error
@@ -124,9 +188,9 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         yield msgspec.json.decode(line)
 
 
-def _rows(path: Path) -> Iterator[dict[str, Any]]:
+def _rows(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
     file = pq.ParquetFile(path)
-    for row in file.read(columns=[name for name in _ACTIONS if name in file.schema_arrow.names]).to_pylist():
+    for row in file.read(columns=[name for name in wanted if name in file.schema_arrow.names]).to_pylist():
         if row.get("metaData") is not None:  # pyarrow has a map as pairs
             row["metaData"]["configuration"] = dict(row["metaData"]["configuration"] or [])
         yield row

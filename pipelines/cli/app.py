@@ -394,7 +394,7 @@ def maintain(
 ) -> None:
     """Compact the tables, and remove the files that no version of the last week has.
 
-    A running job is asked to do it, and does it every `maintain_interval_s` by itself.
+    A running job does it every `maintain_interval_s` by itself.
     """
     from checkpoints.layout import JobFolder
     from pipelines.cli.maintain import run_maintain

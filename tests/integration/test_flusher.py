@@ -6,6 +6,7 @@ restart is a new flusher on the same folder.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -21,17 +22,20 @@ from delta.tables import DeltaTable
 from pyspark.errors import IllegalArgumentException
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
+from connectors.delta import compaction
 from connectors.delta.commits import read_commit
+from connectors.delta.compaction import Compacted, compact
 from connectors.delta.covered import whole_versions
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
-from connectors.delta.maintenance import Maintained, maintain
 from connectors.delta.rows import encode_rows
 from connectors.delta.store import ensure_table
-from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
+from connectors.delta.table_log import DataFile, read_data_files
+from connectors.delta.tables import AUDIT_TABLES, DELIVERIES, TABLES, table_path
 from connectors.delta.transactions import known_versions
 from connectors.delta.views import register_views
-from connectors.errors import Corrupt, Fenced, Invalid
+from connectors.errors import Corrupt, Fenced, Invalid, Unavailable
+from pipelines.maintenance import maintain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -578,6 +582,126 @@ def test_optimize_while_appending_and_vacuum_keep_every_row(
     assert start().delivered("deliveries") == 15
 
 
+def test_a_compaction_whose_commit_a_flush_replaces_changes_nothing(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    """A flush that looked for the commit just before it was there; no checkpoint of the log may know of it then."""
+    flusher = start()
+    path = table_path(root, "deliveries")
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
+    for seq in range(1, 5):
+        flusher.flush("deliveries", slices([seq]), seq)
+    before = {file.name for file in (path / "_delta_log").iterdir()}
+    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=4, into=1)
+    (commit,) = (file for file in (path / "_delta_log").iterdir() if file.name not in before)
+    commit.unlink()
+    flusher.flush("deliveries", slices([5]), 5)
+    assert commit.exists()
+    assert stored_seqs(spark, root) == sorted([*range(1, 6)] * 2)
+    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=5, into=1)
+    assert stored_seqs(spark, root) == sorted([*range(1, 6)] * 2)
+    flusher.flush("deliveries", slices([6]), 6)
+    assert start().delivered("deliveries") == 6
+
+
+def test_spark_reads_the_same_of_what_was_compacted(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = start()
+    for seq in range(1, 4):
+        flusher.flush("deliveries", slices([seq]), seq)
+    path = str(table_path(root, "deliveries"))
+    before = spark.read.format("delta").load(path)
+    schema, rows = before.schema, sorted(map(str, before.collect()))
+    compact(root, DELIVERIES)
+    after = spark.read.format("delta").load(path)
+    assert len(after.inputFiles()) == 1
+    assert (after.schema, sorted(map(str, after.collect()))) == (schema, rows)
+    assert compact(root, DELIVERIES) == Compacted(table="deliveries"), "one file alone is left alone"
+
+
+def test_what_spark_skips_of_a_compacted_table_has_no_row_that_it_asks_for(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = start()
+    for seq in range(1, 7):
+        flusher.flush("deliveries", slices([seq]), seq)
+    sizes = [file.size for file in data_files(root)]
+    monkeypatch.setattr("connectors.delta.compaction.FILE_BYTES", 3 * max(sizes))
+    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=6, into=2)
+    table = spark.read.format("delta").load(str(table_path(root, "deliveries")))
+    for seq in range(1, 7):
+        assert table.where(f"apply_seq = {seq}").count() == 2
+    assert [json.loads(file.stats or "")["maxValues"]["apply_seq"] for file in data_files(root)] == [3, 6]
+
+
+def test_of_two_compactions_at_the_same_time_one_gives_up(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = start()
+    for seq in range(1, 4):
+        flusher.flush("deliveries", slices([seq]), seq)
+    with monkeypatch.context() as patched:
+        patched.setattr(compaction, "_committed", during(compaction._committed, lambda: compact(root, DELIVERIES)))
+        with pytest.raises(Unavailable, match="has changed more than appends do"):
+            compact(root, DELIVERIES)
+    assert len(data_files(root)) == 1
+    assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
+
+
+def test_rows_that_are_added_during_a_compaction_stay(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = start()
+    for seq in range(1, 4):
+        flusher.flush("deliveries", slices([seq]), seq)
+    flush = during(compaction._committed, lambda: flusher.flush("deliveries", slices([4]), 4))
+    monkeypatch.setattr(compaction, "_committed", flush)
+    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=3, into=1)
+    assert len(data_files(root)) == 2
+    assert stored_seqs(spark, root) == sorted([1, 2, 3, 4] * 2)
+
+
+def test_files_with_other_rows_than_the_log_says_are_left_alone(
+    root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = two_commits(start)
+    before = data_files(root)
+    monkeypatch.setattr(compaction, "in_pieces", lambda tables: (table.slice(1) for table in tables))
+    with pytest.raises(Corrupt, match="files of deliveries have 2 rows, and 4 by the log"):
+        compact(root, DELIVERIES)
+    assert data_files(root) == before
+    assert flusher.delivered("deliveries") == 2
+
+
+def test_a_table_with_features_that_compaction_does_not_know_is_left_alone(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    two_commits(start)
+    path = table_path(root, "deliveries")
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    with pytest.raises(Invalid, match=r"reader and writer version \(3, 7\)"):
+        compact(root, DELIVERIES)
+
+
+def data_files(root: Path) -> list[DataFile]:
+    found = read_data_files(table_path(root, "deliveries"))
+    assert found is not None
+    return found.files
+
+
+def during(committed: Callable[..., int], act: Callable[[], object]) -> Callable[..., int]:
+    """`_committed`, once `act` was done; for one commit."""
+    acts = [act]
+
+    def after(*arguments: Any) -> int:
+        while acts:
+            acts.pop()()
+        return committed(*arguments)
+
+    return after
+
+
 def orphan_of(root: Path, name: str, *, days: int) -> Path:
     """A data file that no commit has, so old."""
     written = next(table_path(root, "deliveries").rglob("*.parquet"))
@@ -636,17 +760,17 @@ def test_a_table_that_fails_keeps_no_other_one_from_its_maintenance(
     start()
     seen: list[str] = []
 
-    def fail_first(_spark: SparkSession, _root: Path, name: str, _version: int) -> Maintained:
-        seen.append(name)
+    def fail_first(_spark: SparkSession, path: Path) -> int:
+        seen.append(path.name)
         if len(seen) == 1:
             raise Corrupt("damaged")
-        return Maintained(table=name, compacted=0, into=0, removed=0)
+        return 0
 
-    monkeypatch.setattr("connectors.delta.maintenance._maintain", fail_first)
+    monkeypatch.setattr("pipelines.maintenance._vacuumed", fail_first)
     done: list[str] = []
-    with pytest.raises(Corrupt, match="damaged"):
+    with pytest.raises(Unavailable, match=rf"^{next(iter(TABLES))}: damaged$"):
         done.extend(each.table for each in maintain(spark, root))
-    assert sorted(seen) == sorted(AUDIT_TABLES)
+    assert seen == list(TABLES)
     assert done == seen[1:]
 
 

@@ -19,8 +19,8 @@ import psutil
 import pytest
 
 from connectors.client.history import read_history
-from connectors.delta.maintenance import Maintained
 from expectations.client_history import check_history
+from pipelines.maintenance import Maintained
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -266,13 +266,11 @@ def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
     assert answers(done) == [{"step": "acked", "messages": 5}, {"step": "leased", "messages": 10}]
 
 
-def test_the_running_job_maintains_the_tables_when_it_is_asked(up: Up) -> None:
-    done = run(up, "maintain", "--json")
+def test_the_tables_are_maintained_beside_the_job(up: Up) -> None:
+    done = run(up, "maintain", "--json", "--var", str(ROOT / "var"))
     assert (done.returncode, done.stderr) == (0, "")
     tables = {each.table: each for each in msgspec.json.decode(done.stdout, type=list[Maintained])}
     assert tables["deliveries"].compacted > tables["deliveries"].into == 1
-    log = [msgspec.json.decode(line) for line in (up.folder / "job.log").read_bytes().splitlines()]
-    assert {line["table"] for line in log if line["event"] == "maintained"} == set(tables)
 
 
 def test_z_sigterm_stops_it_in_order(up: Up) -> None:
@@ -285,13 +283,6 @@ def test_z_sigterm_stops_it_in_order(up: Up) -> None:
     status = msgspec.json.decode(done.stdout)
     assert status["running"] is False
     assert {queue["topic"] for queue in status["queues"]} == {"t", "orders", "held", "shown"}
-
-
-@pytest.mark.long
-def test_z_the_tables_of_a_stopped_job_are_maintained_by_the_command(up: Up) -> None:
-    done = run(up, "maintain", "--var", str(ROOT / "var"))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "deliveries" in done.stdout
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:

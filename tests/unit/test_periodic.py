@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from typing import TYPE_CHECKING
 
@@ -55,16 +54,6 @@ def test_what_fails_is_not_taken_for_done(tmp_path: Path) -> None:
     periodic.stop()
     assert next(outcomes, None) is None
     assert periodic.failure is None
-
-
-def test_without_an_interval_it_is_done_only_when_it_is_hurried(tmp_path: Path) -> None:
-    done = threading.Event()
-    periodic = Periodic("work", 0.0, done.set, tmp_path)
-    periodic.start()
-    assert not done.wait(0.05)
-    periodic.hurry()
-    assert done.wait(5)
-    periodic.stop()
 
 
 def test_without_an_interval_nothing_is_ever_done(tmp_path: Path) -> None:

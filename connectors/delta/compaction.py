@@ -1,0 +1,265 @@
+"""A few large files in place of the small one that each flush leaves in each table: Delta's OPTIMIZE without Spark.
+
+```
+add a, add b, add c  ──read in order, written once──>  one commit: add abc, remove a, b, c (dataChange false)
+```
+
+`python -m connectors.delta.compaction FOLDER` compacts all tables at the lowest priority, for no longer than whoever
+started it lives, and prints each outcome as a line of JSON; `pipelines.maintenance` runs it.
+
+Why not Spark: in the job's JVM, whose compiler is the quick one, OPTIMIZE takes eight times the CPU, from the
+micro-batches; and another JVM may not write beside it. On a local disk Delta looks whether the file of a commit is
+there and then renames over it, and keeps only the threads of one JVM apart meanwhile (`HDFSLogStore`). Here the file is
+linked, which fails if there is one, so that a compaction never replaces a flush. A flush that has just looked may
+replace a compaction: then its rows are still in the files that they were in, and nothing else knows of the commit, for
+no checkpoint of the log is written here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+import threading
+import time
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from connectors.delta.commits import read_commit, sync, sync_commits
+from connectors.delta.rows import in_pieces
+from connectors.delta.table_log import DataFile, DataFiles, read_data_files
+from connectors.delta.tables import TABLES, Table, arrow_schema, table_path
+from connectors.errors import Corrupt, Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+__all__ = ["Compacted", "compact"]
+
+FILE_BYTES: Final = 64 * 1024 * 1024
+"""A file of this size is left alone, and none becomes larger."""
+
+PROTOCOL: Final = (1, 2)
+"""The newest versions for readers and writers whose features are all kept to here: those of our own tables."""
+
+NICE: Final = 19
+PARENT_IS_GONE: Final = 3
+
+
+class Compacted(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the files of one table.
+
+    Attributes:
+        table: Its name.
+        compacted: Files that were joined.
+        into: Files that they are now.
+        failure: Why the rest was left as it was.
+    """
+
+    table: str
+    compacted: int = 0
+    into: int = 0
+    failure: str | None = None
+
+
+def compact(root: Path, table: Table) -> Compacted:
+    """Join the small files of one table, those of a partition in the order in which they came; no row changes.
+
+    Beside writers that append. What they do to the files meanwhile, as RESTORE does, is not undone.
+
+    Raises:
+        Corrupt: The log or a file cannot be read, or a file has other rows than the log says.
+        Invalid: The table has a feature of Delta that this does not know.
+        Unavailable: Somebody else has removed files, or changed the table.
+    """
+    path = table_path(root, table.name)
+    found = read_data_files(path)
+    if found is None:
+        return Compacted(table=table.name)
+    if found.protocol > PROTOCOL:
+        message = f"{table.name} has features that compaction does not know: reader and writer version {found.protocol}"
+        raise Invalid(message, subject=table.name)
+    groups = list(_groups(found.files))
+    for files in groups:
+        joined = _joined(path, table, files)
+        version = _committed(path, found, files, joined)
+        # What had the rows was synced long ago; the file that has them now was synced before it was committed.
+        sync_commits(path, filter(None, [read_commit(path, version)]))
+    return Compacted(table=table.name, compacted=sum(map(len, groups)), into=len(groups))
+
+
+def _groups(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
+    """Neighbours of one partition that are one file together; those that stay alone are left out."""
+    small = [file for file in files if file.size < FILE_BYTES]
+    for _, neighbours in groupby(sorted(small, key=_partition), _partition):
+        group: list[DataFile] = []
+        for file in neighbours:
+            if sum(other.size for other in group) + file.size > FILE_BYTES:
+                yield from [group] * (len(group) > 1)
+                group = []
+            group.append(file)
+        yield from [group] * (len(group) > 1)
+
+
+def _partition(file: DataFile) -> str:
+    return msgspec.json.encode(file.partition_values, order="sorted").decode()
+
+
+def _joined(path: Path, table: Table, files: list[DataFile]) -> DataFile:
+    """The rows of all files in a new one, which is on the disk, and which no commit names yet."""
+    joined = str(Path(files[0].path).with_name(f"part-00000-{secrets.token_hex(16)}-c000.zstd.parquet"))
+    made = path / unquote(joined)
+    schema = pa.schema([field for field in arrow_schema(table) if field.name not in files[0].partition_values])
+    rows = 0
+    with pq.ParquetWriter(made, schema, compression="zstd") as writer:
+        for piece in in_pieces(_rows(path, files, schema)):
+            writer.write_table(piece)
+            rows += piece.num_rows
+    stats = _joined_stats([msgspec.json.decode(file.stats) for file in files if file.stats])
+    if rows != stats["numRecords"] or not all(file.stats for file in files):
+        message = f"files of {table.name} have {rows} rows, and {stats['numRecords']} by the log"
+        raise Corrupt(message, subject=table.name)
+    sync(made)
+    sync(made.parent)
+    return DataFile(
+        path=joined,
+        size=made.stat().st_size,
+        partition_values=files[0].partition_values,
+        stats=msgspec.json.encode(stats).decode(),
+    )
+
+
+def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
+    for file in files:
+        # Spark writes timestamps as INT96 of nanoseconds, without a zone: they are UTC.
+        with pq.ParquetFile(path / unquote(file.path), coerce_int96_timestamp_unit="us") as source:
+            for batch in source.iter_batches(columns=schema.names):
+                yield pa.table(batch).select(schema.names).cast(schema)
+
+
+def _joined_stats(stats: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the log says of a file's rows, of several files together ("Per-file Statistics" of the protocol).
+
+    A column that one file says nothing of is left out, unless that file has nothing but nulls of it.
+
+    >>> a = {"numRecords": 2, "minValues": {"x": 1}, "maxValues": {"x": 5}, "nullCount": {"x": 0}}
+    >>> b = {"numRecords": 1, "minValues": {"x": 3}, "maxValues": {"x": 7}, "nullCount": {"x": 0}}
+    >>> _joined_stats([a, b])
+    {'numRecords': 3, 'minValues': {'x': 1}, 'maxValues': {'x': 7}, 'nullCount': {'x': 0}}
+    """
+    count = sum(each["numRecords"] for each in stats)
+    nulls = [each.get("nullCount", {}) for each in stats]
+    named = set.intersection(*map(set, nulls)) if nulls else set()
+
+    def extreme(kind: str, choose: Any) -> dict[str, Any]:  # noqa: ANN401 - min or max
+        known = {}
+        for name in named:
+            saying = [each for each in stats if each["nullCount"][name] < each["numRecords"]]
+            values = [each.get(kind, {}).get(name) for each in saying]
+            if values and None not in values:
+                known[name] = choose(values)
+        return known
+
+    return {
+        "numRecords": count,
+        "minValues": extreme("minValues", min),
+        "maxValues": extreme("maxValues", max),
+        "nullCount": {name: sum(each[name] for each in nulls) for name in named},
+    }
+
+
+def _committed(path: Path, found: DataFiles, files: list[DataFile], joined: DataFile) -> int:
+    """Put `joined` in place of `files` in the first version that is free; that version."""
+    log, now_ms = path / "_delta_log", int(time.time() * 1000)
+    unnamed = log / f".{joined.path.rpartition('/')[2]}.commit"
+    unnamed.write_bytes(b"\n".join(map(msgspec.json.encode, _actions(found.version, files, joined, now_ms))) + b"\n")
+    try:
+        sync(unnamed)
+        version = found.version + 1
+        while not _linked(unnamed, log / f"{version:020d}.json"):
+            _require_compatible(path, version, files)
+            version += 1
+    finally:
+        unnamed.unlink()
+    return version
+
+
+def _actions(read_version: int, files: list[DataFile], joined: DataFile, now_ms: int) -> Iterator[dict[str, Any]]:
+    yield {
+        "commitInfo": {
+            "timestamp": now_ms,
+            "operation": "OPTIMIZE",
+            "operationParameters": {"predicate": "[]", "zOrderBy": "[]", "auto": False},
+            "readVersion": read_version,
+            "isolationLevel": "SnapshotIsolation",
+            "isBlindAppend": False,
+            "operationMetrics": {"numRemovedFiles": str(len(files)), "numAddedFiles": "1"},
+            "engineInfo": "popstream",
+        }
+    }
+    for file in files:
+        yield {
+            "remove": {
+                "path": file.path,
+                "deletionTimestamp": now_ms,
+                "dataChange": False,
+                "extendedFileMetadata": True,
+                "partitionValues": file.partition_values,
+                "size": file.size,
+            }
+        }
+    yield {
+        "add": {
+            "path": joined.path,
+            "partitionValues": joined.partition_values,
+            "size": joined.size,
+            "modificationTime": now_ms,
+            "dataChange": False,
+            "stats": joined.stats,
+        }
+    }
+
+
+def _linked(source: Path, target: Path) -> bool:
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _require_compatible(path: Path, version: int, files: Iterable[DataFile]) -> None:
+    commit, ours = read_commit(path, version), {unquote(file.path) for file in files}
+    if commit is None or commit.changes_table or not ours.isdisjoint(commit.removed_paths):
+        message = f"version {version} of {path.name} has changed more than appends do: compaction left it alone"
+        raise Unavailable(message, subject=path.name)
+
+
+def _end_with_parent() -> None:
+    """Standard input is a pipe from whoever started us, and ends with them."""
+    while os.read(sys.stdin.fileno(), 1):  # not of `sys.stdin`: at our own end Python waits for its lock
+        pass
+    os._exit(PARENT_IS_GONE)  # whatever it is at: what has no commit is removed a week later
+
+
+def main(root: Path) -> None:
+    """Compact each table, and tell; one that fails does not keep the others from it."""
+    os.nice(NICE)
+    os.umask(0o077)  # as all that a job writes
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    for name, table in TABLES.items():
+        try:
+            done = compact(root, table)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the other tables have nothing to do with it
+            done = Compacted(table=name, failure=str(error) or type(error).__name__)
+        print(msgspec.json.encode(done).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
