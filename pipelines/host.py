@@ -33,7 +33,7 @@ from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.card import JobCard
 from pipelines.job import Job
-from pipelines.jvm import SIGNALS, ended_jvm, errors_in, held_signals, jvm_has_ended, kill_jvm, silence_query_errors
+from pipelines.jvm import SIGNALS, ended_jvm, held_signals, jvm_has_ended, kill_jvm, output_in, silence_query_errors
 from pipelines.logs import configure_logs
 from pipelines.metrics import Metrics
 from pipelines.native_memory import JVM_ENVIRONMENT, bound_arenas, give_back
@@ -248,7 +248,7 @@ class Host:
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
         os.environ.update(JVM_ENVIRONMENT)
-        with held_signals(), errors_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
+        with held_signals(), output_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
             heap = self.settings.driver_memory
             # A heap that grows stops everything for a full collection each time.
             options = [f"-Xms{heap}", QUICK_COMPILER]

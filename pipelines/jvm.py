@@ -1,4 +1,4 @@
-"""The JVM that PySpark starts: where its complaints go, and that it is gone when we are."""
+"""The JVM that PySpark starts: where what it prints goes, and that it is gone when we are."""
 
 import contextlib
 import os
@@ -8,12 +8,13 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TextIO
 
 import structlog
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 
-__all__ = ["SIGNALS", "ended_jvm", "errors_in", "held_signals", "jvm_has_ended", "kill_jvm", "silence_query_errors"]
+__all__ = ["SIGNALS", "ended_jvm", "held_signals", "jvm_has_ended", "kill_jvm", "output_in", "silence_query_errors"]
 
 _log = structlog.get_logger(__name__)
 
@@ -54,20 +55,29 @@ def held_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def errors_in(path: Path | None) -> Iterator[None]:
-    """Let what is started inside have `path` as its standard error: a JVM says things that no operator asked for."""
+def output_in(path: Path | None) -> Iterator[None]:
+    """Let what is started inside print to `path`, errors too: a JVM says things that no operator asked for."""
     if path is None:
         yield
         return
-    sys.stderr.flush()
-    before = os.dup(2)
+    with (
+        path.open("ab") as file,
+        _redirected(sys.stdout, 1, file.fileno()),
+        _redirected(sys.stderr, 2, file.fileno()),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _redirected(stream: TextIO, descriptor: int, target: int) -> Iterator[None]:
+    stream.flush()
+    before = os.dup(descriptor)
     try:
-        with path.open("ab") as file:
-            os.dup2(file.fileno(), 2)
+        os.dup2(target, descriptor)
         yield
     finally:
-        sys.stderr.flush()
-        os.dup2(before, 2)
+        stream.flush()
+        os.dup2(before, descriptor)
         os.close(before)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from connectors.delta.session import build_session
 from connectors.jars.resolve import spark_jars
-from pipelines.jvm import ended_jvm, errors_in, held_signals, silence_query_errors
+from pipelines.jvm import ended_jvm, held_signals, output_in, silence_query_errors
 
 __all__ = ["reading_session", "working"]
 
@@ -22,7 +22,7 @@ def reading_session(var: Path, *, driver_memory: str = "1g") -> Iterator[SparkSe
     jars = spark_jars(var.absolute())
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch, ended_jvm():
         conf = {"spark.sql.warehouse.dir": str(Path(scratch, "warehouse")), "spark.local.dir": scratch}
-        with working("starting Spark"), held_signals(), errors_in(Path(os.devnull)):
+        with working("starting Spark"), held_signals(), output_in(Path(os.devnull)):
             session = build_session("popstream-read", jars, driver_memory=driver_memory, conf=conf)
         silence_query_errors()
         try:
@@ -34,7 +34,7 @@ def reading_session(var: Path, *, driver_memory: str = "1g") -> Iterator[SparkSe
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
     """Show that something takes a while, where a person watches; on standard error, so that output stays clean."""
-    # Of its own, for descriptor 2 may be elsewhere meanwhile (`errors_in`).
+    # Of its own, for descriptor 2 may be elsewhere meanwhile (`output_in`).
     with os.fdopen(os.dup(2), "w") as stderr:
         console = Console(file=stderr)
         with console.status(text) if console.is_terminal else contextlib.nullcontext():
