@@ -164,6 +164,7 @@ class Job:
             ops_overdue=lambda: self.log_watch.overdue,
             outbox_bytes=lambda: self.outbox.undelivered_bytes,
             delta_lag=lambda: self.apply_ops.applied.apply_seq - self.flush.delivered_seq,
+            quarantined=lambda: len(self.quarantine),
         )
         self._learn_stored_deadlines()
         self.flush_loop.start()

@@ -58,6 +58,9 @@ class Metrics:
             "Offsets not decided after half of the ops topic's retention",
             registry=self.registry,
         )
+        self._quarantined = Gauge(
+            "popstream_quarantined_records", "Records of which nothing could be decided", registry=self.registry
+        )
         self._ready = Gauge("popstream_ready", "1 while nothing keeps the job from deciding", registry=self.registry)
         self._restarts = Counter(
             "popstream_restarts_total", "Jobs started in this process after one that failed", registry=self.registry
@@ -74,12 +77,14 @@ class Metrics:
         ops_overdue: Callable[[], int],
         outbox_bytes: Callable[[], int],
         delta_lag: Callable[[], int],
+        quarantined: Callable[[], int],
     ) -> None:
         """Call these whenever the metrics are read."""
         self._ops_lag.set_function(ops_lag)
         self._ops_overdue.set_function(ops_overdue)
         self._outbox.set_function(outbox_bytes)
         self._delta_lag.set_function(delta_lag)
+        self._quarantined.set_function(quarantined)
 
     def count_restart(self) -> None:
         """Another job was started in this process."""

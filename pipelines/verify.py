@@ -212,7 +212,10 @@ def _base(
             f"nothing can be decided from the snapshot `{since}` on: `popstream snapshot --list` tells which there are"
         )
         raise Invalid(message, subject=since)
-    message = f"{log.topic} does not reach back to its begin, and to no snapshot of this state"
+    message = (
+        f"{log.topic} does not reach back to its begin, and to no snapshot of this state: there is nothing to begin"
+        " with, which says nothing of the state. `popstream snapshot` beside the job keeps one from now on"
+    )
     raise Corrupt(message, subject=log.topic)
 
 

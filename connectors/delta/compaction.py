@@ -4,19 +4,20 @@
 add a, add b, add c  ──read in order, written once──>  one commit: add abc, remove a, b, c (dataChange false)
 ```
 
-`python -m connectors.delta.compaction FOLDER` compacts all tables at the lowest priority, for no longer than whoever
-started it lives, and prints each outcome as a line of JSON; `pipelines.maintenance` runs it.
+`python -m connectors.delta.compaction FOLDER TABLE...` compacts tables at the lowest priority, for no longer than
+whoever started it lives, and prints each outcome as a line of JSON; `pipelines.maintenance` runs it.
 
 Why not Spark: in the job's JVM, whose compiler is the quick one, OPTIMIZE takes eight times the CPU, from the
 micro-batches; and another JVM may not write beside it. On a local disk Delta looks whether the file of a commit is
 there and then renames over it, and keeps only the threads of one JVM apart meanwhile (`HDFSLogStore`). Here the file is
 linked, which fails if there is one, so that a compaction never replaces a flush. A flush that has just looked may
-replace a compaction: then its rows are still in the files that they were in, and nothing else knows of the commit, for
-no checkpoint of the log is written here.
+replace a compaction: then its rows are still in the files that they were in, and nothing else knows of the commit: no
+checkpoint of the log is written here, and another compaction leaves the new file alone for a while.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import sys
@@ -31,14 +32,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.delta.commits import read_commit, sync, sync_commits
+from connectors.delta.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.rows import in_pieces
+from connectors.delta.store import require_columns
 from connectors.delta.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.tables import TABLES, Table, arrow_schema, table_path
 from connectors.errors import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Compacted", "compact"]
 
@@ -48,7 +50,15 @@ FILE_BYTES: Final = 64 * 1024 * 1024
 PROTOCOL: Final = (1, 2)
 """The newest versions for readers and writers whose features are all kept to here: those of our own tables."""
 
+PREFIX: Final = "compacted-"
+SETTLED_AFTER_S: Final = 600.0
+"""Longer than any flush stands still between its look for a commit and the commit."""
+
+ROWS_AT_ONCE: Final = 8192
+"""Of which each has some kilobytes at most."""
+
 NICE: Final = 19
+OUT_OF_MEMORY_FIRST: Final = "1000"
 PARENT_IS_GONE: Final = 3
 
 
@@ -75,7 +85,8 @@ def compact(root: Path, table: Table) -> Compacted:
 
     Raises:
         Corrupt: The log or a file cannot be read, or a file has other rows than the log says.
-        Invalid: The table has a feature of Delta that this does not know.
+        Invalid: The table has other columns, or a feature of Delta, that this does not know; or it belongs to a user
+            who could not read what this one writes.
         Unavailable: Somebody else has removed files, or changed the table.
     """
     path = table_path(root, table.name)
@@ -85,18 +96,20 @@ def compact(root: Path, table: Table) -> Compacted:
     if found.protocol > PROTOCOL:
         message = f"{table.name} has features that compaction does not know: reader and writer version {found.protocol}"
         raise Invalid(message, subject=table.name)
-    groups = list(_groups(found.files))
+    require_columns(path, table, found.schema)
+    owner = path.stat().st_uid
+    if os.geteuid() == 0 and owner != 0:
+        message = f"{path} belongs to user {owner}, who could not read what root writes: compact it as that user"
+        raise Invalid(message, subject=table.name)
+    groups = list(_groups(file for file in found.files if _is_settled(path, file)))
     for files in groups:
-        joined = _joined(path, table, files)
-        version = _committed(path, found, files, joined)
-        # What had the rows was synced long ago; the file that has them now was synced before it was committed.
-        sync_commits(path, filter(None, [read_commit(path, version)]))
+        _replace(path, table, found, files)
     return Compacted(table=table.name, compacted=sum(map(len, groups)), into=len(groups))
 
 
 def _groups(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
     """Neighbours of one partition that are one file together; those that stay alone are left out."""
-    small = [file for file in files if file.size < FILE_BYTES]
+    small = sorted((file for file in files if file.size < FILE_BYTES), key=lambda file: file.modification_ms)
     for _, neighbours in groupby(sorted(small, key=_partition), _partition):
         group: list[DataFile] = []
         for file in neighbours:
@@ -111,13 +124,38 @@ def _partition(file: DataFile) -> str:
     return msgspec.json.encode(file.partition_values, order="sorted").decode()
 
 
-def _joined(path: Path, table: Table, files: list[DataFile]) -> DataFile:
+def _is_settled(path: Path, file: DataFile) -> bool:
+    """Whether no flush can replace the commit that the file came with: then its rows would be there twice."""
+    if not Path(file.path).name.startswith(PREFIX):
+        return True
+    return (path / unquote(file.path)).stat().st_mtime < time.time() - SETTLED_AFTER_S
+
+
+def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) -> None:
+    """Put one file in place of others, in one commit, or leave nothing behind."""
+    name = str(Path(files[0].path).with_name(f"{PREFIX}{secrets.token_hex(16)}.zstd.parquet"))
+    made = path / unquote(name)
+    unnamed = path / "_delta_log" / f".{made.name}.commit"
+    try:
+        joined = _joined(path, table, files, name)
+        actions = _actions(found.version, files, joined, now_ms=int(time.time() * 1000))
+        unnamed.write_bytes(b"\n".join(map(msgspec.json.encode, actions)) + b"\n")
+        sync(unnamed)
+        version = _committed(path, found.version, files, unnamed)
+    except Exception:  # and no signal: that may come when the commit is there
+        made.unlink(missing_ok=True)
+        raise
+    finally:
+        unnamed.unlink(missing_ok=True)
+    sync_commits(path, filter(None, [read_commit(path, version)]))
+
+
+def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataFile:
     """The rows of all files in a new one, which is on the disk, and which no commit names yet."""
-    joined = str(Path(files[0].path).with_name(f"part-00000-{secrets.token_hex(16)}-c000.zstd.parquet"))
-    made = path / unquote(joined)
+    made = path / unquote(name)
     schema = pa.schema([field for field in arrow_schema(table) if field.name not in files[0].partition_values])
     rows = 0
-    with pq.ParquetWriter(made, schema, compression="zstd") as writer:
+    with pq.ParquetWriter(made, schema, compression="zstd", write_page_checksum=True) as writer:
         for piece in in_pieces(_rows(path, files, schema)):
             writer.write_table(piece)
             rows += piece.num_rows
@@ -128,8 +166,10 @@ def _joined(path: Path, table: Table, files: list[DataFile]) -> DataFile:
     sync(made)
     sync(made.parent)
     return DataFile(
-        path=joined,
+        path=name,
         size=made.stat().st_size,
+        # Not of now: the next compaction shall find them in the order in which they came, too.
+        modification_ms=max(file.modification_ms for file in files),
         partition_values=files[0].partition_values,
         stats=msgspec.json.encode(stats).decode(),
     )
@@ -138,8 +178,10 @@ def _joined(path: Path, table: Table, files: list[DataFile]) -> DataFile:
 def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
     for file in files:
         # Spark writes timestamps as INT96 of nanoseconds, without a zone: they are UTC.
-        with pq.ParquetFile(path / unquote(file.path), coerce_int96_timestamp_unit="us") as source:
-            for batch in source.iter_batches(columns=schema.names):
+        with pq.ParquetFile(
+            path / unquote(file.path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
+        ) as source:
+            for batch in source.iter_batches(ROWS_AT_ONCE, columns=schema.names):
                 yield pa.table(batch).select(schema.names).cast(schema)
 
 
@@ -174,19 +216,17 @@ def _joined_stats(stats: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _committed(path: Path, found: DataFiles, files: list[DataFile], joined: DataFile) -> int:
-    """Put `joined` in place of `files` in the first version that is free; that version."""
-    log, now_ms = path / "_delta_log", int(time.time() * 1000)
-    unnamed = log / f".{joined.path.rpartition('/')[2]}.commit"
-    unnamed.write_bytes(b"\n".join(map(msgspec.json.encode, _actions(found.version, files, joined, now_ms))) + b"\n")
-    try:
-        sync(unnamed)
-        version = found.version + 1
-        while not _linked(unnamed, log / f"{version:020d}.json"):
-            _require_compatible(path, version, files)
-            version += 1
-    finally:
-        unnamed.unlink()
+def _committed(path: Path, read_version: int, files: list[DataFile], commit: Path) -> int:
+    """Make `commit`, which takes `files` away, the first version that is free; that version.
+
+    What came before is synced first: a power loss must not take the commit that says which rows are delivered, and
+    leave the rows.
+    """
+    sync_commits(path, filter(None, [read_commit(path, read_version)]))
+    version = read_version + 1
+    while not _linked(commit, path / "_delta_log" / f"{version:020d}.json"):
+        sync_commits(path, [_compatible(path, version, files)])
+        version += 1
     return version
 
 
@@ -219,7 +259,7 @@ def _actions(read_version: int, files: list[DataFile], joined: DataFile, now_ms:
             "path": joined.path,
             "partitionValues": joined.partition_values,
             "size": joined.size,
-            "modificationTime": now_ms,
+            "modificationTime": joined.modification_ms,
             "dataChange": False,
             "stats": joined.stats,
         }
@@ -234,11 +274,13 @@ def _linked(source: Path, target: Path) -> bool:
     return True
 
 
-def _require_compatible(path: Path, version: int, files: Iterable[DataFile]) -> None:
+def _compatible(path: Path, version: int, files: Iterable[DataFile]) -> Commit:
+    """The commit of somebody else, unless it takes some of `files` away, or makes another table of it."""
     commit, ours = read_commit(path, version), {unquote(file.path) for file in files}
     if commit is None or commit.changes_table or not ours.isdisjoint(commit.removed_paths):
         message = f"version {version} of {path.name} has changed more than appends do: compaction left it alone"
         raise Unavailable(message, subject=path.name)
+    return commit
 
 
 def _end_with_parent() -> None:
@@ -248,18 +290,20 @@ def _end_with_parent() -> None:
     os._exit(PARENT_IS_GONE)  # whatever it is at: what has no commit is removed a week later
 
 
-def main(root: Path) -> None:
-    """Compact each table, and tell; one that fails does not keep the others from it."""
+def main(root: Path, names: Sequence[str]) -> None:
+    """Compact tables, and tell; one that fails does not keep the others from it."""
     os.nice(NICE)
     os.umask(0o077)  # as all that a job writes
+    with contextlib.suppress(OSError):  # where there is such a thing
+        Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_FIRST)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    for name, table in TABLES.items():
+    for name in names:
         try:
-            done = compact(root, table)
+            done = compact(root, TABLES[name])
         except Exception as error:  # noqa: BLE001 - whatever it is, the other tables have nothing to do with it
             done = Compacted(table=name, failure=str(error) or type(error).__name__)
         print(msgspec.json.encode(done).decode(), flush=True)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

@@ -25,6 +25,7 @@ SLICE_BYTES_MAX: Final = 256 * 1024
 
 _ROWS_PER_SLICE_MAX: Final = 16_384
 _ROWS_PER_PIECE: Final = 131_072
+_BYTES_PER_PIECE: Final = 64 * 1024 * 1024
 _TEXT_CHARACTERS_MAX: Final = 1_024
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.items()}
@@ -64,15 +65,16 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
 
 
 def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join small tables to pieces of at least 131,072 rows but for the last: a row group each."""
+    """Join small tables to pieces of at least 131,072 rows or 64 MiB but for the last: a row group each."""
     waiting: list[pa.Table] = []
-    count = 0
+    rows = size = 0
     for table in tables:
         waiting.append(table)
-        count += table.num_rows
-        if count >= _ROWS_PER_PIECE:
+        rows += table.num_rows
+        size += table.nbytes
+        if rows >= _ROWS_PER_PIECE or size >= _BYTES_PER_PIECE:
             yield pa.concat_tables(waiting)
-            waiting, count = [], 0
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield pa.concat_tables(waiting)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["ensure_table"]
+__all__ = ["ensure_table", "require_columns"]
 
 _PROPERTIES: Final = {
     "delta.checkpointInterval": "50",
@@ -40,7 +40,16 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
         return
     if _FORGETS_TRANSACTIONS in log.properties:
         spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')")
-    found = _types(StructType.fromJson(json.loads(log.schema)))
+    require_columns(path, table, log.schema)
+
+
+def require_columns(path: Path, table: Table, schema: str) -> None:
+    """Refuse a table at `path` that is not what `TABLES` says; `schema` is what its log says, as JSON.
+
+    Raises:
+        Invalid: it has other columns.
+    """
+    found = _types(StructType.fromJson(json.loads(schema)))
     wanted = _types(spark_schema(table))
     if found != wanted:
         differences = [
@@ -48,7 +57,10 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
             for name in sorted(found.keys() | wanted.keys())
             if found.get(name) != wanted.get(name)
         ]
-        message = f"the Delta table at {path} has other columns than this version writes"
+        message = (
+            f"the Delta table at {path} has other columns than this version writes: run the one that made it;"
+            " or move the table away and run `popstream restore`"
+        )
         raise Invalid(message, subject=table.name, details=differences)
 
 

@@ -52,12 +52,14 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: Below the table's folder, percent-encoded as in the log.
         size: In bytes.
+        modification_ms: When its rows came.
         partition_values: By column, as text.
         stats: What is known of its rows, in JSON.
     """
 
     path: str
     size: int
+    modification_ms: int
     partition_values: dict[str, str | None]
     stats: str | None
 
@@ -68,11 +70,13 @@ class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: The newest.
         protocol: Versions that a reader and a writer must know.
-        files: In the order in which they came.
+        schema: As Spark's StructType has it in JSON.
+        files: In no order: those that a checkpoint names have none.
     """
 
     version: int
     protocol: tuple[int, int]
+    schema: str
     files: list[DataFile]
 
 
@@ -105,7 +109,7 @@ def read_data_files(table: Path) -> DataFiles | None:
     Raises:
         Corrupt: As `read_table_log` does.
     """
-    return _newest(table, ("protocol", "add", "remove"), _data_files)
+    return _newest(table, ("protocol", "metaData", "add", "remove"), _data_files)
 
 
 def _newest(
@@ -128,7 +132,8 @@ def _newest(
             return reconciled(table, newest, _actions(checkpoints.get(begin, []), after, wanted))
         except Corrupt as error:
             problem = problem or error.message
-    raise Corrupt(problem, subject=table.name)
+    message = f"{problem}: bring it back from a copy; else move the table away and run `popstream restore`"
+    raise Corrupt(message, subject=table.name)
 
 
 def _table_log(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> TableLog:
@@ -138,9 +143,7 @@ def _table_log(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> 
         if (txn := action.get("txn")) is not None:
             txns[txn["appId"]] = txn["version"]
         metadata = action.get("metaData") or metadata
-    if metadata is None:
-        message = f"the log of {table.name} does not say what its columns are"
-        raise Corrupt(message, subject=table.name)
+    metadata = _required(metadata, table, "what its columns are")
     properties = dict(metadata.get("configuration") or {})
     return TableLog(version=version, schema=metadata["schemaString"], properties=properties, txns=txns)
 
@@ -148,18 +151,31 @@ def _table_log(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> 
 def _data_files(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> DataFiles:
     files: dict[str, DataFile] = {}
     protocol: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
     for action in actions:
         protocol = action.get("protocol") or protocol
+        metadata = action.get("metaData") or metadata
         if (add := action.get("add")) is not None:
-            path, values = add["path"], dict(add["partitionValues"])
-            files[path] = DataFile(path=path, size=add["size"], partition_values=values, stats=add.get("stats"))
+            files[add["path"]] = DataFile(
+                path=add["path"],
+                size=add["size"],
+                modification_ms=add["modificationTime"],
+                partition_values=dict(add["partitionValues"]),
+                stats=add.get("stats"),
+            )
         elif (remove := action.get("remove")) is not None:
             files.pop(remove["path"], None)
-    if protocol is None:
-        message = f"the log of {table.name} does not say what a reader must know"
-        raise Corrupt(message, subject=table.name)
+    protocol = _required(protocol, table, "what a reader must know")
+    schema = _required(metadata, table, "what its columns are")["schemaString"]
     versions = (protocol["minReaderVersion"], protocol["minWriterVersion"])
-    return DataFiles(version=version, protocol=versions, files=list(files.values()))
+    return DataFiles(version=version, protocol=versions, schema=schema, files=list(files.values()))
+
+
+def _required(action: dict[str, Any] | None, table: Path, what: str) -> dict[str, Any]:
+    if action is None:
+        message = f"the log of {table.name} does not say {what}"
+        raise Corrupt(message, subject=table.name)
+    return action
 
 
 def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import Topics, TopicSettings, describe, ensure_topics
 from pipelines.quarantine import Quarantine
-from tests.support.job_process import ROOT, JobProcess
+from tests.support.job_process import POPSTREAM, ROOT, JobProcess
 from tests.support.left_behind import applied_of, end_offsets
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ TOPICS = Topics.of("lost")
 TOPIC_SETTINGS = TopicSettings(ops_partitions=2, results_partitions=2)
 TICK = json.dumps({"v": 1, "type": "tick", "topic": "orders", "queue_id": 0}).encode()
 PARTITION = partition_of(ops_key("orders", 0), 2)
-POPSTREAM = Path(sys.executable).with_name("popstream")
 
 
 class Scene:

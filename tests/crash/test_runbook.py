@@ -17,7 +17,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,6 +26,8 @@ from delta.tables import DeltaTable
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
+from broker_state.overlay import DEADLINES
+from broker_state.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from connectors.client.consumer import Consumer
 from connectors.client.producer import Producer
@@ -37,8 +38,8 @@ from connectors.kafka.partitioner import ops_key, partition_of
 from connectors.kafka.topics import Topics, create_message_topic
 from pipelines.card import JobCard
 from pipelines.host import KAFKA_FOLDER
-from tests.support.job_process import ROOT
-from tests.support.left_behind import damage, end_offsets
+from tests.support.job_process import POPSTREAM, ROOT
+from tests.support.left_behind import applied_of, damage, end_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -47,9 +48,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
-POPSTREAM = Path(sys.executable).with_name("popstream")
 COMMAND_S = 240.0
-OK, CONTRADICTION = 0, 4
+OK, SETTING, CONTRADICTION = 0, 2, 4
 UP = ("up", "--driver-memory", "600m", "--flush-interval", "1s")
 OPS = Topics.of().ops
 TICK = json.dumps({"v": 1, "type": "tick", "topic": "orders", "queue_id": 0}).encode()
@@ -241,9 +241,33 @@ def test_the_audit_tables_have_decisions_of_another_state(site: Site) -> None:
 def test_a_file_of_a_tables_log_is_gone(site: Site) -> None:
     log = site.folder.delta / "operations" / "_delta_log"
     sorted(log.glob("*.json"))[1].unlink()
-    assert "the log of operations lacks version 1" in site.refusal()
+    refused = site.refusal()
+    assert "the log of operations lacks version 1" in refused
+    assert "move the table away and run `popstream restore`" in refused
     log.parent.rename(site.root / "moved away")
     site.popstream("restore")
+    site.goes_on()
+
+
+def test_a_table_of_another_version(site: Site, spark: SparkSession) -> None:
+    table = site.folder.delta / "operations"
+    spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMNS (weather STRING)")
+    refused = site.popstream(*UP, code=SETTING).stderr
+    assert "has other columns than this version writes" in refused
+    assert "move the table away and run `popstream restore`" in refused
+    table.rename(site.root / "moved away")
+    site.popstream("restore")
+    site.goes_on()
+
+
+def test_a_state_that_is_not_what_the_log_leads_to(site: Site) -> None:
+    """Nothing but `verify` can tell; an older snapshot heals it."""
+    with RocksStore(site.folder.state) as store:
+        key, value = next(entry for entry in store.scan(DEADLINES, b""))
+        store.write_changes([(DEADLINES, key + b"!", value)])
+    assert "differs" in site.popstream("verify", code=CONTRADICTION).stdout
+    listed = json.loads(site.popstream("snapshot", "--list", "--json").stdout)
+    site.popstream("restore", "--snapshot", listed[-1]["id"])
     site.goes_on()
 
 
@@ -266,6 +290,19 @@ def test_lost_records_are_given_up_only_with_consent(site: Site) -> None:
     site.goes_on()
 
 
+def test_a_log_that_reaches_back_to_no_snapshot(site: Site) -> None:
+    """Nothing is wrong, and `verify` can tell as soon as there is a base again."""
+    shutil.rmtree(site.folder.root / "snapshots")
+    with site.kafka() as servers, KafkaAdminClient(bootstrap_servers=servers) as admin:
+        decided = applied_of(site.folder.state).next_offset
+        admin.delete_records({TopicPartition(OPS, partition): offset for partition, offset in decided.items()})
+    refused = site.popstream("verify", code=CONTRADICTION).stderr
+    assert f"{OPS} does not reach back to its begin, and to no snapshot of this state" in refused
+    with site.up():
+        site.popstream("snapshot")
+    site.goes_on()
+
+
 def test_rows_that_somebody_changed(site: Site, spark: SparkSession) -> None:
     bring_state_from_a_backup(site, spark)
     table = DeltaTable.forPath(spark, str(site.folder.delta / "operations"))
@@ -285,11 +322,12 @@ def test_rows_that_somebody_changed(site: Site, spark: SparkSession) -> None:
 
 @pytest.mark.parametrize(("kept", "sources"), [(["delta"], ("snapshot",)), ([], ("snapshot", "an empty state"))])
 def test_another_disk(played: Site, tmp_path: Path, kept: list[str], sources: tuple[str, ...]) -> None:
-    """With the snapshots, with or without a copy of the tables; the broker's data comes along."""
+    """With snapshots at another place, with or without a copy of the tables; the broker's data comes along."""
     site = Site(tmp_path / "job")
-    for name in (KAFKA_FOLDER, "snapshots", *kept):
+    for name in (KAFKA_FOLDER, *kept):
         shutil.copytree(played.root / name, site.root / name)
-    source = json.loads(site.popstream("restore", "--json").stdout)["source"]
+    elsewhere = (played.root / "snapshots").as_uri()
+    source = json.loads(site.popstream("restore", "--at", elsewhere, "--json").stdout)["source"]
     # Without the tables a snapshot will do that has all its rows in its outbox.
     assert source.startswith(sources)
     site.goes_on()

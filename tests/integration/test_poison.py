@@ -71,4 +71,5 @@ def test_a_record_that_cannot_be_decided_costs_itself(
         assert host.card is not None
         status = ask(host.card, StatusRequest(), Status)
         assert (status.quarantined, status.obstacles) == (1, [])
+        assert host.metrics.registry.get_sample_value("popstream_quarantined_records") == 1
         assert job.failure is None

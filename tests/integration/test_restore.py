@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,6 +41,7 @@ from pipelines.restore import Restored, restore
 from pipelines.restore_candidates import EMPTY, PRESENT, PUT_ASIDE
 from pipelines.snapshots import take_snapshot
 from pipelines.verify import Verified, verify
+from tests.support.job_process import POPSTREAM
 from tests.support.left_behind import applied_of, audit_rows, damage, end_offsets, families_of
 from tests.support.wire import Wire, start_job, wait_for
 from tests.support.workload import Workload
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
-POPSTREAM = Path(sys.executable).with_name("popstream")
 OPS_PARTITIONS = 2
 
 
@@ -522,3 +521,32 @@ def test_a_chosen_snapshot_is_taken_and_no_other(scene: Scene) -> None:
     with RocksStore(kept / "state", read_only=True) as store:
         assert applied_in(store).apply_seq > 0
     assert json.loads((scene.folder.snapshots / "manifests" / f"{scene.snapshot_id}.json").read_bytes())["version"] == 1
+
+
+def delete_checkpoint(scene: Scene) -> None:
+    shutil.rmtree(scene.folder.spark)
+
+
+def damage_checkpoint(scene: Scene) -> None:
+    for file in [path for path in scene.folder.spark.rglob("*") if path.is_file()]:
+        file.write_bytes(b"v9\ngarbage")
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        pytest.param(delete_checkpoint, id="checkpoint deleted"),
+        pytest.param(damage_checkpoint, id="spark checkpoint damaged", marks=pytest.mark.long),
+    ],
+)
+def test_a_start_needs_no_checkpoint(scene: Scene, harm: Callable[[Scene], None]) -> None:
+    """The last of the module: the log that all tests share becomes longer."""
+    assert any(scene.folder.spark.rglob("offsets/*"))
+    harm(scene)
+    job = scene.start(ticks=False)
+    with Workload(scene.servers, scene.topics, OPS_PARTITIONS, seed=12, pause_s=0.005) as clients:
+        wait_for(lambda: any(op_id.startswith("w12-") for op_id in [*clients.answers]), job)
+    scene.wait_until_all_is_in_delta(job)
+    job.stop()
+    assert job.failure is None
+    scene.compare_with_a_fresh_job()

@@ -8,7 +8,6 @@ import queue
 import signal
 import stat
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,12 +20,11 @@ import pytest
 from connectors.client.history import read_history
 from expectations.client_history import check_history
 from pipelines.maintenance import Maintained
+from tests.support.job_process import POPSTREAM, ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ROOT = Path(__file__).parents[2]
-POPSTREAM = Path(sys.executable).with_name("popstream")
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 60.0
 COMMAND_TIMEOUT_S = 120.0

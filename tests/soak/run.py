@@ -43,7 +43,7 @@ from connectors.kafka.topics import Topics, TopicSettings, create_message_topic,
 from expectations.client_history import check_history
 from pipelines.card import JobCard
 from pipelines.status import Status, StatusRequest, ask
-from tests.support.job_process import ROOT, SPARK_CLASS, JobProcess
+from tests.support.job_process import POPSTREAM, ROOT, SPARK_CLASS, JobProcess
 from tests.support.left_behind import live_files
 
 if TYPE_CHECKING:
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
     from connectors.client.message import Message
 
-POPSTREAM = Path(sys.executable).with_name("popstream")
 PREFIX, MESSAGES = "soak", "tasks"
 GROUPS = {"workers": False, "in-line": True}
 MESSAGES_PER_S = 10.0

@@ -24,12 +24,13 @@ from pipelines.host import Host
 from pipelines.settings import JobSettings
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["ROOT", "JobProcess"]
+__all__ = ["POPSTREAM", "ROOT", "JobProcess"]
 
 ROOT = Path(__file__).parents[2]
+POPSTREAM = Path(sys.executable).with_name("popstream")
 FAILED = 3
 SPARK_CLASS = "org.apache.spark.deploy.SparkSubmit"
 
@@ -43,6 +44,7 @@ class JobProcess:
         failpoint: As in `POPSTREAM_FAILPOINT`.
         until: The child stops in order as soon as the log is decided up to here, and all rows are in Delta.
         java_options: Of its JVM, beyond those of the job.
+        before: Command and words that begin it, in the process that they are given to.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class JobProcess:
         failpoint: str | None = None,
         until: Mapping[int, int] | None = None,
         java_options: str = "",
+        before: Sequence[str] = (),
     ) -> None:
         self._jvm: psutil.Process | None = None
         environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
@@ -65,7 +68,7 @@ class JobProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.support.job_process", orders],
+                [*before, sys.executable, "-m", "tests.support.job_process", orders],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

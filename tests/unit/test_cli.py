@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -231,6 +232,13 @@ def test_preflight_tells_everything_that_is_missing(tmp_path: Path, monkeypatch:
     assert "no java: install" in text
     assert "run `make setup`" in text
     assert f"port {port} is taken: stop what listens on it, or choose another --kafka-port" in text
+
+
+def test_preflight_wants_room_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 29))
+    with pytest.raises(Invalid) as caught:
+        require_ready(tmp_path / "job", tmp_path, with_kafka=False, ports={})
+    assert f"1.5 GiB are free in {tmp_path}, 2 are needed" in str(caught.value)
 
 
 @pytest.mark.parametrize("release", [11, 22])

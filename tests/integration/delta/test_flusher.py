@@ -6,7 +6,6 @@ restart is a new flusher on the same folder.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -19,85 +18,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
-from pyspark.errors import IllegalArgumentException
 
-from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
-from connectors.delta import compaction
+from broker_state.audit import CommitPositionRow, OperationRow, OrderInfoRow, RejectedRow
 from connectors.delta.commits import read_commit
-from connectors.delta.compaction import Compacted, compact
 from connectors.delta.covered import whole_versions
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.rows import encode_rows
 from connectors.delta.store import ensure_table
-from connectors.delta.table_log import DataFile, read_data_files
-from connectors.delta.tables import AUDIT_TABLES, DELIVERIES, TABLES, table_path
+from connectors.delta.tables import AUDIT_TABLES, TABLES
 from connectors.delta.transactions import known_versions
 from connectors.delta.views import register_views
-from connectors.errors import Corrupt, Fenced, Invalid, Unavailable
-from pipelines.maintenance import maintain
+from connectors.errors import Corrupt, Fenced, Invalid
+from tests.support.audit_tables import NOW_MS, delivery, slices, stored, stored_seqs, two_commits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = pytest.mark.integration
 
-NOW_MS = 1_795_262_400_000
 MIDNIGHT_MS = 1_795_305_600_000
-
-
-@pytest.fixture(scope="module")
-def empty_tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tables as they are created, to copy: creating them takes seconds."""
-    root = tmp_path_factory.mktemp("empty")
-    AuditFlusher(spark, root, "jobs", "first", ops_topic_id="topic-1")
-    return root
-
-
-@pytest.fixture
-def root(empty_tables: Path, tmp_path: Path) -> Path:
-    shutil.copytree(empty_tables, tmp_path / "delta")
-    return tmp_path / "delta"
-
-
-@pytest.fixture
-def start(spark: SparkSession, root: Path) -> Callable[..., AuditFlusher]:
-    def start(state_epoch: str = "epoch-1") -> AuditFlusher:
-        return AuditFlusher(spark, root, "jobs", state_epoch, ops_topic_id="topic-1")
-
-    return start
-
-
-def delivery(seq: int, number: int, now_ms: int = NOW_MS) -> DeliveryRow:
-    return DeliveryRow(
-        0, seq, number, now_ms, "orders", 0, "g", "leased", number, number + 4, 1, 0, 1, now_ms, None, "pop", None
-    )
-
-
-def slices(seqs: Iterable[int], rows_each: int = 2) -> list[tuple[int, bytes]]:
-    return [
-        (seq, data)
-        for seq in seqs
-        for data in encode_rows("deliveries", [delivery(seq, number) for number in range(rows_each)])
-    ]
-
-
-def stored(spark: SparkSession, root: Path, table: str = "deliveries") -> list[Row]:
-    frame = spark.read.format("delta").load(str(table_path(root, table)))
-    return frame.orderBy("apply_seq", "ordinal").collect()
-
-
-def stored_seqs(spark: SparkSession, root: Path) -> list[int]:
-    return [row["apply_seq"] for row in stored(spark, root)]
-
-
-def two_commits(start: Callable[..., AuditFlusher]) -> AuditFlusher:
-    flusher = start()
-    flusher.flush("deliveries", slices([1]), 1)
-    flusher.flush("deliveries", slices([2]), 2)
-    return flusher
 
 
 def restore_to(spark: SparkSession, root: Path, version: int) -> None:
@@ -562,169 +504,6 @@ def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, star
     assert [tuple(row) for row in answers] == [(0, 5), (0, 6), (0, 7), (1, None), (2, None)]
 
 
-@pytest.mark.long
-def test_optimize_while_appending_and_vacuum_keep_every_row(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
-) -> None:
-    """Small files become one while commits go on; what is younger than a week stays on the disk."""
-    flusher = start()
-    for seq in range(1, 9):
-        flusher.flush("deliveries", slices([seq]), seq)
-    with ThreadPoolExecutor(1) as pool:
-        maintaining = pool.submit(lambda: list(maintain(spark, root)))
-        for seq in range(9, 15):
-            flusher.flush("deliveries", slices([seq]), seq)
-        (deliveries,) = (done for done in maintaining.result() if done.table == "deliveries")
-    assert deliveries.compacted >= 8
-    assert (deliveries.into, deliveries.removed) == (1, 0)
-    assert stored_seqs(spark, root) == sorted([*range(1, 15)] * 2)
-    flusher.flush("deliveries", slices([15]), 15)
-    assert start().delivered("deliveries") == 15
-
-
-def test_a_compaction_whose_commit_a_flush_replaces_changes_nothing(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
-) -> None:
-    """A flush that looked for the commit just before it was there; no checkpoint of the log may know of it then."""
-    flusher = start()
-    path = table_path(root, "deliveries")
-    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
-    for seq in range(1, 5):
-        flusher.flush("deliveries", slices([seq]), seq)
-    before = {file.name for file in (path / "_delta_log").iterdir()}
-    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=4, into=1)
-    (commit,) = (file for file in (path / "_delta_log").iterdir() if file.name not in before)
-    commit.unlink()
-    flusher.flush("deliveries", slices([5]), 5)
-    assert commit.exists()
-    assert stored_seqs(spark, root) == sorted([*range(1, 6)] * 2)
-    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=5, into=1)
-    assert stored_seqs(spark, root) == sorted([*range(1, 6)] * 2)
-    flusher.flush("deliveries", slices([6]), 6)
-    assert start().delivered("deliveries") == 6
-
-
-def test_spark_reads_the_same_of_what_was_compacted(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
-) -> None:
-    flusher = start()
-    for seq in range(1, 4):
-        flusher.flush("deliveries", slices([seq]), seq)
-    path = str(table_path(root, "deliveries"))
-    before = spark.read.format("delta").load(path)
-    schema, rows = before.schema, sorted(map(str, before.collect()))
-    compact(root, DELIVERIES)
-    after = spark.read.format("delta").load(path)
-    assert len(after.inputFiles()) == 1
-    assert (after.schema, sorted(map(str, after.collect()))) == (schema, rows)
-    assert compact(root, DELIVERIES) == Compacted(table="deliveries"), "one file alone is left alone"
-
-
-def test_what_spark_skips_of_a_compacted_table_has_no_row_that_it_asks_for(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flusher = start()
-    for seq in range(1, 7):
-        flusher.flush("deliveries", slices([seq]), seq)
-    sizes = [file.size for file in data_files(root)]
-    monkeypatch.setattr("connectors.delta.compaction.FILE_BYTES", 3 * max(sizes))
-    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=6, into=2)
-    table = spark.read.format("delta").load(str(table_path(root, "deliveries")))
-    for seq in range(1, 7):
-        assert table.where(f"apply_seq = {seq}").count() == 2
-    assert [json.loads(file.stats or "")["maxValues"]["apply_seq"] for file in data_files(root)] == [3, 6]
-
-
-def test_of_two_compactions_at_the_same_time_one_gives_up(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flusher = start()
-    for seq in range(1, 4):
-        flusher.flush("deliveries", slices([seq]), seq)
-    with monkeypatch.context() as patched:
-        patched.setattr(compaction, "_committed", during(compaction._committed, lambda: compact(root, DELIVERIES)))
-        with pytest.raises(Unavailable, match="has changed more than appends do"):
-            compact(root, DELIVERIES)
-    assert len(data_files(root)) == 1
-    assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
-
-
-def test_rows_that_are_added_during_a_compaction_stay(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flusher = start()
-    for seq in range(1, 4):
-        flusher.flush("deliveries", slices([seq]), seq)
-    flush = during(compaction._committed, lambda: flusher.flush("deliveries", slices([4]), 4))
-    monkeypatch.setattr(compaction, "_committed", flush)
-    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=3, into=1)
-    assert len(data_files(root)) == 2
-    assert stored_seqs(spark, root) == sorted([1, 2, 3, 4] * 2)
-
-
-def test_files_with_other_rows_than_the_log_says_are_left_alone(
-    root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flusher = two_commits(start)
-    before = data_files(root)
-    monkeypatch.setattr(compaction, "in_pieces", lambda tables: (table.slice(1) for table in tables))
-    with pytest.raises(Corrupt, match="files of deliveries have 2 rows, and 4 by the log"):
-        compact(root, DELIVERIES)
-    assert data_files(root) == before
-    assert flusher.delivered("deliveries") == 2
-
-
-def test_a_table_with_features_that_compaction_does_not_know_is_left_alone(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
-) -> None:
-    two_commits(start)
-    path = table_path(root, "deliveries")
-    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    with pytest.raises(Invalid, match=r"reader and writer version \(3, 7\)"):
-        compact(root, DELIVERIES)
-
-
-def data_files(root: Path) -> list[DataFile]:
-    found = read_data_files(table_path(root, "deliveries"))
-    assert found is not None
-    return found.files
-
-
-def during(committed: Callable[..., int], act: Callable[[], object]) -> Callable[..., int]:
-    """`_committed`, once `act` was done; for one commit."""
-    acts = [act]
-
-    def after(*arguments: Any) -> int:
-        while acts:
-            acts.pop()()
-        return committed(*arguments)
-
-    return after
-
-
-def orphan_of(root: Path, name: str, *, days: int) -> Path:
-    """A data file that no commit has, so old."""
-    written = next(table_path(root, "deliveries").rglob("*.parquet"))
-    orphan = written.with_name(f"part-00000-{name}.snappy.parquet")
-    shutil.copy(written, orphan)
-    at_s = time.time() - days * 86_400
-    os.utime(orphan, (at_s, at_s))
-    return orphan
-
-
-def test_vacuum_below_168_h_removes_nothing_more(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
-) -> None:
-    """Whoever asks Delta for it: `maintain` does not. This version takes no less than the table's week."""
-    start().flush("deliveries", slices([1]), 1)
-    young = orphan_of(root, "young", days=6)
-    table = DeltaTable.forPath(spark, str(table_path(root, "deliveries")))
-    table.vacuum(1)
-    assert young.exists()
-    with pytest.raises(IllegalArgumentException, match="DELTA_VACUUM_RETENTION_PERIOD_TOO_SHORT"):
-        table.vacuum(0)
-
-
 def test_a_commit_with_other_rows_than_were_written_is_taken_back(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -752,46 +531,3 @@ def test_commits_of_others_that_are_gone_are_no_other_writer(
     (path / "_delta_log" / f"{3:020d}.json").unlink()
     assert flusher.flush("deliveries", slices([3]), 3) == 2
     assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
-
-
-def test_a_table_that_fails_keeps_no_other_one_from_its_maintenance(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    start()
-    seen: list[str] = []
-
-    def fail_first(_spark: SparkSession, path: Path) -> int:
-        seen.append(path.name)
-        if len(seen) == 1:
-            raise Corrupt("damaged")
-        return 0
-
-    monkeypatch.setattr("pipelines.maintenance._vacuumed", fail_first)
-    done: list[str] = []
-    with pytest.raises(Unavailable, match=rf"^{next(iter(TABLES))}: damaged$"):
-        done.extend(each.table for each in maintain(spark, root))
-    assert seen == list(TABLES)
-    assert done == seen[1:]
-
-
-@pytest.mark.long
-def test_small_files_are_joined(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
-    flusher = start()
-    for seq in range(1, 7):
-        flusher.flush("deliveries", slices([seq]), seq)
-    (deliveries,) = (done for done in maintain(spark, root) if done.table == "deliveries")
-    assert (deliveries.compacted, deliveries.into) == (6, 1)
-    assert stored_seqs(spark, root) == [seq for seq in range(1, 7) for _ in range(2)]
-
-
-@pytest.mark.long
-def test_vacuum_removes_what_no_commit_has_once_it_is_a_week_old(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
-) -> None:
-    """What a process left that died within a commit; somebody may still be about to commit the younger one."""
-    start().flush("deliveries", slices([1]), 1)
-    orphans = [orphan_of(root, "old", days=8), orphan_of(root, "young", days=6)]
-    (deliveries,) = (done for done in maintain(spark, root) if done.table == "deliveries")
-    assert deliveries.removed == 1
-    assert [orphan.exists() for orphan in orphans] == [False, True]
-    assert stored_seqs(spark, root) == [1, 1]

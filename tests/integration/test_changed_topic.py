@@ -1,0 +1,84 @@
+"""Claim: an ops topic that grows, or is made again, under a running job ends it, and no other one starts on it.
+
+Queues would be decided by two partitions at once, the old one and the one that their keys lead to now; and records of
+another topic would be taken for more of the old. Method: a host, whose topic is changed while it runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka.admin import KafkaAdminClient
+from kafka.errors import TopicAlreadyExistsError
+
+from broker_state.errors import Corrupt
+from pipelines.host import Host
+from pipelines.settings import JobSettings
+from tests.support.wire import Wire, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import SparkSession
+
+    from connectors.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).parents[2]
+GREW = r"ops has 3 partitions and had 2.* `popstream up --prefix NAME --folder FOLDER --ops-partitions 3`"
+MADE_AGAIN = r"ops was deleted and made again.* `popstream restore --lossy`"
+
+
+def add_partition(admin: KafkaAdminClient, topic: str) -> None:
+    admin.create_partitions({topic: 3})
+
+
+def make_again(admin: KafkaAdminClient, topic: str) -> None:
+    admin.delete_topics([topic])
+
+    def is_there() -> bool:
+        with contextlib.suppress(TopicAlreadyExistsError):  # the old one: Kafka deletes when it likes
+            admin.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
+            return True
+        return False
+
+    wait_for(is_there)
+
+
+def ends_and_stays_down(host: Host, change: Callable[[KafkaAdminClient, str], None], said: str) -> None:
+    with host:
+        with Wire(host.job) as wire:
+            wire.ask("declare", topic_id="id")
+        with KafkaAdminClient(bootstrap_servers=host.bootstrap_servers) as admin:
+            change(admin, host.job.topics.ops)
+        failure = host.wait()
+        assert isinstance(failure, Corrupt)
+        with pytest.raises(Corrupt, match=said):
+            raise failure
+        assert sorted(host.job.apply_ops.applied.next_offset) == [0, 1]
+    with pytest.raises(Corrupt, match=said), Host(host.settings, var=ROOT / "var"):
+        pass
+
+
+@pytest.fixture
+def host(spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str) -> Host:
+    assert spark.sparkContext._jsc is not None, "a host that finds no Spark starts and ends one of its own"
+    settings = JobSettings(
+        folder=tmp_path / "job",
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=topic_prefix,
+        ops_partitions=2,
+    )
+    return Host(settings, var=ROOT / "var")
+
+
+def test_partition_added(host: Host) -> None:
+    ends_and_stays_down(host, add_partition, GREW)
+
+
+def test_topic_recreated(host: Host) -> None:
+    ends_and_stays_down(host, make_again, MADE_AGAIN)
