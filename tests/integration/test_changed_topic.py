@@ -6,15 +6,14 @@ another topic would be taken for more of the old. Method: a host, whose topic is
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from kafka.admin import KafkaAdminClient
-from kafka.errors import TopicAlreadyExistsError
 
 from broker_state.errors import Corrupt
+from connectors.kafka.topics import TopicSettings, ensure_topics
 from pipelines.host import Host
 from pipelines.settings import JobSettings
 from tests.support.wire import Wire, wait_for
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
+    from pipelines.job import Job
 
 pytestmark = pytest.mark.integration
 
@@ -33,28 +33,23 @@ GREW = r"ops has 3 partitions and had 2.* `popstream up --prefix NAME --folder F
 MADE_AGAIN = r"ops was deleted and made again.* `popstream restore --lossy`"
 
 
-def add_partition(admin: KafkaAdminClient, topic: str) -> None:
-    admin.create_partitions({topic: 3})
+def add_partition(job: Job) -> None:
+    with KafkaAdminClient(bootstrap_servers=job.bootstrap_servers) as admin:
+        admin.create_partitions({job.topics.ops: 3})
 
 
-def make_again(admin: KafkaAdminClient, topic: str) -> None:
-    admin.delete_topics([topic])
-
-    def is_there() -> bool:
-        with contextlib.suppress(TopicAlreadyExistsError):  # the old one: Kafka deletes when it likes
-            admin.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
-            return True
-        return False
-
-    wait_for(is_there)
+def make_again(job: Job) -> None:
+    with KafkaAdminClient(bootstrap_servers=job.bootstrap_servers) as admin:
+        admin.delete_topics([job.topics.ops])
+    settings = TopicSettings(ops_partitions=2)
+    wait_for(lambda: ensure_topics(job.bootstrap_servers, job.topics, settings)[job.topics.ops] != job.ops)
 
 
-def ends_and_stays_down(host: Host, change: Callable[[KafkaAdminClient, str], None], said: str) -> None:
+def ends_and_stays_down(host: Host, change: Callable[[Job], None], said: str) -> None:
     with host:
         with Wire(host.job) as wire:
             wire.ask("declare", topic_id="id")
-        with KafkaAdminClient(bootstrap_servers=host.bootstrap_servers) as admin:
-            change(admin, host.job.topics.ops)
+        change(host.job)
         failure = host.wait()
         assert isinstance(failure, Corrupt)
         with pytest.raises(Corrupt, match=said):
