@@ -96,10 +96,10 @@ def test_the_volume_of_a_running_job_is_full_for_a_while(broker: EmbeddedKafka, 
         with clients, JobProcess(scene.servers, settings, before=volume.command) as job:
             goes_on(clients, job)
             for _ in range(TIMES):
-                assert is_ready(volume, folder)
+                assert said(volume, folder) == "ready\n"
                 volume.keep_full(FULL_S)
                 assert job.process.poll() is None, job.log_tail()
-                assert not is_ready(volume, folder)
+                assert "No space left on device" in said(volume, folder)
                 volume.make_room()
                 goes_on(clients, job)
             assert job.stop(PATIENCE_S) == 0, job.log_tail()
@@ -107,10 +107,11 @@ def test_the_volume_of_a_running_job_is_full_for_a_while(broker: EmbeddedKafka, 
     scene.compare([clients])
 
 
-def is_ready(volume: Volume, folder: str) -> bool:
+def said(volume: Volume, folder: str) -> str:
     """What a probe is told."""
     command = [*volume.command, str(POPSTREAM), "status", "--ready", "--folder", folder]
-    return subprocess.run(command, cwd=ROOT, check=False).returncode == 0
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr
 
 
 def goes_on(clients: Workload, job: JobProcess) -> None:
