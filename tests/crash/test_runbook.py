@@ -26,7 +26,7 @@ from delta.tables import DeltaTable
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from broker_state.overlay import DEADLINES
+from broker_state.overlay import STATE
 from broker_state.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from connectors.client.consumer import Consumer
@@ -263,8 +263,8 @@ def test_a_table_of_another_version(site: Site, spark: SparkSession) -> None:
 def test_a_state_that_is_not_what_the_log_leads_to(site: Site) -> None:
     """Nothing but `verify` can tell; an older snapshot heals it."""
     with RocksStore(site.folder.state) as store:
-        key, value = next(entry for entry in store.scan(DEADLINES, b""))
-        store.write_changes([(DEADLINES, key + b"!", value)])
+        key, value = next(iter(store.scan(STATE, b"")))
+        store.write_changes([(STATE, key, value + b"!")])
     assert "differs" in site.popstream("verify", code=CONTRADICTION).stdout
     listed = json.loads(site.popstream("snapshot", "--list", "--json").stdout)
     site.popstream("restore", "--snapshot", listed[-1]["id"])
