@@ -96,7 +96,7 @@ def test_the_volume_of_a_running_job_is_full_for_a_while(broker: EmbeddedKafka, 
         with clients, JobProcess(scene.servers, settings, before=volume.command) as job:
             goes_on(clients, job)
             for _ in range(TIMES):
-                assert said(volume, folder) == "ready\n"
+                assert said(volume, folder) == "popstream: ready\n"
                 volume.keep_full(FULL_S)
                 assert job.process.poll() is None, job.log_tail()
                 assert "No space left on device" in said(volume, folder)
