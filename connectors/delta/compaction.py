@@ -147,7 +147,7 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) 
         raise
     finally:
         unnamed.unlink(missing_ok=True)
-    sync_commits(path, filter(None, [read_commit(path, version)]))
+    _sync_version(path, version)
 
 
 def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataFile:
@@ -222,12 +222,19 @@ def _committed(path: Path, read_version: int, files: list[DataFile], commit: Pat
     What came before is synced first: a power loss must not take the commit that says which rows are delivered, and
     leave the rows.
     """
-    sync_commits(path, filter(None, [read_commit(path, read_version)]))
+    _sync_version(path, read_version)
     version = read_version + 1
     while not _linked(commit, path / "_delta_log" / f"{version:020d}.json"):
         sync_commits(path, [_compatible(path, version, files)])
         version += 1
     return version
+
+
+def _sync_version(path: Path, version: int) -> None:
+    """Make a commit durable, unless Delta has removed it: then a checkpoint has what it said."""
+    commit = read_commit(path, version)
+    if commit is not None:
+        sync_commits(path, [commit])
 
 
 def _actions(read_version: int, files: list[DataFile], joined: DataFile, now_ms: int) -> Iterator[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from broker_state.audit import DeliveryRow
 from connectors.delta.flusher import AuditFlusher
@@ -11,12 +11,12 @@ from connectors.delta.rows import encode_rows
 from connectors.delta.tables import table_path
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
     from pyspark.sql import Row, SparkSession
 
 
-__all__ = ["NOW_MS", "delivery", "slices", "stored", "stored_seqs", "two_commits"]
+__all__ = ["NOW_MS", "delivery", "delta_log", "flushed", "slices", "stored", "stored_seqs"]
 
 NOW_MS = 1_795_262_400_000
 
@@ -44,8 +44,14 @@ def stored_seqs(spark: SparkSession, root: Path) -> list[int]:
     return [row["apply_seq"] for row in stored(spark, root)]
 
 
-def two_commits(start: Callable[..., AuditFlusher]) -> AuditFlusher:
-    flusher = start()
-    flusher.flush("deliveries", slices([1]), 1)
-    flusher.flush("deliveries", slices([2]), 2)
+def delta_log(spark: SparkSession, path: Path) -> Any:
+    """Delta's own object for the log of the table in this folder."""
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path))
+
+
+def flushed(flusher: AuditFlusher, count: int) -> AuditFlusher:
+    """The flusher, once it has made its first commits: so many, of two rows each."""
+    for seq in range(1, count + 1):
+        flusher.flush("deliveries", slices([seq]), seq)
     return flusher

@@ -19,7 +19,7 @@ from connectors.delta.flusher import AuditFlusher
 from connectors.delta.table_log import DataFile, read_data_files
 from connectors.delta.tables import DELIVERIES, table_path
 from connectors.errors import Corrupt, Invalid, Unavailable
-from tests.support.audit_tables import slices, stored_seqs, two_commits
+from tests.support.audit_tables import delta_log, flushed, slices, stored_seqs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +36,7 @@ def test_a_compaction_whose_commit_a_flush_replaces_changes_nothing(
     flusher = start()
     path = table_path(root, "deliveries")
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
-    for seq in range(1, 5):
-        flusher.flush("deliveries", slices([seq]), seq)
+    flushed(flusher, 4)
     before = {file.name for file in (path / "_delta_log").iterdir()}
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=4, into=1)
     (commit,) = (file for file in (path / "_delta_log").iterdir() if file.name not in before)
@@ -54,9 +53,7 @@ def test_a_compaction_whose_commit_a_flush_replaces_changes_nothing(
 def test_spark_reads_the_same_of_what_was_compacted(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    flusher = start()
-    for seq in range(1, 4):
-        flusher.flush("deliveries", slices([seq]), seq)
+    flushed(start(), 3)
     path = str(table_path(root, "deliveries"))
     before = spark.read.format("delta").load(path)
     schema, rows = before.schema, sorted(map(str, before.collect()))
@@ -70,14 +67,9 @@ def test_spark_reads_the_same_of_what_was_compacted(
 def test_what_spark_skips_of_a_compacted_table_has_no_row_that_it_asks_for(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flusher = start()
-    for seq in range(1, 7):
-        flusher.flush("deliveries", slices([seq]), seq)
+    flushed(start(), 6)
     # Its files have no order.
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(
-        spark._jsparkSession, str(table_path(root, "deliveries"))
-    ).checkpoint()
+    delta_log(spark, table_path(root, "deliveries")).checkpoint()
     sizes = [file.size for file in data_files(root)]
     monkeypatch.setattr("connectors.delta.compaction.FILE_BYTES", 3 * max(sizes))
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=6, into=2)
@@ -90,9 +82,7 @@ def test_what_spark_skips_of_a_compacted_table_has_no_row_that_it_asks_for(
 def test_of_two_compactions_at_the_same_time_one_gives_up(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flusher = start()
-    for seq in range(1, 4):
-        flusher.flush("deliveries", slices([seq]), seq)
+    flushed(start(), 3)
     before = names_in_log(root)
     with monkeypatch.context() as patched:
         patched.setattr(compaction, "_committed", during(compaction._committed, lambda: compact(root, DELIVERIES)))
@@ -105,9 +95,7 @@ def test_of_two_compactions_at_the_same_time_one_gives_up(
 def test_rows_that_are_added_during_a_compaction_stay(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flusher = start()
-    for seq in range(1, 4):
-        flusher.flush("deliveries", slices([seq]), seq)
+    flusher = flushed(start(), 3)
     flush = during(compaction._committed, lambda: flusher.flush("deliveries", slices([4]), 4))
     monkeypatch.setattr(compaction, "_committed", flush)
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=3, into=1)
@@ -118,7 +106,7 @@ def test_rows_that_are_added_during_a_compaction_stay(
 def test_files_with_other_rows_than_the_log_says_are_left_alone(
     root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flusher = two_commits(start)
+    flusher = flushed(start(), 2)
     before = data_files(root)
     monkeypatch.setattr(compaction, "in_pieces", lambda tables: (table.slice(1) for table in tables))
     with pytest.raises(Corrupt, match="files of deliveries have 2 rows, and 4 by the log"):
@@ -132,7 +120,7 @@ def test_what_cannot_be_committed_leaves_nothing(
     root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where the file system has no links, or the disk is full."""
-    two_commits(start)
+    flushed(start(), 2)
 
     def refuse(*_: Path) -> None:
         raise PermissionError
@@ -148,9 +136,7 @@ def test_what_came_before_is_on_the_disk_before_the_compaction_is_there(
     spark: SparkSession, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a power loss may take the commit that says which rows are delivered, and leave the rows: they come twice."""
-    careless = AuditFlusher(spark, root, "jobs", "epoch-1", ops_topic_id="topic-1", durable=False)
-    for seq in range(1, 3):
-        careless.flush("deliveries", slices([seq]), seq)
+    careless = flushed(AuditFlusher(spark, root, "jobs", "epoch-1", ops_topic_id="topic-1", durable=False), 2)
     synced: set[Path] = set()
     synced_before: list[set[Path]] = []
     linked = compaction._linked
@@ -164,15 +150,15 @@ def test_what_came_before_is_on_the_disk_before_the_compaction_is_there(
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
     monkeypatch.setattr(compaction, "_linked", flushed_and_linked)
     compact(root, DELIVERIES)
-    read, flushed = (table_path(root, "deliveries") / "_delta_log" / f"{version:020d}.json" for version in (2, 3))
+    read, later = (table_path(root, "deliveries") / "_delta_log" / f"{version:020d}.json" for version in (2, 3))
     before_first, before_second = synced_before
-    assert (read in before_first, flushed in before_first, flushed in before_second) == (True, False, True)
+    assert (read in before_first, later in before_first, later in before_second) == (True, False, True)
 
 
 def test_a_joined_file_is_left_alone_for_as_long_as_a_flush_may_replace_its_commit(
     root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    flusher = two_commits(start)
+    flusher = flushed(start(), 2)
     compact(root, DELIVERIES)
     (joined,) = data_files(root)
     flusher.flush("deliveries", slices([3]), 3)
@@ -187,7 +173,7 @@ def test_a_joined_file_is_left_alone_for_as_long_as_a_flush_may_replace_its_comm
 def test_a_table_with_features_that_compaction_does_not_know_is_left_alone(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    two_commits(start)
+    flushed(start(), 2)
     path = table_path(root, "deliveries")
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
     with pytest.raises(Invalid, match=r"reader and writer version \(3, 7\)"):
@@ -197,7 +183,7 @@ def test_a_table_with_features_that_compaction_does_not_know_is_left_alone(
 def test_a_table_with_columns_of_another_version_is_left_alone(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    two_commits(start)
+    flushed(start(), 2)
     spark.sql(f"ALTER TABLE delta.`{table_path(root, 'deliveries')}` ADD COLUMNS (weather STRING)")
     with pytest.raises(Invalid, match="has other columns than this version writes"):
         compact(root, DELIVERIES)
@@ -207,7 +193,7 @@ def test_root_leaves_the_tables_of_others_alone(
     root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job could not read what root writes."""
-    two_commits(start)
+    flushed(start(), 2)
     if os.geteuid() == 0:
         os.chown(table_path(root, "deliveries"), 1234, -1)
     monkeypatch.setattr(os, "geteuid", lambda: 0)

@@ -30,7 +30,7 @@ from connectors.delta.tables import AUDIT_TABLES, TABLES
 from connectors.delta.transactions import known_versions
 from connectors.delta.views import register_views
 from connectors.errors import Corrupt, Fenced, Invalid
-from tests.support.audit_tables import NOW_MS, delivery, slices, stored, stored_seqs, two_commits
+from tests.support.audit_tables import NOW_MS, delivery, delta_log, flushed, slices, stored, stored_seqs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -266,7 +266,7 @@ def test_a_conflict_that_delta_finds_is_a_fence(
 def test_a_restored_table_is_refused_until_the_state_is_another(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    two_commits(start)
+    flushed(start(), 2)
     restore_to(spark, root, 1)
 
     refused = start().tables["deliveries"]
@@ -281,7 +281,7 @@ def test_a_restored_table_is_refused_until_the_state_is_another(
 def test_a_restore_while_the_job_runs_is_noticed_with_the_next_commit(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    flusher = two_commits(start)
+    flusher = flushed(start(), 2)
     restore_to(spark, root, 1)
 
     with pytest.raises(Corrupt, match=r"RESTOREd.*popstream restore"):
@@ -295,7 +295,7 @@ def test_a_restore_while_the_job_runs_is_noticed_with_the_next_commit(
 def test_a_restore_between_the_look_and_the_commit_is_told_by_each_start(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flusher = two_commits(start)
+    flusher = flushed(start(), 2)
     deliveries = flusher.tables["deliveries"]
     save = deliveries._save
 
@@ -345,7 +345,7 @@ def test_a_restore_before_the_first_commit_of_a_state_is_told_unless_it_is_known
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
     """The state comes from another one, whose rows it counts on."""
-    two_commits(start)
+    flushed(start(), 2)
     restore_to(spark, root, 1)
 
     def found(restores_known: int) -> bool:
@@ -359,7 +359,7 @@ def test_a_restore_before_the_first_commit_of_a_state_is_told_unless_it_is_known
 def test_a_restore_that_takes_no_rows_changes_nothing(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    two_commits(start)
+    flushed(start(), 2)
     table = DeltaTable.forPath(spark, str(root / "deliveries"))
     table.optimize().executeCompaction()
     table.restoreToVersion(2)
@@ -507,7 +507,7 @@ def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, star
 def test_a_commit_with_other_rows_than_were_written_is_taken_back(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flusher = two_commits(start)
+    flusher = flushed(start(), 2)
     deliveries = flusher.tables["deliveries"]
     save = deliveries._save
     monkeypatch.setattr(deliveries, "_save", lambda frame, version: save(frame.limit(1), version))
@@ -522,12 +522,11 @@ def test_commits_of_others_that_are_gone_are_no_other_writer(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
     """As of a table that had no rows for more than a week, and was compacted meanwhile."""
-    flusher = two_commits(start)
+    flusher = flushed(start(), 2)
     path = root / "deliveries"
     for property_ in ("a", "b"):
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('x.{property_}' = '1')")
-    jvm: Any = spark._jvm
-    jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path)).checkpoint()
+    delta_log(spark, path).checkpoint()
     (path / "_delta_log" / f"{3:020d}.json").unlink()
     assert flusher.flush("deliveries", slices([3]), 3) == 2
     assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]

@@ -20,7 +20,7 @@ from connectors.delta.flusher import AuditFlusher
 from connectors.delta.tables import TABLES, table_path
 from connectors.errors import Corrupt, Unavailable
 from pipelines.maintenance import maintain
-from tests.support.audit_tables import slices, stored_seqs
+from tests.support.audit_tables import flushed, slices, stored_seqs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,9 +35,7 @@ def test_optimize_while_appending_and_vacuum_keep_every_row(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
     """Small files become one while commits go on; what is younger than a week stays on the disk."""
-    flusher = start()
-    for seq in range(1, 9):
-        flusher.flush("deliveries", slices([seq]), seq)
+    flusher = flushed(start(), 8)
     with ThreadPoolExecutor(1) as pool:
         maintaining = pool.submit(lambda: list(maintain(spark, root)))
         for seq in range(9, 15):
@@ -95,9 +93,7 @@ def test_a_table_that_fails_keeps_no_other_one_from_its_maintenance(
 
 @pytest.mark.long
 def test_small_files_are_joined(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:
-    flusher = start()
-    for seq in range(1, 7):
-        flusher.flush("deliveries", slices([seq]), seq)
+    flushed(start(), 6)
     (deliveries,) = (done for done in maintain(spark, root) if done.table == "deliveries")
     assert (deliveries.compacted, deliveries.into) == (6, 1)
     assert stored_seqs(spark, root) == [seq for seq in range(1, 7) for _ in range(2)]

@@ -13,6 +13,7 @@ import pytest
 
 from connectors.delta.table_log import read_table_log
 from connectors.errors import Corrupt
+from tests.support.audit_tables import delta_log
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,7 @@ def write(spark: SparkSession, path: Path, number: int, **options: str) -> None:
 
 def as_spark_has_it(spark: SparkSession, path: Path) -> tuple[int, Any, dict[str, str], dict[str, int]]:
     jvm: Any = spark._jvm
-    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path))
+    log = delta_log(spark, path)
     none = jvm.scala.Option.empty()
     snapshot = log.update(False, none, none)
     as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
