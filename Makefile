@@ -12,7 +12,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo example test unit model check format integration bench soak simulate fuzz mutants crash lock lock-jars clean
+.PHONY: help setup demo example test unit model check format integration bench conformance soak simulate fuzz mutants crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -49,7 +49,10 @@ integration: setup ## tests with Spark and a real Kafka broker, the longest amon
 	@$(PYTEST) -m "integration and not crash"
 
 bench: setup ## measure; the report names machine, data and command
-	@$(BIN)/popstream bench
+	@$(BIN)/python -m tests.benchmarks
+
+conformance: setup ## the kernel beside RocketMQ: VECTORS=FILE or HISTORIES=FILE, several in quotes; without, those in tests/data
+	@$(BIN)/python -m tests.conformance $(if $(HISTORIES),histories $(HISTORIES),vectors $(or $(VECTORS),tests/data/rocketmq_pop_vectors.json))
 
 SOAK_MINUTES ?= 60
 soak: setup ## SOAK_MINUTES of half the load this machine can bear, with kills and broker restarts; the report is JSON

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from broker_state.errors import Fenced
+from popstream.wire.failures import Fenced
 
 __all__ = ["Ownership"]
 

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from broker_state.errors import RESTORE, Corrupt
 from checkpoints.applied import Applied
 from checkpoints.replay import NO_REPLAY, Replay
+from popstream.wire.failures import RESTORE, Corrupt
 
 __all__ = [
     "RESTORE_LOSSY",

@@ -14,8 +14,8 @@ from typing import Self
 
 import msgspec
 
-from broker_state.rocks_store import META, RocksStore
-from broker_state.stored import FORMAT_1, read_stored
+from broker_state.store.rocks_store import META, RocksStore
+from broker_state.store.stored import FORMAT_1, read_stored
 
 __all__ = ["NO_REPLAY", "REPLAY_KEY", "Replay", "replay_of"]
 

@@ -20,8 +20,8 @@ import msgspec
 import structlog
 from fsspec.implementations.local import LocalFileSystem
 
-from broker_state.errors import Corrupt, Invalid, Unavailable
 from checkpoints.applied import Applied
+from popstream.wire.failures import Corrupt, Invalid, Unavailable
 
 __all__ = ["Snapshot", "SnapshotFile", "SnapshotStore"]
 

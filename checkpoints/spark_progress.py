@@ -10,7 +10,7 @@ import json
 import shutil
 from pathlib import Path
 
-from broker_state.errors import Unavailable
+from popstream.wire.failures import Unavailable
 
 __all__ = ["SparkPlans", "fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
 

@@ -6,10 +6,10 @@ from typing import Final
 
 from great_expectations import ExpectationSuite
 
-from broker_state.command import COMMAND_TYPES
-from broker_state.reason import CODE_OF_REASON, Reason, code_of
 from expectations.common import common_expectations
 from expectations.rows import ExpectNoRows
+from popstream.wire.command import COMMAND_TYPES
+from popstream.wire.reason import CODE_OF_REASON, Reason, code_of
 
 __all__ = ["operations_suite"]
 

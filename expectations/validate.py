@@ -20,7 +20,6 @@ from great_expectations.data_context.types.base import (
 
 from connectors.delta.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, table_path
-from connectors.errors import Invalid
 from expectations.commit_positions import commit_positions_suite
 from expectations.consume_queue import consume_queue_suite
 from expectations.deliveries import deliveries_suite
@@ -30,6 +29,7 @@ from expectations.order_info import order_info_suite
 from expectations.rejected import rejected_suite
 from expectations.report import Outcome, Report
 from expectations.results import write_results
+from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

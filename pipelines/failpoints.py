@@ -67,7 +67,7 @@ class _Kill:
             return
         time.sleep(self._linger_s)
         if self._is_jvm:
-            from pipelines.jvm import kill_jvm  # noqa: PLC0415 - only where a test asks for it
+            from pipelines.process.jvm import kill_jvm  # noqa: PLC0415 - only where a test asks for it
 
             kill_jvm()
         elif self._is_group:

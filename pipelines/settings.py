@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from broker_state.command import QueueType
+from popstream.wire.command import QueueType
 
 __all__ = ["JobSettings"]
 

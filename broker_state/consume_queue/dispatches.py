@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from broker_state.command import Dispatch, OffsetRange, WrittenRange
 from broker_state.consume_queue.scan import Scan
-from broker_state.kernel.limits import RANGE_OFFSETS_MAX
+from popstream.wire.command import Dispatch, OffsetRange, WrittenRange
+from popstream.wire.limits import RANGE_OFFSETS_MAX
 
 __all__ = ["PIECES_MAX", "dispatches_of", "skips_of"]
 

@@ -12,9 +12,9 @@ from typing import NamedTuple, Self
 
 import msgspec
 
-from broker_state.command import QueueType
 from broker_state.consume_queue.block import BLOCK_SHIFT
-from broker_state.stored import FORMAT_1, read_stored
+from broker_state.store.stored import FORMAT_1, read_stored
+from popstream.wire.command import QueueType
 
 __all__ = ["BLOCK", "FILTER", "PAGE_SHIFT", "ConsumeQueue", "Get", "Place", "place_key"]
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from broker_state.consume_queue.unit import Units
-from broker_state.errors import Corrupt
+from popstream.wire.failures import Corrupt
 
 __all__ = ["ContradictionError", "Scan", "merge"]
 

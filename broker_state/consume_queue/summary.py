@@ -16,8 +16,8 @@ import numpy as np
 from broker_state.consume_queue.columns import Table, pack_table
 from broker_state.consume_queue.queue_record import PAGE_SHIFT
 from broker_state.consume_queue.unit import Units
-from broker_state.errors import CorruptValueError
-from broker_state.segment import bit_runs
+from broker_state.store.segment import bit_runs
+from broker_state.store.stored import CorruptValueError
 
 __all__ = ["Summary", "decode_page", "encode_page", "summary_of", "total"]
 

@@ -1,19 +1,20 @@
 """declare, policy, dispatch, reset_offset, forget_lane: what a queue and a lane are, and where they stand."""
 
-from broker_state.answer import Run
 from broker_state.audit import DeliveryStep
-from broker_state.command import Declare, Dispatch, ForgetLane, Policy, ResetOffset, WrittenRange
 from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import absorb_holes
-from broker_state.kernel.in_order import acked_within
-from broker_state.kernel.limits import RANGE_OFFSETS_MAX, is_range
+from broker_state.kernel.op_context import Turn
+from broker_state.kernel.orderly import acked_within
 from broker_state.kernel.parking import answer_all_parked
 from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, new_queue
-from broker_state.kernel.turn import Turn
-from broker_state.overlay import Overlay
-from broker_state.pages import Delivery, TagPage, UnitFacts, windows
-from broker_state.reason import Reason, code_of
-from broker_state.records import LanePolicy, QueueRecord
+from broker_state.kernel.validation import is_range
+from broker_state.store.overlay import Overlay
+from broker_state.store.pages import Delivery, TagPage, UnitFacts, windows
+from broker_state.store.records import LanePolicy, QueueRecord
+from popstream.wire.answer import Run
+from popstream.wire.command import Declare, Dispatch, ForgetLane, Policy, ResetOffset, WrittenRange
+from popstream.wire.limits import RANGE_OFFSETS_MAX
+from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_declare", "decide_dispatch", "decide_forget_lane", "decide_policy", "decide_reset_offset", "declare"]
 

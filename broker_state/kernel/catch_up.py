@@ -2,10 +2,10 @@
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.delivery import absorb_holes, ack_range
-from broker_state.kernel.in_order import expire_members
+from broker_state.kernel.op_context import Turn
+from broker_state.kernel.orderly import expire_members
 from broker_state.kernel.queue_state import LaneState
-from broker_state.kernel.turn import Turn
-from broker_state.pages import DeliveryState, windows
+from broker_state.store.pages import DeliveryState, windows
 
 __all__ = ["catch_up", "enter"]
 

@@ -7,14 +7,14 @@ up, changed and settled once for all claims on it, however many those are.
 from collections.abc import Sequence
 
 from broker_state.audit import DeliveryStep
-from broker_state.command import AckEntry, ChangeEntry, RejectEntry, cause_of
-from broker_state.handle import Handle
+from broker_state.kernel.claim import Claim, Piece
 from broker_state.kernel.delivery import end_lease
-from broker_state.kernel.outcome import Claim, Piece
+from broker_state.kernel.op_context import Turn, shortened
 from broker_state.kernel.queue_state import LaneState
-from broker_state.kernel.turn import Turn, shortened
-from broker_state.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows
-from broker_state.reason import Reason
+from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows
+from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry, cause_of
+from popstream.wire.handle import Handle
+from popstream.wire.reason import Reason
 
 __all__ = ["decide_concurrently"]
 

@@ -3,7 +3,36 @@
 from typing import assert_never
 
 from broker_state.audit import DeliveryStep
-from broker_state.command import (
+from broker_state.kernel import op_window
+from broker_state.kernel.administration import (
+    decide_declare,
+    decide_dispatch,
+    decide_forget_lane,
+    decide_policy,
+    decide_reset_offset,
+    declare,
+)
+from broker_state.kernel.catch_up import catch_up
+from broker_state.kernel.delivery import end_lease
+from broker_state.kernel.entries import decide_entries
+from broker_state.kernel.op_context import Decision, OpRecord, Turn
+from broker_state.kernel.order_info import OrderInfo
+from broker_state.kernel.orderly import settle_batch
+from broker_state.kernel.parking import (
+    decide_cancel,
+    decide_pop,
+    decide_return_client,
+    serve,
+    serve_new,
+    time_out,
+)
+from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
+from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
+from broker_state.store.keys import DEADLINE_BATCH, DEADLINE_PAGE
+from broker_state.store.overlay import Overlay
+from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
+from broker_state.store.records import OpMemory, ParkedPop
+from popstream.wire.command import (
     COMMAND_TYPES,
     Ack,
     Cancel,
@@ -19,36 +48,7 @@ from broker_state.command import (
     ReturnClient,
     Tick,
 )
-from broker_state.kernel import memory
-from broker_state.kernel.administration import (
-    decide_declare,
-    decide_dispatch,
-    decide_forget_lane,
-    decide_policy,
-    decide_reset_offset,
-    declare,
-)
-from broker_state.kernel.catch_up import catch_up
-from broker_state.kernel.delivery import end_lease
-from broker_state.kernel.entries import decide_entries
-from broker_state.kernel.in_order import settle_batch
-from broker_state.kernel.limits import is_op_id, is_queue_name, known_group, what_is_invalid
-from broker_state.kernel.order_info import OrderInfo
-from broker_state.kernel.parking import (
-    decide_cancel,
-    decide_pop,
-    decide_return_client,
-    serve,
-    serve_new,
-    time_out,
-)
-from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
-from broker_state.kernel.turn import Decision, OpRecord, Turn
-from broker_state.keys import DEADLINE_BATCH, DEADLINE_PAGE
-from broker_state.overlay import Overlay
-from broker_state.pages import Delivery, DeliveryPage, DeliveryState
-from broker_state.reason import Reason
-from broker_state.records import OpMemory, ParkedPop
+from popstream.wire.reason import Reason
 
 __all__ = ["decide"]
 
@@ -180,13 +180,13 @@ def _offered_again(delivery: Delivery) -> Delivery:
 def _decide_command(turn: Turn, *, is_new: bool) -> LaneState | None:
     """Step 2; the lane in which the record's own pop waits for step 3."""
     queue, command, op_id = turn.queue, turn.command, turn.op_id
-    memory.forget_some(queue, turn.now_ms)
+    op_window.forget_some(queue, turn.now_ms)
     wrong = _wrong_op_id(command)
     if wrong is not None:
         turn.refuse(Reason.INVALID_PARAMETER, wrong, getattr(command, "group", None))
         return None
     if op_id is not None:
-        known = memory.recall(queue, op_id, turn.now_ms)
+        known = op_window.recall(queue, op_id, turn.now_ms)
         if known is not None:
             _repeat(turn, op_id, known)
             return None
@@ -243,12 +243,12 @@ def _repeat(turn: Turn, op_id: str, known: OpMemory) -> None:
         return
     turn.row(Reason.OK, group=known.group, repeated=True)
     if not known.parked and turn.command.reply_to is not None:
-        answer = memory.first_answer(turn.queue, op_id, known)
+        answer = op_window.first_answer(turn.queue, op_id, known)
         turn.decision.answers.append((turn.command.reply_to, answer))
 
 
 def _remember(turn: Turn, op_id: str, *, parked: int) -> None:
-    memory.remember(
+    op_window.remember(
         turn.queue,
         op_id,
         digest=turn.record.digest,

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from broker_state.answer import LeasedRange
 from broker_state.audit import DeliveryStep
+from broker_state.kernel.op_context import Turn, client_hash
 from broker_state.kernel.queue_state import LaneState, QueueState
-from broker_state.kernel.turn import Turn, client_hash
-from broker_state.pages import Delivery, DeliveryState, UnitFacts, windows
-from broker_state.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
+from broker_state.store.pages import Delivery, DeliveryState, UnitFacts, windows
+from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
+from popstream.wire.answer import LeasedRange
 
 __all__ = ["Choice", "absorb_holes", "ack_range", "end_lease", "grant"]
 

@@ -5,18 +5,19 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from broker_state.answer import Run
-from broker_state.command import Ack, ChangeEntry, ChangeInvisible, Entry, Reject, cause_of
-from broker_state.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
 from broker_state.kernel.catch_up import catch_up, enter
+from broker_state.kernel.claim import Claim, Outcome, Piece, Told
 from broker_state.kernel.concurrent import decide_concurrently
-from broker_state.kernel.in_order import decide_in_order
-from broker_state.kernel.limits import INVISIBLE_TIME_MS_MAX, is_of_lite_topic, is_range
-from broker_state.kernel.outcome import Claim, Outcome, Piece, Told
+from broker_state.kernel.op_context import Turn, handle_text, read_handle, shortened
+from broker_state.kernel.orderly import decide_in_order
 from broker_state.kernel.queue_state import LaneState
-from broker_state.kernel.turn import Turn, handle_text, read_handle, shortened
-from broker_state.pages import Delivery
-from broker_state.reason import Reason, code_of
+from broker_state.kernel.validation import is_of_lite_topic, is_range
+from broker_state.store.pages import Delivery
+from popstream.wire.answer import Run
+from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Entry, Reject, cause_of
+from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
+from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
+from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_entries"]
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_state.overlay import Overlay
-from broker_state.pages import PAGE_SHIFT, Runs, decode_ints, encode_ints, windows
-from broker_state.stored import FORMAT_1, read_stored
+from broker_state.store.overlay import Overlay
+from broker_state.store.pages import PAGE_SHIFT, Runs, decode_ints, encode_ints, windows
+from broker_state.store.stored import FORMAT_1, read_stored
 
 __all__ = ["IDLE_MS", "NOT_A_MEMBER", "STALE", "ConsumedCounts", "Member", "OrderInfo"]
 
@@ -127,7 +127,7 @@ class OrderInfo:
 
     Three messages popped at 0 for 10 s; the first is acked, then the third, and the second is kept until 20 s (RIP-51):
 
-    >>> from broker_state.memory_kv import MemoryKv
+    >>> from broker_state.store.memory_kv import MemoryKv
     >>> info = OrderInfo(Overlay(MemoryKv()), b"lane")
     >>> info.update(epoch=1, pop_time_ms=0, invisible_time_ms=10_000, members=[(0, 3)], now_ms=0)
     >>> info.is_blocked(9_999), info.commit_and_next(0, 1), info.commit_and_next(2, 1)

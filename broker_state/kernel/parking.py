@@ -1,19 +1,19 @@
 """pop, cancel, return_client, and the pops that wait: who is served, in which order, and what they are answered."""
 
-from broker_state.answer import Answer, LeasedRange
 from broker_state.audit import DeliveryStep
-from broker_state.command import Cancel, Pop, ReturnClient
 from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import end_lease, grant
-from broker_state.kernel.in_order import grant_in_order, release_members
-from broker_state.kernel.limits import what_is_invalid
-from broker_state.kernel.memory import answered_pop, recall, remember_parked_answer
+from broker_state.kernel.op_context import Turn, client_hash, handle_text, read_handle
+from broker_state.kernel.op_window import answered_pop, recall, remember_parked_answer
+from broker_state.kernel.orderly import grant_in_order, release_members
 from broker_state.kernel.queue_state import LaneState
-from broker_state.kernel.turn import Turn, client_hash, handle_text, read_handle
-from broker_state.keys import DEADLINE_PARKED
-from broker_state.pages import Delivery, DeliveryPage, DeliveryState, windows
-from broker_state.reason import Reason, code_of
-from broker_state.records import ParkedPop
+from broker_state.kernel.validation import what_is_invalid
+from broker_state.store.keys import DEADLINE_PARKED
+from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, windows
+from broker_state.store.records import ParkedPop
+from popstream.wire.answer import Answer, LeasedRange
+from popstream.wire.command import Cancel, Pop, ReturnClient
+from popstream.wire.reason import Reason, code_of
 
 __all__ = ["answer_all_parked", "decide_cancel", "decide_pop", "decide_return_client", "serve", "serve_new", "time_out"]
 

@@ -3,13 +3,13 @@
 import heapq
 from collections.abc import Iterator
 
-from broker_state.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, lane_check
 from broker_state.kernel.order_info import OrderInfo
-from broker_state.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
-from broker_state.marks import Marks, Position, Tree
-from broker_state.overlay import Overlay
-from broker_state.pages import PAGE_SHIFT, DeliveryPage, DeliveryState, TagPage
-from broker_state.records import LanePolicy, LaneRecord, LateSkip, ParkedPop, QueueRecord, Text
+from broker_state.store.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
+from broker_state.store.marks import Marks, Position, Tree
+from broker_state.store.overlay import Overlay
+from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, DeliveryState, TagPage
+from broker_state.store.records import LanePolicy, LaneRecord, LateSkip, ParkedPop, QueueRecord, Text
+from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, lane_check
 
 __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", "new_queue"]
 

@@ -5,7 +5,7 @@ add a, add b, add c  ──read in order, written once──>  one commit: add a
 ```
 
 `python -m connectors.delta.compaction FOLDER TABLE...` compacts tables at the lowest priority, for no longer than
-whoever started it lives, and prints each outcome as a line of JSON; `pipelines.maintenance` runs it.
+whoever started it lives, and prints each outcome as a line of JSON; `pipelines.process.maintenance` runs it.
 
 Why not Spark: in the job's JVM, whose compiler is the quick one, OPTIMIZE takes eight times the CPU, from the
 micro-batches; and another JVM may not write beside it. On a local disk Delta looks whether the file of a commit is
@@ -37,7 +37,7 @@ from connectors.delta.rows import in_pieces
 from connectors.delta.store import require_columns
 from connectors.delta.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.tables import TABLES, Table, arrow_schema, table_path
-from connectors.errors import Corrupt, Invalid, Unavailable
+from popstream.wire.failures import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
-from broker_state.generation import generation_of
+from broker_state.store.generation import generation_of
 from connectors.delta.commits import commits_back_from, read_commit
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import (
@@ -22,7 +22,7 @@ from connectors.delta.tables import (
     table_path,
 )
 from connectors.delta.transactions import known_versions, versions_by_epoch
-from connectors.errors import Corrupt
+from popstream.wire.failures import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -39,7 +39,7 @@ _CONF: Final = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.shuffle.partitions": "2",
-    # Of record headers with one name the last one counts (pipelines/builder/unit_columns.py).
+    # Of record headers with one name the last one counts (pipelines/build_consume_queue/unit_columns.py).
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",

@@ -169,7 +169,7 @@ _OPERATIONS: Final = Table(
         _text("handle_before", "Receipt handle that was brought, without its signature.", required=False),
         _text("handle_after", "Receipt handle that was given out, without its signature.", required=False),
         _int("code", "RocketMQ's response code."),
-        _word("reason", "The whole outcome in one word (broker_state.reason.Reason)."),
+        _word("reason", "The whole outcome in one word (popstream.wire.reason.Reason)."),
         _flag("applied", "Whether the operation changed state."),
         _flag("repeated", "Whether it is the repetition of an op_id, answered from the window."),
         _long("deadline_before_ms", "When the lease would have ended, ms since 1970.", required=False),

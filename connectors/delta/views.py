@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
 
-from broker_state.errors import Invalid
 from connectors.delta.tables import TABLES, table_path
+from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -27,10 +27,10 @@ from base64 import urlsafe_b64encode
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Self, cast
 
-from connectors.errors import Corrupt, Invalid, Unavailable
 from connectors.jars.resolve import JarError, java, kafka_jars
-from connectors.kafka import keeper
+from connectors.kafka import watchdog
 from connectors.kafka.loopback import HOST, free_port, is_ready, require_free
+from popstream.wire.failures import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -175,11 +175,11 @@ class EmbeddedKafka:
 
     def stop(self) -> None:
         """Shut the broker down in order, at most 20 s; then by SIGKILL. Does nothing when it does not run."""
-        self._end(keeper.STOP, STOP_GRACE_S + KILL_GRACE_S)
+        self._end(watchdog.STOP, STOP_GRACE_S + KILL_GRACE_S)
 
     def kill(self) -> None:
         """End the broker by SIGKILL, as a crash does. Does nothing when it does not run."""
-        self._end(keeper.KILL, KILL_GRACE_S)
+        self._end(watchdog.KILL, KILL_GRACE_S)
 
     def restart(self) -> None:
         """Stop and start: same folder, same ports, same records.
@@ -334,7 +334,7 @@ class EmbeddedKafka:
         command = [*self._java(self._heap_mb), "kafka.Kafka", str(properties)]
         with self.log_file.open("ab") as log:
             self._keeper = subprocess.Popen(  # noqa: S603 - the command is ours
-                keeper.keeper_command(self.log_file, LOG_BYTES_MAX, STOP_GRACE_S, command),
+                watchdog.keeper_command(self.log_file, LOG_BYTES_MAX, STOP_GRACE_S, command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from broker_state.errors import Invalid
-from pipelines.cli.conformance import conformance
 from pipelines.cli.exits import EPILOG, Group
 from pipelines.cli.history import history
 from pipelines.cli.options import (
@@ -26,7 +24,8 @@ from pipelines.cli.options import (
     load_settings,
     meaning,
 )
-from pipelines.logs import configure_logs
+from pipelines.process.logs import configure_logs
+from popstream.wire.failures import Invalid
 
 __all__ = ["app", "main"]
 
@@ -40,7 +39,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-app.add_typer(conformance)
 app.add_typer(history)
 
 DEFAULT_VAR = Path("var")
@@ -48,6 +46,13 @@ DEFAULT_DATA_DOCS = Path("var/data_docs")
 HALF_A_MINUTE = Duration(30_000)
 A_MOMENT = Duration(3_000)
 Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
+
+
+@app.callback()
+def show_version(
+    _: Annotated[bool, typer.Option("--version", help="print the version and exit", is_eager=True)] = False,  # noqa: FBT002 - an option
+) -> None:
+    """Kept for `--help`: the entry answers `--version` before anything is imported."""
 
 
 @app.command(epilog=EPILOG)
@@ -138,19 +143,6 @@ def demo(
         json_output=as_json,
     )
     raise typer.Exit(code)
-
-
-@app.command(epilog=EPILOG)
-def bench(
-    operations: Annotated[int, typer.Option(help="operations to drain", min=1000)] = 2_000_000,
-    runs: Annotated[int, typer.Option(help="repetitions of each kernel measurement", min=1)] = 5,
-    seconds: Annotated[int, typer.Option(help="length of the latency runs", min=1)] = 60,
-    var: Var = DEFAULT_VAR,
-) -> None:
-    """Measure kernel, store and job on this machine; writes var/bench/<time>.json."""
-    from pipelines.bench import run_bench
-
-    print(run_bench(operations=operations, runs=runs, seconds=seconds, var=var.absolute()))
 
 
 @app.command(epilog=EPILOG)
@@ -299,7 +291,7 @@ def status(
     """
     from checkpoints.layout import JobFolder
     from pipelines.cli.status import run_ready, run_status
-    from pipelines.status import StatusRequest
+    from pipelines.control.server import StatusRequest
 
     root = load_settings(settings, folder=folder).folder
     if ready:
@@ -331,10 +323,10 @@ def queue(
 
     Without a running job what the last one left is shown, with exit code 3.
     """
-    from broker_state.key_hash import key_hash
     from checkpoints.layout import JobFolder
-    from pipelines.builder.view import QueueRequest
+    from pipelines.build_consume_queue.view import QueueRequest
     from pipelines.cli.queue import moment_ms, run_queue, run_rebuild
+    from popstream.wire.key_hash import key_hash
 
     job = JobFolder(load_settings(settings, folder=folder).folder)
     if rebuild_from is not None:

@@ -7,8 +7,8 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from broker_state.errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from connectors.jars.resolve import JarError
+from popstream.wire.failures import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
 __all__ = ["EPILOG", "Exit", "Group", "described", "exit_code", "say"]
 

@@ -11,7 +11,7 @@ from pipelines.cli.exits import EPILOG, Exit, Group
 from pipelines.cli.options import JsonOutput
 
 if TYPE_CHECKING:
-    from expectations.client_history import Report
+    from popstream.history.check import Report
 
 __all__ = ["history"]
 
@@ -43,8 +43,8 @@ def check(
     Give the histories of all clients of the groups at once, and of whoever
     administered them: what one client did explains what another one saw.
     """
-    from connectors.client.history import read_history
-    from expectations.client_history import check_history
+    from popstream.history.check import check_history
+    from popstream.history.recorder import read_history
 
     report = check_history(read_history(*files), drained=drained)
     if as_json:

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import msgspec
 
-from broker_state.errors import Invalid
 from checkpoints.layout import JobFolder
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
-from pipelines.maintenance import maintain
+from pipelines.process.maintenance import maintain
+from popstream.wire.failures import Invalid
 
 __all__ = ["run_maintain"]
 

@@ -12,11 +12,11 @@ from typing import Any
 import msgspec
 import typer
 
-from broker_state.errors import Invalid
-from connectors.client import Consumer, Message, NotDeclared, Producer, SendResult
-from connectors.kafka.topics import TopicFacts, create_message_topic, describe
+from connectors.kafka.own_topics import TopicFacts, create_message_topic, describe
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.target import Target
+from popstream import Consumer, Message, NotDeclared, Producer, SendResult
+from popstream.wire.failures import Invalid
 
 __all__ = ["printable", "require_topic", "run_consume", "run_send"]
 

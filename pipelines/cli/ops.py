@@ -10,14 +10,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from broker_state.answer import Answer
-from broker_state.command import COMMAND_TYPES, WIRE_VERSION, Command
-from broker_state.errors import Invalid
-from broker_state.reason import Reason
-from connectors.client.exchange.transport import Transport
 from pipelines.cli.exits import Exit
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import Target
+from popstream.exchange.transport import Transport
+from popstream.wire.answer import Answer
+from popstream.wire.command import COMMAND_TYPES, WIRE_VERSION, Command
+from popstream.wire.failures import Invalid
+from popstream.wire.reason import Reason
 
 __all__ = ["EXAMPLES", "example_lines", "read_operations", "read_text", "run_ops"]
 

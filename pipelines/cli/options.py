@@ -10,8 +10,8 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from broker_state.errors import Invalid
 from pipelines.settings import JobSettings
+from popstream.wire.failures import Invalid
 
 __all__ = [
     "Duration",

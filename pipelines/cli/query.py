@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from broker_state.errors import Invalid
 from connectors.delta.views import register_tables
 from pipelines.cli.exits import say
 from pipelines.cli.spark_tools import reading_session, working
+from popstream.wire.failures import Invalid
 
 __all__ = ["Output", "require_reading", "run_query"]
 

@@ -10,19 +10,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from broker_state.consume_queue import Unit
-from broker_state.errors import Invalid, Unavailable
-from broker_state.key_hash import key_hash
 from checkpoints.layout import JobFolder
-from connectors.client.payload.payloads import Payloads
-from connectors.client.payload.records import records_of
-from connectors.client.payload.shared_payloads import shared_payloads
-from connectors.client.settings import ClientSettings, new_client_id
-from pipelines.builder.view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
-from pipelines.card import JobCard
+from pipelines.build_consume_queue.view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import require_left_alone, running_job
-from pipelines.status import RebuildRequest, Rebuilt, ask, stored_queues
+from pipelines.control.job_file import JobCard
+from pipelines.control.server import RebuildRequest, Rebuilt, ask, stored_queues
+from popstream.payload.payloads import Payloads
+from popstream.payload.records import records_of
+from popstream.payload.shared_payloads import shared_payloads
+from popstream.settings import ClientSettings, new_client_id
+from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.key_hash import key_hash
 
 __all__ = ["moment_ms", "opened", "run_queue", "run_rebuild"]
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from broker_state.command import ReturnClient
-from broker_state.reason import Reason
-from connectors.client import Refused, Transport
 from pipelines.cli.exits import say
 from pipelines.cli.messages import require_topic
 from pipelines.cli.target import Target
+from popstream import Refused, Transport
+from popstream.wire.command import ReturnClient
+from popstream.wire.reason import Reason
 
 __all__ = ["run_release"]
 

@@ -6,25 +6,25 @@ from pathlib import Path
 
 import msgspec
 
-from broker_state.errors import Invalid
-from broker_state.rocks_store import BUILDER_FAMILIES, RocksStore
+from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshots import SnapshotStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.topics import Topics, describe
+from connectors.kafka.own_topics import Topics, describe
 from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.snapshot import snapshots_of
 from pipelines.cli.spark_tools import reading_session, working
-from pipelines.host import KAFKA_FOLDER
-from pipelines.ops_log import found_log
-from pipelines.preflight import reach_kafka
-from pipelines.restore import Restored, restore
+from pipelines.process.host import KAFKA_FOLDER
+from pipelines.process.preflight import reach_kafka
+from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.restore import Restored, restore
+from pipelines.recovery.snapshot_loop import take_snapshot
 from pipelines.settings import JobSettings
-from pipelines.snapshots import take_snapshot
+from popstream.wire.failures import Invalid
 
 __all__ = ["log_of", "run_restore", "the_kafka_of"]
 

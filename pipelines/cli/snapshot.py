@@ -5,16 +5,16 @@ from datetime import UTC, datetime
 import msgspec
 from rich.table import Table
 
-from broker_state.rocks_store import BUILDER_FAMILIES, RocksStore
+from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.cli.exits import say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import running_job
+from pipelines.control.server import SnapshotRequest, ask
+from pipelines.recovery.snapshot_loop import take_snapshot
 from pipelines.settings import JobSettings
-from pipelines.snapshots import take_snapshot
-from pipelines.status import SnapshotRequest, ask
 
 __all__ = ["run_list", "run_snapshot"]
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from connectors.delta.session import build_session
 from connectors.jars.resolve import spark_jars
-from pipelines.jvm import ended_jvm, held_signals, output_in, silence_query_errors
+from pipelines.process.jvm import ended_jvm, held_signals, output_in, silence_query_errors
 
 __all__ = ["reading_session", "working"]
 

@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from broker_state.errors import Unavailable
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import require_left_alone, running_job
-from pipelines.inspect_state import LaneDetail
-from pipelines.status import Status, StatusRequest, ask, stored_status
+from pipelines.control.server import Status, StatusRequest, ask, stored_status
+from pipelines.control.state_view import LaneDetail
+from popstream.wire.failures import Unavailable
 
 __all__ = ["run_ready", "run_status"]
 

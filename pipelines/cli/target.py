@@ -4,12 +4,12 @@ from pathlib import Path
 
 import msgspec
 
-from broker_state.errors import Unavailable
 from checkpoints.layout import JobFolder
-from connectors.client.settings import ClientSettings, new_client_id
-from pipelines.card import JobCard
 from pipelines.cli.options import load_settings
-from pipelines.status import is_owned
+from pipelines.control.job_file import JobCard
+from pipelines.control.server import is_owned
+from popstream.settings import ClientSettings, new_client_id
+from popstream.wire.failures import Unavailable
 
 __all__ = ["Target", "find_target", "require_left_alone", "running_job"]
 

@@ -10,7 +10,7 @@ from rich.status import Status as Spinner
 
 from pipelines.cli.exits import Exit, described, exit_code, say
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.host import Host
+from pipelines.process.host import Host
 from pipelines.settings import JobSettings
 
 __all__ = ["run_up"]

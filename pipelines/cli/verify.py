@@ -17,10 +17,10 @@ from pipelines.cli.restore import log_of, the_kafka_of
 from pipelines.cli.snapshot import snapshots_of
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.target import running_job
-from pipelines.job import signer_of
+from pipelines.control.server import Image, ImageRequest, ask
+from pipelines.process.job import signer_of
+from pipelines.recovery.verify import Verified, verify
 from pipelines.settings import JobSettings
-from pipelines.status import Image, ImageRequest, ask
-from pipelines.verify import Verified, verify
 
 __all__ = ["run_verify"]
 

@@ -9,14 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from connectors.client import ClientClosed, Consumer, Message, Transport
-from connectors.client.settings import ClientSettings
 from pipelines.demo.journal import Journal, Opened
 from pipelines.demo.key_order import KeyOrder
 from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.messages import is_poison
 from pipelines.demo.orders import Orders
 from pipelines.demo.recorder import Recorder, client_options, keyed
+from popstream import ClientClosed, Consumer, Message, Transport
+from popstream.settings import ClientSettings
 
 __all__ = ["is_released", "open_recorder", "run_changer", "run_doomed", "run_orderly", "run_steady"]
 

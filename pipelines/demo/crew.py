@@ -12,8 +12,8 @@ from typing import Self
 
 import msgspec
 
-from broker_state.errors import Unavailable
 from pipelines.demo.orders import GO, STOP, Note, Orders
+from popstream.wire.failures import Unavailable
 
 __all__ = ["Crew", "CrewMember"]
 

@@ -8,11 +8,7 @@ from typing import Any
 import msgspec
 from kafka import KafkaProducer
 
-from broker_state.command import Command, encode_command
-from broker_state.reason import code_of
-from connectors.client import Message
-from connectors.kafka.partitioner import ops_key, partition_of
-from connectors.kafka.topics import Topics
+from connectors.kafka.own_topics import Topics
 from pipelines.demo import planted
 from pipelines.demo.consumers import is_released, open_recorder
 from pipelines.demo.journal import Journal, Planted
@@ -20,6 +16,10 @@ from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.orders import Orders
 from pipelines.demo.planted import REASON_OF_KIND, BadRecord
 from pipelines.demo.recorder import Recorder
+from popstream import Message
+from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.wire.command import Command, encode_command
+from popstream.wire.reason import code_of
 
 __all__ = ["run_intruder"]
 

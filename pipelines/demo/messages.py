@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from broker_state.errors import Invalid
+from popstream.wire.failures import Invalid
 
 __all__ = [
     "HASH_BYTES",

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-from broker_state.command import (
+from popstream.wire.command import (
     Ack,
     AckEntry,
     ChangeEntry,
@@ -17,7 +17,7 @@ from broker_state.command import (
     Tick,
     encode_command,
 )
-from broker_state.reason import Reason
+from popstream.wire.reason import Reason
 
 __all__ = ["BadRecord", "forged", "out_of_range", "refused_counts", "rejected_records", "stale", "tampered"]
 

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from connectors.client import ClientSettings, Consumer, Message, Outcome
 from pipelines.demo.journal import Acked, Changed, Journal, Popped, runs_of
 from pipelines.demo.key_order import Keyed, KeyOrder
 from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.messages import content_hash, is_whole, key_of
 from pipelines.demo.orders import Orders
+from popstream import ClientSettings, Consumer, Message, Outcome
 
 __all__ = ["Recorder", "client_options", "keyed"]
 

@@ -13,15 +13,11 @@ from typing import Any
 import msgspec
 from pydantic import SecretStr
 
-from broker_state.command import Policy
-from broker_state.errors import Invalid, PopstreamError
 from checkpoints.ownership import Ownership
-from connectors.client import ClientSettings, Refused, Transport
-from connectors.client.cluster import describe_topic
-from connectors.client.dispatcher import declare_of
 from connectors.jars.resolve import JarError, kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.topics import create_message_topic
+from connectors.kafka.own_topics import create_message_topic
+from pipelines.control.state_view import queues_in
 from pipelines.demo.cast import ORDERLY_GROUP, group_names, limited_groups, orders_of
 from pipelines.demo.crew import Crew
 from pipelines.demo.interrupts import Interrupts
@@ -34,9 +30,13 @@ from pipelines.demo.summary import Phases, Summary, summarize
 from pipelines.demo.tables import newest_versions, read_deliveries, read_operations, read_positions, read_rejected
 from pipelines.demo.verdict import Evidence, Expected, judge
 from pipelines.demo.view import View
-from pipelines.host import Host
-from pipelines.inspect_state import queues_in
+from pipelines.process.host import Host
 from pipelines.settings import JobSettings
+from popstream import ClientSettings, Refused, Transport
+from popstream.send.dispatcher import declare_of
+from popstream.topics.describe import describe_topic
+from popstream.wire.command import Policy
+from popstream.wire.failures import Invalid, PopstreamError
 
 __all__ = ["run_demo"]
 

@@ -3,13 +3,13 @@
 import time
 from collections import deque
 
-from broker_state.errors import Unavailable
+from pipelines.control.state_view import QueueView, queues_in
 from pipelines.demo.cast import STAGES
 from pipelines.demo.crew import Crew, CrewMember, go
 from pipelines.demo.verdict import Expected
 from pipelines.demo.view import Sight, View
-from pipelines.host import Host
-from pipelines.inspect_state import QueueView, queues_in
+from pipelines.process.host import Host
+from popstream.wire.failures import Unavailable
 
 __all__ = ["play", "require_running", "settle"]
 

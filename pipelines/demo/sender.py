@@ -4,11 +4,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from connectors.client import Producer, SendResult
 from pipelines.demo.journal import Journal, Opened
 from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.orders import Orders
 from pipelines.demo.recorder import client_options
+from popstream import Producer, SendResult
 
 __all__ = ["run_sender"]
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_state.reason import Reason
 from pipelines.demo.journal import Planted, Popped, Worker
 from pipelines.demo.ledger import Delivery, JournalLane, Lane, TableLane, ledger_of_journals, ledger_of_tables
 from pipelines.demo.messages import Contents
+from popstream.wire.reason import Reason
 
 __all__ = [
     "Check",

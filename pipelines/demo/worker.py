@@ -9,12 +9,12 @@ from io import FileIO
 
 import msgspec
 
-from connectors.client import ClientClosed
 from pipelines.demo.consumers import run_changer, run_doomed, run_orderly, run_steady
 from pipelines.demo.intruder import run_intruder
 from pipelines.demo.lifeline import Lifeline
 from pipelines.demo.orders import Orders, Role
 from pipelines.demo.sender import run_sender
+from popstream import ClientClosed
 
 __all__ = ["main"]
 

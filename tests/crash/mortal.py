@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import structlog
 
-from broker_state.rocks_store import RocksStore
+from broker_state.store.rocks_store import RocksStore
 from tests.simulation.disk import Commit, Disk, Record
 from tests.simulation.world import World, log_of, undisturbed
 

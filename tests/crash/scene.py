@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS
-from connectors.kafka.topics import Topics, TopicSettings, ensure_topics
+from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from tests.support.job_process import JobProcess
 from tests.support.left_behind import (
     answers_of,

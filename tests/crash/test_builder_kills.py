@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpoints.layout import JobFolder
-from connectors.client.consumer import Consumer
+from popstream.consumer import Consumer
 from tests.crash.scene import KILLED, PATIENCE_S
 from tests.support.job_process import JobProcess
 from tests.support.left_behind import table_rows

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import pytest
 
-from broker_state.rocks_store import RocksStore
+from broker_state.store.rocks_store import RocksStore
 from checkpoints.applied import Applied, applied_of
 from checkpoints.layout import JobFolder
 from checkpoints.spark_progress import planned_end
 from connectors.delta.covered import whole_versions
 from connectors.delta.tables import AUDIT_TABLES, table_path
-from pipelines.apply_ops import PIPELINE
-from pipelines.frames import read_frame, read_slice
-from pipelines.outbox import Entry, EntryKind, Outbox
+from pipelines.apply_ops.micro_batch import PIPELINE
+from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
+from pipelines.apply_ops.outbox_entries import read_frame, read_slice
 from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene
 from tests.support.job_process import JobProcess
 from tests.support.left_behind import end_offsets, live_files, records_between

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 from kafka import KafkaProducer
 
-from connectors.kafka.partitioner import ops_key, partition_of
+from popstream.exchange.partitioner import ops_key, partition_of
 from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene
 from tests.support.job_process import FAILED, JobProcess
 from tests.support.wire import wait_for

@@ -17,12 +17,12 @@ import pytest
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from broker_state.rocks_store import RocksStore
+from broker_state.store.rocks_store import RocksStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.partitioner import ops_key, partition_of
-from connectors.kafka.topics import Topics, TopicSettings, describe, ensure_topics
-from pipelines.quarantine import Quarantine
+from connectors.kafka.own_topics import Topics, TopicSettings, describe, ensure_topics
+from pipelines.apply_ops.quarantine import Quarantine
+from popstream.exchange.partitioner import ops_key, partition_of
 from tests.support.job_process import POPSTREAM, ROOT, JobProcess
 from tests.support.left_behind import applied_of, end_offsets
 

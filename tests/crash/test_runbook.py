@@ -26,18 +26,18 @@ from delta.tables import DeltaTable
 from kafka import KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from broker_state.overlay import STATE
-from broker_state.rocks_store import RocksStore
+from broker_state.store.overlay import STATE
+from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
-from connectors.client.consumer import Consumer
-from connectors.client.producer import Producer
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.partitioner import ops_key, partition_of
-from connectors.kafka.topics import Topics, create_message_topic
-from pipelines.card import JobCard
-from pipelines.host import KAFKA_FOLDER
+from connectors.kafka.own_topics import Topics, create_message_topic
+from pipelines.control.job_file import JobCard
+from pipelines.process.host import KAFKA_FOLDER
+from popstream.consumer import Consumer
+from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.producer import Producer
 from tests.support.job_process import POPSTREAM, ROOT
 from tests.support.left_behind import applied_of, damage, end_offsets
 

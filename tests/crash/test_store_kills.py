@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker_state.errors import Corrupt, Invalid
-from broker_state.overlay import DEADLINES, OPS, STATE
-from broker_state.rocks_store import META, OUTBOX, RocksStore
+from broker_state.store.overlay import DEADLINES, OPS, STATE
+from broker_state.store.rocks_store import META, OUTBOX, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied, applied_of
+from popstream.wire.failures import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

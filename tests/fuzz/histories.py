@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from broker_state.handle import Handle, decode_handle, encode_handle, lane_check
+from popstream.wire.handle import Handle, decode_handle, encode_handle, lane_check
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.cpu import not_counted
 from tests.model.comparison import differences

@@ -36,11 +36,11 @@ _CHILD = "POPSTREAM_FUZZ_CHILD"
 _INSTRUMENTED = [
     "broker_state",
     "checkpoints.applied",
-    "connectors.client.inner_batch",
+    "popstream.payload.inner_batch",
     "connectors.delta.rows",
     "pipelines.cli.options",
-    "pipelines.decode",
-    "pipelines.frames",
+    "pipelines.apply_ops.decode",
+    "pipelines.apply_ops.outbox_entries",
     "tomllib",
 ]
 _RSS_MB_MAX = 1_024

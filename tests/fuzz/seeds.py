@@ -12,14 +12,14 @@ from broker_state.consume_queue.columns import unseal
 from broker_state.consume_queue.key_filter import encode_key_filter
 from broker_state.consume_queue.queue_record import ConsumeQueue
 from broker_state.consume_queue.summary import encode_page, summary_of
-from broker_state.handle import Handle, encode_handle, lane_check
-from broker_state.segment import FULL, encode_segment
+from broker_state.store.segment import FULL, encode_segment
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
-from connectors.client.inner_batch import InnerMessage, encode_inner_batch
 from connectors.delta.rows import encode_rows
-from pipelines.decode import Decoder, KafkaRecord, Rejected
-from pipelines.frames import TABLE_NUMBERS
+from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS
+from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
+from popstream.wire.handle import Handle, encode_handle, lane_check
 from tests.fuzz.targets import CODECS, SIGNERS
 from tests.model.generator import PARTITIONS, World, iterate
 from tests.model.kernel_subject import KernelSubject

@@ -19,26 +19,27 @@ from unittest.mock import patch
 
 import msgspec
 
-from broker_state.answer import Answer
-from broker_state.command import encode_command
 from broker_state.consume_queue import Block, ConsumeQueue
 from broker_state.consume_queue.block import encode_block
 from broker_state.consume_queue.columns import seal
 from broker_state.consume_queue.key_filter import may_contain
 from broker_state.consume_queue.summary import decode_page, encode_page
-from broker_state.errors import Corrupt, Invalid
-from broker_state.handle import Handle, Signer, decode_handle, encode_handle
+from broker_state.kernel.op_context import OpRecord
 from broker_state.kernel.order_info import MemberPage, OrderInfo
-from broker_state.kernel.turn import OpRecord
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import Overlay
-from broker_state.pages import DeliveryPage, TagPage
-from broker_state.records import LaneRecord, LateSkip, OpLog, OpMemory, ParkedPop, QueueRecord, Text
-from broker_state.segment import decode_segment, encode_segment
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
+from broker_state.store.pages import DeliveryPage, TagPage
+from broker_state.store.records import LaneRecord, LateSkip, OpLog, OpMemory, ParkedPop, QueueRecord, Text
+from broker_state.store.segment import decode_segment, encode_segment
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
-from connectors.client.exchange.exchange import answers_of
-from connectors.client.inner_batch import (
+from connectors.delta.rows import decode_rows, encode_rows
+from pipelines.apply_ops.decode import RECORD_BYTES_MAX, Decoder, KafkaRecord, Rejected
+from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS, read_frame, read_notifications, read_slice
+from pipelines.cli import options
+from pipelines.settings import JobSettings
+from popstream.exchange.exchange import answers_of
+from popstream.payload.inner_batch import (
     BASE_HEADER,
     BYTES_HEADER,
     COUNT_HEADER,
@@ -47,11 +48,10 @@ from connectors.client.inner_batch import (
     encode_inner_batch,
     unwrap,
 )
-from connectors.delta.rows import decode_rows, encode_rows
-from pipelines.cli import options
-from pipelines.decode import RECORD_BYTES_MAX, Decoder, KafkaRecord, Rejected
-from pipelines.frames import TABLE_NUMBERS, read_frame, read_notifications, read_slice
-from pipelines.settings import JobSettings
+from popstream.wire.answer import Answer
+from popstream.wire.command import encode_command
+from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.handle import Handle, Signer, decode_handle, encode_handle
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.histories import compare_history
 

@@ -16,7 +16,6 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from broker_state.command import Pop
 from broker_state.consume_queue import (
     Absence,
     ConsumeQueue,
@@ -27,20 +26,21 @@ from broker_state.consume_queue import (
     unit_at_or_after,
     units_between,
 )
-from broker_state.errors import Corrupt, Invalid
-from broker_state.key_hash import key_hash
 from checkpoints.snapshots import SnapshotStore
-from connectors.client import Consumer, Producer, Transport, tag_hash
-from connectors.client.inner_batch import InnerMessage, encode_inner_batch
-from connectors.client.settings import ClientSettings
-from connectors.kafka.topics import create_message_topic, describe
-from pipelines.builder.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
-from pipelines.builder.view import QueueRequest
-from pipelines.card import JobCard
+from connectors.kafka.own_topics import create_message_topic, describe
+from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
+from pipelines.build_consume_queue.view import QueueRequest
 from pipelines.cli.queue import opened
-from pipelines.inspect_state import QueueView, queues_in
-from pipelines.ops_log import found_log
-from pipelines.restore import restore
+from pipelines.control.job_file import JobCard
+from pipelines.control.state_view import QueueView, queues_in
+from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.restore import restore
+from popstream import Consumer, Producer, Transport, tag_hash
+from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
+from popstream.settings import ClientSettings
+from popstream.wire.command import Pop
+from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.key_hash import key_hash
 from tests.support.left_behind import table_rows
 from tests.support.wire import start_job, wait_for
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.builder.running import RunningBuilder
-    from pipelines.job import Job
+    from pipelines.build_consume_queue.running import RunningBuilder
+    from pipelines.process.job import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka.admin import KafkaAdminClient
 
-from broker_state.errors import Corrupt
-from connectors.kafka.topics import TopicSettings, ensure_topics
-from pipelines.host import Host
+from connectors.kafka.own_topics import TopicSettings, ensure_topics
+from pipelines.process.host import Host
 from pipelines.settings import JobSettings
+from popstream.wire.failures import Corrupt
 from tests.support.wire import Wire, wait_for
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.job import Job
+    from pipelines.process.job import Job
 
 pytestmark = pytest.mark.integration
 

@@ -13,13 +13,13 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from broker_state.batch import fold
-from broker_state.command import Command, Dispatch
-from broker_state.kernel.turn import Decision, OpRecord
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import Overlay
-from broker_state.reason import Reason
-from connectors.client import (
+from broker_state.kernel.fold import fold
+from broker_state.kernel.op_context import Decision, OpRecord
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
+from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.own_topics import Topics, create_message_topic, ensure_topics
+from popstream import (
     AnswerTimeout,
     ClientSettings,
     Consumer,
@@ -28,11 +28,11 @@ from connectors.client import (
     all_applied,
     dispatch_existing,
 )
-from connectors.client.payload.fetcher import KafkaPayloads
-from connectors.errors import Invalid
-from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.partitioner import ops_key, partition_of
-from connectors.kafka.topics import Topics, create_message_topic, ensure_topics
+from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.payload.fetcher import KafkaPayloads
+from popstream.wire.command import Command, Dispatch
+from popstream.wire.failures import Invalid
+from popstream.wire.reason import Reason
 
 pytestmark = pytest.mark.integration
 

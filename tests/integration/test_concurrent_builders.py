@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka import KafkaProducer
 
-from broker_state.command import Declare, Dispatch, Pop, WrittenRange
 from broker_state.consume_queue import units_between
-from connectors.client import Transport
-from connectors.client.memory_job import MemoryJob
-from connectors.client.settings import ClientSettings
-from connectors.kafka.topics import create_message_topic
-from pipelines.inspect_state import queues_in
+from connectors.kafka.own_topics import create_message_topic
+from pipelines.control.state_view import queues_in
+from popstream import Transport
+from popstream.settings import ClientSettings
+from popstream.testing.memory_job import MemoryJob
+from popstream.wire.command import Declare, Dispatch, Pop, WrittenRange
 from tests.support.external_builder import BLOCK, BUILDERS, MESSAGES, QUEUES
 from tests.support.wire import start_job, wait_for
 

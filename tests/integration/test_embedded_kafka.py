@@ -15,11 +15,11 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from connectors.errors import Corrupt, Invalid, Unavailable
 from connectors.kafka import embedded
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.partitioner import partition_of
-from connectors.kafka.topics import create_message_topic, describe
+from connectors.kafka.own_topics import create_message_topic, describe
+from popstream.exchange.partitioner import partition_of
+from popstream.wire.failures import Corrupt, Invalid, Unavailable
 
 pytestmark = pytest.mark.integration
 

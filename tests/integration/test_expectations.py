@@ -16,16 +16,16 @@ import msgspec
 import pytest
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, OrderInfoRow, RejectedRow
-from broker_state.batch import fold
-from broker_state.command import Command
-from broker_state.kernel.turn import Decision, OpRecord
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import Overlay
+from broker_state.kernel.fold import fold
+from broker_state.kernel.op_context import Decision, OpRecord
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES, spark_schema, table_path
-from connectors.errors import Invalid
 from expectations.validate import suites, validate
+from popstream.wire.command import Command
+from popstream.wire.failures import Invalid
 from tests.model.generator import PARTITIONS, iterate
 from tests.model.reference import partition_of, queue_key
 

@@ -12,12 +12,12 @@ import signal
 
 import pytest
 
-from connectors.client.exchange.kafka_link import KafkaLink
-from connectors.client.settings import ClientSettings
-from connectors.errors import Unavailable
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.partitioner import ops_key
-from connectors.kafka.topics import Topics, ensure_topics
+from connectors.kafka.own_topics import Topics, ensure_topics
+from popstream.exchange.kafka_link import KafkaLink
+from popstream.exchange.partitioner import ops_key
+from popstream.settings import ClientSettings
+from popstream.wire.failures import Unavailable
 from tests.support.wire import wait_for
 
 pytestmark = pytest.mark.integration

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka import KafkaProducer
 
-from connectors.kafka.topics import create_message_topic, retention_ms
-from pipelines.log_watch import LogWatch
+from connectors.kafka.own_topics import create_message_topic, retention_ms
+from pipelines.process.log_watch import LogWatch
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from connectors.kafka.topics import TopicFacts
+    from connectors.kafka.own_topics import TopicFacts
 
 pytestmark = pytest.mark.integration
 
@@ -51,8 +51,8 @@ def keeps_ms(request: pytest.FixtureRequest) -> int:
 def watched(
     kafka: EmbeddedKafka, topic_prefix: str, keeps_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Watched]:
-    monkeypatch.setattr("pipelines.log_watch.INTERVAL_S", 0.1)
-    monkeypatch.setattr("pipelines.log_watch.TOPIC_EACH_S", 0.1)
+    monkeypatch.setattr("pipelines.process.log_watch.INTERVAL_S", 0.1)
+    monkeypatch.setattr("pipelines.process.log_watch.TOPIC_EACH_S", 0.1)
     watched = Watched(kafka, f"{topic_prefix}.ops", keeps_ms)
     assert retention_ms(kafka.bootstrap_servers, watched.ops.name) == (None if keeps_ms == -1 else keeps_ms)
     watched.watch.start()

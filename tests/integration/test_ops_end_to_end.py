@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
-from connectors.errors import Fenced
-from pipelines.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES
-from pipelines.outbox import ENTRY_BYTES_MAX
+from pipelines.apply_ops.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES
+from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
+from popstream.wire.failures import Fenced
 from tests.support.left_behind import end_offsets, records_between
 from tests.support.wire import Wire, start_job, wait_for
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.job import Job
+    from pipelines.process.job import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

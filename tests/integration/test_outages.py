@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import generate_latest
 
-from broker_state.errors import Unavailable
-from broker_state.reason import Reason, code_of
 from checkpoints.snapshots import Snapshot
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.topics import create_message_topic
-from pipelines.host import Host
-from pipelines.restarts import may_pass
+from connectors.kafka.own_topics import create_message_topic
+from pipelines.control.server import SnapshotRequest, Status, StatusRequest, ask
+from pipelines.process.host import Host
+from pipelines.process.restarts import may_pass
 from pipelines.settings import JobSettings
-from pipelines.status import SnapshotRequest, Status, StatusRequest, ask
+from popstream.wire.failures import Unavailable
+from popstream.wire.reason import Reason, code_of
 from tests.support.left_behind import audit_rows, table_rows
 from tests.support.wire import Wire, start_job, wait_for
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from pipelines.card import JobCard
-    from pipelines.job import Job
+    from pipelines.control.job_file import JobCard
+    from pipelines.process.job import Job
 
 pytestmark = pytest.mark.integration
 

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.errors import Invalid, Unavailable
-from connectors.kafka import topics as topics_module
+from connectors.kafka import own_topics as topics_module
 from connectors.kafka.loopback import free_port
-from connectors.kafka.topics import (
+from connectors.kafka.own_topics import (
     DAY_MS,
     Topics,
     TopicSettings,
@@ -20,6 +19,7 @@ from connectors.kafka.topics import (
     describe,
     ensure_topics,
 )
+from popstream.wire.failures import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from connectors.kafka.embedded import EmbeddedKafka

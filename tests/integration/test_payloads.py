@@ -15,12 +15,12 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
-from connectors.client.payload.fetcher import KafkaPayloads
-from connectors.client.payload.shared_payloads import shared_payloads
-from connectors.client.settings import ClientSettings
-from connectors.errors import Corrupt, Invalid
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.topics import create_message_topic
+from connectors.kafka.own_topics import create_message_topic
+from popstream.payload.fetcher import KafkaPayloads
+from popstream.payload.shared_payloads import shared_payloads
+from popstream.settings import ClientSettings
+from popstream.wire.failures import Corrupt, Invalid
 
 pytestmark = pytest.mark.integration
 

@@ -1,7 +1,8 @@
 """Claim: a record that cannot be decided costs itself and nothing else: it is found, quarantined, and said loudly.
 
 Method: a host on a real Kafka with Spark and Delta, whose kernel fails for one op_id, among many that are as good as
-ever. How the culprit is found, in this process and across its deaths: tests/unit/test_breaker.py.
+ever. How the culprit is found, in this process and across its deaths:
+tests/unit/pipelines/apply_ops/test_crash_loop.py.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from broker_state.batch import fold
-from pipelines import apply_ops
-from pipelines.host import Host
+from broker_state.kernel.fold import fold
+from pipelines.apply_ops import micro_batch
+from pipelines.control.server import Status, StatusRequest, ask
+from pipelines.process.host import Host
 from pipelines.settings import JobSettings
-from pipelines.status import Status, StatusRequest, ask
 from tests.support.left_behind import table_rows
 from tests.support.wire import Wire, wait_for
 
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from broker_state.kernel.op_context import Decision, OpRecord
     from broker_state.kernel.queue_state import QueueState
-    from broker_state.kernel.turn import Decision, OpRecord
-    from broker_state.overlay import Overlay
+    from broker_state.store.overlay import Overlay
     from connectors.kafka.embedded import EmbeddedKafka
 
 pytestmark = pytest.mark.integration
@@ -45,7 +46,7 @@ def test_a_record_that_cannot_be_decided_costs_itself(
             raise KeyError(message)
         return fold(overlay, records, decision)
 
-    monkeypatch.setattr(apply_ops, "fold", fails_for_poison)
+    monkeypatch.setattr(micro_batch, "fold", fails_for_poison)
     settings = JobSettings(
         folder=tmp_path / "job",
         bootstrap_servers=kafka.bootstrap_servers,

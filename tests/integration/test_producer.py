@@ -21,18 +21,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
-from connectors.client import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
-from connectors.client.payload.payloads import Payload
-from connectors.client.payload.records import records_of
-from connectors.errors import Invalid
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.topics import create_message_topic
+from connectors.kafka.own_topics import create_message_topic
+from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
+from popstream.payload.payloads import Payload
+from popstream.payload.records import records_of
+from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from concurrent.futures import Future
 
-    from connectors.client import Record, SendResult
+    from popstream import Record, SendResult
 
 pytestmark = [
     pytest.mark.integration,

@@ -21,26 +21,26 @@ from kafka import TopicPartition
 from kafka.admin import KafkaAdminClient
 
 from broker_state.audit import RejectedRow
-from broker_state.errors import Corrupt, Invalid
-from broker_state.handle import decode_handle
-from broker_state.overlay import STATE
-from broker_state.rocks_store import BUILDER_FAMILIES, META, UNITS, RocksStore
+from broker_state.store.overlay import STATE
+from broker_state.store.rocks_store import BUILDER_FAMILIES, META, UNITS, RocksStore
 from checkpoints.applied import applied_of as applied_in
 from checkpoints.layout import JobFolder
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import SnapshotStore
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, table_path
-from connectors.kafka.topics import Topics, TopicSettings, describe, ensure_topics
-from pipelines.frames import TABLE_NUMBERS
-from pipelines.job import Job
-from pipelines.ops_log import found_log
-from pipelines.outbox import Entry, EntryKind, Outbox
-from pipelines.quarantine import Quarantine
-from pipelines.restore import Restored, restore
-from pipelines.restore_candidates import EMPTY, PRESENT, PUT_ASIDE
-from pipelines.snapshots import take_snapshot
-from pipelines.verify import Verified, verify
+from connectors.kafka.own_topics import Topics, TopicSettings, describe, ensure_topics
+from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
+from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS
+from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.process.job import Job
+from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE
+from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.restore import Restored, restore
+from pipelines.recovery.snapshot_loop import take_snapshot
+from pipelines.recovery.verify import Verified, verify
+from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.handle import decode_handle
 from tests.support.job_process import POPSTREAM
 from tests.support.left_behind import applied_of, audit_rows, damage, end_offsets, families_of
 from tests.support.wire import Wire, start_job, wait_for

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.job import Job
+    from pipelines.process.job import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 

@@ -17,9 +17,9 @@ import msgspec
 import psutil
 import pytest
 
-from connectors.client.history import read_history
-from expectations.client_history import check_history
-from pipelines.maintenance import Maintained
+from pipelines.process.maintenance import Maintained
+from popstream.history.check import check_history
+from popstream.history.recorder import read_history
 from tests.support.job_process import POPSTREAM, ROOT
 
 if TYPE_CHECKING:

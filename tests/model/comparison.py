@@ -5,8 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
-from broker_state.answer import Answer
-from broker_state.handle import decode_handle
+from popstream.wire.answer import Answer
+from popstream.wire.handle import decode_handle
 from tests.model.generator import PARTITIONS, World
 from tests.model.reference import MAX_OFFSET, ModelOutcome, Record, ReferenceModel
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from broker_state.handle import Handle, decode_handle, encode_handle, lane_check
+from popstream.wire.handle import Handle, decode_handle, encode_handle, lane_check
 from tests.model.reference import MAX_OFFSET, ModelOutcome, Record, ReferenceModel, partition_of, queue_key
 
 __all__ = ["PARTITIONS", "RECORDS_PER_SEED", "World", "iterate", "play"]

@@ -1,8 +1,8 @@
 """The kernel in the shape in which `tests.model.comparison` asks it: record by record, with its state read back.
 
-State is read from the store under the keys of `broker_state.keys`, so what is compared is what was written. The log is
-cut into micro-batches of changing length, and now and then all that was decoded is dropped; state is compared at the
-end of each micro-batch.
+State is read from the store under the keys of `broker_state.store.keys`, so what is compared is what was written.
+The log is cut into micro-batches of changing length, and now and then all decoded values are dropped. State is
+compared at the end of each micro-batch.
 """
 
 import hashlib
@@ -12,16 +12,17 @@ from typing import Any
 
 import msgspec
 
-from broker_state.answer import Answer
-from broker_state.batch import fold
-from broker_state.command import Command
+from broker_state.kernel.fold import fold
+from broker_state.kernel.op_context import Decision, OpRecord
 from broker_state.kernel.order_info import OrderInfo
-from broker_state.kernel.turn import DeadLetter, Decision, OpRecord
-from broker_state.keys import lane_prefix, queue_prefix
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import STATE, Overlay
-from broker_state.pages import Delivery, DeliveryPage, DeliveryState
-from broker_state.records import LaneRecord, ParkedPop, QueueRecord
+from broker_state.store.keys import lane_prefix, queue_prefix
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import STATE, Overlay
+from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
+from broker_state.store.records import LaneRecord, ParkedPop, QueueRecord
+from popstream.wire.answer import Answer
+from popstream.wire.command import Command
+from popstream.wire.dead_letter import DeadLetter
 from tests.model.comparison import Decided, Subject
 from tests.model.generator import GROUPS, PARTITIONS
 from tests.model.reference import Record, partition_of, queue_key

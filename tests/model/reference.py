@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from broker_state.command import Command
-from broker_state.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, decode_handle, encode_handle, lane_check
-from broker_state.reason import Reason, code_of
+from popstream.wire.command import Command
+from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, decode_handle, encode_handle, lane_check
+from popstream.wire.reason import Reason, code_of
 
 __all__ = ["DEFAULT_POLICY", "ModelOutcome", "Record", "ReferenceModel", "partition_of", "queue_key"]
 

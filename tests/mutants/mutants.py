@@ -30,7 +30,7 @@ MUTANTS = [
     Mutant(
         "batch_settled_a_moment_late",
         "semantics.md, three steps: a deadline at `now` takes effect at `now`",
-        "kernel/in_order.py",
+        "kernel/orderly.py",
         "    if (info.due_ms or is_release) and free_ms <= turn.now_ms:\n",
         "    if (info.due_ms or is_release) and free_ms < turn.now_ms:\n",
     ),
@@ -87,7 +87,7 @@ MUTANTS = [
     Mutant(
         "epoch_not_increased_in_order",
         "differences.md, fenced handles, of an orderly lane",
-        "kernel/in_order.py",
+        "kernel/orderly.py",
         "    record.epoch += 1\n",
         "    record.epoch = max(record.epoch, 1)\n",
     ),
@@ -108,7 +108,7 @@ MUTANTS = [
     Mutant(
         "commit_offset_not_contiguous",
         "design, D3: a position is the end of the contiguous prefix",
-        "marks.py",
+        "store/marks.py",
         "            run = ones_from(marks.get(segment_no), floor & _LOW)\n",
         "            run = (marks.get(segment_no) >> (floor & _LOW)).bit_count()\n",
     ),
@@ -129,14 +129,14 @@ MUTANTS = [
     Mutant(
         "op_ids_forgotten_early",
         "semantics.md: an op_id of minute m is known until the clock reaches minute m + 10",
-        "kernel/memory.py",
+        "kernel/op_window.py",
         "    if memory.parked or memory.minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:\n",
         "    if memory.parked or memory.minute + WINDOW_MINUTES - 1 > now_ms // _MINUTE_MS:\n",
     ),
     Mutant(
         "answers_deleted_early",
         "semantics.md: the bytes go after the window and not before",
-        "kernel/memory.py",
+        "kernel/op_window.py",
         """    minute, op_id, pages = log.entries[index]
     if minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
 """,
@@ -171,7 +171,7 @@ MUTANTS = [
     Mutant(
         "equal_deadline_put_and_deleted",
         "rocketmq #10276: a deadline that was moved to where it is already must stay",
-        "overlay.py",
+        "store/overlay.py",
         """                if before_ms == after_ms:
                     if after_ms:  # erased and restored
                         index.pop(deadline_key(queue, DeadlineRef(after_ms, lane_no, kind, number)), None)
@@ -190,21 +190,21 @@ MUTANTS = [
     Mutant(
         "deadline_moved_twice_stays_behind",
         "overlay: of a deadline that moves twice in a micro-batch, the stored one is deleted",
-        "overlay.py",
+        "store/overlay.py",
         "        moved[ref] = (before_ms if stored is None else stored[0], after_ms)\n",
         "        moved[ref] = (before_ms, after_ms)\n",
     ),
     Mutant(
         "erased_keys_come_back",
         "overlay: every key with an erased prefix holds nothing, read or not",
-        "overlay.py",
+        "store/overlay.py",
         "        stored = None if erased else self._kv.get(STATE, key)\n",
         "        stored = self._kv.get(STATE, key)\n",
     ),
     Mutant(
         "erasure_after_the_puts",
         "overlay: puts under an erased prefix count when they come later",
-        "memory_kv.py",
+        "store/memory_kv.py",
         """        for first, end in overlay.erasures():
             for key in [key for key in state if first <= key < end]:
                 del state[key]
@@ -247,7 +247,7 @@ MUTANTS = [
     Mutant(
         "dead_letter_one_attempt_late_in_order",
         "semantics.md, orderly lane: at the attempt limit a message goes to the dead letters",
-        "kernel/in_order.py",
+        "kernel/orderly.py",
         "        if member.count + 1 < limit or member.suspended:\n",
         "        if member.count < limit or member.suspended:\n",
     ),
@@ -268,28 +268,28 @@ MUTANTS = [
     Mutant(
         "segment_loses_its_last_bit",
         "segment: 4096 bits, the last one too",
-        "segment.py",
+        "store/segment.py",
         "FULL = (1 << SEGMENT_BITS) - 1\n",
         "FULL = (1 << SEGMENT_BITS - 1) - 1\n",
     ),
     Mutant(
         "window_mask_off_at_4096",
         "marks: a range that ends with its segment ends at bit 4096",
-        "marks.py",
+        "store/marks.py",
         "        high = min(end - base, SEGMENT_BITS)\n",
         "        high = min(end - base, SEGMENT_BITS - 1)\n",
     ),
     Mutant(
         "grid_without_its_shift",
         "segment, form 4: the first cell begins `shift` bits before the segment",
-        "segment.py",
+        "store/segment.py",
         "    return bits >> shift & FULL\n",
         "    return bits & FULL\n",
     ),
     Mutant(
         "tree_forgets_a_neighbour",
         "marks, Tree: a node is empty when its last member goes",
-        "marks.py",
+        "store/marks.py",
         "            if before != bit:\n                break\n",
         "",
     ),

@@ -19,9 +19,9 @@ PACKAGE = ROOT / "broker_state"
 
 # The quickest first: most mutants end with them.
 SUITE = (
-    "tests/unit/kernel",
-    "tests/unit/test_conformance.py",
-    "tests/unit/test_marks.py",
+    "tests/unit/broker_state/kernel",
+    "tests/conformance/test_conformance.py",
+    "tests/unit/broker_state/store/test_marks.py",
     "tests/property/test_positions.py",
     "tests/property/test_reference_model.py::test_kernel_and_model_agree_on_every_record",
     "tests/property/test_orderly_histories.py",

@@ -7,9 +7,12 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 
-from broker_state.answer import Answer
-from broker_state.batch import fold
-from broker_state.command import (
+from broker_state.kernel.fold import fold
+from broker_state.kernel.op_context import Decision, OpRecord
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
+from popstream.wire.answer import Answer
+from popstream.wire.command import (
     Ack,
     AckEntry,
     ChangeEntry,
@@ -24,10 +27,7 @@ from broker_state.command import (
     RejectEntry,
     WrittenRange,
 )
-from broker_state.kernel.turn import Decision, OpRecord
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import Overlay
-from broker_state.reason import Reason
+from popstream.wire.reason import Reason
 
 QUEUE: dict[str, Any] = {"topic": "t", "queue_id": 0, "v": 1, "reply_to": 0}
 GROUPS = {"concurrent": False, "few attempts": False, "orderly": True, "limited": True}

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_state.command import QueueType
 from broker_state.consume_queue import (
     BLOCK_OFFSETS,
     Absence,
@@ -37,8 +36,9 @@ from broker_state.consume_queue import (
     units_from,
     units_with_key,
 )
-from broker_state.errors import CorruptValueError
-from tests.unit.consume_queue.queue_lab import QueueLab
+from broker_state.store.stored import CorruptValueError
+from popstream.wire.command import QueueType
+from tests.unit.broker_state.consume_queue.queue_lab import QueueLab
 
 QUEUE_TYPES: tuple[QueueType, ...] = ("simple", "batch", "sparse")
 KEYS = range(1, 8)

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import CACHE_BYTES, OPS, STATE
-from broker_state.pages import Delivery, DeliveryPage, DeliveryState, TagPage, UnitFacts
-from broker_state.rocks_store import RocksStore
-from connectors.kafka.partitioner import ops_key
-from pipelines.decode import KafkaRecord
-from pipelines.outbox import ENTRY_BYTES_MAX
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import CACHE_BYTES, OPS, STATE
+from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, TagPage, UnitFacts
+from broker_state.store.rocks_store import RocksStore
+from pipelines.apply_ops.decode import KafkaRecord
+from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
+from popstream.exchange.partitioner import ops_key
 from tests.support.folding import KERNEL_FAMILIES, Folded, Folding, random_cuts, records_of
 
 if TYPE_CHECKING:

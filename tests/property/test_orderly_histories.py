@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from broker_state.batch import fold
-from broker_state.kernel.turn import Decision, OpRecord
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import Overlay
-from connectors.kafka.partitioner import ops_key
-from pipelines.decode import Decoder, KafkaRecord
+from broker_state.kernel.fold import fold
+from broker_state.kernel.op_context import Decision, OpRecord
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
+from pipelines.apply_ops.decode import Decoder, KafkaRecord
+from popstream.exchange.partitioner import ops_key
 from tests.model.comparison import shrink
 
 HISTORIES = int(os.environ.get("POPSTREAM_ORDERLY_HISTORIES", "150"))

@@ -16,11 +16,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_state.errors import CorruptValueError
-from broker_state.marks import Marks, Position
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import STATE, Overlay
-from broker_state.segment import (
+from broker_state.store.marks import Marks, Position
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import STATE, Overlay
+from broker_state.store.segment import (
     FULL,
     SEGMENT_BITS,
     SEGMENT_SHIFT,
@@ -30,6 +29,7 @@ from broker_state.segment import (
     mask,
     ones_from,
 )
+from broker_state.store.stored import CorruptValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

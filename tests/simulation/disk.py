@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from broker_state.errors import Fenced
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import DEADLINES, Change, Family, Overlay
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import DEADLINES, Change, Family, Overlay
+from popstream.wire.failures import Fenced
 
 if TYPE_CHECKING:
     import random

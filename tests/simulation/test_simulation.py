@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from broker_state.errors import PopstreamError
-from broker_state.rocks_store import FAMILIES, RocksStore
+from broker_state.store.rocks_store import FAMILIES, RocksStore
 from checkpoints.applied import Applied
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines import apply_ops
-from pipelines.flush import Flush
-from pipelines.outbox import Outbox
+from pipelines.apply_ops import micro_batch
+from pipelines.apply_ops.delta_flush import Flush
+from pipelines.apply_ops.outbox import Outbox
+from popstream.wire.failures import PopstreamError
 from tests.simulation.disk import SimulatedTables
 from tests.simulation.run import check_seed
 from tests.simulation.world import disturbed, undisturbed
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pipelines.outbox import Entry
+    from pipelines.apply_ops.outbox import Entry
 
 SEEDS = 60
 RECORDS = 60
@@ -133,18 +133,18 @@ def flush_what_a_predecessor_had_committed(patch: pytest.MonkeyPatch) -> None:
 
 def order_by_arrival_alone(patch: pytest.MonkeyPatch) -> None:
     """A micro-batch is folded backwards: the cut decides."""
-    fold = apply_ops.fold  # type: ignore[attr-defined]
-    patch.setattr(apply_ops, "fold", lambda overlay, records, decision: fold(overlay, reversed(records), decision))
+    fold = micro_batch.fold  # type: ignore[attr-defined]
+    patch.setattr(micro_batch, "fold", lambda overlay, records, decision: fold(overlay, reversed(records), decision))
 
 
 def let_a_zombie_write(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether the process still owns the job."""
-    init = apply_ops.ApplyOps.__init__
+    init = micro_batch.ApplyOps.__init__
 
-    def careless(self: apply_ops.ApplyOps, **parts: Any) -> None:
+    def careless(self: micro_batch.ApplyOps, **parts: Any) -> None:
         init(self, **{**parts, "require_ownership": lambda: None})
 
-    patch.setattr(apply_ops.ApplyOps, "__init__", careless)
+    patch.setattr(micro_batch.ApplyOps, "__init__", careless)
 
 
 def note_the_flush_too_early(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """One seed: a workload, how the log is cut, when the process dies and what is lost with it; and what must hold then.
 
-The code under test is the job's own, wired as `pipelines.job` does it: reconcile, ApplyOps with its breaker, outbox,
-publisher, flush loop. In place of Spark there are cuts, in place of Kafka and Delta `disk`; records bring the time.
+The code under test is the job's own, wired as `pipelines.process.job` does it: reconcile, ApplyOps with its breaker,
+outbox, publisher, flush loop. In place of Spark there are cuts, in place of Kafka and Delta `disk`; records bring the
+time.
 """
 
 from __future__ import annotations
@@ -10,22 +11,22 @@ import random
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from broker_state.errors import Fenced
-from broker_state.overlay import DEADLINES, OPS, STATE
-from broker_state.rocks_store import META
+from broker_state.store.overlay import DEADLINES, OPS, STATE
+from broker_state.store.rocks_store import META
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
 from checkpoints.reconcile import LogFound, TableFound, reconcile
 from connectors.delta.rows import decode_rows
 from connectors.delta.tables import AUDIT_TABLES
-from connectors.kafka.topics import Topics
+from connectors.kafka.own_topics import Topics
 from pipelines import failpoints
-from pipelines.apply_ops import ApplyOps
-from pipelines.decode import Decoder, KafkaRecord
-from pipelines.flush import Flush
-from pipelines.intake import MicroBatch
-from pipelines.outbox import Outbox
-from pipelines.publish import Publisher
-from pipelines.quarantine import Quarantine
+from pipelines.apply_ops.decode import Decoder, KafkaRecord
+from pipelines.apply_ops.delta_flush import Flush
+from pipelines.apply_ops.micro_batch import ApplyOps
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.apply_ops.publish import Publisher
+from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.apply_ops.source import MicroBatch
+from popstream.wire.failures import Fenced
 from tests.model.generator import PARTITIONS, iterate
 from tests.simulation.disk import Disk, MemoryStore, SimulatedProducer, SimulatedTables
 from tests.support.left_behind import answers_of
@@ -33,8 +34,8 @@ from tests.support.left_behind import answers_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from broker_state.kernel.turn import DeadLetter
-    from pipelines.outbox import Entry
+    from pipelines.apply_ops.outbox import Entry
+    from popstream.wire.dead_letter import DeadLetter
 
 __all__ = ["Outcome", "SimulatedCrash", "World", "disturbed", "log_of", "undisturbed"]
 

@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING
 
 from kafka import KafkaProducer
 
-from broker_state.command import Dispatch, Pop, WrittenRange, encode_command
-from connectors.kafka.partitioner import ops_key, partition_of
-from connectors.kafka.topics import Topics
-from pipelines.bench.workload import declare_queue, single_entry_ops
+from connectors.kafka.own_topics import Topics
+from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.wire.command import Dispatch, Pop, WrittenRange, encode_command
+from tests.benchmarks.workload import declare_queue, single_entry_ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from broker_state.command import Command
+    from popstream.wire.command import Command
 
 __all__ = ["GROUP", "QUEUES", "TOPIC"]
 

@@ -32,17 +32,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
-from broker_state.errors import PopstreamError
 from checkpoints.layout import JobFolder
-from connectors.client.consumer import Consumer
-from connectors.client.history import read_history
-from connectors.client.producer import Producer
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.topics import Topics, TopicSettings, create_message_topic, ensure_topics
-from expectations.client_history import check_history
-from pipelines.card import JobCard
-from pipelines.status import Status, StatusRequest, ask
+from connectors.kafka.own_topics import Topics, TopicSettings, create_message_topic, ensure_topics
+from pipelines.control.job_file import JobCard
+from pipelines.control.server import Status, StatusRequest, ask
+from popstream.consumer import Consumer
+from popstream.history.check import check_history
+from popstream.history.recorder import read_history
+from popstream.producer import Producer
+from popstream.wire.failures import PopstreamError
 from tests.support.job_process import POPSTREAM, ROOT, SPARK_CLASS, JobProcess
 from tests.support.left_behind import live_files
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from concurrent.futures import Future
 
-    from connectors.client.message import Message
+    from popstream.message import Message
 
 PREFIX, MESSAGES = "soak", "tasks"
 GROUPS = {"workers": False, "in-line": True}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 import sys
 
-from broker_state.command import Dispatch, WrittenRange
-from connectors.client import Transport
-from connectors.client.settings import ClientSettings
+from popstream import Transport
+from popstream.settings import ClientSettings
+from popstream.wire.command import Dispatch, WrittenRange
 
 __all__ = ["BLOCK", "BUILDERS", "MESSAGES", "QUEUES"]
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 import psutil
 
 from pipelines.failpoints import VARIABLE, kill_at
-from pipelines.host import Host
+from pipelines.process.host import Host
 from pipelines.settings import JobSettings
 
 if TYPE_CHECKING:

@@ -4,9 +4,13 @@ from typing import Any
 
 import msgspec
 
-from broker_state.answer import Answer
-from broker_state.batch import fold
-from broker_state.command import (
+from broker_state.kernel.fold import fold
+from broker_state.kernel.op_context import Decision, OpRecord
+from broker_state.kernel.queue_state import LaneState, load_queue
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
+from popstream.wire.answer import Answer
+from popstream.wire.command import (
     Ack,
     AckEntry,
     ChangeEntry,
@@ -21,10 +25,6 @@ from broker_state.command import (
     Tick,
     WrittenRange,
 )
-from broker_state.kernel.queue_state import LaneState, load_queue
-from broker_state.kernel.turn import Decision, OpRecord
-from broker_state.memory_kv import MemoryKv
-from broker_state.overlay import Overlay
 
 __all__ = ["GROUP", "QUEUE", "TOPIC", "LaneLab"]
 

@@ -10,8 +10,8 @@ import msgspec
 import pyarrow.parquet as pq
 from kafka import KafkaConsumer, TopicPartition
 
-from broker_state.overlay import DEADLINES, OPS, STATE
-from broker_state.rocks_store import META, RocksStore
+from broker_state.store.overlay import DEADLINES, OPS, STATE
+from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, table_path
 

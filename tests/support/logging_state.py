@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from pipelines.logs import OURS
+from pipelines.process.logs import OURS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,10 +8,10 @@ from typing import Any
 
 from kafka.future import Future
 
-from connectors.client.inner_batch import COUNT_HEADER
-from connectors.client.memory_job import MemoryJob
-from connectors.client.payload.payloads import Payload
-from connectors.client.tags import tag_hash, tag_value
+from popstream.payload.inner_batch import COUNT_HEADER
+from popstream.payload.payloads import Payload
+from popstream.testing.memory_job import MemoryJob
+from popstream.wire.headers import tag_hash, tag_value
 
 __all__ = ["MemoryKafka"]
 

@@ -14,7 +14,7 @@ from pipelines.failpoints import arm
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pipelines.job import Job
+    from pipelines.process.job import Job
 
 __all__ = ["Crash", "SimulatedCrash", "crash_at"]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from broker_state.rocks_store import META, RocksStore
+from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.attempts import Attempts
 from checkpoints.spark_progress import SparkPlans
-from connectors.kafka.partitioner import ops_key
-from pipelines.apply_ops import ApplyOps, BatchReport
-from pipelines.decode import Decoder, KafkaRecord
-from pipelines.intake import MicroBatch
-from pipelines.outbox import Entry, Outbox
-from pipelines.quarantine import Quarantine
+from pipelines.apply_ops.decode import Decoder, KafkaRecord
+from pipelines.apply_ops.micro_batch import ApplyOps, BatchReport
+from pipelines.apply_ops.outbox import Entry, Outbox
+from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.apply_ops.source import MicroBatch
+from popstream.exchange.partitioner import ops_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

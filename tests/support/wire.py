@@ -1,4 +1,4 @@
-"""A client of few lines, without anything of `connectors.client`, and a job in this process."""
+"""A client of few lines, without anything of `popstream`, and a job in this process."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Self
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from checkpoints.ownership import Ownership
-from connectors.kafka.partitioner import ops_key, partition_of
-from pipelines.job import Job
+from pipelines.process.job import Job
 from pipelines.settings import JobSettings
+from popstream.exchange.partitioner import ops_key, partition_of
 from tests.support.left_behind import audit_rows
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any, Self
 
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
-from connectors.kafka.partitioner import ops_key, partition_of
+from popstream.exchange.partitioner import ops_key, partition_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from connectors.kafka.topics import Topics
+    from connectors.kafka.own_topics import Topics
 
 __all__ = ["Workload"]
 

@@ -18,8 +18,8 @@ from pyspark.errors import IllegalArgumentException
 
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.tables import TABLES, table_path
-from connectors.errors import Corrupt, Unavailable
-from pipelines.maintenance import maintain
+from pipelines.process.maintenance import maintain
+from popstream.wire.failures import Corrupt, Unavailable
 from tests.support.audit_tables import flushed, slices, stored_seqs
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_a_table_that_fails_keeps_no_other_one_from_its_maintenance(
             raise Corrupt("damaged")
         return 0
 
-    monkeypatch.setattr("pipelines.maintenance._vacuumed", fail_first)
+    monkeypatch.setattr("pipelines.process.maintenance._vacuumed", fail_first)
     done: list[str] = []
     with pytest.raises(Unavailable, match=rf"^{next(iter(TABLES))}: damaged$"):
         done.extend(each.table for each in maintain(spark, root))

@@ -1,0 +1,152 @@
+"""The ranges of values that a command may have (docs/semantics.md, "Ranges of values")."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+from popstream.wire.command import (
+    Ack,
+    Cancel,
+    ChangeInvisible,
+    Command,
+    Declare,
+    Dispatch,
+    ForgetLane,
+    Policy,
+    Pop,
+    Reject,
+    ResetOffset,
+    ReturnClient,
+)
+from popstream.wire.limits import (
+    ATTEMPTS_MAX,
+    BACK_OFF_STEPS_MAX,
+    ENTRIES_MAX,
+    IN_FLIGHT_MAX,
+    INVISIBLE_TIME_MS_MAX,
+    NAME_BYTES_MAX,
+    OFFSET_MAX,
+    OP_ID_BYTES_MAX,
+    PARKED_MAX,
+    POLL_TIME_MS_MAX,
+    POP_MESSAGES_MAX,
+    POP_TAGS_MAX,
+    QUEUE_ID_MAX,
+    TAG_HASH_MAX,
+    TOPIC_BYTES_MAX,
+    WINDOW_OFFSETS_MAX,
+    WINDOW_OFFSETS_MIN,
+)
+
+__all__ = [
+    "is_of_lite_topic",
+    "is_op_id",
+    "is_queue_name",
+    "is_range",
+    "known_group",
+    "what_is_invalid",
+]
+
+
+@lru_cache(maxsize=65_536)
+def is_queue_name(topic: str, queue_id: int) -> bool:
+    """Whether a queue can have this name at all (Kafka's limits)."""
+    return _fits(topic, TOPIC_BYTES_MAX) and 0 <= queue_id <= QUEUE_ID_MAX
+
+
+def is_op_id(op_id: str) -> bool:
+    """Whether operations can be told apart by it."""
+    return _fits(op_id, OP_ID_BYTES_MAX)
+
+
+def is_of_lite_topic(topic: str, lite_topic: str | None) -> bool:
+    """Whether `topic` is that of the lite topic; blank: of none, and every topic will do.
+
+    A lite topic is a queue of its own, named as RocketMQ names it (LiteUtil.toLmqName).
+
+    >>> is_of_lite_topic("%LMQ%$orders$room-7", "room-7"), is_of_lite_topic("orders", "room-7")
+    (True, False)
+    """
+    return lite_topic is None or not lite_topic.strip() or topic.endswith(f"${lite_topic}")
+
+
+def known_group(group: str | None) -> str | None:
+    """The group, if a lane can have this name; what is stored must be short."""
+    return group if group is None or not group or _fits(group, NAME_BYTES_MAX) else None
+
+
+def is_range(first: int, last: int) -> bool:
+    """Whether [first, last] is a range of queue offsets."""
+    return 0 <= first <= last <= OFFSET_MAX
+
+
+def what_is_invalid(command: Command) -> str | None:
+    """The first field of `command` that is out of range, in words; None when all are in range.
+
+    Single entries, dispatched ranges and the target of a reset are judged where they are decided.
+    """
+    match command:
+        case Ack() | ChangeInvisible() | Reject():
+            ranges = 0
+            for entry in command.entries:
+                ranges += len(entry.offsets)
+            return (
+                _name("client_id", command.client_id)
+                or _number("number of handles", len(command.handles), 0, ENTRIES_MAX)
+                or _number("number of entries", len(command.entries), 1, ENTRIES_MAX)
+                or _number("number of offset ranges", ranges, 0, ENTRIES_MAX)
+            )
+        case Pop():
+            return (
+                _name("group", command.group)
+                or _name("client_id", command.client_id)
+                or _name("attempt_id", command.attempt_id)
+                or _number("max_messages", command.max_messages, 1, POP_MESSAGES_MAX)
+                or _number("invisible_time_ms", command.invisible_time_ms, 1, INVISIBLE_TIME_MS_MAX)
+                or _number("poll_time_ms", command.poll_time_ms, 0, POLL_TIME_MS_MAX)
+                or (None if command.tags is None else _numbers("tag", command.tags, 1, TAG_HASH_MAX, 1, POP_TAGS_MAX))
+            )
+        case Policy():
+            return (
+                _name("group", command.group)
+                or _number("max_attempts", command.max_attempts, 0, ATTEMPTS_MAX)
+                or _number("parked_max", command.parked_max, 0, PARKED_MAX)
+                or _number("in_flight_max", command.in_flight_max, 0, IN_FLIGHT_MAX)
+                or _number("window_max", command.window_max, WINDOW_OFFSETS_MIN, WINDOW_OFFSETS_MAX)
+                or _numbers("back_off_ms", command.back_off_ms, 0, INVISIBLE_TIME_MS_MAX, 0, BACK_OFF_STEPS_MAX)
+            )
+        case ResetOffset() | ForgetLane():
+            return _name("group", command.group)
+        case ReturnClient():
+            return _name("group", command.group) or _name("client_id", command.client_id)
+        case Cancel():
+            return None if is_op_id(command.target_op_id) else f"target_op_id takes 1..{OP_ID_BYTES_MAX} bytes"
+        case Declare():
+            return _name("topic_id", command.topic_id) or _number("min_offset", command.min_offset, 0, OFFSET_MAX)
+        case Dispatch():
+            return _number("number of ranges", len(command.ranges) + len(command.skip), 1, ENTRIES_MAX)
+    return None
+
+
+def _fits(text: str, bytes_max: int) -> bool:
+    length = len(text)
+    # A character has 4 bytes at most: most names need not be encoded to be measured.
+    return length > 0 and (length * 4 <= bytes_max or (length <= bytes_max and len(text.encode()) <= bytes_max))
+
+
+def _name(field: str, value: str | None) -> str | None:
+    if value is None or _fits(value, NAME_BYTES_MAX):
+        return None
+    return f"{field} takes 1..{NAME_BYTES_MAX} bytes"
+
+
+def _number(field: str, value: int, least: int, greatest: int) -> str | None:
+    return None if least <= value <= greatest else f"{field} takes {least}..{greatest}"
+
+
+def _numbers(
+    field: str, values: Sequence[int], least: int, greatest: int, count_least: int, count_greatest: int
+) -> str | None:
+    wrong = _number(f"number of {field} values", len(values), count_least, count_greatest)
+    for value in values:
+        wrong = wrong or _number(field, value, least, greatest)
+    return wrong

@@ -1,0 +1,1 @@
+"""How state is laid out: keys, value formats, the overlay of one micro-batch, and the RocksDB store."""

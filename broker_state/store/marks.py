@@ -1,0 +1,293 @@
+"""Sets of offsets in segments: plain marks, a position (a contiguous prefix and the marks beyond it), a tree.
+
+The two positions of the design are both a `Position`: a queue's commit position over written offsets, a lane's commit
+offset over acked ones. Neither ever moves back; segments below the position are deleted, only changed ones are
+written, and an offset costs at most an eighth of a byte and a little.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from broker_state.store.overlay import Overlay
+from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, mask, ones_from
+
+__all__ = ["Marks", "Position", "Tree"]
+
+_LOW = SEGMENT_BITS - 1
+
+
+class Marks:
+    """A set of offsets, segment by segment, under a key prefix.
+
+    >>> from broker_state.store.memory_kv import MemoryKv
+    >>> marks = Marks(Overlay(MemoryKv()), b"H")
+    >>> marks.add(10, 12), marks.add(11, 14), marks.count(0, 100), list(marks.runs(0, 100))
+    (2, 2, 4, [(10, 14)])
+    """
+
+    __slots__ = ("_overlay", "_prefix")
+
+    def __init__(self, overlay: Overlay, prefix: bytes) -> None:
+        self._overlay = overlay
+        self._prefix = prefix
+
+    def get(self, segment_no: int) -> int:
+        """The bits of one segment."""
+        return self._overlay.bits(self._prefix + segment_no.to_bytes(8, "big"))
+
+    def set(self, segment_no: int, bits: int) -> None:
+        """Replace the bits of one segment; 0 deletes it."""
+        self._overlay.set_bits(self._prefix + segment_no.to_bytes(8, "big"), bits)
+
+    def add(self, first: int, end: int) -> int:
+        """Mark first..end-1; how many of them were not marked before."""
+        segment_no, count = first >> SEGMENT_SHIFT, end - first
+        if (end - 1) >> SEGMENT_SHIFT == segment_no:
+            return self._add(segment_no, ((1 << count) - 1) << (first & _LOW), count)
+        return self._add_each(_windows(first, end))
+
+    def add_runs(self, runs: Iterable[tuple[int, int]]) -> int:
+        """`add` for each of `runs`, which are in order and apart: a segment is written once for all of them."""
+        return self._add_each(_windows_of(runs))
+
+    def _add_each(self, windows: Iterable[tuple[int, int]]) -> int:
+        return sum([self._add(segment_no, window, window.bit_count()) for segment_no, window in windows])
+
+    def _add(self, segment_no: int, window: int, count: int) -> int:
+        key = self._prefix + segment_no.to_bytes(8, "big")
+        before = self._overlay.bits(key)
+        known = before & window
+        if known == window:
+            return 0
+        self._overlay.set_bits(key, before | window)
+        return count - known.bit_count() if known else count
+
+    def count(self, first: int, end: int) -> int:
+        """How many of first..end-1 are marked."""
+        return sum((self.get(segment_no) & window).bit_count() for segment_no, window in _windows(first, end))
+
+    def runs(self, first: int, end: int, *, marked: bool = True) -> Iterator[tuple[int, int]]:
+        """The runs of marked (or unmarked) offsets within [first, end), neighbours across segments apart."""
+        for segment_no, window in _windows(first, end):
+            bits = self.get(segment_no)
+            base = segment_no << SEGMENT_SHIFT
+            for run_first, run_end in bit_runs((bits if marked else ~bits) & window):
+                yield base + run_first, base + run_end
+
+    def drop_below(self, first: int, end: int) -> None:
+        """Delete the segments that lie wholly within [first rounded down, end)."""
+        for segment_no in range(first >> SEGMENT_SHIFT, end >> SEGMENT_SHIFT):
+            if self.get(segment_no):
+                self.set(segment_no, 0)
+
+
+class Position:
+    """The end of a contiguous prefix, and the marks beyond it.
+
+    `floor` is the first offset not marked; `above` counts the marks after it. The owner stores both; the bits of the
+    floor's own segment below the floor are ones, and no segment is kept while `above` is 0.
+
+    Messages 1, 2 and 5 are written, then 3 and 4:
+
+    >>> from broker_state.store.memory_kv import MemoryKv
+    >>> position = Position(Marks(Overlay(MemoryKv()), b"W"), 1, 0)
+    >>> position.mark(1, 3), position.mark(5, 6), position.floor, position.above, position.unmarked(1, 9)
+    (2, 1, 3, 1, [(3, 5), (6, 9)])
+    >>> position.mark(2, 5), position.floor, position.above, position.mark(1, 6)
+    (2, 6, 0, 0)
+    """
+
+    __slots__ = ("_marks", "above", "floor")
+
+    def __init__(self, marks: Marks, floor: int, above: int) -> None:
+        self._marks = marks
+        self.floor = floor
+        self.above = above
+
+    def mark(self, first: int, end: int) -> int:
+        """Mark first..end-1; how many of them were not marked before. Work is per segment, not per offset."""
+        floor = self.floor
+        if first <= floor < end and not self.above:
+            self.floor = end
+            return end - floor
+        first = max(first, floor)
+        if first >= end:
+            return 0
+        if not self.above:
+            self._begin_above()
+        marked = self._marks.add(first, end)
+        self.above += marked
+        if first == floor:
+            self._advance()
+        return marked
+
+    def mark_runs(self, runs: Sequence[tuple[int, int]]) -> None:
+        """`mark` for each of `runs`, which are in order and apart, and none below the floor: many times as fast."""
+        if len(runs) == 1:
+            self.mark(*runs[0])
+        elif runs:
+            if not self.above:
+                self._begin_above()
+            self.above += self._marks.add_runs(runs)
+            self._advance()
+
+    def contains(self, offset: int) -> bool:
+        """Whether `offset` is marked."""
+        if offset < self.floor:
+            return True
+        if not self.above:
+            return False
+        return bool(self._marks.get(offset >> SEGMENT_SHIFT) >> (offset & _LOW) & 1)
+
+    def unmarked(self, first: int, end: int) -> list[tuple[int, int]]:
+        """The half-open runs of [first, end) that are not marked, neighbours joined."""
+        first = max(first, self.floor)
+        if first >= end:
+            return []
+        if not self.above:
+            return [(first, end)]
+        return _joined(self._marks.runs(first, end, marked=False))
+
+    def count(self, first: int, end: int) -> int:
+        """How many of first..end-1 are marked."""
+        below = max(0, min(end, self.floor) - first)
+        first = max(first, self.floor)
+        return below + (self._marks.count(first, end) if self.above and first < end else 0)
+
+    def _begin_above(self) -> None:
+        """No segment is kept yet: the floor's own begins with ones."""
+        low = self.floor & _LOW
+        if low:
+            self._marks.set(self.floor >> SEGMENT_SHIFT, (1 << low) - 1)
+
+    def _advance(self) -> None:
+        floor, above, marks = self.floor, self.above, self._marks
+        while above:
+            segment_no = floor >> SEGMENT_SHIFT
+            run = ones_from(marks.get(segment_no), floor & _LOW)
+            floor += run
+            above -= run
+            if floor >> SEGMENT_SHIFT == segment_no:
+                break
+            marks.set(segment_no, 0)
+        self.floor = floor
+        self.above = above
+        if not above and floor & _LOW:
+            marks.set(floor >> SEGMENT_SHIFT, 0)
+
+
+class Tree:
+    """A set of numbers with a cheap least member: segments of segments, each bit above saying "not empty below".
+
+    Key: prefix, level u8, node u64. `depth` levels cover numbers below 4096 ** depth; the owner stores it with
+    `count`, and the tree grows by a level when a number needs it.
+    """
+
+    __slots__ = ("_overlay", "_prefix", "count", "depth")
+
+    def __init__(self, overlay: Overlay, prefix: bytes, depth: int, count: int) -> None:
+        self._overlay = overlay
+        self._prefix = prefix
+        self.depth = depth
+        self.count = count
+
+    def add(self, number: int) -> bool:
+        """Put `number` into the set; False when it was there."""
+        while number >> (SEGMENT_SHIFT * self.depth):
+            if self.count:
+                self._overlay.set_bits(self._key(self.depth, 0), 1)
+            self.depth += 1
+        at = number
+        for level in range(self.depth):
+            key = self._key(level, at >> SEGMENT_SHIFT)
+            before = self._overlay.bits(key)
+            bit = 1 << (at & _LOW)
+            if before & bit:
+                if not level:
+                    return False
+                break
+            self._overlay.set_bits(key, before | bit)
+            if before:
+                break
+            at >>= SEGMENT_SHIFT
+        self.count += 1
+        return True
+
+    def discard(self, number: int) -> bool:
+        """Take `number` out of the set; False when it was not there."""
+        if not self.count or number >> (SEGMENT_SHIFT * self.depth):
+            return False
+        at = number
+        for level in range(self.depth):
+            key = self._key(level, at >> SEGMENT_SHIFT)
+            before = self._overlay.bits(key)
+            bit = 1 << (at & _LOW)
+            if not before & bit:
+                return False
+            self._overlay.set_bits(key, before ^ bit)
+            if before != bit:
+                break
+            at >>= SEGMENT_SHIFT
+        self.count -= 1
+        return True
+
+    def first(self, least: int = 0) -> int | None:
+        """The least member not below `least`.
+
+        Raises nothing; O(depth) reads.
+        """
+        if not self.count:
+            return None
+        level, at = 0, least
+        while level < self.depth:
+            bits = self._overlay.bits(self._key(level, at >> SEGMENT_SHIFT)) >> (at & _LOW)
+            if bits:
+                at += (bits & -bits).bit_length() - 1
+                while level:
+                    level -= 1
+                    bits = self._overlay.bits(self._key(level, at))
+                    at = at << SEGMENT_SHIFT | ((bits & -bits).bit_length() - 1)
+                return at
+            at = (at >> SEGMENT_SHIFT) + 1
+            level += 1
+        return None
+
+    def _key(self, level: int, node: int) -> bytes:
+        return self._prefix + bytes((level,)) + node.to_bytes(8, "big")
+
+
+def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """(segment no, mask) of each segment that [first, end) touches."""
+    for segment_no in range(first >> SEGMENT_SHIFT, ((end - 1) >> SEGMENT_SHIFT) + 1):
+        base = segment_no << SEGMENT_SHIFT
+        low = max(first - base, 0)
+        high = min(end - base, SEGMENT_BITS)
+        yield segment_no, FULL if high - low == SEGMENT_BITS else mask(low, high)
+
+
+def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """(segment no, mask) of each segment that runs touch which are in order."""
+    at = base = next_base = bits = 0
+    for first, end in runs:
+        if end <= next_base:  # then the run begins in this segment too
+            bits |= ((1 << (end - first)) - 1) << (first - base)
+            continue
+        for segment_no, window in _windows(first, end):
+            if segment_no != at and bits:
+                yield at, bits
+                bits = 0
+            at = segment_no
+            bits |= window
+        base = at << SEGMENT_SHIFT
+        next_base = base + SEGMENT_BITS
+    if bits:
+        yield at, bits
+
+
+def _joined(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
+    joined: list[tuple[int, int]] = []
+    for first, end in runs:
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((first, end))
+    return joined

@@ -1,0 +1,294 @@
+"""Pages: what is known of each of 64 neighbouring offsets, kept as runs.
+
+A page's value is one format byte and MessagePack: a flat array, so many numbers per run. 64 runs of the widest numbers
+stay below 4 KiB, whatever the history; that is why a page has 64 offsets and a segment 4096.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from broker_state.store.stored import read_stored
+
+__all__ = [
+    "PAGE_OFFSETS",
+    "PAGE_SHIFT",
+    "Delivery",
+    "DeliveryPage",
+    "DeliveryState",
+    "Runs",
+    "TagPage",
+    "UnitFacts",
+    "decode_ints",
+    "encode_ints",
+    "windows",
+]
+
+PAGE_SHIFT = 6
+PAGE_OFFSETS = 1 << PAGE_SHIFT
+
+encode_ints = msgspec.msgpack.Encoder().encode
+"""Numbers of a page as its value, without the format byte."""
+Page = TypeVar("Page")
+
+_decode_ints = msgspec.msgpack.Decoder(list[int]).decode
+
+Fact = TypeVar("Fact")
+Asker = TypeVar("Asker")
+
+_NO_RUN: tuple[int, int, Any] = (1 << 64, 1 << 64, None)
+"""Beyond every offset: what follows the last run."""
+
+
+class DeliveryState:
+    """Where a message is that was handed out and is not acked."""
+
+    LEASED = 0
+    """hidden until the deadline"""
+    BACKING_OFF = 1
+    """its lease ended; offered again at the deadline"""
+    AVAILABLE = 2
+    """offered again"""
+
+
+class Delivery(msgspec.Struct, frozen=True, gc=False):
+    """The last delivery of a message: shared by the messages for which all of it is the same.
+
+    `client` is a 64-bit hash of the client id (0: none); `deadline_ms` is 0 when available.
+    """
+
+    epoch: int
+    revision: int
+    pop_time_ms: int
+    deadline_ms: int
+    invisible_time_ms: int
+    client: int
+    attempt: int
+    state: int
+    suspended: bool
+
+
+class UnitFacts(msgspec.Struct, frozen=True, gc=False):
+    """What a dispatch told of a unit: its tag hash (0: none) and its inner messages."""
+
+    tag: int
+    count: int
+
+
+class Runs(Generic[Fact]):
+    """Runs (first, end, fact) of one page, in order; offsets without a run have no fact."""
+
+    __slots__ = ("runs",)
+
+    def __init__(self, runs: list[tuple[int, int, Fact]]) -> None:
+        self.runs = runs
+
+    def within(self, first: int, end: int) -> list[tuple[int, int, Fact | None]]:
+        """[first, end) cut where the fact changes, with None where there is none."""
+        out: list[tuple[int, int, Fact | None]] = []
+        at = first
+        for run_first, run_end, fact in self.runs:
+            if run_end <= at:
+                continue
+            if run_first >= end:
+                break
+            if run_first > at:
+                out.append((at, run_first, None))
+                at = run_first
+            stop = min(end, run_end)
+            out.append((at, stop, fact))
+            at = stop
+        if at < end:
+            out.append((at, end, None))
+        return out
+
+    def within_each(self, ranges: Iterable[tuple[int, int, Asker]]) -> list[tuple[int, int, Fact | None, Asker]]:
+        """`within` for each of `ranges`, which are in order and apart, with what came with the range."""
+        out: list[tuple[int, int, Fact | None, Asker]] = []
+        to_come = iter(self.runs)
+        run_first, run_end, fact = next(to_come, _NO_RUN)
+        for first, end, asker in ranges:
+            at = first
+            while at < end:
+                while run_end <= at:
+                    run_first, run_end, fact = next(to_come, _NO_RUN)
+                if at < run_first:
+                    stop = min(end, run_first)
+                    out.append((at, stop, None, asker))
+                else:
+                    stop = min(end, run_end)
+                    out.append((at, stop, fact, asker))
+                at = stop
+        return out
+
+    def replace(self, first: int, end: int, fact: Fact | None) -> None:
+        """From now on [first, end) has `fact`, or none."""
+        runs = self.runs
+        if not runs or runs[-1][1] <= first:  # fresh messages follow the others
+            if fact is not None:
+                runs.append((first, end, fact))
+            return
+        low = 0
+        count = len(runs)
+        while low < count and runs[low][1] <= first:
+            low += 1
+        high = low
+        pieces: list[tuple[int, int, Fact]] = []
+        if low < count and runs[low][0] < first:
+            pieces.append((runs[low][0], first, runs[low][2]))
+        if fact is not None:
+            pieces.append((first, end, fact))
+        while high < count and runs[high][0] < end:
+            high += 1
+        if high > low:
+            last = runs[high - 1]
+            if last[1] > end:
+                pieces.append((end, last[1], last[2]))
+        runs[low:high] = pieces
+
+    def replace_each(self, parts: Sequence[tuple[int, int, Fact | None]]) -> None:
+        """`replace` for each of `parts`, which are in order and apart, in one pass."""
+        if len(parts) == 1:
+            self.replace(*parts[0])
+            return
+        runs: list[tuple[int, int, Fact]] = []
+        to_come = iter(self.runs)
+        run_first, run_end, fact = next(to_come, _NO_RUN)
+        for first, end, instead in parts:
+            while run_first < end:
+                if run_first < first:
+                    runs.append((run_first, min(run_end, first), fact))
+                if run_end > end:
+                    run_first = end
+                else:
+                    run_first, run_end, fact = next(to_come, _NO_RUN)
+            if instead is not None:
+                runs.append((first, end, instead))
+        if fact is not None:
+            runs.append((run_first, run_end, fact))
+        runs += to_come
+        self.runs = runs
+
+
+class DeliveryPage(Runs[Delivery]):
+    """Deliveries of 64 offsets, the moment the earliest falls due (0: none), and the clients that may hold some.
+
+    Value: 0x01, MessagePack [page no, due, client count, clients..., then 10 numbers a run].
+    """
+
+    __slots__ = ("clients", "due_ms", "page_no")
+
+    _FORMAT = b"\x01"
+    _WIDTH = 10
+
+    def __init__(self, page_no: int, due_ms: int, clients: list[int], runs: list[tuple[int, int, Delivery]]) -> None:
+        super().__init__(runs)
+        self.page_no = page_no
+        self.due_ms = due_ms
+        self.clients = clients
+
+    def encode(self) -> bytes:
+        """See the class."""
+        base = self.page_no << PAGE_SHIFT
+        flat = [self.page_no, self.due_ms, len(self.clients), *self.clients]
+        for first, end, d in self.runs:
+            flat += (
+                first - base,
+                end - first,
+                d.epoch,
+                d.revision,
+                d.pop_time_ms,
+                d.deadline_ms,
+                d.invisible_time_ms,
+                d.client,
+                d.attempt,
+                d.state << 1 | d.suspended,
+            )
+        return self._FORMAT + encode_ints(flat)
+
+    @classmethod
+    def decode(cls, value: bytes) -> "DeliveryPage":
+        """Raises CorruptValueError for another format byte, or numbers that make no page."""
+        return decode_ints("delivery page", cls._FORMAT, value, cls._of)
+
+    @classmethod
+    def _of(cls, flat: list[int]) -> "DeliveryPage":
+        page_no, due_ms, client_count = flat[:3]
+        base = page_no << PAGE_SHIFT
+        start = 3 + client_count
+        runs = []
+        before: Delivery | None = None
+        for at in range(start, len(flat), cls._WIDTH):
+            first, length, epoch, revision, pop_ms, until_ms, hidden, client, attempt, flags = flat[
+                at : at + cls._WIDTH
+            ]
+            delivery = Delivery(epoch, revision, pop_ms, until_ms, hidden, client, attempt, flags >> 1, bool(flags & 1))
+            if before is not None and delivery == before:
+                delivery = before
+            before = delivery
+            runs.append((base + first, base + first + length, delivery))
+        return cls(page_no, due_ms, flat[3:start], runs)
+
+
+class TagPage(Runs[UnitFacts]):
+    """Tags and inner counts of 64 offsets, where they are not (0, 1).
+
+    Value: 0x01, MessagePack [page no, then first, length, tag, count of each run].
+    """
+
+    __slots__ = ("page_no",)
+
+    _FORMAT = b"\x01"
+
+    def __init__(self, page_no: int, runs: list[tuple[int, int, UnitFacts]]) -> None:
+        super().__init__(runs)
+        self.page_no = page_no
+
+    def encode(self) -> bytes:
+        """See the class."""
+        base = self.page_no << PAGE_SHIFT
+        flat = [self.page_no]
+        for first, end, facts in self.runs:
+            flat += (first - base, end - first, facts.tag, facts.count)
+        return self._FORMAT + encode_ints(flat)
+
+    @classmethod
+    def decode(cls, value: bytes) -> "TagPage":
+        """Raises CorruptValueError for another format byte, or numbers that make no page."""
+        return decode_ints("tag page", cls._FORMAT, value, cls._of)
+
+    @classmethod
+    def _of(cls, flat: list[int]) -> "TagPage":
+        base = flat[0] << PAGE_SHIFT
+        return cls(
+            flat[0],
+            [
+                (base + first, base + first + length, UnitFacts(tag, count))
+                for first, length, tag, count in zip(flat[1::4], flat[2::4], flat[3::4], flat[4::4], strict=True)
+            ],
+        )
+
+
+def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """(page no, first, end) of each page that [first, end), not empty, touches.
+
+    >>> list(windows(60, 130))
+    [(0, 60, 64), (1, 64, 128), (2, 128, 130)]
+    """
+    page_no, last = first >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT
+    while page_no < last:
+        stop = (page_no + 1) << PAGE_SHIFT
+        yield page_no, first, stop
+        first = stop
+        page_no += 1
+    yield page_no, first, end
+
+
+def decode_ints(what: str, form: bytes, value: bytes, build: Callable[[list[int]], Page]) -> Page:
+    """What `build` makes of the numbers of a page's value.
+
+    Raises:
+        CorruptValueError: the format byte is not `form`, or what follows makes no page.
+    """
+    return read_stored(what, form, value, lambda data: build(_decode_ints(data)))

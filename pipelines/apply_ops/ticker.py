@@ -1,0 +1,120 @@
+"""Asks for a `tick` when a deadline of a queue is due and nothing else moves the queue.
+
+A tick carries no time: the record's own timestamp decides, and that is the broker's clock, not ours. So the wait for a
+deadline is measured from the append time that the broker gave the last record it answered for.
+"""
+
+import functools
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from popstream.wire.command import Tick, encode_command
+
+__all__ = ["Ticker"]
+
+_log = structlog.get_logger(__name__)
+
+_NEVER_MS = 1 << 62
+_IDLE_S = 60.0
+
+
+class Ticker:
+    """Keeps the earliest deadline of every queue, and at most one unanswered tick for each.
+
+    Args:
+        send: Puts a record for (topic, queue id) on the ops topic and calls back with the append time in ms, or None
+            if it could not be sent.
+        on_failure: Called with what ended the thread.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[tuple[str, int], bytes, Callable[[int | None], None]], None],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._send = send
+        self._on_failure = on_failure
+        self._lock = threading.Condition()
+        self._due_ms: dict[tuple[str, int], int] = {}
+        self._unanswered: set[tuple[str, int]] = set()
+        self._broker_ms = 0
+        self._broker_seen_at = time.monotonic()
+        self._behind = True
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
+
+    def start(self) -> None:
+        """Begin watching."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a deadline that comes due now waits for the next start."""
+        with self._lock:
+            self._stopping = True
+            self._lock.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def learn(self, deadlines: Mapping[tuple[str, int], int], append_ms: int, *, behind: bool) -> None:
+        """What a micro-batch left: the earliest deadline of each queue it touched, and the newest append time it saw.
+
+        While the job is `behind` the log no tick is sent: a record that is there already may do.
+        """
+        with self._lock:
+            self._behind = behind
+            if append_ms > self.broker_ms:  # it took a while to get here: only a later time says anything
+                self._set_broker_ms(append_ms)
+            for queue, due_ms in deadlines.items():
+                self._unanswered.discard(queue)
+                if due_ms >= _NEVER_MS:
+                    self._due_ms.pop(queue, None)
+                else:
+                    self._due_ms[queue] = due_ms
+            self._lock.notify()
+
+    @property
+    def broker_ms(self) -> int:
+        """The broker's clock, as far as can be told from here."""
+        return self._broker_ms + int((time.monotonic() - self._broker_seen_at) * 1000)
+
+    def _set_broker_ms(self, append_ms: int) -> None:
+        self._broker_ms = append_ms
+        self._broker_seen_at = time.monotonic()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._lock:
+                    if self._stopping:
+                        return
+                    wait_s, queue = self._next()
+                    if queue is None:
+                        self._lock.wait(wait_s)
+                        continue
+                    self._unanswered.add(queue)
+                tick = Tick(topic=queue[0], queue_id=queue[1], v=1)
+                self._send(queue, encode_command(tick), functools.partial(self._sent, queue))
+        except Exception as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
+            self._on_failure(error)
+
+    def _next(self) -> tuple[float, tuple[str, int] | None]:
+        """How long to wait, or the queue to tick now."""
+        waiting = [(due_ms, queue) for queue, due_ms in self._due_ms.items() if queue not in self._unanswered]
+        if not waiting or self._behind:
+            return _IDLE_S, None
+        due_ms, queue = min(waiting)
+        left_ms = due_ms - self.broker_ms
+        if left_ms > 0:
+            return min(left_ms / 1000, _IDLE_S), None
+        return 0.0, queue
+
+    def _sent(self, queue: tuple[str, int], append_ms: int | None) -> None:
+        """The broker answered for a tick with its append time, or (None) did not take it."""
+        with self._lock:
+            if append_ms is None:
+                self._unanswered.discard(queue)
+            else:
+                self._set_broker_ms(append_ms)

@@ -1,0 +1,203 @@
+"""From the builder's outbox to the ops topic: each operation until the job has answered it.
+
+A dispatch may be repeated at will, so an operation without an answer is simply sent again. The queue's window may be
+elsewhere (AHEAD_OF_WINDOW), or the queue not be declared (TOPIC_NOT_EXIST): then it is declared, and tried later.
+"""
+
+import contextlib
+import heapq
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from itertools import islice
+
+import msgspec
+import structlog
+
+from broker_state.consume_queue import skips_of
+from pipelines.apply_ops.outbox import Entry, Outbox
+from pipelines.build_consume_queue.builder import Queue
+from popstream.errors import ClientClosed
+from popstream.exchange.transport import Transport
+from popstream.send.dispatcher import SETTLED, TRY_AGAIN
+from popstream.wire.answer import Answer
+from popstream.wire.command import Command, Declare, Dispatch
+from popstream.wire.reason import Reason
+
+__all__ = ["DispatchSender"]
+
+_log = structlog.get_logger(__name__)
+
+OPEN_MAX = 512
+RETRY_AFTER_S_MIN = 0.05
+RETRY_AFTER_S_MAX = 10.0
+
+_decode = msgspec.json.Decoder(Command).decode
+
+
+class _Open(msgspec.Struct, eq=False):
+    """An operation that has no final answer yet."""
+
+    key: bytes
+    command: Declare | Dispatch
+    failures: int = 0
+
+
+class DispatchSender:
+    """Sends operations at once, in their order, and again after a pause that doubles. Safe for use by many threads.
+
+    Args:
+        transport: To the job; it is not closed here.
+        outbox: Told of every operation that is answered for good.
+        declare_of: The declaration of a queue that the job does not know; None: the builder knows it neither.
+    """
+
+    def __init__(self, transport: Transport, outbox: Outbox, declare_of: Callable[[Queue], Declare | None]) -> None:
+        self._transport = transport
+        self._outbox = outbox
+        self._declare_of = declare_of
+        self._changed = threading.Condition()
+        self._open: dict[bytes, _Open] = {}
+        self._later: list[tuple[float, bytes]] = []
+        self._is_closed = False
+        self.refused: dict[Queue, str] = {}
+        """Why the job refuses for good to know of a queue, or of parts of it."""
+        self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
+        self._thread.start()
+
+    def send(self, entries: Iterable[Entry]) -> None:
+        """Send entries of kind DISPATCH.
+
+        A declaration supersedes what was to be said of its queue before: that was about an earlier topic.
+        """
+        operations = [_Open(entry.key, _decode(entry.value)) for entry in entries]
+        declared = {
+            _queue(operation.command): at
+            for at, operation in enumerate(operations)
+            if isinstance(operation.command, Declare)
+        }
+        superseded = [
+            operation.key for at, operation in enumerate(operations) if at < declared.get(_queue(operation.command), 0)
+        ]
+        with self._changed:
+            superseded += [one.key for one in self._open.values() if _queue(one.command) in declared]
+            for key in superseded:
+                self._open.pop(key, None)
+            gone = set(superseded)
+            operations = [operation for operation in operations if operation.key not in gone]
+            self._open.update((operation.key, operation) for operation in operations)
+            for operation in operations:
+                self._send(operation)
+        self._outbox.delivered(superseded)
+
+    @property
+    def open_count(self) -> int:
+        """How many operations wait for an answer."""
+        return len(self._open)
+
+    def wait_for_room(self, timeout_s: float) -> bool:
+        """Wait until not too many operations are open; False when the time is over."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self._open) < OPEN_MAX or self._is_closed, timeout_s)
+
+    def close(self) -> None:
+        """Send nothing more; what is open stays in the outbox."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _send(self, operation: _Open) -> None:
+        with contextlib.suppress(ClientClosed):  # it stays in the outbox
+            future = self._transport.submit(operation.command)
+            future.add_done_callback(lambda answered: self._on_answer(operation, answered))
+
+    def _on_answer(self, operation: _Open, answered: "Future[Answer]") -> None:
+        error = answered.exception()
+        if isinstance(error, ClientClosed):
+            return
+        if error is not None:
+            self._again(operation, str(error))
+            return
+        answer = answered.result()
+        reasons = {run.reason for run in answer.runs} or {answer.reason}
+        if reasons & TRY_AGAIN:
+            self._again(operation, str(answer.reason))
+            return
+        queue = _queue(operation.command)
+        if (gap := _gap(operation.command, answer)) is not None:
+            operation.command = gap
+            self._send(operation)
+            return
+        if Reason.BELOW_MIN in reasons and (above := self._above_start(operation.command)) is not None:
+            operation.command = above
+            self._send(operation)
+            return
+        with self._changed:
+            is_open = self._open.pop(operation.key, None) is not None
+            if is_open and reasons - SETTLED:
+                self.refused[queue] = f"{type(operation.command).__name__.lower()}: {answer.reason}"
+                _log.error("dispatch_refused", topic=queue[0], queue_id=queue[1], reason=answer.reason)
+            elif is_open and isinstance(operation.command, Declare):
+                self.refused.pop(queue, None)
+            self._changed.notify_all()
+        if is_open:
+            self._outbox.delivered([operation.key])
+
+    def _above_start(self, command: Command) -> Dispatch | None:
+        """A dispatch without what has left the log meanwhile, which made the job refuse the rest of its range too."""
+        declare = self._declare_of(_queue(command))
+        if declare is None or not isinstance(command, Dispatch):
+            return None
+        start = declare.min_offset
+        if not any(written.first < start <= written.last for written in command.ranges):
+            return None
+        ranges = [
+            msgspec.structs.replace(written, first=max(written.first, start))
+            for written in command.ranges
+            if written.last >= start
+        ]
+        return msgspec.structs.replace(command, ranges=ranges)
+
+    def _again(self, operation: _Open, why: str) -> None:
+        queue = _queue(operation.command)
+        with self._changed:
+            if operation.key not in self._open or self._is_closed:
+                return
+            pause_s = min(RETRY_AFTER_S_MIN * 2 ** min(operation.failures, 10), RETRY_AFTER_S_MAX)
+            operation.failures += 1
+            heapq.heappush(self._later, (time.monotonic() + pause_s, operation.key))
+            self._changed.notify_all()
+        if why == Reason.TOPIC_NOT_EXIST and (declare := self._declare_of(queue)) is not None:
+            with contextlib.suppress(ClientClosed):
+                self._transport.submit(declare)
+        _log.info("dispatch_again", topic=queue[0], queue_id=queue[1], after_s=pause_s, why=why)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                now_s = time.monotonic()
+                if self._is_closed:
+                    return
+                if not self._later or self._later[0][0] > now_s:
+                    self._changed.wait(self._later[0][0] - now_s if self._later else None)
+                    continue
+                operation = self._open.get(heapq.heappop(self._later)[1])
+                if operation is not None:
+                    self._send(operation)
+
+
+def _gap(command: Command, answer: Answer) -> Dispatch | None:
+    """What lies between the position of a queue that the job knew before, and the start of its log: nobody skips it."""
+    position = answer.commit_position
+    if not isinstance(command, Declare) or answer.reason is not Reason.OK or answer.applied:
+        return None
+    if position is None or position >= command.min_offset:
+        return None
+    (skip,) = islice(skips_of(command.topic, command.queue_id, position, command.min_offset), 1)
+    return msgspec.structs.replace(skip, topic_id=command.topic_id)
+
+
+def _queue(command: Command) -> Queue:
+    return command.topic, command.queue_id

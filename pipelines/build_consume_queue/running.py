@@ -1,0 +1,131 @@
+"""A builder with all that it needs, from start to stop, beside the job."""
+
+import contextlib
+import uuid
+from collections.abc import Callable, Mapping
+
+from pyspark.sql import SparkSession
+
+from broker_state.consume_queue import ConsumeQueue
+from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
+from checkpoints.layout import JobFolder
+from connectors.kafka.own_topics import Topics
+from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.build_consume_queue.audited import audited_queues
+from pipelines.build_consume_queue.builder import Builder, Queue, declare_of
+from pipelines.build_consume_queue.dispatch_sender import DispatchSender
+from pipelines.build_consume_queue.query import BuilderQuery
+from pipelines.build_consume_queue.unit_flush import UnitFlush
+from pipelines.build_consume_queue.view import BuilderView, ConsumeQueueView, QueueRequest, views_of
+from pipelines.settings import JobSettings
+from popstream.exchange.transport import Transport
+from popstream.settings import ClientSettings
+from popstream.topics.queue_types import QueueTypesPublisher
+from popstream.wire.command import Declare
+
+__all__ = ["RunningBuilder"]
+
+
+class RunningBuilder:
+    """build_consume_queue, until `stop` or a failure.
+
+    Args:
+        settings: Of the job.
+        folder: Of the job.
+        bootstrap_servers: The Kafka with the ops topic and the message topics.
+        spark: The session.
+        source_options: Options of Spark's Kafka source.
+        on_failure: Called with what ended it.
+
+    Raises:
+        Invalid: The store cannot be opened.
+        Unavailable: Kafka does not answer.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        folder: JobFolder,
+        bootstrap_servers: str,
+        spark: SparkSession,
+        source_options: Mapping[str, str],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        with contextlib.ExitStack() as stack:
+            self.store = RocksStore(folder.queues, BUILDER_FAMILIES)
+            stack.callback(self.store.close)
+            self.outbox = Outbox(self.store)
+            self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex)
+            if self.builder.is_new:  # or it was lost
+                audited = audited_queues(spark, folder.delta, bootstrap_servers)
+                self.builder.begin_epoch(self.builder.built.state_epoch, audited)
+            client = ClientSettings(
+                bootstrap_servers=bootstrap_servers, client_id="popstream-builder", prefix=settings.topic_prefix
+            )
+            transport = stack.enter_context(Transport(client))
+            self.sender = DispatchSender(transport, self.outbox, self._declare_of)
+            stack.callback(self.sender.close)
+            self.unit_flush = UnitFlush(
+                spark,
+                folder.delta,
+                self.builder,
+                self.outbox,
+                interval_s=settings.flush_interval_s,
+                on_failure=on_failure,
+            )
+            own = Topics.of(settings.topic_prefix)
+            self.query = BuilderQuery(
+                spark=spark,
+                source_options=source_options,
+                bootstrap_servers=bootstrap_servers,
+                checkpoints=folder.builder_spark,
+                globs=settings.message_globs,
+                own=own,
+                queue_types=settings.queue_types,
+                records_per_batch_max=settings.build_records_per_batch_max,
+                records_per_task_max=settings.build_records_per_task_max,
+                builder=self.builder,
+                sender=self.sender,
+                publisher=QueueTypesPublisher(bootstrap_servers, own.queue_types),
+                unit_flush=self.unit_flush,
+                on_failure=on_failure,
+            )
+            self.sender.send(self.outbox.undelivered(EntryKind.DISPATCH))
+            self.unit_flush.loop.start()
+            stack.callback(self.unit_flush.loop.stop)
+            self.query.start()
+            stack.callback(self.query.stop)
+            self._stack = stack.pop_all()
+
+    def view(self) -> BuilderView:
+        """How it does."""
+        queues = dict(self.builder.queues)
+        ends = {(name, at): end for name, topic in self.query.topics.items() for at, end in topic.ends.items()}
+        return BuilderView(
+            queues=len(ends),
+            behind=sum(max(0, end - queues[queue].end_offset) for queue, end in ends.items() if queue in queues),
+            open_dispatches=self.sender.open_count,
+            units=self.query.units,
+            delta_behind=max(0, self.builder.built.build_seq - self.unit_flush.delivered_seq),
+        )
+
+    def views(self, state: RocksStore, request: QueueRequest) -> list[ConsumeQueueView]:
+        """The queues of a topic, with what is known of their logs.
+
+        Raises:
+            Invalid: No such queue is built.
+        """
+
+        def log_end(queue: Queue) -> int | None:
+            topic = self.query.topics.get(queue[0])
+            return None if topic is None else topic.ends.get(queue[1])
+
+        return views_of(self.store, state, request, log_end=log_end, problem=self.sender.refused.get)
+
+    def stop(self) -> None:
+        """End the query, flush, release the store."""
+        self._stack.close()
+
+    def _declare_of(self, queue: Queue) -> Declare | None:
+        record: ConsumeQueue | None = self.builder.queues.get(queue)
+        return None if record is None else declare_of(queue, record)

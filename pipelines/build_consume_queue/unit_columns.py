@@ -1,0 +1,168 @@
+"""What Spark tasks make of a record of a message topic: the columns of a unit, without the record.
+
+| column | of the record |
+|---|---|
+| `topic`, `queue_id`, `queue_offset` | topic, partition, offset |
+| `store_time_ms` | timestamp |
+| `size_bytes` | length of the value |
+| `tag_hash` | header `popstream-tag` (popstream/wire/headers.py), bits of a u64 |
+| `key_hash` | hash of the key (broker_state/consume_queue/unit.py), bits of a u64 |
+| `inner_count`, `inner_key_hashes`, `is_readable` | headers of an inner batch (popstream/payload/inner_batch.py) |
+
+All of it is Spark SQL, so it runs in the JVM's tasks, in parallel; key, value and other headers stay there.
+"""
+
+import itertools
+from collections.abc import Collection, Iterator
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+
+from broker_state.consume_queue import Units
+from pipelines.build_consume_queue.builder import Queue
+from popstream.payload.inner_batch import (
+    BYTES_HEADER,
+    COUNT_HEADER,
+    COUNT_MAX,
+    DIGITS_MAX,
+    KEY_HASH_BYTES,
+    KEYS_BYTES_MAX,
+    KEYS_HEADER,
+)
+from popstream.wire.headers import HASH_BYTES, TAG_HEADER
+
+__all__ = ["UNIT_SCHEMA", "table_of", "unit_columns", "units_by_queue"]
+
+UNIT_SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string()),
+        pa.field("queue_id", pa.int32()),
+        pa.field("queue_offset", pa.int64()),
+        pa.field("store_time_ms", pa.int64()),
+        pa.field("size_bytes", pa.int32()),
+        pa.field("tag_hash", pa.int64()),
+        pa.field("key_hash", pa.int64()),
+        pa.field("inner_count", pa.int32()),
+        pa.field("inner_key_hashes", pa.binary()),
+        pa.field("is_readable", pa.bool_()),
+    ]
+)
+
+
+def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> DataFrame:
+    """The columns of `UNIT_SCHEMA` of records of Spark's Kafka source with headers, one row each."""
+    count, keys = _header(COUNT_HEADER), _header(KEYS_HEADER)
+    size = f.coalesce(f.length("value"), f.lit(0))
+    keys_bytes = f.coalesce(f.length(keys), f.lit(0))
+    false = f.expr("false")
+    is_batch = f.coalesce(f.map_contains_key(_headers(), COUNT_HEADER), false)
+    is_true = (
+        f.coalesce(_number(count).between(1, COUNT_MAX), false)
+        & f.coalesce(_number(_header(BYTES_HEADER)) == size, false)
+        & (keys_bytes % KEY_HASH_BYTES == 0)
+        & (keys_bytes <= KEYS_BYTES_MAX)
+    )
+    return records.select(
+        "topic",
+        f.col("partition").alias("queue_id"),
+        f.col("offset").alias("queue_offset"),
+        f.unix_millis("timestamp").alias("store_time_ms"),
+        size.alias("size_bytes"),
+        _tag_hash(_header(TAG_HEADER)).alias("tag_hash"),
+        f.when(f.col("key").isNull(), f.lit(0)).otherwise(_never_zero(f.xxhash64("key"))).alias("key_hash"),
+        f.when(is_batch & is_true, _number(count).cast("int")).otherwise(f.lit(1)).alias("inner_count"),
+        # Of other topics they are not asked for, however long they are.
+        f.when(is_batch & is_true & f.col("topic").isin(*batch_topics) & (keys_bytes > 0), keys)
+        .cast("binary")
+        .alias("inner_key_hashes"),
+        (~is_batch | is_true).alias("is_readable"),
+    )
+
+
+def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset()) -> Iterator[tuple[Queue, Units]]:
+    """The rows of each queue in the order of their offsets; message bases are not known yet.
+
+    Only queues of `batch_topics` have units of many messages.
+    """
+    table = table.combine_chunks()
+    topics = table["topic"].combine_chunks().dictionary_encode()
+    if isinstance(topics, pa.ChunkedArray):
+        topics = topics.chunk(0) if topics.num_chunks else pa.array([], pa.string()).dictionary_encode()
+    codes = topics.indices.to_numpy(zero_copy_only=False)
+    columns = {name: table[name].to_numpy() for name in table.schema.names if name not in {"topic", "inner_key_hashes"}}
+    order = np.lexsort((columns["queue_offset"], columns["queue_id"], codes))
+    ends = np.flatnonzero(np.diff(codes[order]) | np.diff(columns["queue_id"][order])) + 1
+    keys = table["inner_key_hashes"]
+    for rows in np.split(order, ends) if len(order) else ():
+        topic = topics.dictionary[int(codes[rows[0]])].as_py()
+        is_batch = topic in batch_topics
+        more = keys.take(pa.array(rows)).to_pylist() if is_batch and keys.null_count < len(keys) else []
+        yield (topic, int(columns["queue_id"][rows[0]])), _units(columns, rows, more, is_batch=is_batch)
+
+
+def table_of(queue: Queue, units: Units) -> pa.Table:
+    """Units as the rows that they were made of; the reverse of `units_by_queue`."""
+    count = len(units)
+    more, ends = units.more_key_hashes.astype(">u8").tobytes(), [0, *units.more_key_ends.tolist()]
+    cuts = [more[KEY_HASH_BYTES * a : KEY_HASH_BYTES * b] or None for a, b in itertools.pairwise(ends)]
+    columns = {
+        "topic": pa.repeat(queue[0], count),
+        "queue_id": pa.repeat(pa.scalar(queue[1], pa.int32()), count),
+        "queue_offset": units.queue_offset,
+        "store_time_ms": units.store_time_ms,
+        "size_bytes": units.size_bytes.astype(np.int32),
+        "tag_hash": units.tag_hash.view(np.int64),
+        "key_hash": units.key_hash.view(np.int64),
+        "inner_count": units.inner_count.astype(np.int32),
+        "inner_key_hashes": pa.array(cuts, pa.binary()),
+        "is_readable": units.is_readable,
+    }
+    return pa.table(columns, schema=UNIT_SCHEMA)
+
+
+def _units(columns: dict[str, np.ndarray], rows: np.ndarray, more: list[bytes | None], *, is_batch: bool) -> Units:
+    offsets = columns["queue_offset"][rows]
+    ones = np.ones(len(rows), np.int64)
+    return Units(
+        queue_offset=offsets,
+        size_bytes=columns["size_bytes"][rows].astype(np.int64),
+        store_time_ms=columns["store_time_ms"][rows],
+        message_base=offsets,
+        inner_count=columns["inner_count"][rows].astype(np.int64) if is_batch else ones,
+        tag_hash=columns["tag_hash"][rows].view(np.uint64),
+        key_hash=columns["key_hash"][rows].view(np.uint64),
+        more_key_ends=np.cumsum([len(keys or b"") // KEY_HASH_BYTES for keys in more], dtype=np.int64)
+        if more
+        else 0 * ones,
+        more_key_hashes=np.frombuffer(b"".join(keys or b"" for keys in more), ">u8").astype(np.uint64),
+        is_readable=columns["is_readable"][rows].astype(np.bool_),
+    )
+
+
+def _headers() -> Column:
+    """Values by name, of the last header of each name: so says `spark.sql.mapKeyDedupPolicy` (the session's).
+
+    A map and not `filter`: that is compiled anew by every task, which costs a small micro-batch more than the rest.
+    """
+    return f.map_from_entries("headers")
+
+
+def _header(name: str) -> Column:
+    return f.try_element_at(_headers(), f.lit(name))
+
+
+def _number(text: Column) -> Column:
+    """The number that ASCII digits say, null where they are none."""
+    digits = text.cast("string")
+    return f.when(digits.rlike(rf"^[0-9]{{1,{DIGITS_MAX}}}\z"), digits.cast("bigint"))
+
+
+def _tag_hash(tag: Column) -> Column:
+    hashed = f.conv(f.substring(f.sha2(tag, 256), 1, 2 * HASH_BYTES), 16, -10).cast("bigint")
+    return f.when(f.coalesce(f.length(tag), f.lit(0)) == 0, f.lit(0)).otherwise(_never_zero(hashed))
+
+
+def _never_zero(hashed: Column) -> Column:
+    return f.when(hashed == 0, f.lit(1)).otherwise(hashed)

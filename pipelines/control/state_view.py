@@ -1,0 +1,170 @@
+"""Reading the state for people: queues and lanes as they are stored, without deciding anything."""
+
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+
+from broker_state.kernel.queue_state import load_queue
+from broker_state.store.overlay import STATE, Overlay
+from broker_state.store.records import LaneRecord, QueueRecord
+from broker_state.store.rocks_store import RocksStore
+
+__all__ = ["BatchView", "LaneDetail", "LaneView", "MemberView", "QueueView", "WaitingPop", "lane_detail", "queues_in"]
+
+RUNS_SHOWN = 100
+
+
+class MemberView(msgspec.Struct, frozen=True):
+    """Neighbouring members of a batch that are not acked; `next_visible_ms`: when they are offered again."""
+
+    first: int
+    last: int
+    next_visible_ms: int
+    attempt: int
+    suspended: bool
+
+
+class BatchView(msgspec.Struct, frozen=True):
+    """OrderInfo of an orderly lane; `free_at_ms` None: the lane is free. At most 100 runs of `unacked`."""
+
+    epoch: int
+    pop_time_ms: int
+    invisible_time_ms: int
+    attempt_id: str | None
+    first: int
+    last: int
+    members: int
+    acked: int
+    free_at_ms: int | None
+    unacked: list[MemberView]
+
+
+class WaitingPop(msgspec.Struct, frozen=True):
+    """A pop that waits, in its turn."""
+
+    op_id: str | None
+    client_id: str | None
+    attempt_id: str | None
+    max_messages: int
+    until_ms: int
+
+
+class LaneDetail(msgspec.Struct, frozen=True):
+    """Who waits (at most 100 pops), and what blocks them."""
+
+    batch: BatchView | None
+    waiting: list[WaitingPop]
+
+
+class LaneView(msgspec.Struct, frozen=True):
+    """One lane as `popstream status` shows it."""
+
+    group: str
+    commit_offset: int
+    next_offset: int
+    lag: int
+    leased: int
+    available: int
+    parked: int
+    acked: int
+    dead_lettered: int
+    epoch: int
+    orderly: bool | None
+    detail: LaneDetail | None = None
+
+
+class QueueView(msgspec.Struct, frozen=True):
+    """One queue as `popstream status` shows it."""
+
+    topic: str
+    queue_id: int
+    topic_id: str
+    queue_type: str
+    now_ms: int
+    min_offset: int
+    commit_position: int
+    holes: int
+    lanes: list[LaneView]
+
+
+def queues_in(store: RocksStore) -> Iterator[QueueView]:
+    """Every queue of the state with its lanes, in the order of their keys.
+
+    Keys of one queue share a prefix, so after its record only the records of its lanes are read.
+    """
+    at = b""
+    while True:
+        first = next(iter(store.scan(STATE, at)), None)
+        if first is None:
+            return
+        key = first[0]
+        size = 1 + key[0] + 4
+        prefix = key[:size]
+        stored = store.get(STATE, prefix + b"Q")
+        if stored is not None:
+            record = QueueRecord.decode(stored)
+            yield QueueView(
+                topic=prefix[1:-4].decode(),
+                queue_id=int.from_bytes(prefix[-4:], "big"),
+                topic_id=record.topic_id,
+                queue_type=record.queue_type,
+                now_ms=record.now_ms,
+                min_offset=record.min_offset,
+                commit_position=record.commit_position,
+                holes=record.holes,
+                lanes=[_lane(record, LaneRecord.decode(value)) for _, value in _lanes(store, prefix)],
+            )
+        at = prefix + b"\xff"
+
+
+def _lanes(store: RocksStore, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    return store.scan(STATE, prefix + b"N", prefix + b"O")
+
+
+def _lane(queue: QueueRecord, lane: LaneRecord) -> LaneView:
+    return LaneView(
+        group=lane.group,
+        commit_offset=lane.commit_offset,
+        next_offset=lane.next_offset,
+        lag=queue.commit_position - lane.commit_offset,
+        leased=lane.leased,
+        available=lane.available,
+        parked=lane.parked,
+        acked=lane.acked,
+        dead_lettered=lane.dead_lettered,
+        epoch=lane.epoch,
+        orderly=lane.orderly,
+    )
+
+
+def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> LaneDetail | None:
+    """What a lane holds and who waits for it, at one moment; None when the lane has gone meanwhile."""
+    queue = load_queue(Overlay(store.frozen()), topic, queue_id)
+    lane = None if queue is None else queue.lane(group)
+    if lane is None:
+        return None
+    waiting = [
+        WaitingPop(pop.op_id, pop.client_id, pop.attempt_id, pop.max_messages, pop.deadline_ms)
+        for pop in itertools.islice(lane.parked_pops(), RUNS_SHOWN)
+    ]
+    info = lane.order_info
+    if not info.member_count:
+        return LaneDetail(None, waiting)
+    unacked = [
+        MemberView(first, end - 1, info.next_visible_ms(member), member.count + 1, member.suspended)
+        for first, end, member in itertools.islice(info.unacked(), RUNS_SHOWN)
+    ]
+    batch = BatchView(
+        epoch=info.epoch,
+        pop_time_ms=info.pop_time_ms,
+        invisible_time_ms=info.invisible_time_ms,
+        attempt_id=info.attempt_id,
+        first=info.first,
+        last=info.end - 1,
+        members=info.member_count,
+        acked=info.acked_count,
+        free_at_ms=info.due_ms or None,
+        unacked=unacked,
+    )
+    return LaneDetail(batch, waiting)

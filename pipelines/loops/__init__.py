@@ -1,0 +1,1 @@
+"""Threads that repeat something: at intervals, or until it succeeds."""

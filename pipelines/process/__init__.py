@@ -1,0 +1,1 @@
+"""The process around the queries: start, threads, JVM, restarts, logs, maintenance, shutdown."""

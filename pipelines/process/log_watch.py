@@ -1,0 +1,141 @@
+"""Looks now and then whether Kafka answers, whether the ops topic is the same, and how much of it waits how long."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+from kafka import KafkaConsumer, TopicPartition
+
+from checkpoints.reconcile import require_same_topic
+from connectors.kafka.own_topics import TopicFacts, describe, retention_ms
+from pipelines.loops.periodic import Periodic
+from popstream.wire.failures import Corrupt, Unavailable
+
+__all__ = ["LogWatch"]
+
+_log = structlog.get_logger(__name__)
+
+INTERVAL_S = 2.0
+ANSWER_S_MAX = 5.0
+TOPIC_EACH_S = 10.0
+
+
+class LogWatch:
+    """A thread of its own: Spark and the producers keep trying for minutes before they say that Kafka is away.
+
+    Args:
+        bootstrap_servers: The Kafka that is asked.
+        ops: The topic whose end is looked at.
+        decided: The next offset to decide, by partition.
+        on_failure: Called with why the job cannot go on with this topic.
+    """
+
+    def __init__(
+        self,
+        bootstrap_servers: str,
+        ops: TopicFacts,
+        decided: Callable[[], Mapping[int, int]],
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._ops = ops
+        self._on_failure = on_failure
+        self._partitions = [TopicPartition(ops.name, number) for number in range(ops.partition_count)]
+        self._decided = decided
+        self._stopping = threading.Event()
+        self._problem: str | None = None
+        self._away_since = 0.0
+        self._lag = 0
+        self._overdue = 0
+        self._retention_ms: int | None = None
+        self._thread = threading.Thread(target=self._run, name="log-watch", daemon=True)
+        # Not on the same thread: while Kafka is away these questions take longer than that one may.
+        self._topic = Periodic("ops_topic", TOPIC_EACH_S, self._look_at_topic)
+
+    @property
+    def problem(self) -> str | None:
+        """Why nothing can be decided; None while Kafka answers."""
+        if self._problem is None:
+            return None
+        return f"Kafka has not answered for {time.monotonic() - self._away_since:.0f} s: {self._problem}"
+
+    @property
+    def lag(self) -> int:
+        """Offsets of the ops topic that were not decided when it was last asked; control records count, too."""
+        return self._lag
+
+    @property
+    def overdue(self) -> int:
+        """Of these, offsets that still waited after half of the time for which the topic keeps them."""
+        return self._overdue
+
+    def start(self) -> None:
+        """Begin looking."""
+        self._thread.start()
+        self._topic.start()
+
+    def stop(self) -> None:
+        """End, within the time that one question may take."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._topic.stop()
+
+    def _run(self) -> None:
+        consumer = None
+        while not self._stopping.is_set():
+            asked_at = time.monotonic()
+            try:
+                if consumer is None:
+                    consumer = KafkaConsumer(bootstrap_servers=self._bootstrap_servers, enable_auto_commit=False)
+                end = consumer.end_offsets(self._partitions, timeout_ms=ANSWER_S_MAX * 1000)
+                lag = self._behind(end)
+                overdue = self._behind(self._due(consumer, end)) if lag else 0
+            except Exception as error:  # noqa: BLE001 - whatever it is, nobody could tell how far the log is
+                if self._problem is None:
+                    self._away_since = asked_at
+                    _log.warning("kafka_away", error=str(error))
+                self._problem = str(error) or type(error).__name__
+            else:
+                if self._problem is not None:
+                    _log.info("kafka_back", after_s=round(time.monotonic() - self._away_since, 1))
+                self._problem, self._lag = None, lag
+                self._tell_overdue(overdue)
+            self._stopping.wait(INTERVAL_S)
+        if consumer is not None:
+            consumer.close(autocommit=False)
+
+    def _behind(self, offsets: Mapping[TopicPartition, int]) -> int:
+        """How many offsets below these are not decided."""
+        decided = self._decided()
+        return sum(max(0, offset - decided.get(at.partition, 0)) for at, offset in offsets.items())
+
+    def _due(self, consumer: KafkaConsumer, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Up to where records have been there for half of the topic's retention."""
+        half_ago_ms = time.time() * 1000 - (self._retention_ms or float("inf")) / 2
+        if half_ago_ms < 0:
+            return {}
+        asked = dict.fromkeys(self._partitions, int(half_ago_ms))
+        younger = consumer.offsets_for_times(asked, timeout_ms=ANSWER_S_MAX * 1000)
+        return {at: end[at] if first is None else first.offset for at, first in younger.items()}
+
+    def _tell_overdue(self, overdue: int) -> None:
+        if overdue and not self._overdue:
+            _log.warning("ops_overdue", records=overdue, retention_ms=self._retention_ms)
+        if self._overdue and not overdue:
+            _log.info("ops_no_longer_overdue")
+        self._overdue = overdue
+
+    def _look_at_topic(self) -> None:
+        try:
+            found = describe(self._bootstrap_servers, [self._ops.name]).get(self._ops.name)
+            if found is not None:  # else it is deleted, which ends Spark's query
+                before, now = ((facts.topic_id, facts.partition_count) for facts in (self._ops, found))
+                require_same_topic(self._ops.name, before, now)
+                # Whoever makes it shorter does it on a topic that is in use.
+                self._retention_ms = retention_ms(self._bootstrap_servers, self._ops.name)
+        except Corrupt as error:
+            self._on_failure(error)
+        except Unavailable:
+            return  # the other thread says so

@@ -1,0 +1,130 @@
+"""What must be there before anything is started: every finding at once, each with what to do."""
+
+import os
+import re
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from connectors.jars.resolve import JarError, java, kafka_jars, spark_jars
+from connectors.kafka.loopback import is_free
+from popstream.wire.failures import Invalid, Unavailable
+
+__all__ = ["reach_kafka", "require_ready"]
+
+JAVA_MIN, JAVA_MAX = 17, 21
+DISK_FREE_BYTES_MIN = 2 << 30
+JAVA_TIMEOUT_S = 20
+CONNECT_TIMEOUT_S = 2.0
+REACH_TIMEOUT_S = 15.0
+
+
+def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str, int]) -> None:
+    """Look for Java, jars, disk space and free ports.
+
+    Args:
+        folder: The job's; its disk is the one that is looked at.
+        var: Where `make setup` has put the jars.
+        with_kafka: Whether the jars of a broker are needed as well.
+        ports: Option to port that must be free on this machine; 0 needs none.
+
+    Raises:
+        Invalid: Its details are everything that is missing.
+    """
+    found = [
+        *_java_findings(),
+        *_finding(lambda: spark_jars(var)),
+        *(_finding(lambda: kafka_jars(var)) if with_kafka else ()),
+        *_disk_findings(folder),
+        *(
+            f"port {port} is taken: stop what listens on it, or choose another {option}"
+            for option, port in ports.items()
+            if port and not is_free(port)
+        ),
+    ]
+    if len(found) == 1:
+        raise Invalid(found[0])
+    if found:
+        message = f"{len(found)} things are missing:"
+        raise Invalid(message, details=found)
+
+
+def reach_kafka(bootstrap_servers: str, *, timeout_s: float = REACH_TIMEOUT_S) -> None:
+    """Wait until one of the servers takes a connection: seconds now instead of half a minute after Spark has started.
+
+    Raises:
+        Invalid: An address cannot be read.
+        Unavailable: None does, within the time.
+    """
+    addresses = [_address(server) for server in bootstrap_servers.split(",")]
+    deadline = time.monotonic() + timeout_s
+    while True:
+        for address in addresses:
+            try:
+                socket.create_connection(address, timeout=CONNECT_TIMEOUT_S).close()
+            except OSError as error:
+                failure = error
+            else:
+                return
+        if time.monotonic() > deadline:
+            message = (
+                f"no Kafka takes connections at {bootstrap_servers} ({failure}): is it running, and the address right?"
+            )
+            raise Unavailable(message, subject=bootstrap_servers)
+        time.sleep(0.3)
+
+
+def java_major(text: str) -> int:
+    """The release that `java -version` tells; 0 when it tells none.
+
+    >>> java_major('openjdk version "17.0.12" 2024-07-16'), java_major('java version "1.8.0_402"'), java_major("?")
+    (17, 8, 0)
+    """
+    found = re.search(r'version "(?:1\.)?(\d+)', text)
+    return int(found[1]) if found else 0
+
+
+def _java_findings() -> list[str]:
+    try:
+        program = java()
+        said = subprocess.run(  # noqa: S603 - the program is the one that will be run anyway
+            [program, "-version"], capture_output=True, text=True, timeout=JAVA_TIMEOUT_S, check=False
+        )
+    except JarError as error:
+        return [str(error)]
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [f"java does not run: {error}"]
+    major = java_major(said.stderr + said.stdout)
+    if JAVA_MIN <= major <= JAVA_MAX:
+        return []
+    what = f"Java {major}" if major else "no version of Java that can be told"
+    return [f"{program} is {what}: point JAVA_HOME at one from {JAVA_MIN} to {JAVA_MAX}"]
+
+
+def _finding(look: Callable[[], object]) -> list[str]:
+    try:
+        look()
+    except JarError as error:
+        return [str(error)]
+    return []
+
+
+def _disk_findings(folder: Path) -> list[str]:
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
+        return [f"{there} cannot be written to: choose another --folder"]
+    free = shutil.disk_usage(there).free
+    if free >= DISK_FREE_BYTES_MIN:
+        return []
+    return [f"{free / (1 << 30):.1f} GiB are free in {there}, {DISK_FREE_BYTES_MIN >> 30} are needed"]
+
+
+def _address(server: str) -> tuple[str, int]:
+    host, colon, port = server.strip().rpartition(":")
+    if not colon or not host or not port.isdigit():
+        message = f"{server.strip()!r} is no address of a Kafka broker: write host:port, several with commas"
+        raise Invalid(message, subject=server)
+    return host.strip("[]"), int(port)

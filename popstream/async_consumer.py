@@ -1,0 +1,222 @@
+"""The consumer for asyncio: the same one, waited for without blocking the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from popstream.consumer import Consumer
+from popstream.lease.entries import RETURNED, Change
+from popstream.shutdown import exit_on_sigterm
+from popstream.wire.failures import PopstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from types import TracebackType
+
+    from popstream.message import Message, PopResult
+    from popstream.outcome import Outcome, Receipt
+    from popstream.pop.subscription import Subscription
+
+__all__ = ["AsyncConsumer"]
+
+LOG = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+TAKE_TIMEOUT_S = 1.0
+POPS_AT_ONCE_MAX = 32
+
+
+class AsyncConsumer:
+    """A `Consumer` for coroutines of one event loop; it takes the same arguments.
+
+    ```python
+    async with AsyncConsumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
+        async for message in consumer:          # or: await consumer.run(handle, tasks=100)
+            await work_on(message.value)
+            message.ack()                       # await asyncio.wrap_future(message.ack()) for its outcome
+    ```
+
+    Args:
+        *args: Of `Consumer`.
+        **options: Of `Consumer`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Consumer's
+        self._open = partial(Consumer, *args, **options)
+        self._exits_on_sigterm = options.get("exit_on_sigterm", True)
+        self._consumer: Consumer | None = None
+        self._threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async")
+
+    @classmethod
+    def of(cls, consumer: Consumer) -> Self:
+        """Wrap an open consumer; it is closed with this."""
+        wrapped = cls()
+        wrapped._consumer = consumer
+        return wrapped
+
+    @property
+    def consumer(self) -> Consumer:
+        """The consumer below; its calls block."""
+        assert self._consumer is not None, "use `async with`, or `await open()` first"
+        return self._consumer
+
+    async def open(self) -> Self:
+        """Connect.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            Invalid: The job's topics do not exist, or a setting is wrong.
+        """
+        if self._consumer is None:
+            if self._exits_on_sigterm:
+                exit_on_sigterm()  # the consumer is made in another thread, which may not do this
+            self._consumer = await self._in_thread(self._open)
+        return self
+
+    async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult:  # noqa: ANN401 - Consumer.pop's
+        """As `Consumer.pop`. When it is cancelled, what it still gets goes back."""
+        return await self._in_thread(partial(self.consumer.pop, topic, queue_id, **options), undo=_release)
+
+    async def ack(self, messages: Iterable[Receipt]) -> list[Outcome]:
+        """As `Consumer.ack`."""
+        return await asyncio.wrap_future(self.consumer.ack_async(messages))
+
+    async def change_invisible(
+        self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
+    ) -> list[Outcome]:
+        """As `Consumer.change_invisible`."""
+        change = partial(self.consumer.change_invisible, messages, invisible_time_ms, suspend=suspend)
+        return await self._in_thread(change)
+
+    async def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
+        """As `Consumer.reject`."""
+        return await self._in_thread(partial(self.consumer.reject, messages, cause))
+
+    async def run(
+        self, handle: Callable[[Message], Awaitable[object]], *, tasks: int = 1, failure_delay_ms: int = 1_000
+    ) -> None:
+        """As `Consumer.run`, with so many tasks in place of threads. When it is cancelled, what is at hand goes back.
+
+        Raises:
+            Refused: The job does not let this group pop.
+            Invalid: There are no topics, or one does not exist.
+        """
+        feed = _Feed(self.consumer.subscribe(), self._threads)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(tasks):
+                group.create_task(self._work(feed, handle, Change(failure_delay_ms)))
+
+    def stop(self) -> None:
+        """As `Consumer.stop`."""
+        self.consumer.stop()
+
+    async def close(self) -> None:
+        """As `Consumer.close`."""
+        if self._consumer is not None:
+            await self._in_thread(self._consumer.close)
+        self._threads.shutdown(wait=False)
+
+    async def __aiter__(self) -> AsyncIterator[Message]:
+        """As iteration over a `Consumer`."""
+        feed = _Feed(self.consumer.subscribe(), self._threads)
+        while (message := await feed.next()) is not None:
+            yield message
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        await self.close()
+
+    async def _work(self, feed: _Feed, handle: Callable[[Message], Awaitable[object]], failed: Change) -> None:
+        while (message := await feed.next()) is not None:
+            try:
+                await handle(message)
+            except BaseException as error:
+                if not message.is_settled:
+                    feed.give_back(message, failed)
+                if not isinstance(error, Exception):
+                    raise
+                where = (message.topic, message.queue_id, message.queue_offset)
+                LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
+            else:
+                if not message.is_settled:
+                    message.ack()
+
+    async def _in_thread(self, call: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
+        running = self._threads.submit(call)
+        try:
+            return await asyncio.shield(asyncio.wrap_future(running))
+        except asyncio.CancelledError:
+            # The thread goes on; what it gets has nobody to work on it.
+            if undo is not None:
+                running.add_done_callback(lambda done: None if done.exception() else undo(done.result()))
+            raise
+
+
+class _Feed:
+    """Brings the messages of a subscription to coroutines, with one thread that waits for all of them."""
+
+    def __init__(self, subscription: Subscription, threads: ThreadPoolExecutor) -> None:
+        self._subscription = subscription
+        self._threads = threads
+        self._waiters: deque[asyncio.Future[Message | None]] = deque()
+        self._serving: asyncio.Task[None] | None = None
+
+    async def next(self) -> Message | None:
+        """The next message; None when the consumer has stopped."""
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[Message | None] = loop.create_future()
+        self._waiters.append(waiter)
+        if self._serving is None or self._serving.done():
+            self._serving = loop.create_task(self._serve())
+        try:
+            return await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled() and (message := waiter.result()) is not None:
+                self.give_back(message, RETURNED)
+            raise
+
+    def give_back(self, message: Message, change: Change) -> None:
+        """Give a message back, and in an orderly group what follows it; in a thread, for Kafka may be away."""
+        self._threads.submit(self._subscription.give_back_rest, [message], change)
+
+    async def _serve(self) -> None:
+        try:
+            while waiter := self._next_waiter():
+                if self._subscription.is_stopped:
+                    waiter.set_result(None)
+                    continue
+                self._waiters.appendleft(waiter)
+                take = partial(self._subscription.take, 1, TAKE_TIMEOUT_S)
+                for message in await asyncio.get_running_loop().run_in_executor(self._threads, take):
+                    if found := self._next_waiter():
+                        found.set_result(message)
+                    else:
+                        self.give_back(message, RETURNED)
+        except PopstreamError as error:
+            while waiter := self._next_waiter():
+                waiter.set_exception(error)
+
+    def _next_waiter(self) -> asyncio.Future[Message | None] | None:
+        """The first that still waits; it is taken off the list."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                return waiter
+        return None
+
+
+def _release(messages: Iterable[Message]) -> None:
+    for message in messages:
+        message.release()

@@ -1,0 +1,215 @@
+"""Operations that wait for their answer: matched by op_id, joined from parts, sent again when the answer stays away.
+
+No thread and no Kafka here: `transport` calls `accept` with what it received and `due` with the time.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from popstream.errors import AnswerTimeout, ClientClosed
+from popstream.exchange.broker_clock import BrokerClock
+from popstream.settings import RESEND_WINDOW_MS
+from popstream.wire.answer import Answer, decode_frame
+from popstream.wire.decoding import DECODE_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["Exchange", "Pending", "answers_of", "join_parts"]
+
+LOG = logging.getLogger(__name__)
+
+LIST_FIELDS = ("messages", "runs", "handles", "released")
+
+AnswerFuture = Future[Answer]
+
+
+def join_parts(parts: Iterable[Answer]) -> Answer:
+    """One answer out of its pieces: the lists follow each other in the order of `part`, the rest is the first piece's.
+
+    >>> from popstream.wire.reason import Reason
+    >>> fields = {"op_id": "a", "type": "ack", "code": 0, "reason": Reason.OK, "applied": True, "parts": 2}
+    >>> piece = Answer(topic="orders", queue_id=0, now_ms=1, **fields)
+    >>> first, second = (msgspec.structs.replace(piece, part=n, handles=[f"h{n}"]) for n in (0, 1))
+    >>> join_parts([second, first]).handles
+    ['h0', 'h1']
+    """
+    ordered = sorted(parts, key=lambda piece: piece.part)
+    first = ordered[0]
+    if len(ordered) == 1:
+        return first
+    joined: dict[str, Any] = {
+        name: [item for piece in ordered for item in getattr(piece, name)] for name in LIST_FIELDS
+    }
+    joined["commit_offsets"] = {group: offset for piece in ordered for group, offset in piece.commit_offsets.items()}
+    return msgspec.structs.replace(first, part=0, parts=1, **joined)
+
+
+class _RawFrame(msgspec.Struct):
+    answers: list[msgspec.Raw]
+
+
+_raw_frame_decoder = msgspec.json.Decoder(_RawFrame)
+_answer_decoder = msgspec.json.Decoder(Answer)
+
+
+def answers_of(frame: bytes) -> list[Answer]:
+    """The answers in a frame; those a newer job writes and this client cannot read are left out with a warning.
+
+    >>> answers_of(b'{"v":1,"answers":[{"op_id":"a","type":"pop","code":0,"reason":"NEW_REASON"}]}')
+    []
+    """
+    try:
+        return decode_frame(frame)
+    except DECODE_ERRORS as error:
+        LOG.warning("a frame of %d bytes cannot be read as a whole: %s", len(frame), error)
+    try:
+        raw = _raw_frame_decoder.decode(frame).answers
+    except DECODE_ERRORS:
+        return []
+    answers = []
+    for piece in raw:
+        try:
+            answers.append(_answer_decoder.decode(piece))
+        except DECODE_ERRORS as error:
+            LOG.warning("an answer cannot be read: %s", error)
+    return answers
+
+
+class Pending(msgspec.Struct, kw_only=True, eq=False):
+    """One operation on its way. Times are monotonic, in seconds."""
+
+    op_id: str
+    what: str
+    key: bytes
+    value: bytes
+    future: AnswerFuture
+    first_sent_s: float
+    next_send_s: float
+    resend_after_s: float
+    deadline_s: float
+    parts: dict[int, Answer]
+    sent_count: int = 1
+    in_log: bool = False
+
+
+class Exchange:
+    """The table of operations that wait. Safe for use by many threads; futures are completed outside its lock.
+
+    Args:
+        resend_after_s_max: Bound of the doubling wait between two sends of the same operation.
+
+    Attributes:
+        broker_clock: Learns from every answer that comes by.
+    """
+
+    def __init__(self, resend_after_s_max: float) -> None:
+        """Start with nothing waiting."""
+        self._lock = threading.Lock()
+        self._waiting: dict[str, Pending] = {}
+        self._resend_after_s_max = resend_after_s_max
+        self._is_closed = False
+        self.broker_clock = BrokerClock()
+
+    def __len__(self) -> int:
+        """Count the operations that wait."""
+        return len(self._waiting)
+
+    def add(self, pending: Pending) -> None:
+        """Wait for the answer to `pending`; its future can no longer be cancelled.
+
+        Raises:
+            ClientClosed: Nothing is taken any more.
+            ValueError: An operation with this op_id already waits.
+        """
+        pending.future.set_running_or_notify_cancel()
+        with self._lock:
+            if self._is_closed:
+                message = "the client is closed"
+                raise ClientClosed(message, subject=pending.what)
+            if pending.op_id in self._waiting:
+                message = f"an operation with op_id {pending.op_id!r} is under way"
+                raise ValueError(message)
+            self._waiting[pending.op_id] = pending
+
+    def accept(self, frame: bytes, now_s: float) -> None:
+        """Complete what the frame answers. Answers to others, second answers and parts that came before are ignored."""
+        completed: list[tuple[AnswerFuture, Answer]] = []
+        answers = answers_of(frame)
+        if answers:
+            self.broker_clock.learn(max(answer.now_ms for answer in answers), now_s)
+        with self._lock:
+            for answer in answers:
+                pending = self._waiting.get(answer.op_id)
+                if pending is None:
+                    continue
+                pending.parts.setdefault(answer.part, answer)
+                if len(pending.parts) >= answer.parts:
+                    del self._waiting[answer.op_id]
+                    completed.append((pending.future, join_parts(pending.parts.values())))
+        for future, answer in completed:
+            future.set_result(answer)
+
+    def sent(self, op_id: str, error: Exception | None, now_s: float, retry_after_s: float) -> None:
+        """Note what Kafka said about a send: confirmed, or failed, and then it is due again after `retry_after_s`."""
+        with self._lock:
+            pending = self._waiting.get(op_id)
+            if pending is None:
+                return
+            if error is None:
+                pending.in_log = True
+            else:
+                LOG.warning("%s could not be written and is sent again: %s", pending.what, error)
+                pending.next_send_s = min(pending.next_send_s, now_s + retry_after_s)
+
+    def due(self, now_s: float) -> list[Pending]:
+        """Give up what is past its deadline, and tell what is to be sent again now."""
+        expired: list[Pending] = []
+        again: list[Pending] = []
+        with self._lock:
+            for pending in list(self._waiting.values()):
+                if now_s >= pending.deadline_s:
+                    del self._waiting[pending.op_id]
+                    expired.append(pending)
+                elif now_s >= pending.next_send_s:
+                    pending.next_send_s = float("inf")
+                    if now_s - pending.first_sent_s < RESEND_WINDOW_MS / 1000:
+                        pending.resend_after_s = min(2 * pending.resend_after_s, self._resend_after_s_max)
+                        pending.next_send_s = now_s + pending.resend_after_s
+                        pending.sent_count += 1
+                        again.append(pending)
+        for pending in expired:
+            pending.future.set_exception(_timeout(pending, now_s))
+        return again
+
+    def wait_s(self, now_s: float, longest_s: float) -> float:
+        """How long nothing is due, at most `longest_s`."""
+        with self._lock:
+            moments = [min(pending.next_send_s, pending.deadline_s) for pending in self._waiting.values()]
+        return max(0.0, min([longest_s, *(moment - now_s for moment in moments)]))
+
+    def close(self) -> None:
+        """Fail all that waits with `ClientClosed`, and take nothing more."""
+        with self._lock:
+            self._is_closed = True
+            waiting, self._waiting = list(self._waiting.values()), {}
+        for pending in waiting:
+            message = f"the client was closed before {pending.what} was answered; its outcome is unknown"
+            pending.future.set_exception(ClientClosed(message, subject=pending.op_id))
+
+
+def _timeout(pending: Pending, now_s: float) -> AnswerTimeout:
+    waited_s = now_s - pending.first_sent_s
+    state = "it is in the log and will be decided" if pending.in_log else "whether it reached the log is unknown"
+    return AnswerTimeout(
+        f"no answer to {pending.what} in {waited_s:.1f} s, sent {pending.sent_count} times; {state}. Does the job run?",
+        op_ids=[pending.op_id],
+        in_log=pending.in_log,
+        subject=pending.op_id,
+    )

@@ -1,0 +1,142 @@
+"""The transport's link over Kafka: a producer for the ops topic, a consumer on one partition of the results topic."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from popstream.exchange.partitioner import partition_of
+from popstream.exchange.resilient_producer import LastingProducer
+from popstream.wire.failures import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from popstream.settings import ClientSettings
+
+__all__ = ["KafkaLink", "producer_options"]
+
+LOG = logging.getLogger(__name__)
+
+OPEN_TIMEOUT_MS = 30_000
+RECORD_BYTES_MAX = 16 * 1024 * 1024
+FRAMES_MAX = 500
+RECONNECT_MS_MAX = 1_000
+# Two partitions of one broker share a request, so this bounds how long `close` waits for the thread, not how soon
+# answers come.
+FETCH_WAIT_MS = 250
+
+
+def producer_options(settings: ClientSettings) -> dict[str, Any]:
+    """Options of every producer here: confirmed by all replicas, written once however often it is tried."""
+    return {
+        "bootstrap_servers": settings.bootstrap_servers.split(","),
+        "acks": "all",
+        "enable_idempotence": True,
+        "delivery_timeout_ms": settings.delivery_timeout_ms,
+        "request_timeout_ms": min(10_000, settings.delivery_timeout_ms // 2),
+        "max_block_ms": settings.delivery_timeout_ms,
+        "max_request_size": RECORD_BYTES_MAX,
+        "allow_auto_create_topics": False,
+        # kafka-python's 30 s are as long as a record has: a broker that is back would be found too late.
+        "reconnect_backoff_max_ms": RECONNECT_MS_MAX,
+        **settings.kafka,
+    }
+
+
+class KafkaLink:
+    """Carries operations and frames over Kafka.
+
+    Args:
+        settings: Names and time-outs.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        """Connect to nothing yet."""
+        self._settings = settings
+        self._producer = LastingProducer(
+            {"client_id": settings.client_id, **producer_options(settings)}, refusals=(), on_connected=lambda: None
+        )
+        self._consumer: Any = None
+
+    def open(self) -> int:
+        """Choose a partition by the client id, and stand at its end before anything is sent.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            Invalid: The job's topics do not exist.
+        """
+        settings = self._settings
+        try:
+            self._consumer = KafkaConsumer(
+                bootstrap_servers=settings.bootstrap_servers.split(","),
+                client_id=settings.client_id,
+                group_id=None,
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                # Falling behind the retention of answers loses the oldest of them; the others still help.
+                auto_offset_reset="earliest",
+                fetch_max_wait_ms=FETCH_WAIT_MS,
+                allow_auto_create_topics=False,
+                **settings.kafka,
+            )
+            partition = zlib.crc32(settings.client_id.encode()) % self._count_reply_partitions()
+            place = TopicPartition(settings.results, partition)
+            self._consumer.assign([place])
+            self._consumer.seek(place, self._consumer.end_offsets([place], timeout_ms=OPEN_TIMEOUT_MS)[place])
+            self._producer.open()
+        except KafkaError as error:
+            self.close()
+            message = f"Kafka does not answer: {error!r}"
+            raise Unavailable(message, subject=settings.bootstrap_servers) from error
+        except (Invalid, Unavailable):
+            self.close()
+            raise
+        LOG.debug("%s reads %s", settings.client_id, place)
+        return partition
+
+    def _count_reply_partitions(self) -> int:
+        topics = (self._settings.operations, self._settings.results)
+        counts = [len(self._consumer.partitions_for_topic(topic)) for topic in topics]
+        missing = [f"{topic} does not exist" for topic, count in zip(topics, counts, strict=True) if not count]
+        if missing:
+            message = "the topics of the job are not there: has it ever been started, and is the prefix right?"
+            raise Invalid(message, subject=self._settings.prefix, details=missing)
+        return counts[1]
+
+    def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
+        """Write one operation to the partition of its key.
+
+        Raises:
+            Unavailable: Kafka is away, and another producer is not made yet.
+        """
+        kafka = self._producer.current
+        if kafka is None:
+            message = "Kafka is away"
+            raise Unavailable(message, subject=self._settings.bootstrap_servers)
+
+        def on_failure(error: Exception) -> None:
+            # Whatever it was, this producer may not send again.
+            self._producer.suspect(kafka)
+            on_sent(error)
+
+        topic = self._settings.operations
+        count = len(kafka.partitions_for(topic))
+        future = kafka.send(topic, key=key, value=value, partition=partition_of(key, count))
+        future.add_callback(lambda _: on_sent(None))
+        future.add_errback(on_failure)
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        """Values of the records that came."""
+        polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=FRAMES_MAX)
+        return [record.value for records in polled.values() for record in records if record.value is not None]
+
+    def close(self) -> None:
+        """Deliver what is on its way, within the delivery time-out, and disconnect."""
+        self._producer.close(self._settings.delivery_timeout_ms / 1000)
+        if self._consumer is not None:
+            self._consumer.close(autocommit=False)

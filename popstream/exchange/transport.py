@@ -1,0 +1,247 @@
+"""Sends operations to the ops topic and brings back their answers; one for each client, or one shared by several.
+
+```
+caller ── submit ──> Exchange ──────────────┐ waits by op_id
+                └──> Link.send ──> ops topic │
+background thread:  Link.receive <── results topic, one partition ── Exchange.accept ──> Future
+                    Exchange.due ──> Link.send (the same bytes again)
+```
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Protocol, Self
+
+import msgspec
+
+from popstream.errors import ClientClosed
+from popstream.exchange.exchange import Exchange, Pending
+from popstream.exchange.kafka_link import KafkaLink
+from popstream.exchange.partitioner import ops_key
+from popstream.history.recorder import HistoryRecorder
+from popstream.wire.command import Command, Pop, encode_command
+from popstream.wire.failures import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from popstream.exchange.broker_clock import BrokerClock
+    from popstream.settings import ClientSettings
+    from popstream.wire.answer import Answer
+
+__all__ = ["Link", "Transport", "new_op_id"]
+
+LOG = logging.getLogger(__name__)
+
+OP_ID_BYTES = 15
+RECEIVE_S_MAX = 0.25
+RETRY_AFTER_S = 0.25
+TROUBLE_PAUSE_S = 0.5
+
+
+def new_op_id() -> str:
+    """Name for one operation: 120 random bits in 20 characters, so that nobody can guess it and no restart repeats it.
+
+    >>> len(new_op_id()), new_op_id() == new_op_id()
+    (20, False)
+    """
+    return secrets.token_urlsafe(OP_ID_BYTES)
+
+
+class Link(Protocol):
+    """What carries bytes: Kafka (`KafkaLink`), or memory in tests (`MemoryLink`).
+
+    `open` comes first; `receive` is called by one thread only, `send` by any.
+    """
+
+    def open(self) -> int:
+        """Get ready to receive, from now on, and tell the partition that answers shall come to."""
+
+    def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
+        """Write one record; `on_sent` is called with None once it is confirmed, or with the error."""
+
+    def receive(self, timeout_s: float) -> list[bytes]:
+        """Frames that have come; waits for the first of them up to `timeout_s`."""
+
+    def close(self) -> None:
+        """Let go of everything; `receive` is not under way."""
+
+
+class Transport:
+    """Requests and answers. Safe for use by many threads.
+
+    Callbacks of the futures run on the background thread: they must be short, and must not wait for another answer.
+
+    Args:
+        settings: Names and time-outs.
+        link: Instead of Kafka.
+        clock: Monotonic seconds.
+
+    Raises:
+        Unavailable: Kafka does not answer.
+        Invalid: The job's topics do not exist, or the history file cannot be opened.
+    """
+
+    def __init__(
+        self, settings: ClientSettings, *, link: Link | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Connect, take a place at the end of a partition of answers, and start the background thread."""
+        self.settings = settings
+        self._clock = clock
+        self._link: Link = KafkaLink(settings) if link is None else link
+        self._exchange = Exchange(settings.resend_after_ms_max / 1000)
+        self._history = (
+            None if settings.history_file is None else HistoryRecorder(settings.history_file, settings.client_id)
+        )
+        try:
+            self._reply_to = self._link.open()
+        except BaseException:
+            self._close_history()
+            raise
+        self._is_closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"{settings.client_id}-answers", daemon=True)
+        self._thread.start()
+
+    @property
+    def reply_to(self) -> int:
+        """Partition of the results topic that is read here."""
+        return self._reply_to
+
+    @property
+    def broker_clock(self) -> BrokerClock:
+        """The broker's clock, as the answers tell it."""
+        return self._exchange.broker_clock
+
+    @property
+    def waiting_count(self) -> int:
+        """Count the operations without an answer yet."""
+        return len(self._exchange)
+
+    def submit(self, command: Command, *, timeout_ms: int | None = None) -> Future[Answer]:
+        """Send an operation; the future brings its answer, or raises `AnswerTimeout` or `ClientClosed`.
+
+        An op_id that the command brings is kept, else it gets one; `reply_to` is always this transport's.
+
+        Args:
+            command: The operation.
+            timeout_ms: How long to wait for the answer (a pop: beyond its poll time); by default as the settings say.
+
+        Raises:
+            ClientClosed: The transport is closed.
+            Invalid: The record would be larger than the job takes.
+            ValueError: The queue cannot be named, or an operation with the same op_id is under way.
+            OSError: The history cannot be written; nothing was sent.
+        """
+        op_id = command.op_id or new_op_id()
+        addressed = msgspec.structs.replace(command, op_id=op_id, reply_to=self._reply_to)
+        key, value = ops_key(command.topic, command.queue_id), self._encode(addressed)
+        now_s = self._clock()
+        # While a pop is parked there is nothing to answer, so nothing is missing.
+        parked_s = command.poll_time_ms / 1000 if isinstance(command, Pop) else 0.0
+        wait_ms = self.settings.answer_timeout_ms if timeout_ms is None else timeout_ms
+        resend_after_s = self.settings.resend_after_ms / 1000
+        pending = Pending(
+            op_id=op_id,
+            what=f"{type(command).__name__} {op_id} on {command.topic}/{command.queue_id}",
+            key=key,
+            value=value,
+            future=Future(),
+            first_sent_s=now_s,
+            next_send_s=now_s + parked_s + resend_after_s,
+            resend_after_s=resend_after_s,
+            deadline_s=now_s + parked_s + wait_ms / 1000,
+            parts={},
+        )
+        if self._history is not None:
+            self._history.follow(addressed, pending.future)
+        self._exchange.add(pending)
+        self._send(pending)
+        return pending.future
+
+    def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
+        """Send an operation and wait for its answer, whatever it says.
+
+        Raises:
+            AnswerTimeout: None came; the outcome is unknown.
+            ClientClosed: The transport is closed, or was while this waited.
+        """
+        return self.submit(command, timeout_ms=timeout_ms).result()
+
+    def post(self, command: Command) -> None:
+        """Send an operation that nobody waits for; it is not answered and not sent again."""
+        if self._is_closing.is_set():
+            message = "the client is closed"
+            raise ClientClosed(message)
+        unanswered = msgspec.structs.replace(command, op_id=command.op_id or new_op_id(), reply_to=None)
+
+        def on_sent(error: Exception | None) -> None:
+            if error is not None:
+                LOG.warning("%s on %s/%s was lost: %s", type(command).__name__, command.topic, command.queue_id, error)
+
+        if self._history is not None:
+            self._history.post(unanswered)
+        try:
+            self._link.send(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent)
+        except Exception as error:  # noqa: BLE001 - nobody waits for it
+            on_sent(error)
+
+    def close(self) -> None:
+        """Stop; calls that wait raise `ClientClosed`. More calls do nothing."""
+        if self._is_closing.is_set():
+            return
+        self._is_closing.set()
+        self._exchange.close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._link.close()
+        self._close_history()
+
+    def __enter__(self) -> Self:
+        """Give the open transport."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def _encode(self, command: Command) -> bytes:
+        value = encode_command(command)
+        if len(value) > self.settings.ops_bytes_max:
+            name = type(command).__name__
+            message = f"{name} takes {len(value)} bytes, more than the {self.settings.ops_bytes_max} allowed"
+            raise Invalid(message, subject=f"{command.topic}/{command.queue_id}")
+        return value
+
+    def _close_history(self) -> None:
+        if self._history is not None:
+            self._history.close()
+
+    def _send(self, pending: Pending) -> None:
+        def on_sent(error: Exception | None) -> None:
+            self._exchange.sent(pending.op_id, error, self._clock(), RETRY_AFTER_S)
+
+        try:
+            self._link.send(pending.key, pending.value, on_sent)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the operation is tried again until its deadline
+            on_sent(error)
+
+    def _run(self) -> None:
+        while not self._is_closing.is_set():
+            try:
+                for frame in self._link.receive(self._exchange.wait_s(self._clock(), RECEIVE_S_MAX)):
+                    self._exchange.accept(frame, self._clock())
+            except Exception:
+                # Answers may come again; the deadlines of those who wait go on.
+                LOG.exception("answers cannot be read now")
+                self._is_closing.wait(TROUBLE_PAUSE_S)
+            for pending in self._exchange.due(self._clock()):
+                LOG.info("%s is sent again (%d. time)", pending.what, pending.sent_count)
+                self._send(pending)

@@ -1,0 +1,203 @@
+"""Requests about many messages: from messages to entries with ranges, and from runs back to each message.
+
+```
+receipts in the caller's order ── plan ──> records: handles, entries (handle, label, ranges)
+outcomes in the caller's order <── outcomes ── runs (entry, first..last, reason)
+```
+
+A label is what an entry says beside its handle and offsets: the cause of an ack, the new time of a change.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import msgspec
+
+from popstream.errors import AnswerTimeout, AnswerUnreadable
+from popstream.exchange.coalescer import ranges_by_label
+from popstream.outcome import Outcome, ReceiptHandle
+from popstream.wire.reason import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterable, Sequence
+
+    from popstream.outcome import Receipt
+    from popstream.wire.answer import Answer, Run
+
+__all__ = ["DELIVERY_OVER", "RETURNED", "Change", "Gathering", "Plan", "PlannedEntry", "Wish", "outcomes", "plan"]
+
+Label = TypeVar("Label", bound="Hashable")
+
+# With a handle and a group of their greatest length a record of so many is still below the job's limit of 4 MiB, and so
+# many messages are at most as many ranges as the job takes.
+HANDLES_MAX = 2_000
+MESSAGES_MAX = 10_000
+
+DELIVERY_OVER = frozenset(
+    (
+        Reason.ALREADY_ACKED,
+        Reason.STALE_HANDLE,
+        Reason.UNKNOWN_HANDLE,
+        Reason.OUTSIDE_POP,
+        Reason.EXPIRED_LOCALLY,
+        Reason.BELOW_MIN,
+        Reason.ABOVE_MAX,
+    )
+)
+"""Reasons after which no request about the same delivery can succeed."""
+
+OutcomesFuture = Future[list[Outcome]]
+
+
+class Change(msgspec.Struct, frozen=True, gc=False):
+    """Label of a change: visible so long after the decision; with `suspend` the next delivery is no further attempt."""
+
+    invisible_time_ms: int
+    suspend: bool = False
+
+
+RETURNED = Change(0, suspend=True)
+"""Back at once, as if it had not come: for what was not handed out, or is behind a message that comes again."""
+
+
+class Gathering:
+    """Collects the outcomes of one call, which may be spread over several records.
+
+    Its future brings them in the caller's order. When some remain unknown the future raises, and the error carries
+    the known ones.
+    """
+
+    def __init__(self, count: int) -> None:
+        """Expect so many outcomes; with none the future is done."""
+        self.future: OutcomesFuture = Future()
+        self.future.set_running_or_notify_cancel()
+        self._lock = threading.Lock()
+        self._outcomes: list[Outcome | None] = [None] * count
+        self._missing_count = count
+        self._errors: list[Exception] = []
+        if not count:
+            self.future.set_result([])
+
+    def settle(self, settled: Iterable[tuple[int, Outcome | None]], error: Exception | None = None) -> None:
+        """Note outcomes by index, or (None) that an index has none because of `error`."""
+        with self._lock:
+            for index, outcome in settled:
+                self._outcomes[index] = outcome
+                self._missing_count -= 1
+            if error is not None and error not in self._errors:
+                self._errors.append(error)
+            if self._missing_count or self.future.done():
+                return
+        if self._errors:
+            self.future.set_exception(self._error())
+        else:
+            self.future.set_result([outcome for outcome in self._outcomes if outcome is not None])
+
+    def _error(self) -> Exception:
+        timeouts = [error for error in self._errors if isinstance(error, AnswerTimeout)]
+        if len(timeouts) < len(self._errors):
+            return next(error for error in self._errors if not isinstance(error, AnswerTimeout))
+        joined = AnswerTimeout(
+            timeouts[0].message,
+            op_ids=[op_id for error in timeouts for op_id in error.op_ids],
+            in_log=all(error.in_log for error in timeouts),
+            subject=timeouts[0].subject,
+        )
+        joined.outcomes = tuple(self._outcomes)
+        return joined
+
+
+class Wish(msgspec.Struct, Generic[Label], frozen=True, gc=False):
+    """What is asked for one message, and where its outcome belongs."""
+
+    receipt: Receipt
+    handle: str
+    """Text of the receipt's handle when this was asked: an answer to another request may replace it meanwhile."""
+    label: Label
+    gathering: Gathering
+    index: int
+
+
+class PlannedEntry(msgspec.Struct, Generic[Label], frozen=True):
+    """One entry of a record to be."""
+
+    handle: int
+    label: Label
+    ranges: list[tuple[int, int]]
+
+
+class Plan(msgspec.Struct, Generic[Label], frozen=True):
+    """One record to be: each handle once, neighbouring offsets of a handle and label as one range."""
+
+    handles: list[str]
+    entries: list[PlannedEntry[Label]]
+    wishes: list[Wish[Label]]
+
+
+def plan(wishes: Sequence[Wish[Label]]) -> list[Plan[Label]]:
+    """Records for the wishes of one queue, to be sent in this order.
+
+    A message comes at most once in each: the job would refuse the second as DUPLICATE_ENTRY, even if only the second
+    has a good handle. So the wishes of callers who know nothing of each other are judged one after the other, as if
+    they were not joined.
+    """
+    plans: list[Plan[Label]] = []
+    current: list[Wish[Label]] = []
+    offsets: set[int] = set()
+    handles: set[str] = set()
+    for wish in wishes:
+        offset, handle = wish.receipt.queue_offset, wish.handle
+        is_full = len(current) == MESSAGES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
+        if offset in offsets or is_full:
+            plans.append(_plan_one(current))
+            current, offsets, handles = [], set(), set()
+        current.append(wish)
+        offsets.add(offset)
+        handles.add(handle)
+    if current:
+        plans.append(_plan_one(current))
+    return plans
+
+
+def _plan_one(wishes: list[Wish[Label]]) -> Plan[Label]:
+    handles: dict[str, int] = {}
+    for wish in wishes:
+        handles.setdefault(wish.handle, len(handles))
+    ranges = ranges_by_label((wish.receipt.queue_offset, (handles[wish.handle], wish.label)) for wish in wishes)
+    entries = [PlannedEntry(handle, label, found) for (handle, label), found in ranges.items()]
+    return Plan(list(handles), entries, wishes)
+
+
+def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
+    """Outcome of each wish of a record, in their order. An answer without runs speaks for all of them.
+
+    Raises:
+        AnswerUnreadable: The answer is silent about one of them.
+    """
+    if not answer.runs and answer.reason is not Reason.OK:
+        return [Outcome(answer.applied, answer.reason, answer.code)] * len(sent.wishes)
+    handle_of_entry = [(sent.handles[entry.handle], entry.label) for entry in sent.entries]
+    found: dict[tuple[str, Label, int], Outcome] = {}
+    for run in answer.runs:
+        if not 0 <= run.entry < len(handle_of_entry):
+            continue
+        handle, label = handle_of_entry[run.entry]
+        outcome = _outcome(run, answer)
+        for offset in range(run.first, run.last + 1):
+            found[handle, label, offset] = outcome
+    try:
+        return [found[wish.handle, wish.label, wish.receipt.queue_offset] for wish in sent.wishes]
+    except KeyError as error:
+        where = f"offset {error.args[0][2]} of {answer.topic}/{answer.queue_id}"
+        message = f"the answer to {answer.op_id} says nothing about {where}"
+        raise AnswerUnreadable(message, subject=answer.op_id) from error
+
+
+def _outcome(run: Run, answer: Answer) -> Outcome:
+    handle = None if run.handle is None else ReceiptHandle(answer.handles[run.handle])
+    return Outcome(
+        run.applied, run.reason, run.code, run.pop_time_ms, run.invisible_time_ms, run.revive_queue_id, handle
+    )

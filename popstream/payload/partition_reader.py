@@ -1,0 +1,231 @@
+"""Reads partitions of message topics side by side, with one KafkaConsumer that stands still between reads."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from kafka import KafkaConsumer
+from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
+from kafka.metrics.stats import Total
+
+from popstream.payload.payloads import Block, Payload
+
+if TYPE_CHECKING:
+    from popstream.outcome import QueueKey
+    from popstream.settings import ClientSettings
+
+__all__ = ["IDLE_MAX", "PartitionReader"]
+
+LOG = logging.getLogger(__name__)
+
+FETCH_BYTES_MAX = 16 * 1024 * 1024
+# What one request brings of a partition; Kafka gives the first batch whole even if it is larger, so any message fits.
+PARTITION_FETCH_BYTES = 1024 * 1024
+# Only what exists is asked for. A long wait here would hold up the next queue on the same broker: one request at a time
+# each.
+FETCH_WAIT_MS = 20
+# A call that comes while the thread waits for Kafka is looked at after so long.
+POLL_MS = 20
+# Records are unpacked in portions of about so many bytes.
+POLL_BYTES = 1024 * 1024
+POLL_RECORDS_FIRST = 32
+POLL_RECORDS_MAX = 500
+# Reading a record costs about 10 us, a seek at least one request of up to 1 MiB.
+READ_THROUGH_MAX = 500
+# Partitions that nobody waits for, but whose buffer is kept, each of PARTITION_FETCH_BYTES or one batch, for so long.
+IDLE_MAX = 16
+IDLE_S_MAX = 30.0
+BEYOND_END_PAUSE_S = 0.1
+START_TIMEOUT_MS = 1_000
+BOOTSTRAP_TIMEOUT_MS = 10_000
+
+
+class _Place:
+    """Where the consumer stands in one partition: it reads `position` next."""
+
+    def __init__(self) -> None:
+        self.position = -1
+        self.wanted_s = 0.0
+        self.not_before_s = 0.0
+        self.is_paused = False
+        self.is_reached = True
+        self.poll_records = POLL_RECORDS_FIRST
+
+
+class PartitionReader:
+    """Reads partitions with one KafkaConsumer, for one thread; `close` makes it as new."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._consumer: Any = None
+        self._places: dict[QueueKey, _Place] = {}
+        self._received: Total | None = None
+        self._closed_bytes = 0
+        self.records_read = 0
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a consumer."""
+        return self._consumer is not None
+
+    def is_at(self, queue: QueueKey, offset: int) -> bool:
+        """Whether it reads `offset` of a queue next."""
+        return queue in self._places and self._places[queue].position == offset
+
+    @property
+    def bytes_read(self) -> int:
+        """What has come over the connections so far; see `FetchCounts`."""
+        received = self._received
+        return self._closed_bytes + (int(received.measure(None, 0)) if received is not None else 0)
+
+    def close(self) -> None:
+        """Disconnect; the next read connects anew."""
+        consumer, self._consumer = self._consumer, None
+        self._places.clear()
+        self._closed_bytes, self._received = self.bytes_read, None
+        if consumer is not None:
+            try:
+                consumer.close(autocommit=False)
+            except Exception:
+                LOG.warning("a consumer of payloads could not be closed", exc_info=True)
+
+    def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, Block]:
+        """Read on a little towards the targets; what was read of each partition that moved."""
+        if self._consumer is None:
+            self._connect()
+        now_s = time.monotonic()
+        self._assign(targets, now_s)
+        active = [queue for queue in targets if self._places[queue].not_before_s <= now_s]
+        self._pause_all_but(active)
+        if not active:
+            time.sleep(POLL_MS / 1000)
+            return {}
+        for queue in active:
+            self._turn_to(queue, targets[queue])
+        blocks = self._poll(active, 0) or self._poll(active, POLL_MS)
+        for queue, offset in targets.items():
+            self._places[queue].is_reached = self._places[queue].position > offset
+        return blocks
+
+    def _connect(self) -> None:
+        self._consumer = KafkaConsumer(
+            **{
+                "bootstrap_servers": self._settings.bootstrap_servers.split(","),
+                "client_id": f"{self._settings.client_id}-payloads",
+                "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS,
+                "fetch_max_wait_ms": FETCH_WAIT_MS,
+                "fetch_max_bytes": FETCH_BYTES_MAX,
+                "max_partition_fetch_bytes": PARTITION_FETCH_BYTES,
+                **self._settings.kafka,
+                "group_id": None,
+                "enable_auto_commit": False,
+                "isolation_level": "read_committed",
+                "auto_offset_reset": "none",
+                "allow_auto_create_topics": False,
+            }
+        )
+        # Its own metrics of bytes are rates over a window; the sensor below them can keep a total.
+        metrics: Any = getattr(self._consumer, "_metrics", None)
+        sensor = metrics.get_sensor("bytes-received") if metrics else None
+        if sensor:
+            self._received = Total()
+            sensor.add(metrics.metric_name("incoming-byte-total", "popstream"), self._received)
+
+    def _assign(self, targets: dict[QueueKey, int], now_s: float) -> None:
+        """Have a place for each target, and only for so many others that were wanted last."""
+        before = set(self._places)
+        for queue in targets:
+            place = self._places.pop(queue, None) or _Place()
+            place.wanted_s = now_s
+            self._places[queue] = place
+        idle = [queue for queue in self._places if queue not in targets]
+        for number, queue in enumerate(reversed(idle)):
+            place = self._places[queue]
+            # One that was given up may hold an error, or half of a batch behind an error, that nobody has seen: to
+            # resume it would make kafka-python loop for ever.
+            if number >= IDLE_MAX or now_s - place.wanted_s > IDLE_S_MAX or not place.is_reached:
+                del self._places[queue]
+        if set(self._places) != before:
+            self._consumer.assign([*self._places])
+
+    def _pause_all_but(self, active: list[QueueKey]) -> None:
+        for queue, place in self._places.items():
+            if place.is_paused == (queue in active):
+                (self._consumer.resume if place.is_paused else self._consumer.pause)(queue)
+                place.is_paused = not place.is_paused
+
+    def _turn_to(self, queue: QueueKey, offset: int) -> None:
+        """Seek, unless reading on gives the offset sooner."""
+        place = self._places[queue]
+        if place.position < 0 or not place.position <= offset <= place.position + READ_THROUGH_MAX:
+            self._consumer.seek(queue, offset)
+            place.position = offset
+
+    def _poll(self, active: list[QueueKey], timeout_ms: int) -> dict[QueueKey, Block]:
+        blocks: dict[QueueKey, Block] = {}
+        polled: dict[QueueKey, Any] = {}
+        self._free_slot()
+        try:
+            polled = self._consumer.poll(
+                timeout_ms=timeout_ms, max_records=min(self._places[queue].poll_records for queue in active)
+            )
+        except OffsetOutOfRangeError as error:
+            for queue in error.args[0]:
+                blocks |= self._find_start(queue)
+        for queue in active:
+            place = self._places[queue]
+            end = self._consumer.position(queue, timeout_ms=0)
+            if end is None or end <= place.position:
+                continue
+            found = polled.get(queue, ())
+            block = Block(
+                place.position,
+                end,
+                [(one.offset, Payload(one.key, one.value, list(one.headers or ()), one.timestamp)) for one in found],
+            )
+            place.position = end
+            blocks[queue] = block
+            if found:
+                self.records_read += len(found)
+                place.poll_records = _poll_records(place.poll_records, block.payload_bytes // len(found))
+                if self._received is None:
+                    self._closed_bytes += block.payload_bytes
+        return blocks
+
+    def _find_start(self, queue: QueueKey) -> dict[QueueKey, Block]:
+        """After Kafka has said that the position is not in the log: what is gone, if the log starts later."""
+        place = self._places[queue]
+        try:
+            start = self._consumer.beginning_offsets([queue], timeout_ms=START_TIMEOUT_MS)[queue]
+        except KafkaTimeoutError:
+            start = -1
+        if start <= place.position:
+            # Beyond the end: not written yet, or the log was cut. Not gone, so let time pass.
+            place.not_before_s = time.monotonic() + BEYOND_END_PAUSE_S
+            return {}
+        LOG.warning("%s starts at %d now, so offsets from %d on are gone", queue, start, place.position)
+        block = Block(place.position, start)
+        self._consumer.seek(queue, start)
+        place.position = start
+        return {queue: block}
+
+    def _free_slot(self) -> None:
+        """Let kafka-python find the records of partitions that were paused while it unpacked them.
+
+        It (3.0.12) looks for them only while its slot for the partition being unpacked is None, but leaves an exhausted
+        one in there: a partition resumed then is neither unpacked nor fetched until another one is paused.
+        """
+        fetcher = getattr(self._consumer, "_fetcher", None)
+        if fetcher is not None and not getattr(fetcher, "_next_partition_records", True):
+            fetcher._next_partition_records = None  # noqa: SLF001 - see above
+
+
+def _poll_records(before: int, record_bytes: int) -> int:
+    """How many records to unpack next time: about POLL_BYTES of them, at most twice as many as before.
+
+    >>> _poll_records(32, 100), _poll_records(64, 1024 * 1024)
+    (64, 1)
+    """
+    return max(1, min(2 * before, POLL_BYTES // max(1, record_bytes), POLL_RECORDS_MAX))

@@ -1,0 +1,30 @@
+"""Records of message topics, looked at without a lease: the messages that they carry."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from popstream.outcome import Record
+from popstream.payload.inner_batch import unwrap
+from popstream.payload.message_id import message_id_of
+from popstream.wire.failures import Corrupt
+
+if TYPE_CHECKING:
+    from popstream.payload.payloads import Payload
+
+__all__ = ["records_of"]
+
+
+def records_of(topic: str, queue_id: int, queue_offset: int, payload: Payload) -> list[Record]:
+    """The messages that a record carries, as they lie in it; of one that is unreadable the record as it is."""
+    place = partial(Record, topic=topic, queue_id=queue_id, queue_offset=queue_offset)
+    try:
+        unwrapped = unwrap(payload.value, payload.headers)
+    except Corrupt:
+        unwrapped = None
+    if unwrapped is None:
+        return [place(**msgspec.structs.asdict(payload), message_id=message_id_of(payload.headers))]
+    return [place(**msgspec.structs.asdict(one)) for one in unwrapped]

@@ -1,0 +1,109 @@
+"""One fetcher of payloads for a process, however many consumers it has."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from popstream.payload.fetcher import KafkaPayloads, closed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from popstream.payload.payloads import FetchCounts, Fetched, Payload, Payloads
+    from popstream.settings import ClientSettings
+
+__all__ = ["shared_payloads"]
+
+
+class _Share:
+    """One user of a fetcher that others use too. In a child process it goes on with a fetcher of that process."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self.settings = settings
+        self.is_closed = False
+
+    def fetch(
+        self,
+        topic: str,
+        queue_id: int,
+        ranges: Sequence[tuple[int, int]],
+        timeout_s: float,
+        bytes_max: int | None = None,
+    ) -> Fetched:
+        return _FETCHERS.of(self).fetch(topic, queue_id, ranges, timeout_s, bytes_max)
+
+    def read(
+        self, topic: str, queue_id: int, queue_offset: int, count: int, timeout_s: float
+    ) -> list[tuple[int, Payload]]:
+        return _FETCHERS.of(self).read(topic, queue_id, queue_offset, count, timeout_s)
+
+    def queue_ids(self, topic: str) -> list[int]:
+        return _FETCHERS.of(self).queue_ids(topic)
+
+    def counts(self) -> FetchCounts:
+        return _FETCHERS.of(self).counts()
+
+    def close(self) -> None:
+        _FETCHERS.leave(self)
+
+
+class _Fetchers:
+    """The fetchers of this process, and who uses each."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin anew, in a child process: threads and locks of the parent's fetchers do not work there."""
+        self._lock = threading.Lock()
+        self._used: list[tuple[KafkaPayloads, list[_Share]]] = []
+
+    def of(self, share: _Share) -> KafkaPayloads:
+        """Give a user's fetcher, and count him in."""
+        with self._lock:
+            if share.is_closed:
+                raise closed(share.settings)
+            for fetcher, users in self._used:
+                if _is_same_kafka(users[0].settings, share.settings):
+                    if share not in users:
+                        users.append(share)
+                    return fetcher
+            fetcher = KafkaPayloads(share.settings)
+            self._used.append((fetcher, [share]))
+            return fetcher
+
+    def leave(self, share: _Share) -> None:
+        """Count a user out; the last one closes."""
+        last = None
+        with self._lock:
+            share.is_closed = True
+            for number, (fetcher, users) in enumerate(self._used):
+                if share in users:
+                    users.remove(share)
+                    if not users:
+                        del self._used[number]
+                        last = fetcher
+                    break
+        if last is not None:
+            last.close()
+
+
+_FETCHERS = _Fetchers()
+os.register_at_fork(after_in_child=_FETCHERS.forget)
+
+
+def shared_payloads(settings: ClientSettings) -> Payloads:
+    """Share the fetcher of this process for one Kafka: same `bootstrap_servers`, same `kafka` settings.
+
+    It ends when all have closed theirs. After a fork the child gets one of its own.
+    """
+    share = _Share(settings)
+    _FETCHERS.of(share)
+    return share
+
+
+def _is_same_kafka(one: ClientSettings, other: ClientSettings) -> bool:
+    servers, others = (set(settings.bootstrap_servers.split(",")) for settings in (one, other))
+    return servers == others and one.kafka == other.kafka

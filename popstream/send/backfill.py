@@ -1,0 +1,225 @@
+"""Makes a topic poppable that plain Kafka producers filled, or one that ended between writing and dispatching."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from kafka import KafkaConsumer, TopicPartition
+from kafka.errors import KafkaError
+
+from popstream.errors import Refused
+from popstream.exchange.coalescer import ranges_by_label, ranges_of
+from popstream.exchange.transport import Transport
+from popstream.payload.inner_batch import inner_count
+from popstream.send.dispatcher import RANGE_LENGTH_MAX, RANGES_MAX, declare_of
+from popstream.settings import ClientSettings, new_client_id
+from popstream.topics.describe import describe_topic
+from popstream.wire.command import Dispatch, QueueType, WrittenRange
+from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.headers import tag_hash, tag_value
+from popstream.wire.reason import Reason
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from popstream.topics.message_topics import MessageTopic
+    from popstream.wire.answer import Answer
+
+__all__ = ["DispatchReport", "dispatch_existing"]
+
+LOG = logging.getLogger(__name__)
+
+BLOCK_RECORDS = 5_000
+POLL_MS = 500
+STALL_S_MAX = 60.0
+AHEAD_PAUSE_S_MIN = 0.1
+AHEAD_PAUSE_S_MAX = 5.0
+
+
+class DispatchReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What was done for one queue: offsets `first..end - 1` were declared written, or holes."""
+
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    written_count: int
+    hole_count: int
+    commit_position: int
+
+
+def dispatch_existing(
+    bootstrap_servers: str,
+    topic: str,
+    *,
+    queue_ids: Sequence[int] | None = None,
+    queue_type: QueueType = "simple",
+    prefix: str = "popstream",
+    transport: Transport | None = None,
+    **settings: Any,  # noqa: ANN401 - ClientSettings checks them
+) -> list[DispatchReport]:
+    """Declare the queues of a message topic and dispatch all that is in them by now.
+
+    What no record has - control records, aborted transactions, what compaction took - is declared a hole. The topic is
+    read once, for its offsets and tags. Repeating it does no harm.
+
+    Args:
+        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        topic: The message topic.
+        queue_ids: Only these of its partitions.
+        queue_type: Of its queues; on those of the type batch a record may carry many messages.
+        prefix: Names the job, see `ClientSettings`.
+        transport: Share the one of another client.
+        **settings: Further fields of `ClientSettings`.
+
+    Raises:
+        Invalid: The topic or one of the queues does not exist.
+        Refused: The job decided against it.
+        AnswerTimeout: The job does not answer.
+        Unavailable: Kafka does not answer.
+    """
+    client = ClientSettings(
+        bootstrap_servers=bootstrap_servers,
+        prefix=prefix,
+        **{"client_id": transport.settings.client_id if transport else new_client_id(), **settings},
+    )
+    if transport is None:
+        with Transport(client) as own:
+            return _dispatch_all(client, own, topic, queue_ids, queue_type)
+    return _dispatch_all(client, transport, topic, queue_ids, queue_type)
+
+
+def _dispatch_all(
+    settings: ClientSettings,
+    transport: Transport,
+    name: str,
+    queue_ids: Sequence[int] | None,
+    queue_type: QueueType,
+) -> list[DispatchReport]:
+    topic = describe_topic(settings, name)
+    wanted = sorted(topic.starts if queue_ids is None else queue_ids)
+    unknown = [queue_id for queue_id in wanted if queue_id not in topic.starts]
+    if unknown:
+        message = f"topic {name} has no partitions {unknown}"
+        raise Invalid(message, subject=name)
+    return [_dispatch_queue(settings, transport, topic, queue_id, queue_type) for queue_id in wanted]
+
+
+def _dispatch_queue(
+    settings: ClientSettings, transport: Transport, topic: MessageTopic, queue_id: int, queue_type: QueueType
+) -> DispatchReport:
+    declared = _require_ok(transport.request(declare_of(topic, queue_id, queue_type)))
+    first, end = topic.starts[queue_id], topic.ends[queue_id]
+    written_count = 0
+    commit_position = declared.commit_position or first
+    for block_first, block_end, labels in _blocks(settings, TopicPartition(topic.name, queue_id), first, end):
+        written_count += len(labels)
+        ranges = [
+            WrittenRange(low, high, tag, count if queue_type == "batch" else 1)
+            for (tag, count), found in ranges_by_label(labels.items()).items()
+            for low, high in found
+        ]
+        holes = _holes(sorted(labels), block_first, block_end)
+        for start in range(0, max(len(ranges), len(holes)), RANGES_MAX):
+            command = Dispatch(
+                v=1,
+                topic=topic.name,
+                queue_id=queue_id,
+                ranges=ranges[start : start + RANGES_MAX],
+                skip=holes[start : start + RANGES_MAX],
+            )
+            commit_position = _dispatch(transport, command).commit_position or commit_position
+    LOG.info("%s/%d: %d written offsets up to %d are dispatched", topic.name, queue_id, written_count, end)
+    return DispatchReport(
+        topic=topic.name,
+        queue_id=queue_id,
+        first=first,
+        end=end,
+        written_count=written_count,
+        hole_count=max(0, end - first) - written_count,
+        commit_position=commit_position,
+    )
+
+
+def _dispatch(transport: Transport, command: Dispatch) -> Answer:
+    """Dispatch, and wait for as long as the window of the queue is elsewhere, within the answer time-out."""
+    pause_s = AHEAD_PAUSE_S_MIN
+    deadline_s = time.monotonic() + transport.settings.answer_timeout_ms / 1000
+    while True:
+        answer = transport.request(command)
+        if answer.reason is not Reason.AHEAD_OF_WINDOW or time.monotonic() > deadline_s:
+            return answer if answer.reason is Reason.BELOW_MIN else _require_ok(answer)
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, AHEAD_PAUSE_S_MAX)
+
+
+def _require_ok(answer: Answer) -> Answer:
+    if answer.reason is not Reason.OK:
+        raise Refused(answer)
+    return answer
+
+
+def _holes(offsets: list[int], first: int, end: int) -> list[tuple[int, int]]:
+    """Inclusive ranges of `first..end - 1` that are not among the ascending `offsets`, none longer than the job takes.
+
+    >>> _holes([2, 3, 6], 0, 8)
+    [(0, 1), (4, 5), (7, 7)]
+    >>> _holes([], 5, 5)
+    []
+    """
+    holes: list[tuple[int, int]] = []
+    at = first
+    for low, high in [*ranges_of(offsets), (end, end)]:
+        while at < low:
+            holes.append((at, min(low, at + RANGE_LENGTH_MAX) - 1))
+            at = holes[-1][1] + 1
+        at = high + 1
+    return holes
+
+
+def _blocks(
+    settings: ClientSettings, partition: TopicPartition, first: int, end: int
+) -> Iterator[tuple[int, int, dict[int, tuple[int, int]]]]:
+    """Read a partition once, in blocks that touch each other.
+
+    Of each (first, end, tag hash and count of messages of each offset that has a record).
+    """
+    if first >= end:
+        return
+    try:
+        consumer = KafkaConsumer(
+            bootstrap_servers=settings.bootstrap_servers.split(","),
+            client_id=f"{settings.client_id}-reader",
+            enable_auto_commit=False,
+            isolation_level="read_committed",
+            # Retention may take the first records meanwhile.
+            auto_offset_reset="earliest",
+            allow_auto_create_topics=False,
+            **settings.kafka,
+        )
+        try:
+            consumer.assign([partition])
+            consumer.seek(partition, first)
+            at, moved_s = first, time.monotonic()
+            while at < end:
+                records = consumer.poll(timeout_ms=POLL_MS, max_records=BLOCK_RECORDS).get(partition, ())
+                position = min(end, consumer.position(partition))
+                if position > at:
+                    yield at, position, {record.offset: _label(record) for record in records if record.offset < end}
+                    at, moved_s = position, time.monotonic()
+                elif time.monotonic() - moved_s > STALL_S_MAX:
+                    message = f"{partition.topic}/{partition.partition} cannot be read beyond offset {at}"
+                    raise Unavailable(message, subject=partition.topic)
+        finally:
+            consumer.close(autocommit=False)
+    except KafkaError as error:
+        message = f"{partition.topic}/{partition.partition} cannot be read: {error!r}"
+        raise Unavailable(message, subject=partition.topic) from error
+
+
+def _label(record: Any) -> tuple[int, int]:  # noqa: ANN401 - kafka-python has no types
+    headers = record.headers or ()
+    return tag_hash(tag_value(headers)), inner_count(headers, len(record.value or b"")) or 1

@@ -1,0 +1,31 @@
+"""What a client asks Kafka about a message topic, once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from popstream.topics.message_topics import TopicReader
+from popstream.wire.failures import Invalid
+
+if TYPE_CHECKING:
+    from popstream.settings import ClientSettings
+    from popstream.topics.message_topics import MessageTopic
+
+__all__ = ["describe_topic"]
+
+
+def describe_topic(settings: ClientSettings, topic: str) -> MessageTopic:
+    """Ask Kafka about a topic, over a connection of its own.
+
+    Raises:
+        Invalid: It does not exist, or may not be seen.
+        Unavailable: Kafka does not answer.
+    """
+    with TopicReader(
+        settings.bootstrap_servers, client_id=f"{settings.client_id}-admin", kafka=settings.kafka
+    ) as reader:
+        found = reader.read([topic]).get(topic)
+    if found is None:
+        message = f"topic {topic} cannot be described: it does not exist"
+        raise Invalid(message, subject=topic)
+    return found

@@ -1,0 +1,154 @@
+"""What Kafka says about users' topics: which there are, their ids, where each of their partitions starts and ends."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, Self
+
+import msgspec
+from kafka import TopicPartition
+from kafka.admin import (
+    ConfigFilterType,
+    ConfigResource,
+    ConfigResourceType,
+    KafkaAdminClient,
+    OffsetSpec,
+)
+from kafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError, for_code
+
+from popstream.wire.failures import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from types import TracebackType
+
+__all__ = ["MessageTopic", "TopicReader"]
+
+TIMEOUT_MS = 30_000
+
+
+class MessageTopic(msgspec.Struct, frozen=True):
+    """A message topic as Kafka knows it.
+
+    Attributes:
+        topic_id: Text of a UUID; another one when the topic is deleted and made again.
+        starts: Where the log of each queue starts; a partition without a leader is not there.
+        ends: Where the committed part of each queue ends: the offset after its last record that can be read.
+    """
+
+    name: str
+    topic_id: str
+    starts: dict[int, int]
+    ends: dict[int, int]
+
+
+class TopicReader:
+    """Asks Kafka about topics again and again, over one connection. For one thread.
+
+    Args:
+        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        client_id: Name in Kafka's logs.
+        kafka: More settings for kafka-python's admin client, such as `security_protocol`.
+    """
+
+    def __init__(self, bootstrap_servers: str, *, client_id: str, kafka: Mapping[str, Any] | None = None) -> None:
+        """Connect with the first question."""
+        self._settings = {"bootstrap_servers": bootstrap_servers.split(","), "client_id": client_id, **(kafka or {})}
+        self._servers = bootstrap_servers
+        self._admin: Any = None
+
+    def choose(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> dict[str, MessageTopic]:
+        """Those of all topics that are `chosen` by their names.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            Invalid: Kafka refuses.
+        """
+        with self._asking("its topics"):
+            found = {topic["name"]: topic for topic in self._client().describe_topics()}
+            return self._located([found[name] for name in chosen(found)])
+
+    def read(self, names: Sequence[str]) -> dict[str, MessageTopic]:
+        """Topics by name; one that does not exist is not in the answer. Raises as `choose`."""
+        with self._asking(f"topics {', '.join(names)}"):
+            return self._located(self._existing(names))
+
+    def compacted(self, names: Sequence[str]) -> set[str]:
+        """Those that Kafka compacts. Raises as `choose`."""
+        if not names:
+            return set()
+        resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
+        with self._asking("the settings of topics"):
+            answer = self._client().describe_configs(resources, config_filter=ConfigFilterType.ALL)["topic"]
+        unknown = [name for name in names if "cleanup.policy" not in (answer.get(name) or {})]
+        if unknown:
+            message = f"the settings of {', '.join(unknown)} cannot be read now"
+            raise Unavailable(message, subject=unknown[0])
+        return {name for name in names if "compact" in answer[name]["cleanup.policy"]["value"]}
+
+    def close(self) -> None:
+        """Disconnect."""
+        if self._admin is not None:
+            self._admin.close()
+            self._admin = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _client(self) -> Any:  # noqa: ANN401 - kafka-python has no types
+        if self._admin is None:
+            self._admin = KafkaAdminClient(**self._settings)
+        return self._admin
+
+    def _existing(self, names: Sequence[str]) -> list[dict[str, Any]]:
+        # For kafka-python an empty list is no topics.
+        found = []
+        for topic in self._client().describe_topics(list(names)):
+            error = for_code(topic["error_code"])
+            if error is UnknownTopicOrPartitionError:
+                continue
+            if error is not NoError:
+                raise error(topic["name"])
+            found.append(topic)
+        return found
+
+    def _located(self, topics: Sequence[Mapping[str, Any]]) -> dict[str, MessageTopic]:
+        partitions = [
+            TopicPartition(topic["name"], partition["partition_index"])
+            for topic in topics
+            for partition in topic["partitions"]
+            # One without a leader is left out until it has one: it must not keep back the others.
+            if not partition["error_code"]
+        ]
+        starts = self._offsets(partitions, OffsetSpec.EARLIEST)
+        ends = self._offsets(partitions, OffsetSpec.LATEST)
+        return {
+            topic["name"]: MessageTopic(
+                topic["name"], str(topic["topic_id"]), starts.get(topic["name"], {}), ends.get(topic["name"], {})
+            )
+            for topic in topics
+        }
+
+    def _offsets(self, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> dict[str, dict[int, int]]:
+        if not partitions:
+            return {}
+        # Of a reader of committed records: an open transaction ends the log for it.
+        answer = self._client().list_partition_offsets(dict.fromkeys(partitions, spec), "read_committed", TIMEOUT_MS)
+        offsets: dict[str, dict[int, int]] = {}
+        for partition, found in answer.items():
+            offsets.setdefault(partition.topic, {})[partition.partition] = found.offset
+        return offsets
+
+    @contextlib.contextmanager
+    def _asking(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except KafkaError as error:
+            is_passing = error.retriable or isinstance(error, UnknownTopicOrPartitionError)
+            message = f"Kafka at {self._servers} does not tell about {what}: {error!r}"
+            raise (Unavailable if is_passing else Invalid)(message, subject=self._servers) from error

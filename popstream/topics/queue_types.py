@@ -1,0 +1,191 @@
+"""The types of message topics, for producers: simple, batch or sparse, as the builder has made their queues.
+
+They lie in Kafka, in the compacted topic `<prefix>.queue_types` with one partition, so that a producer knows them
+without the job: key is the topic's name, value JSON. RocketMQ has the topic attribute `queue.type`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError
+
+from popstream.wire.command import QueueType
+from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.failures import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["QueueTypes", "QueueTypesPublisher"]
+
+LOG = logging.getLogger(__name__)
+
+POLL_MS = 500
+FETCH_WAIT_MS = 5_000
+FIRST_LOOK_S = 5.0
+TROUBLE_PAUSE_S = 5.0
+PUBLISH_TIMEOUT_MS = 10_000
+RECONNECT_MS_MAX = 1_000
+CLOSE_S = 5.0
+
+
+class TopicType(msgspec.Struct, frozen=True):
+    """A record's value: the queues of the topic with this id are of this type."""
+
+    topic: str
+    topic_id: str
+    queue_type: QueueType
+
+
+class QueueTypesPublisher:
+    """Tells producers the types of topics: each once, and again when it has changed. For one thread.
+
+    Args:
+        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        topic: Where to.
+    """
+
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        self._servers = bootstrap_servers
+        self._topic = topic
+        self._kafka: Any = None
+        self._published: set[TopicType] = set()
+
+    def publish(self, types: set[tuple[str, str, QueueType]]) -> None:
+        """Make known what is new among (topic, topic id, type), and that what was known is no longer so.
+
+        Raises:
+            Unavailable: Kafka did not take it: the next call tries again.
+        """
+        current = {TopicType(*found) for found in types}
+        values: dict[str, bytes | None] = dict.fromkeys(
+            {found.topic for found in self._published} - {found.topic for found in current}
+        )
+        values |= {found.topic: msgspec.json.encode(found) for found in current - self._published}
+        if not values:
+            return
+        try:
+            if self._kafka is None:
+                self._kafka = KafkaProducer(
+                    bootstrap_servers=self._servers.split(","),
+                    client_id="popstream-queue-types",
+                    allow_auto_create_topics=False,
+                    max_block_ms=PUBLISH_TIMEOUT_MS,
+                    delivery_timeout_ms=PUBLISH_TIMEOUT_MS,
+                    request_timeout_ms=PUBLISH_TIMEOUT_MS // 3,
+                )
+            sent = [self._kafka.send(self._topic, key=topic.encode(), value=value) for topic, value in values.items()]
+            self._kafka.flush(PUBLISH_TIMEOUT_MS / 1000)
+            for one in sent:
+                one.get(0)
+        except KafkaError as error:
+            # A KafkaProducer may not recover from this (popstream/exchange/resilient_producer.py).
+            self.close()
+            message = f"the types of topics cannot be published: {error!r}"
+            raise Unavailable(message, subject=self._topic) from error
+        self._published = current
+
+    def close(self) -> None:
+        """Disconnect."""
+        kafka, self._kafka = self._kafka, None
+        if kafka is not None:
+            try:
+                kafka.close(timeout=1)
+            except KafkaError as error:
+                LOG.warning("types of topics are not published: %r", error)
+
+
+class QueueTypes:
+    """Follows the types of topics, in a thread of its own that begins with the first question.
+
+    Args:
+        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        topic: Where they are published.
+        client_id: Name in Kafka's logs.
+        kafka: More settings for kafka-python's consumer.
+    """
+
+    def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str, kafka: Mapping[str, Any]) -> None:
+        self._servers = bootstrap_servers
+        self._topic = topic
+        self._client_id = client_id
+        self._settings = kafka
+        self._types: dict[str, QueueType] = {}
+        self._has_looked = threading.Event()
+        self._closing = threading.Event()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def of(self, topic: str) -> QueueType | None:
+        """The type of a topic; None: nobody has told. The first call may wait for up to 5 s until all is read."""
+        if not self._has_looked.is_set():
+            with self._starting:
+                if self._thread is None and not self._closing.is_set():
+                    self._thread = threading.Thread(target=self._run, name=self._client_id, daemon=True)
+                    self._thread.start()
+            self._has_looked.wait(FIRST_LOOK_S)
+            self._has_looked.set()
+        return self._types.get(topic)
+
+    def close(self) -> None:
+        """End."""
+        self._closing.set()
+        with self._starting:
+            thread = self._thread
+        if thread is not None:
+            thread.join(CLOSE_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._follow()
+            except Exception as error:  # noqa: BLE001 - without it every topic is a simple one, or what was known
+                LOG.warning("the types of topics cannot be read now: %r", error)
+            self._has_looked.set()
+            self._closing.wait(TROUBLE_PAUSE_S)
+
+    def _follow(self) -> None:
+        consumer: Any = KafkaConsumer(
+            bootstrap_servers=self._servers.split(","),
+            client_id=self._client_id,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=FETCH_WAIT_MS,
+            request_timeout_ms=FETCH_WAIT_MS * 4,
+            allow_auto_create_topics=False,
+            reconnect_backoff_max_ms=RECONNECT_MS_MAX,
+            **self._settings,
+        )
+        try:
+            if not consumer.partitions_for_topic(self._topic):
+                LOG.info("there is no topic %s: every topic is taken for a simple one", self._topic)
+                return
+            place = TopicPartition(self._topic, 0)
+            consumer.assign([place])
+            end = consumer.end_offsets([place])[place]
+            consumer.seek_to_beginning(place)
+            until_s = time.monotonic() + FIRST_LOOK_S
+            while not self._closing.is_set():
+                for record in consumer.poll(timeout_ms=POLL_MS).get(place, ()):
+                    self._take(record.key, record.value)
+                if consumer.position(place) >= end or time.monotonic() > until_s:
+                    self._has_looked.set()
+        finally:
+            consumer.close(autocommit=False)
+
+    def _take(self, key: bytes | None, value: bytes | None) -> None:
+        topic = (key or b"").decode(errors="replace")
+        if value is None:
+            self._types.pop(topic, None)
+            return
+        try:
+            self._types[topic] = msgspec.json.decode(value, type=TopicType).queue_type
+        except DECODE_ERRORS as error:
+            LOG.warning("the type of topic %s cannot be read: %s", topic, error)

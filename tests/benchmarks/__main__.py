@@ -1,0 +1,15 @@
+"""`make bench`: measure kernel, store and job on this machine; writes var/bench/<time>.json."""
+
+import argparse
+from pathlib import Path
+
+from tests.benchmarks import run_bench
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("--operations", type=int, default=2_000_000, help="operations to drain")
+    parser.add_argument("--runs", type=int, default=5, help="repetitions of each kernel measurement")
+    parser.add_argument("--seconds", type=int, default=60, help="length of the latency runs")
+    parser.add_argument("--var", type=Path, default=Path("var"), help="folder with the jars, and for results")
+    chosen = parser.parse_args()
+    print(run_bench(operations=chosen.operations, runs=chosen.runs, seconds=chosen.seconds, var=chosen.var.absolute()))

@@ -1,0 +1,121 @@
+"""The builder: how fast a filled topic becomes poppable, and how soon a single message does."""
+
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kafka import KafkaProducer
+
+from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.own_topics import create_message_topic
+from pipelines.control.state_view import queues_in
+from pipelines.process.host import Host
+from pipelines.process.job import Job
+from pipelines.settings import JobSettings
+
+__all__ = ["build_filled_topic", "fill_messages", "message_to_poppable"]
+
+_VALUE = b"m" * 100
+_SAMPLE_S = 0.02
+
+
+def fill_messages(
+    bootstrap_servers: str, topic: str, messages: int, partitions: int, on_progress: Callable[[str], None]
+) -> None:
+    """Make a topic with so many messages of 100 bytes."""
+    create_message_topic(bootstrap_servers, topic, partitions)
+    producer = KafkaProducer(bootstrap_servers=bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024)
+    for number in range(messages):
+        producer.send(topic, _VALUE, partition=number % partitions)
+        if number % 200_000 == 199_999:
+            on_progress(f"{number + 1:,} messages written to {topic}")
+    producer.flush()
+    producer.close()
+
+
+def build_filled_topic(
+    kafka: EmbeddedKafka, topic: str, folder: Path, var: Path, messages: int
+) -> dict[str, float | int]:
+    """From the start of the builder to the last message poppable, and to the last row in Delta; no query was warm."""
+    settings = JobSettings(
+        folder=folder, bootstrap_servers=kafka.bootstrap_servers, topic_prefix="build", message_topics=topic
+    )
+    started = time.perf_counter()
+    with Host(settings, var=var) as host:
+        ready_s = time.perf_counter() - started
+        job = host.job
+        first_s = _until(job, lambda: _poppable(job, topic) > 0)
+        poppable_s = _until(job, lambda: _poppable(job, topic) >= messages)
+        in_delta_s = poppable_s + _until(job, lambda: _rows(job) >= messages)
+    return {
+        "messages": messages,
+        "start_s": round(ready_s, 1),
+        "seconds_until_first_poppable": round(first_s, 2),
+        "seconds_until_poppable": round(first_s + poppable_s, 2),
+        "messages_per_s": round(messages / (first_s + poppable_s)),
+        "messages_per_s_after_the_first_micro_batch": round(messages / max(poppable_s, 1e-9)),
+        "seconds_until_in_delta": round(first_s + in_delta_s, 1),
+    }
+
+
+def message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """Milliseconds from the send of a message until the job's commit position is beyond it; one queue, in order."""
+    create_message_topic(job.bootstrap_servers, topic, 1)
+    sent_at: dict[int, float] = {}
+    waits: list[float] = []
+    producer = KafkaProducer(bootstrap_servers=job.bootstrap_servers, acks="all", linger_ms=0)
+    done = threading.Event()
+
+    def watch() -> None:
+        position = 0
+        while not done.is_set() or position < len(sent_at):
+            now = time.perf_counter()
+            reached = _poppable(job, topic)
+            while position < reached:
+                waits.append((now - sent_at[position]) * 1000)
+                position += 1
+            time.sleep(0.002)
+
+    producer.send(topic, b"", partition=0).get(30)
+    _until(job, lambda: _poppable(job, topic) == 1)
+    sent_at[0] = time.perf_counter()
+    watching = threading.Thread(target=watch)
+    watching.start()
+    began = time.perf_counter()
+    for number in itertools.takewhile(lambda number: number <= rate * seconds, itertools.count(1)):
+        time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+        sent_at[number] = time.perf_counter()
+        producer.send(topic, _VALUE, partition=0)
+    producer.flush()
+    done.set()
+    watching.join(60)
+    producer.close()
+    cuts = statistics.quantiles(waits[1:], n=100, method="inclusive")
+    return {
+        "rate": rate,
+        "messages": len(waits) - 1,
+        "p50_ms": round(cuts[49], 1),
+        "p95_ms": round(cuts[94], 1),
+        "p99_ms": round(cuts[98], 1),
+    }
+
+
+def _poppable(job: Job, topic: str) -> int:
+    return sum(queue.commit_position - queue.holes for queue in queues_in(job.store) if queue.topic == topic)
+
+
+def _rows(job: Job) -> int:
+    return 0 if job.builder is None else job.builder.unit_flush.flushed_rows
+
+
+def _until(job: Job, condition: Callable[[], bool]) -> float:
+    began = time.perf_counter()
+    while not condition():
+        if job.failure is not None:
+            raise job.failure
+        time.sleep(_SAMPLE_S)
+    return time.perf_counter() - began

@@ -1,0 +1,112 @@
+"""The whole job draining a topic that was filled before it started, with Delta beside it and with Delta afterwards."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+from kafka import KafkaProducer
+
+from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from pipelines.process.host import Host
+from pipelines.settings import JobSettings
+from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.wire.command import Command, encode_command
+from tests.benchmarks.workload import declare_queue, single_entry_ops
+
+__all__ = ["drain", "fill"]
+
+_TOPIC = "bench"
+_GROUP = "group"
+_SAMPLE_S = 0.5
+
+
+def fill(kafka: EmbeddedKafka, prefix: str, operations: int, queues: int, on_progress: Callable[[str], None]) -> int:
+    """Put `operations` single-entry operations on a new ops topic; how many records that are."""
+    topics = Topics.of(prefix)
+    facts = ensure_topics(kafka.bootstrap_servers, topics, TopicSettings())[topics.ops]
+    producer = KafkaProducer(
+        bootstrap_servers=kafka.bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024, max_request_size=1 << 24
+    )
+    messages = operations // 2 // queues
+    sent = 0
+    for command in _interleaved(messages, queues):
+        key = ops_key(command.topic, command.queue_id)
+        producer.send(
+            topics.ops, key=key, value=encode_command(command), partition=partition_of(key, facts.partition_count)
+        )
+        sent += 1
+        if not sent % 200_000:
+            on_progress(f"{sent:,} operations written to the topic")
+    producer.flush()
+    producer.close()
+    return sent
+
+
+def drain(
+    kafka: EmbeddedKafka, prefix: str, folder: Path, var: Path, records: int, *, flush_interval_s: float
+) -> dict[str, object]:
+    """Start a job on the filled topic; rates until the answers are readable, and until Delta has all rows."""
+    settings = JobSettings(
+        folder=folder,
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix=prefix,
+        flush_interval_s=flush_interval_s,
+    )
+    with Host(settings, var=var) as host:
+        started = time.perf_counter()
+        answered_s = 0.0
+        lags: list[tuple[float, int]] = []
+        peaks = {"jvm": 0, "python": 0}
+        while True:
+            _note_memory(peaks)
+            totals = host.job.metrics.totals()
+            now = time.perf_counter() - started
+            lags.append((round(now, 1), host.job.outbox.undelivered_bytes))
+            if not answered_s and totals.records >= records:
+                answered_s = now
+            if answered_s and host.job.flush.delivered_seq >= totals.apply_seq:
+                break
+            if answered_s and flush_interval_s > 60:
+                host.job.flush.flush()
+                continue
+            if host.job.failure is not None:
+                raise host.job.failure
+            time.sleep(_SAMPLE_S)
+        delta_s = time.perf_counter() - started
+        seconds = host.job.metrics.step_seconds()
+    third = len(lags) // 3
+    return {
+        "records": records,
+        "seconds_until_answered": round(answered_s, 1),
+        "ops_per_s_until_answered": round(records / answered_s),
+        "seconds_until_in_delta": round(delta_s, 1),
+        "ops_per_s_until_in_delta": round(records / delta_s),
+        "outbox_bytes_by_third": [
+            max((lag for _, lag in lags[i * third : (i + 1) * third]), default=0) for i in range(3)
+        ],
+        "us_per_record_by_step": {step: round(s * 1e6 / records, 2) for step, s in seconds.items()},
+        "write_batch_bytes_max": totals.write_batch_bytes_max,
+        "resident_bytes_max": peaks,
+    }
+
+
+def _interleaved(messages: int, queues: int) -> Iterator[Command]:
+    for queue_id in range(queues):
+        yield from declare_queue(_TOPIC, queue_id, messages)
+    streams = [single_entry_ops(_TOPIC, queue_id, _GROUP, messages, reply_to=queue_id) for queue_id in range(queues)]
+    for commands in zip(*streams, strict=True):
+        yield from itertools.chain(commands)
+
+
+def _note_memory(peaks: dict[str, int]) -> None:
+    own = psutil.Process()
+    peaks["python"] = max(peaks["python"], own.memory_info().rss)
+    for child in own.children(recursive=True):
+        try:
+            if child.name() == "java" and any("spark" in part for part in child.cmdline()):
+                peaks["jvm"] = max(peaks["jvm"], child.memory_info().rss)
+        except psutil.NoSuchProcess:
+            continue

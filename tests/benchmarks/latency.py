@@ -1,0 +1,175 @@
+"""How long one waits: operation to answer at a steady rate, and message appended to handler of a waiting consumer."""
+
+import itertools
+import statistics
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from connectors.kafka.own_topics import create_message_topic
+from popstream import Consumer, Producer, Transport
+from popstream.settings import ClientSettings
+from popstream.wire.answer import Answer
+from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, Tick, WrittenRange
+from tests.benchmarks.workload import declare_queue, single_pops
+
+__all__ = ["end_leases", "lease_many", "message_latency", "operation_latency", "wake_up_latency"]
+
+_QUEUES = 8
+LEASE_MS = 300_000
+_LEASES_TOPIC = "latency-leases"
+
+
+def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """Pops and acks of single messages at `rate` operations a second; milliseconds from send to answer."""
+    topic = "latency"
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    waits: list[float] = []
+    lock = threading.Lock()
+    with Transport(settings) as transport:
+        for queue_id in range(_QUEUES):
+            transport.request(Declare(topic=topic, queue_id=queue_id, v=1, topic_id="latency"))
+            transport.request(Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=[WrittenRange(0, 999_999)]))
+
+        def send(command: Pop | Ack) -> None:
+            began = time.perf_counter()
+            transport.submit(command).add_done_callback(lambda future: answered(command, began, future))
+
+        def answered(command: Pop | Ack, began: float, future: Future[Answer]) -> None:
+            answer = future.result()
+            with lock:
+                waits.append((time.perf_counter() - began) * 1000)
+                if isinstance(command, Pop):
+                    popped.append(answer)
+
+        popped: list[Answer] = []
+        began = time.perf_counter()
+        for number in range(rate * seconds):
+            time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            with lock:
+                done = popped.pop() if popped else None
+            if done is not None and done.handle is not None:
+                first = done.messages[0].first
+                send(
+                    Ack(
+                        topic=topic,
+                        queue_id=done.queue_id,
+                        v=1,
+                        handles=[HandleRef("group", done.handle)],
+                        entries=[AckEntry(0, [(first, first)])],
+                    )
+                )
+            else:
+                send(
+                    Pop(
+                        topic=topic,
+                        queue_id=number % _QUEUES,
+                        v=1,
+                        group="group",
+                        max_messages=1,
+                        invisible_time_ms=600_000,
+                    )
+                )
+        while transport.waiting_count:
+            time.sleep(0.05)
+    return {"rate": rate, "operations": len(waits), **_quantiles(waits)}
+
+
+def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """A pop waits for an orderly lane that a lease blocks; milliseconds from the lease's end to its answer."""
+    topic = "latency-orderly"
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    waits: list[float] = []
+    with Transport(settings) as transport:
+        transport.request(Declare(topic=topic, queue_id=0, v=1, topic_id="latency"))
+        transport.request(Dispatch(topic=topic, queue_id=0, v=1, ranges=[WrittenRange(0, 0)]))
+
+        def pop(poll_time_ms: int) -> Future[Answer]:
+            command = Pop(
+                topic=topic,
+                queue_id=0,
+                v=1,
+                group="group",
+                max_messages=1,
+                invisible_time_ms=1_000 // rate,
+                poll_time_ms=poll_time_ms,
+                order=True,
+            )
+            return transport.submit(command)
+
+        free_ms = 0.0
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            answer = pop(30_000).result()
+            answered_ms = time.time() * 1000
+            if free_ms:
+                waits.append(answered_ms - free_ms)
+            assert answer.pop_time_ms is not None, "a pop that waits so long is served"
+            free_ms = float(answer.pop_time_ms + 1_000 // rate)
+    return {"rounds": len(waits), **_quantiles(waits)}
+
+
+def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
+    """Lease that many messages of one queue, each by a pop of its own; when the last lease ends, in ms."""
+    queue = (_LEASES_TOPIC, 0)
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    with Transport(settings) as transport:
+        for command in declare_queue(*queue, leases):
+            transport.request(command)
+        pops = single_pops(*queue, "group", leases, invisible_time_ms=LEASE_MS)
+        for command in itertools.islice(pops, leases - 1):
+            transport.post(command)
+        granted = transport.request(next(pops), timeout_ms=LEASE_MS)
+    return float(granted.now_ms + LEASE_MS)
+
+
+def end_leases(bootstrap_servers: str, prefix: str) -> None:
+    """Let what is due in the queue of `lease_many` take effect."""
+    settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
+    with Transport(settings) as transport:
+        transport.request(Tick(topic=_LEASES_TOPIC, queue_id=0, v=1))
+
+
+def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """Messages at `rate` a second to a consumer that waits in a pop; milliseconds from send to its loop."""
+    topic = "latency-messages"
+    create_message_topic(bootstrap_servers, topic, 1)
+    waits: list[float] = []
+    stop = threading.Event()
+
+    def consume() -> None:
+        with Consumer(bootstrap_servers, group="group", prefix=prefix) as consumer:
+            while not stop.is_set():
+                popped = consumer.pop(topic, 0, max_messages=100, invisible_time_ms=60_000, poll_time_ms=2_000)
+                now = time.perf_counter()
+                waits.extend((now - float(message.value or b"0")) * 1000 for message in popped)
+                if len(popped):
+                    consumer.ack_async(list(popped))
+
+    with Producer(bootstrap_servers, prefix=prefix, dispatch=True) as producer:
+        producer.send(topic, b"0", queue_id=0).result(timeout=60)
+        producer.flush()
+        thread = threading.Thread(target=consume, daemon=True)
+        thread.start()
+        began = time.perf_counter()
+        for number in range(rate * seconds):
+            time.sleep(max(0.0, began + number / rate - time.perf_counter()))
+            producer.send(topic, repr(time.perf_counter()).encode(), queue_id=0)
+        producer.flush()
+        deadline = time.perf_counter() + 30
+        while len(waits) < rate * seconds + 1 and time.perf_counter() < deadline:
+            time.sleep(0.1)
+        stop.set()
+        thread.join(timeout=30)
+    return {"rate": rate, "messages": len(waits) - 1, **_quantiles(waits[1:])}
+
+
+def _quantiles(waits_ms: list[float]) -> dict[str, float]:
+    cuts = statistics.quantiles(waits_ms, n=100, method="inclusive")
+    return {
+        "p50_ms": round(cuts[49], 1),
+        "p95_ms": round(cuts[94], 1),
+        "p99_ms": round(cuts[98], 1),
+        "max_ms": round(max(waits_ms), 1),
+    }

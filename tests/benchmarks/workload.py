@@ -1,0 +1,176 @@
+"""Operations to measure with: each message popped alone and acked alone, the form that costs the most per message.
+
+Handles are made, not learnt: an ack is judged by the epoch of the delivery, and the n-th pop of a lane has epoch n.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from popstream.wire.command import (
+    Ack,
+    AckEntry,
+    ChangeEntry,
+    ChangeInvisible,
+    Command,
+    Declare,
+    Dispatch,
+    HandleRef,
+    Pop,
+    WrittenRange,
+)
+from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
+
+__all__ = [
+    "DISPATCHED_AT_ONCE",
+    "batch",
+    "declare_queue",
+    "single_entry_ops",
+    "single_pops",
+    "single_pops_one_batch",
+    "whole_pop_ops",
+]
+
+DISPATCHED_AT_ONCE = 1_000_000
+
+
+def declare_queue(topic: str, queue_id: int, messages: int) -> Iterator[Command]:
+    """A queue with `messages` written offsets."""
+    yield Declare(topic=topic, queue_id=queue_id, v=1, topic_id="bench", op_id=f"declare-{queue_id}")
+    for first in range(0, messages, DISPATCHED_AT_ONCE):
+        last = min(first + DISPATCHED_AT_ONCE, messages) - 1
+        yield Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=[WrittenRange(first, last)])
+
+
+def single_pops(
+    topic: str, queue_id: int, group: str, messages: int, *, invisible_time_ms: int = 3_600_000
+) -> Iterator[Command]:
+    """Pops of one message each."""
+    commands = single_entry_ops(topic, queue_id, group, messages, held=messages, invisible_time_ms=invisible_time_ms)
+    return itertools.islice(commands, messages)
+
+
+def single_entry_ops(
+    topic: str,
+    queue_id: int,
+    group: str,
+    messages: int,
+    *,
+    held: int = 100,
+    reply_to: int | None = None,
+    invisible_time_ms: int = 3_600_000,
+) -> Iterator[Command]:
+    """Two operations a message: popped alone, and acked alone once `held` others were popped after it."""
+    check = lane_check(topic, queue_id, group)
+    for number in range(messages + held):
+        if number < messages:
+            yield Pop(
+                topic=topic,
+                queue_id=queue_id,
+                v=1,
+                op_id=f"{group}.p{queue_id}.{number}",
+                reply_to=reply_to,
+                group=group,
+                max_messages=1,
+                invisible_time_ms=invisible_time_ms,
+                client_id="bench",
+            )
+        acked = number - held
+        if acked >= 0:
+            yield _ack(topic, queue_id, group, check, acked + 1, acked, acked, f"{group}.a{queue_id}.{acked}", reply_to)
+
+
+def whole_pop_ops(
+    topic: str,
+    queue_id: int,
+    group: str,
+    pops: int,
+    messages_a_pop: int,
+    *,
+    entry_offsets: int,
+    order: bool = False,
+    every: int = 1,
+    times_ms: Sequence[int] = (),
+) -> Iterator[Command]:
+    """Pops of many messages, each acked by one record with an entry for every `entry_offsets` offsets.
+
+    With `every` 2 only every second entry is sent. With `times_ms` the messages are changed, by these times in turn.
+    """
+    for number in range(pops):
+        yield Pop(
+            topic=topic,
+            queue_id=queue_id,
+            v=1,
+            op_id=f"{group}.P{number}",
+            group=group,
+            max_messages=messages_a_pop,
+            invisible_time_ms=3_600_000,
+            order=order,
+            client_id="bench",
+        )
+        first = number * messages_a_pop
+        entries = [
+            (0, at, at + entry_offsets - 1) for at in range(first, first + messages_a_pop, every * entry_offsets)
+        ]
+        op_id = f"{group}.A{number}"
+        yield batch(topic, queue_id, group, op_id, [(number + 1, first)], entries, order=order, times_ms=times_ms)
+
+
+def single_pops_one_batch(
+    topic: str, queue_id: int, group: str, messages: int, *, times_ms: Sequence[int] = ()
+) -> Iterator[Command]:
+    """Pops of one message each, and one record with all their handles."""
+    yield from single_pops(topic, queue_id, group, messages)
+    pops = [(number + 1, number) for number in range(messages)]
+    entries = [(number, number, number) for number in range(messages)]
+    yield batch(topic, queue_id, group, f"{group}.A", pops, entries, times_ms=times_ms)
+
+
+def batch(
+    topic: str,
+    queue_id: int,
+    group: str,
+    op_id: str,
+    pops: Iterable[tuple[int, int]],
+    entries: Iterable[tuple[int, int, int]],
+    *,
+    order: bool = False,
+    times_ms: Sequence[int] = (),
+) -> Ack | ChangeInvisible:
+    """One record: `pops` gives (epoch, first offset) of its handles, `entries` (handle index, first, last)."""
+    check = lane_check(topic, queue_id, group)
+    revive_queue_id = REVIVE_QUEUE_ID_ORDERLY if order else 0
+    handles = [
+        HandleRef(group, encode_handle(Handle(first, 0, 0, revive_queue_id, queue_id, epoch, 0, check)))
+        for epoch, first in pops
+    ]
+    if not times_ms:
+        acked = [AckEntry(index, [(first, last)]) for index, first, last in entries]
+        return Ack(topic=topic, queue_id=queue_id, v=1, op_id=op_id, handles=handles, entries=acked)
+    changed = [
+        ChangeEntry(index, [(first, last)], time_ms)
+        for (index, first, last), time_ms in zip(entries, itertools.cycle(times_ms), strict=False)
+    ]
+    return ChangeInvisible(topic=topic, queue_id=queue_id, v=1, op_id=op_id, handles=handles, entries=changed)
+
+
+def _ack(
+    topic: str,
+    queue_id: int,
+    group: str,
+    check: int,
+    epoch: int,
+    first: int,
+    last: int,
+    op_id: str,
+    reply_to: int | None,
+) -> Ack:
+    handle = encode_handle(Handle(first, 0, 0, 0, queue_id, epoch, 0, check))
+    return Ack(
+        topic=topic,
+        queue_id=queue_id,
+        v=1,
+        op_id=op_id,
+        reply_to=reply_to,
+        handles=[HandleRef(group, handle)],
+        entries=[AckEntry(0, [(first, last)])],
+    )

@@ -1,0 +1,83 @@
+"""Claim: what is dispatched of a scan names each of its offsets once, as what it is, and nothing the job refuses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from broker_state.consume_queue import Scan, Unit, Units, dispatches_of, skips_of
+from broker_state.consume_queue.dispatches import PIECES_MAX
+from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
+from popstream.wire.command import encode_command
+from popstream.wire.limits import RANGE_OFFSETS_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from popstream.wire.command import Dispatch
+
+FACTS = st.tuples(st.sampled_from([0, 7, (1 << 64) - 1]), st.sampled_from([1, 3]))
+
+
+def units_of(found: dict[int, tuple[int, int]]) -> Units:
+    return Units.of(
+        [
+            Unit(queue_offset=at, size_bytes=1, store_time_ms=0, message_base=at, tag_hash=tag, inner_count=count)
+            for at, (tag, count) in sorted(found.items())
+        ]
+    )
+
+
+def said(commands: Iterable[Dispatch]) -> dict[int, tuple[int, int] | None]:
+    """What is said of each offset; None: a hole."""
+    told: dict[int, tuple[int, int] | None] = {}
+    for command in commands:
+        runs: list[tuple[int, int, tuple[int, int] | None]] = [
+            *((run.first, run.last, (run.tag, run.count)) for run in command.ranges),
+            *((first, last, None) for first, last in command.skip),
+        ]
+        assert len(runs) <= PIECES_MAX
+        assert len(encode_command(command)) <= ENTRY_BYTES_MAX
+        for first, last, facts in runs:
+            assert last - first < RANGE_OFFSETS_MAX
+            for at in range(first, last + 1):
+                assert at not in told, "said twice"
+                told[at] = facts
+    return told
+
+
+@given(st.dictionaries(st.integers(10, 60), FACTS), st.integers(0, 10), st.integers(61, 80))
+def test_every_offset_is_named_once_as_what_it_is(found: dict[int, tuple[int, int]], first: int, end: int) -> None:
+    told = said(dispatches_of("t", 0, Scan(first, end, units_of(found))))
+    assert told == {at: found.get(at) for at in range(first, end)}
+
+
+def test_an_empty_scan_says_nothing() -> None:
+    assert list(dispatches_of("t", 0, Scan(5, 5, Units.of([])))) == []
+
+
+def test_no_range_is_longer_than_the_job_takes() -> None:
+    offsets = np.arange(RANGE_OFFSETS_MAX + 5) + 2_500_000
+    units = Units.simple(offsets, offsets * 0, offsets * 0)
+    (command,) = dispatches_of("t", 0, Scan(0, int(offsets[-1]) + 1, units))
+    assert [(run.first, run.last) for run in command.ranges] == [(2_500_000, 3_499_999), (3_500_000, 3_500_004)]
+    assert command.skip == [(0, 999_999), (1_000_000, 1_999_999), (2_000_000, 2_499_999)]
+    (command,) = skips_of("t", 0, 5, 1_000_010)
+    assert command.skip == [(5, 1_000_004), (1_000_005, 1_000_009)]
+
+
+def test_with_other_tags_at_each_offset_there_are_more_commands() -> None:
+    """The longest that can be said, in commands that fit the outbox; each continues where the one before ends."""
+    count = 2 * PIECES_MAX + 1
+    origin = (1 << 62) - 2 * count
+    found = {origin + 2 * at: ((1 << 64) - 1 - at, 1) for at in range(count)}
+    commands = list(dispatches_of("t" * 249, (1 << 31) - 1, Scan(origin, origin + 2 * count, units_of(found))))
+    assert len(commands) == 5
+    assert said(commands) == {at: found.get(at) for at in range(origin, origin + 2 * count)}
+    ends = [max([run.last for run in command.ranges] + [last for _, last in command.skip]) for command in commands]
+    assert ends == sorted(ends)
+    assert msgspec.json.decode(encode_command(commands[0]))["type"] == "dispatch"

@@ -1,0 +1,81 @@
+"""What an overlay keeps decoded from one micro-batch to the next is bounded by its bytes."""
+
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import STATE, Family, Overlay
+from broker_state.store.records import OpLog
+
+PAGE = OpLog([(1, "an op_id of a usual length", 1)] * 28)
+PAGE_BYTES = len(PAGE.encode())
+
+
+class CountingKv(MemoryKv):
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[bytes] = []
+
+    def get(self, family: Family, key: bytes) -> bytes | None:
+        if family == STATE:
+            self.read.append(key)
+        return super().get(family, key)
+
+
+def key(number: int) -> bytes:
+    return b"F%d" % number
+
+
+def write_pages(overlay: Overlay, kv: MemoryKv, count: int) -> None:
+    """Each in a micro-batch of its own."""
+    for number in range(count):
+        overlay.put(key(number), PAGE)
+        kv.write(overlay)
+
+
+def test_what_was_written_is_not_read_again_while_it_is_not_too_much() -> None:
+    kv = CountingKv()
+    overlay = Overlay(kv, cache_bytes=20 * PAGE_BYTES)
+    write_pages(overlay, kv, 10)
+    assert all(overlay.get(key(number), OpLog.decode) is PAGE for number in range(10))
+    assert not kv.read
+
+
+def test_pages_are_counted_by_their_bytes_and_not_by_their_number() -> None:
+    kv = CountingKv()
+    overlay = Overlay(kv, cache_bytes=20 * PAGE_BYTES)
+    write_pages(overlay, kv, 1_000)
+    kept = sum(overlay.get(key(number), OpLog.decode) is PAGE for number in range(1_000))
+    assert kept <= 20
+    assert len(kv.read) == 1_000 - kept
+
+
+def test_what_is_only_read_or_not_there_counts_too() -> None:
+    kv = CountingKv()
+    write_pages(Overlay(kv), kv, 10)
+    overlay = Overlay(kv, cache_bytes=8 * PAGE_BYTES)
+    for number in range(10):
+        assert overlay.get(key(number), OpLog.decode) == PAGE
+        assert overlay.bits(b"H%d" % number) == 0
+    assert overlay.get(key(0), OpLog.decode) is overlay.get(key(0), OpLog.decode), "within a micro-batch all stays"
+    overlay.written()
+    kv.read.clear()
+    overlay.get(key(0), OpLog.decode)
+    overlay.bits(b"H0")
+    assert kv.read == [key(0), b"H0"]
+
+    for number in range(10_000):
+        overlay.delete(b"an absent key with some length %d" % number)
+    kv.write(overlay)
+    kv.read.clear()
+    assert overlay.get(b"an absent key with some length 0", OpLog.decode) is None
+    assert kv.read
+
+
+def test_what_was_erased_counts_when_it_is_asked_for() -> None:
+    kv = CountingKv()
+    overlay = Overlay(kv, cache_bytes=1_000)
+    overlay.erase(b"F")
+    for number in range(1_000):
+        assert overlay.get(key(number), OpLog.decode) is None
+    kv.write(overlay)
+    assert not kv.read
+    overlay.get(key(0), OpLog.decode)
+    assert kv.read == [key(0)]

@@ -1,0 +1,84 @@
+"""Claim: every setting that would break a decision is named. Method: good settings, one of them made wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.kafka.own_topics import DAY_MS, OPS_BYTES, TopicFacts, Topics, deviations
+from popstream.wire.failures import Invalid, PopstreamError
+
+TOPICS = Topics.of("t")
+FACTS = {name: TopicFacts(name, "00000000-0000-0000-0000-000000000001", 4) for name in TOPICS.names}
+GOOD = {
+    "cleanup.policy": "delete",
+    "message.timestamp.type": "LogAppendTime",
+    "compression.type": "uncompressed",
+    "unclean.leader.election.enable": "false",
+    "max.message.bytes": str(OPS_BYTES),
+    "retention.ms": str(7 * DAY_MS),
+}
+
+
+def configs(**wrong: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Good settings for all topics but for some, by the last word of the topic's name."""
+    good = dict.fromkeys(TOPICS.names, GOOD) | {TOPICS.queue_types: {"cleanup.policy": "compact"}}
+    return {name: good[name] | wrong.get(name.rpartition(".")[2], {}) for name in TOPICS.names}
+
+
+def test_good_settings_pass() -> None:
+    """Nothing to say about what `ensure_topics` makes."""
+    assert deviations(TOPICS, FACTS, configs(), oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4) == []
+
+
+@pytest.mark.parametrize(
+    ("topic", "setting", "value"),
+    [
+        ("ops", "message.timestamp.type", "CreateTime"),
+        ("ops", "cleanup.policy", "compact"),
+        ("ops", "cleanup.policy", "compact,delete"),
+        ("ops", "compression.type", "producer"),
+        ("ops", "compression.type", "gzip"),
+        ("ops", "unclean.leader.election.enable", "true"),
+        ("ops", "max.message.bytes", str(OPS_BYTES - 1)),
+        ("ops", "retention.ms", str(DAY_MS - 1)),
+        ("results", "cleanup.policy", "compact"),
+        ("results", "max.message.bytes", "1048575"),
+        ("notifications", "cleanup.policy", "compact"),
+        ("dead_letters", "cleanup.policy", "compact"),
+        ("dead_letters", "max.message.bytes", "1048588"),
+        ("queue_types", "cleanup.policy", "delete"),
+    ],
+)
+def test_each_wrong_setting_is_found(topic: str, setting: str, value: str) -> None:
+    """And nothing beside it."""
+    found = deviations(TOPICS, FACTS, configs(**{topic: {setting: value}}), oldest_snapshot_age_ms=DAY_MS)
+    assert [(one.topic, one.setting, one.found) for one in found] == [(f"t.{topic}", setting, value)]
+
+
+def test_what_differs_harmlessly_passes() -> None:
+    """Retention for ever is long enough; the time of an answer decides nothing."""
+    results = {"message.timestamp.type": "CreateTime", "retention.ms": "1"}
+    harmless = configs(ops={"retention.ms": "-1"}, results=results)
+    assert deviations(TOPICS, FACTS, harmless, oldest_snapshot_age_ms=DAY_MS) == []
+
+
+def test_changed_partition_count_is_found() -> None:
+    """Only a count that was pinned can have changed."""
+    (one,) = deviations(TOPICS, FACTS, configs(), ops_partitions_expected=8)
+    assert str(one) == "t.ops: partition count is 4, must be 8: queues would move between partitions"
+
+
+def test_missing_topic_is_found() -> None:
+    """A missing topic has no settings to complain of."""
+    facts = {name: FACTS[name] for name in TOPICS.names if name != TOPICS.results}
+    (one,) = deviations(TOPICS, facts, configs())
+    assert (one.topic, one.found) == (TOPICS.results, "missing")
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "ä", "a/b", "__x", "x" * 236])
+def test_prefix_that_kafka_would_refuse(prefix: str) -> None:
+    """Refused before anything is created."""
+    with pytest.raises(Invalid) as caught:
+        Topics.of(prefix)
+    assert isinstance(caught.value, PopstreamError)
+    assert caught.value.subject == prefix

@@ -1,0 +1,195 @@
+"""Claim: a record that cannot be decided costs three attempts and itself, never the job.
+
+Method: ApplyOps over a real store. The culprit makes the kernel raise, or makes the process end, wherever it is folded;
+in the second case every attempt is a process of its own. What comes out is compared with a log in which that record had
+been rejected from the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from broker_state.kernel.fold import fold
+from broker_state.store.rocks_store import FAMILIES, META, RocksStore, StoreStopped
+from checkpoints.attempts import Attempts
+from pipelines.apply_ops import micro_batch
+from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, ATTEMPTS_MAX
+from pipelines.apply_ops.outbox import EntryKind
+from pipelines.apply_ops.outbox_entries import read_frame
+from tests.support.small_job import DECLARE, POP, SmallJob, written_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from broker_state.kernel.op_context import OpRecord
+
+ROOT = Path(__file__).parents[4]
+CULPRIT = "culprit"
+LOG: list[dict[str, Any]] = [
+    DECLARE,
+    written_to(0, 19),
+    *({**POP, "op_id": f"before-{number}"} for number in range(7)),
+    {**POP, "op_id": CULPRIT},
+    *({**POP, "op_id": f"after-{number}"} for number in range(6)),
+]
+
+
+def broken_fold(fail: Callable[[], None], sizes: list[int]) -> Callable[..., Any]:
+    """`fold` that lets `fail` happen wherever the culprit is folded; `sizes` gets that of each attempt."""
+
+    def fold_all(overlay: Any, records: Iterable[OpRecord], decision: Any) -> Any:
+        records = list(records)
+        sizes.append(len(records))
+        touched = set()
+        for record in records:
+            touched |= fold(overlay, [record], decision)
+            if record.command.op_id == CULPRIT:
+                fail()
+        return touched
+
+    return fold_all
+
+
+def break_kernel(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> list[int]:
+    """Put `broken_fold` in place."""
+    sizes: list[int] = []
+    monkeypatch.setattr(micro_batch, "fold", broken_fold(fail, sizes))
+    return sizes
+
+
+def state_of(store: RocksStore) -> dict[str, dict[bytes, bytes]]:
+    return {family: dict(store.scan(family, b"")) for family in FAMILIES[:3]}
+
+
+def answers_of(job: SmallJob) -> list[dict[str, Any]]:
+    frames = [read_frame(entry.value)[1] for entry in job.published if entry.kind == EntryKind.ANSWERS]
+    return [answer for frame in frames for answer in json.loads(frame)["answers"]]
+
+
+def run_without_the_culprit(root: Path, place: tuple[int, int]) -> dict[str, dict[bytes, bytes]]:
+    """What a job decides that knew of the culprit from the start."""
+    with RocksStore(root / "state") as store:
+        job = SmallJob(root, store)
+        job.quarantine.add(*place, "known")
+        job.run(*LOG)
+        return state_of(store)
+
+
+def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = run_without_the_culprit(tmp_path / "wanted", (0, 9))
+
+    def fail() -> None:
+        message = "no such lane"
+        raise KeyError(message)
+
+    sizes = break_kernel(monkeypatch, fail)
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(*LOG)
+        assert state_of(store) == wanted
+        assert job.apply_ops.applied.next_offset == {0: len(LOG)}
+        assert [place for place, _ in job.quarantine] == [(0, 9)]
+        assert "no such lane" in dict(job.quarantine)[0, 9]
+    # Two slices of a micro-batch; three attempts end in the second one, then that one is halved.
+    assert sizes[: 2 * ATTEMPTS_MAX] == [8, 8] * ATTEMPTS_MAX
+    assert len(sizes) < 2 * ATTEMPTS_MAX + 12
+    answers = answers_of(job)
+    assert [answer["op_id"] for answer in answers if answer["reason"] == "OK" and answer["type"] == "pop"] == [
+        *(f"before-{number}" for number in range(7)),
+        *(f"after-{number}" for number in range(6)),
+    ]
+    (refused,) = [answer for answer in answers if answer["op_id"] == CULPRIT]
+    assert (refused["code"], refused["applied"]) == (29, False)
+    assert refused["detail"].startswith("QUARANTINED: KeyError")
+    assert job.reports[-1].records == len(LOG)
+    assert job.reports[-1].rejected == 1
+
+
+def test_bad_luck_quarantines_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It failed twice and not the third time: the micro-batch is one WriteBatch as ever."""
+    wanted_root = tmp_path / "wanted"
+    with RocksStore(wanted_root / "state") as store:
+        SmallJob(wanted_root, store).run(*LOG)
+        wanted = state_of(store)
+    failures = iter(range(ATTEMPTS_MAX - 1))
+
+    def fail() -> None:
+        if next(failures, None) is not None:
+            raise MemoryError
+
+    break_kernel(monkeypatch, fail)
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(*LOG)
+        assert len(job.quarantine) == 0
+        assert job.apply_ops.applied.apply_seq == 1
+        assert state_of(store) == wanted
+    assert not (tmp_path / "attempts").exists()
+
+
+def test_a_disk_that_fails_is_no_fault_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        message = "the write failed: IO error"
+        raise StoreStopped(message)
+
+    attempts = 2 * (ATTEMPTS_MAX + ALONE_ATTEMPTS_MAX)
+    with monkeypatch.context() as broken:
+        sizes = break_kernel(broken, fail)
+        for _ in range(attempts):
+            with RocksStore(tmp_path / "state") as store, pytest.raises(StoreStopped):
+                SmallJob(tmp_path, store).run(*LOG)
+    assert sizes == [8, 8] * attempts
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(*LOG)
+        assert len(job.quarantine) == 0
+        assert job.apply_ops.applied.apply_seq == 1
+
+
+def die() -> None:
+    """As the kernel ends a process that took all memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def run_until_it_dies(root: Path) -> bool:
+    """Decide the log in a process of its own; whether it came to the end."""
+    code = subprocess.run(
+        [sys.executable, "-m", "tests.unit.pipelines.apply_ops.test_crash_loop", str(root)], cwd=ROOT, check=False
+    ).returncode
+    assert code in {0, -signal.SIGKILL}
+    return code == 0
+
+
+def test_a_record_that_kills_the_process_is_found_and_quarantined(tmp_path: Path) -> None:
+    wanted = run_without_the_culprit(tmp_path / "wanted", (0, 9))
+    deaths = 0
+    while not run_until_it_dies(tmp_path):
+        deaths += 1
+        assert deaths < 20, "the job dies for ever"
+    assert deaths == ATTEMPTS_MAX + ALONE_ATTEMPTS_MAX
+    with RocksStore(tmp_path / "state") as store:
+        assert state_of(store) == wanted
+        assert len(list(store.scan(META, b"quarantine", b"quarantinf"))) == 1
+
+
+def test_the_count_of_attempts_survives_garbage_in_its_file(tmp_path: Path) -> None:
+    (tmp_path / "attempts").write_text('{"next_offset":')
+    attempts = Attempts(tmp_path / "attempts")
+    assert attempts.begin({0: 1}) == 1
+    assert Attempts(tmp_path / "attempts").begin({0: 1}) == 2
+    assert Attempts(tmp_path / "attempts").begin({0: 1}, (0, 1)) == 1
+    assert Attempts(tmp_path / "attempts").alone == (0, 1)
+
+
+if __name__ == "__main__":
+    micro_batch.__dict__["fold"] = broken_fold(die, [])
+    with RocksStore(Path(sys.argv[1]) / "state") as opened:
+        SmallJob(Path(sys.argv[1]), opened).run_from_start(*LOG)

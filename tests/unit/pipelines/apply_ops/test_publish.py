@@ -1,0 +1,151 @@
+"""What leaves the outbox for Kafka: dead letters of any number and size, and who hears when Kafka takes no more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pytest
+
+from broker_state.store.rocks_store import RocksStore
+from connectors.kafka.own_topics import Topics
+from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
+from pipelines.apply_ops.publish import LETTER_BYTES_MAX, Publisher
+from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.failures import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+TOPICS = Topics.of("popstream")
+LETTER = DeadLetter("orders", 0, "g", 10, 12, "attempt_limit", 16, 1, 7, 8, 0, 99)
+
+
+class Message(NamedTuple):
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+class Sent:
+    """Is answered when the test says so."""
+
+    def __init__(self, record: dict[str, Any]) -> None:
+        self.record = record
+        self.on_success: Callable[[Any], object] = print
+        self.on_failure: Callable[[Exception], object] = print
+
+    def add_callback(self, callback: Callable[[Any], object]) -> None:
+        self.on_success = callback
+
+    def add_errback(self, callback: Callable[[Exception], object]) -> None:
+        self.on_failure = callback
+
+
+class Producer:
+    def __init__(self) -> None:
+        self.sent: list[Sent] = []
+        self.is_closed = False
+
+    def send(self, topic: str, **record: Any) -> Sent:
+        self.sent.append(Sent({"topic": topic, **record}))
+        return self.sent[-1]
+
+    def close(self, timeout: float | None = None) -> None:
+        assert timeout
+        self.is_closed = True
+
+
+class Letters:
+    """Gives the messages one by one, and notes which of them were sent when the next was asked for."""
+
+    def __init__(self, producer: Producer, messages: list[tuple[int, Message | None]]) -> None:
+        self._producer = producer
+        self._messages = messages
+        self.sent_before: list[int] = []
+
+    def start(self, on_read: Callable[..., None], on_failure: Callable[[Exception], None]) -> None:
+        self._on_read, self.on_failure = on_read, on_failure
+
+    def read(self, entry: Entry, letter: DeadLetter) -> None:
+        self._on_read(entry, letter, self._one_by_one())
+
+    def _one_by_one(self) -> Iterator[tuple[int, Message | None]]:
+        for message in self._messages:
+            self.sent_before.append(len(self._producer.sent))
+            yield message
+
+    def close(self) -> None:
+        """Nothing is under way."""
+
+
+class Scene:
+    def __init__(self, store: RocksStore, *messages: tuple[int, Message | None]) -> None:
+        self.outbox = Outbox(store)
+        entry = Entry(EntryKind.DEAD_LETTER, 1, 0, msgspec.msgpack.encode(LETTER))
+        store.write_changes(self.outbox.changes([entry]))
+        self.outbox.written([entry])
+        self.producer = Producer()
+        self.letters = Letters(self.producer, list(messages))
+        self.failures: list[Unavailable] = []
+        self.publisher = Publisher(TOPICS, self.outbox, self.producer, self.letters, self.failures.append)
+
+    def headers(self, number: int) -> dict[str, bytes]:
+        return dict(self.producer.sent[number].record["headers"])
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[RocksStore]:
+    with RocksStore(tmp_path / "state") as store:
+        yield store
+
+
+def test_a_letter_is_sent_as_it_is_read_and_delivered_with_its_last_message(store: RocksStore) -> None:
+    message = Message(b"k", b"v", [("h", b"1")])
+    scene = Scene(store, (10, message), (11, None), (12, Message(None, None, [])))
+    assert scene.letters.sent_before == [0, 1, 2]
+    first, gone, empty = (sent.record for sent in scene.producer.sent)
+    assert (first["topic"], first["key"], first["value"]) == ("popstream.dead_letters", b"k", b"v")
+    assert scene.headers(0) | {"h": b"1", "popstream.queue_offset": b"10"} == scene.headers(0)
+    assert (gone["value"], b"popstream.gone" in {name.encode() for name in scene.headers(1)}) == (b"", True)
+    assert (empty["key"], empty["value"]) == (None, b"")
+    for sent in scene.producer.sent[1:]:
+        sent.on_success(None)
+        assert len(scene.outbox) == 1
+    scene.producer.sent[0].on_success(None)
+    assert len(scene.outbox) == 0
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message(b"k", b"v" * LETTER_BYTES_MAX, [("h", b"1")]),
+        Message(b"k" * (LETTER_BYTES_MAX + 1), None, []),
+        Message(None, b"v", [("h", b"1" * LETTER_BYTES_MAX)]),
+    ],
+    ids=["value", "key", "headers"],
+)
+def test_a_message_that_no_dead_letter_can_carry_is_named_and_stops_nothing(
+    store: RocksStore, message: Message
+) -> None:
+    """In its own topic a compressed batch may be as long as it likes."""
+    scene = Scene(store, (10, message), (11, Message(b"k", b"v", [])), (12, None))
+    record = scene.producer.sent[0].record
+    assert (record["key"], record["value"]) == (None, b"")
+    assert b"more than a dead letter may" in scene.headers(0)["popstream.too_large"]
+    assert (scene.headers(0)["popstream.queue_offset"], "h" in scene.headers(0)) == (b"10", False)
+    assert scene.producer.sent[1].record["value"] == b"v"
+
+
+def test_a_failure_is_told_at_once_and_to_whoever_publishes_next(store: RocksStore) -> None:
+    scene = Scene(store, (10, None))
+    refused = ValueError("the broker says no")
+    scene.producer.sent[0].on_failure(refused)
+    (told,) = scene.failures
+    assert told.__cause__ is refused
+    with pytest.raises(Unavailable, match="nothing more is decided: the broker says no"):
+        scene.publisher.publish([])
+    assert len(scene.outbox) == 1
+    scene.publisher.close()
+    assert scene.producer.is_closed

@@ -1,0 +1,368 @@
+"""Claim: what a builder stores follows from the log alone, and all that it dispatches reaches the job once it can.
+
+Method: the real store and outbox on disk; Kafka's part is given as topics and scans, the job is the real kernel in
+memory (MemoryJob), behind the real transport.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from broker_state.consume_queue import ContradictionError, Scan, Units, holes, units_between
+from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
+from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.build_consume_queue.builder import Audited, Builder, Queue, declare_of, read_spans
+from pipelines.build_consume_queue.dispatch_sender import DispatchSender
+from popstream import Transport
+from popstream.testing.memory_job import MemoryJob
+from popstream.topics.message_topics import MessageTopic
+from popstream.wire.command import Declare, Dispatch, Policy, Pop, WrittenRange
+from popstream.wire.failures import Invalid
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+TOPIC = "orders"
+QUEUE: Queue = (TOPIC, 0)
+
+
+def topic(topic_id: str = "id-1", start: int = 0, partitions: int = 1) -> dict[str, MessageTopic]:
+    numbers = range(partitions)
+    return {TOPIC: MessageTopic(TOPIC, topic_id, dict.fromkeys(numbers, start), dict.fromkeys(numbers, start))}
+
+
+def scan(first: int, end: int, *offsets: int) -> Scan:
+    found = np.array(offsets or range(first, end), np.int64)
+    return Scan(first, end, Units.simple(found, found * 0 + 100, found * 0 + 1_000))
+
+
+def nothing(first: int, end: int) -> Scan:
+    return Scan(first, end, Units.of([]))
+
+
+class Lab:
+    """A builder on disk that can be opened again, and everything that it ever said."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.open()
+
+    def open(self) -> None:
+        self.store = RocksStore(self._folder, BUILDER_FAMILIES)
+        self.outbox = Outbox(self.store)
+        self.builder = Builder(self.store, self.outbox, "epoch")
+
+    def reopen(self) -> None:
+        self.store.close()
+        self.open()
+
+    def stored(self) -> dict[tuple[str, bytes], bytes]:
+        return {(family, key): value for family in (QUEUES, UNITS) for key, value in self.store.scan(family, b"")}
+
+    def offsets(self, queue: Queue = QUEUE) -> list[int]:
+        found = units_between(self.builder.queues[queue], self.builder.get(queue), 0, 1 << 62)
+        return list(found.queue_offset.tolist())
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        return [
+            (span.first_offset, span.end_offset, span.unit_count)
+            for entry in self.outbox.undelivered(EntryKind.UNIT_SPANS)
+            for span in read_spans(entry)
+        ]
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    made = Lab(tmp_path / "queues")
+    yield made
+    made.store.close()
+
+
+def test_one_write_batch_has_units_progress_and_what_is_to_be_said(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    written = lab.store.batches_written
+    lab.builder.append({QUEUE: scan(0, 6, 0, 1, 4)})
+    assert lab.store.batches_written == written + 1
+    lab.reopen()
+    assert lab.offsets() == [0, 1, 4]
+    assert lab.builder.queues[QUEUE].end_offset == 6
+    assert lab.builder.built.build_seq == 2
+    assert [entry.apply_seq for entry in lab.outbox.undelivered(EntryKind.DISPATCH)] == [1, 2]
+    assert lab.spans() == [(0, 6, 3)]
+
+
+def test_cuts_and_repetitions_make_no_difference(lab: Lab, tmp_path: Path) -> None:
+    """In one piece; in pieces of which each is read twice, with a new process between them."""
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 3))})
+    other = Lab(tmp_path / "other")
+    other.builder.adopt(topic(), {})
+    for first in range(0, 3000, 250):
+        piece = scan(first, first + 250, *(at for at in range(first, first + 250) if not at % 3))
+        other.builder.append({QUEUE: piece})
+        other.reopen()
+        assert not [entry for entry in other.builder.append({QUEUE: piece}) if entry.kind == EntryKind.UNIT_SPANS]
+    assert other.stored() == lab.stored()
+    other.store.close()
+
+
+def test_a_log_that_says_something_else_is_an_error(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    before = lab.stored()
+    with pytest.raises(ContradictionError, match="truncate the queue at 5"):
+        lab.builder.append({QUEUE: scan(5, 12, 6, 7, 11)})
+    assert lab.stored() == before
+
+
+def test_a_batch_without_rows_is_holes(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 5)})
+    lab.builder.append({QUEUE: nothing(5, 9)})
+    assert list(holes(lab.builder.queues[QUEUE], lab.builder.get(QUEUE), 0, 99)) == [(5, 9)]
+    assert lab.spans() == [(0, 5, 5)]
+
+
+def test_retention_moves_the_start_also_past_the_end(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    (entry,) = lab.builder.adopt(topic(start=4), {})
+    assert b'"skip":[[0,3]]' in entry.value
+    assert lab.offsets() == list(range(4, 10))
+    (entry,) = lab.builder.adopt(topic(start=25), {})
+    assert b'"skip":[[4,24]]' in entry.value
+    assert (lab.offsets(), lab.builder.queues[QUEUE].end_offset) == ([], 25)
+    assert lab.builder.adopt(topic(start=25), {}) == []
+
+
+def test_a_recreated_topic_takes_all_with_it(lab: Lab) -> None:
+    lab.builder.adopt(topic(partitions=2), {})
+    lab.builder.append({QUEUE: scan(0, 3000), (TOPIC, 1): scan(0, 5)})
+    entries = lab.builder.adopt(topic("id-2"), {TOPIC: "batch"})
+    assert len(entries) == 1
+    assert (lab.offsets(), lab.offsets((TOPIC, 1))) == ([], list(range(5)))
+    record = lab.builder.queues[QUEUE]
+    assert (record.topic_id, record.queue_type, record.end_offset) == ("id-2", "batch", 0)
+
+
+def test_a_queue_keeps_its_type(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    with pytest.raises(Invalid, match="was made as a simple queue, and cannot become batch"):
+        lab.builder.adopt(topic(), {TOPIC: "batch"})
+
+
+def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_its_rows_are_not_told_again(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
+    before, spans = lab.stored(), lab.spans()
+    assert lab.builder.truncate(QUEUE, 1501) == 1501
+    lab.reopen()
+    lab.builder.append({QUEUE: scan(1501, 2500, *range(1502, 2500, 2))})
+    lab.builder.append({QUEUE: scan(2500, 3000, *range(2500, 3000, 2))})
+    assert lab.stored() == before
+    assert lab.spans() == spans
+    lab.builder.append({QUEUE: scan(3000, 3010)})
+    assert lab.spans() == [*spans, (3000, 3010, 10)]
+
+
+def audited(topic_id: str, end_offset: int) -> Audited:
+    """The table has rows of a topic that is there."""
+    return Audited({(*QUEUE, topic_id): end_offset} if end_offset else {}, {QUEUE[0]: topic_id})
+
+
+@pytest.mark.parametrize("audited_end", [0, 4, 1501, 3000, 4000])
+def test_a_restored_store_tells_every_row_that_the_table_lacks_and_no_other(lab: Lab, audited_end: int) -> None:
+    """The table ends before the store, with it, or after it; what was on its way to it is counted anew."""
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
+    before = lab.stored()
+    lab.builder.begin_epoch("another", audited("id-1", audited_end))
+    lab.reopen()
+    assert lab.builder.built.state_epoch == "another"
+    left = len(range(audited_end + audited_end % 2, 3000, 2))
+    assert lab.spans() == ([(audited_end, 3000, left)] if left else [])
+    assert lab.stored() == before
+    lab.builder.append({QUEUE: scan(3000, 5000)})
+    first = max(3000, audited_end)
+    assert lab.spans()[-1] == (first, 5000, 5000 - first)
+    assert len(lab.spans()) == (2 if left else 1)
+
+
+def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
+    lab.builder.begin_epoch("another", audited("id-1", 6))
+    lab.reopen()
+    assert lab.builder.built.state_epoch == "another"
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    assert lab.spans() == [(6, 10, 4)]
+
+
+def test_a_restored_store_of_an_earlier_topic_keeps_what_the_table_has_of_the_present_one(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.builder.begin_epoch("another", audited("made again", 6))
+    lab.reopen()
+    assert (lab.builder.queues, lab.stored()) == ({}, {})
+    lab.builder.adopt(topic("made again"), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    assert lab.spans() == [(6, 10, 4)]
+
+
+def test_a_restored_store_tells_nothing_twice_of_a_topic_that_was_deleted(lab: Lab) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.builder.begin_epoch("another", Audited({(*QUEUE, "id-1"): 7, (*QUEUE, "older"): 99}, {}))
+    assert lab.spans() == [(7, 10, 3)]
+
+
+class Job:
+    """The kernel in memory, and a sender that serves it."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.memory = MemoryJob()
+        self.transport = self.memory.transport()
+        self.sender = DispatchSender(self.transport, lab.outbox, lambda queue: declared(lab, queue))
+
+    def position(self) -> int | None:
+        command = Pop(v=1, topic=TOPIC, queue_id=0, group="g", max_messages=100, invisible_time_ms=60_000)
+        answer = self.transport.request(command)
+        return None if answer.code == 17 else sum(run.last - run.first + 1 for run in answer.messages)
+
+    def close(self) -> None:
+        self.sender.close()
+        self.transport.close()
+
+
+def declared(lab: Lab, queue: Queue) -> Declare | None:
+    record = lab.builder.queues.get(queue)
+    return None if record is None else declare_of(queue, record)
+
+
+@pytest.fixture
+def job(lab: Lab) -> Iterator[Job]:
+    made = Job(lab)
+    yield made
+    made.close()
+
+
+def settled(lab: Lab, job: Job) -> None:
+    wait_for(lambda: not job.sender.open_count)
+    assert not list(lab.outbox.undelivered(EntryKind.DISPATCH))
+
+
+def commands(job: Job) -> list[Any]:
+    return [record for record in job.memory.records if isinstance(record, Declare | Dispatch)]
+
+
+def test_what_is_built_can_be_popped(lab: Lab, job: Job) -> None:
+    job.sender.send(lab.builder.adopt(topic(), {}))
+    entries = lab.builder.append({QUEUE: scan(0, 10, 0, 1, 2, 7)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    settled(lab, job)
+    assert job.position() == 4
+
+
+def test_what_a_killed_builder_had_not_said_is_said_by_the_next(lab: Lab, job: Job) -> None:
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.reopen()
+    job.sender._outbox = lab.outbox
+    job.sender.send(lab.outbox.undelivered(EntryKind.DISPATCH))
+    settled(lab, job)
+    assert job.position() == 10
+
+
+def test_a_queue_that_the_job_does_not_know_is_declared(lab: Lab, job: Job) -> None:
+    """Its declaration was answered long ago, and the job has forgotten."""
+    lab.outbox.delivered([entry.key for entry in lab.builder.adopt(topic(), {})])
+    entries = lab.builder.append({QUEUE: scan(0, 10)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    settled(lab, job)
+    assert [type(command) for command in commands(job)] == [Dispatch, Declare, Dispatch]
+    assert job.position() == 10
+
+
+def test_what_the_job_still_waits_for_is_skipped_when_it_has_left_the_log(lab: Lab, job: Job) -> None:
+    """The queue was declared before there was a builder, and nobody ever dispatched its first offsets."""
+    job.memory.send(Declare(v=1, topic=TOPIC, queue_id=0, topic_id="id-1"))
+    job.memory.send(Dispatch(v=1, topic=TOPIC, queue_id=0, ranges=[WrittenRange(0, 2)]))
+    job.sender.send(lab.builder.adopt(topic(start=10), {}))
+    entries = lab.builder.append({QUEUE: scan(10, 15)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    settled(lab, job)
+    assert job.position() == 3 + 5
+
+
+def test_a_dispatch_of_an_earlier_topic_is_refused_by_the_queue(lab: Lab, job: Job) -> None:
+    """It was on its way when the topic was made again: its holes must not be holes of the new one."""
+    lab.builder.adopt(topic(), {})
+    late = [entry for entry in lab.builder.append({QUEUE: nothing(0, 10)}) if entry.kind == EntryKind.DISPATCH]
+    job.sender.send(lab.builder.adopt(topic("id-2"), {}))
+    job.sender.send(late)
+    entries = lab.builder.append({QUEUE: scan(0, 10)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    wait_for(lambda: not job.sender.open_count)
+    assert job.position() == 10
+
+
+def test_ahead_of_the_window_waits_and_is_not_dropped(lab: Lab, job: Job) -> None:
+    """The least window there is, and a hole at its start that somebody else fills later."""
+    job.sender.send(lab.builder.adopt(topic(), {}))
+    settled(lab, job)
+    job.memory.send(Policy(v=1, topic=TOPIC, queue_id=0, window_max=1_000_000))
+    lab.builder.append({QUEUE: nothing(0, 1_000_000)})
+    entries = lab.builder.append({QUEUE: scan(1_000_000, 1_000_010)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    wait_for(lambda: len(commands(job)) > 2)
+    assert job.sender.open_count == 1
+    job.memory.send(Dispatch(v=1, topic=TOPIC, queue_id=0, skip=[(0, 999_999)]))
+    wait_for(lambda: not job.sender.open_count)
+    assert job.position() == 10
+
+
+def test_what_is_left_of_a_range_is_dispatched_when_its_start_has_left_the_log(lab: Lab, job: Job) -> None:
+    """The dispatch comes after the skip that follows it, as when the first try got no answer."""
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.builder.adopt(topic(start=4), {})
+    declare, dispatch, skip = lab.outbox.undelivered(EntryKind.DISPATCH)
+    for entry in (declare, skip, dispatch):
+        job.sender.send([entry])
+        wait_for(lambda: not job.sender.open_count)
+    assert job.position() == 6
+
+
+def test_a_declaration_supersedes_what_was_said_of_the_topic_before(lab: Lab, job: Job) -> None:
+    """Offsets of the topic that is gone must not reach the queue that has its name."""
+    lab.builder.adopt(topic(), {})
+    lab.builder.append({QUEUE: scan(0, 10)})
+    lab.builder.adopt(topic("id-2"), {})
+    lab.reopen()
+    job.sender._outbox = lab.outbox
+    job.sender.send(lab.outbox.undelivered(EntryKind.DISPATCH))
+    settled(lab, job)
+    assert [command.topic_id for command in commands(job)] == ["id-2"]
+    assert job.position() == 0
+
+
+def test_a_refusal_for_good_is_told_and_stops_nothing(lab: Lab, job: Job) -> None:
+    """Somebody has declared the queue as another type."""
+    job.memory.send(Declare(v=1, topic=TOPIC, queue_id=0, topic_id="id-1", queue_type="sparse"))
+    job.sender.send(lab.builder.adopt(topic(), {}))
+    entries = lab.builder.append({QUEUE: scan(0, 10)})
+    job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+    settled(lab, job)
+    assert job.sender.refused == {QUEUE: "declare: INVALID_PARAMETER"}
+    assert job.position() == 10
+
+
+def test_transport_that_is_closed_keeps_what_is_open(lab: Lab, job: Job) -> None:
+    job.transport.close()
+    job.sender.send(lab.builder.adopt(topic(), {}))
+    assert len(list(lab.outbox.undelivered(EntryKind.DISPATCH))) == 1
+    assert isinstance(job.transport, Transport)

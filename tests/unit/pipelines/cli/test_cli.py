@@ -1,0 +1,400 @@
+"""The command line without a job: what is refused, in which words, and with which exit code."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+import structlog
+import typer
+from rich.console import Console
+from typer.testing import CliRunner
+
+from broker_state.store.rocks_store import RocksStore
+from checkpoints.layout import JobFolder
+from checkpoints.ownership import Ownership
+from checkpoints.snapshots import Snapshot
+from pipelines.cli.app import app, main
+from pipelines.cli.exits import Group
+from pipelines.cli.messages import printable
+from pipelines.cli.ops import EXAMPLES, read_operations
+from pipelines.cli.options import load_settings
+from pipelines.cli.query import require_reading
+from pipelines.cli.status import _print as print_status
+from pipelines.control.job_file import JobCard
+from pipelines.control.metrics import Totals
+from pipelines.control.server import SnapshotRequest, Status, StatusRequest, StatusServer, ask
+from pipelines.process.jvm import held_signals
+from pipelines.process.preflight import reach_kafka, require_ready
+from pipelines.settings_reference import settings_markdown
+from popstream import Message, ReceiptHandle
+from popstream.wire.command import COMMAND_TYPES
+from popstream.wire.failures import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
+from tests.support.logging_state import logging_as_it_was
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from typer.testing import Result
+
+ROOT = Path(__file__).parents[4]
+COMMANDS = ("up", "demo", "ops", "send", "consume", "status", "query", "check")
+POP = '{"type":"pop","topic":"orders","queue_id":0,"group":"g","max_messages":1,"invisible_time_ms":1000}'
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No settings of the machine, no folder of the project."""
+    for name in [name for name in os.environ if name.startswith("POPSTREAM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str, text: str = "") -> Result:
+    return CliRunner().invoke(app, arguments, input=text, env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+def test_the_document_of_the_settings_is_current() -> None:
+    document = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert document == settings_markdown(), "run: python -m pipelines.settings_reference > docs/settings.md"
+
+
+def test_help_names_every_command_and_the_exit_codes() -> None:
+    result = run("--help")
+    assert result.exit_code == 0
+    assert [name for name in COMMANDS if name not in result.stdout] == []
+    assert "3 something does not answer" in " ".join(result.stdout.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str) -> None:
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("up", "--ops-partitions", "0"), "ops_partitions: Input should be greater than or equal to 1"),
+        (("up", "--no-such-option"), "No such option"),
+        (("up", "--settings", "missing.toml"), "there is no settings file missing.toml"),
+        (("consume", "orders"), "Missing option"),
+        (("consume", "orders", "--group", "g", "--invisible-time", "30"), "'30' is no duration"),
+        (("ops", "--example", "pap"), "there is no type 'pap', only declare, policy"),
+        (("query", "drop table operations"), "only queries are run here"),
+        (("query", "select 1"), "there are no tables in var/job/delta"),
+        (("query", "select 1", "--csv", "--json"), "choose one of --csv and --json"),
+    ],
+)
+def test_wrong_options_are_refused_in_clear_words(arguments: tuple[str, ...], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 2
+    assert words in " ".join(result.stderr.split())
+    assert "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no operation is given"),
+        ("{nope", "line 1 is no JSON"),
+        ('{"type":"pap"}', "operation 1: there is no type 'pap', only declare, policy"),
+        ("[1]", "operation 1: "),
+        (POP.replace('"group":"g",', ""), "missing required field `group`; `popstream ops --example pop` shows"),
+        (POP.replace("orders", "o").replace("}", ',"x":1}'), "unknown field `x`"),
+        (f"{POP}\n{POP.replace('pop', 'pap')}", "operation 2: there is no type 'pap'"),
+    ],
+)
+def test_what_is_no_operation_is_refused_before_anything_is_sent(text: str, words: str) -> None:
+    result = run("ops", "-", text=text)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_every_type_has_an_example_that_is_an_operation() -> None:
+    assert EXAMPLES.keys() == COMMAND_TYPES.keys()
+    shown = run("ops", "--example", "all").stdout
+    assert [type(command) for command in read_operations(shown)] == [COMMAND_TYPES[name] for name in EXAMPLES]
+
+
+def test_operations_come_as_one_as_a_list_or_as_lines() -> None:
+    assert len(read_operations(POP)) == 1
+    assert len(read_operations(f"[{POP},{POP}]")) == 2
+    assert len(read_operations(f"{POP}\n\n{POP}\n")) == 2
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(Invalid("x"), 2), (Fenced("x"), 2), (Unavailable("x"), 3), (Corrupt("x"), 4), (PopstreamError("x"), 1)],
+)
+def test_each_kind_of_error_has_its_exit_code_and_one_line(error: PopstreamError, code: int) -> None:
+    failing = typer.Typer(cls=Group)
+
+    @failing.command()
+    def fail() -> None:
+        raise error
+
+    @failing.command()
+    def other() -> None:
+        pass
+
+    result = CliRunner().invoke(failing, ["fail"])
+    assert (result.exit_code, result.stderr) == (code, "popstream: x\n")
+
+
+def test_an_interrupted_command_ends_with_code_0() -> None:
+    stopped = typer.Typer(cls=Group)
+
+    @stopped.command()
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    @stopped.command()
+    def other() -> None:
+        pass
+
+    assert CliRunner().invoke(stopped, ["stop"]).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [("ops", POP), ("send", "orders"), ("consume", "orders", "--group", "g")])
+def test_without_a_job_a_command_says_where_it_looked(command: tuple[str, ...]) -> None:
+    result = run(*command, "--folder", "elsewhere")
+    assert result.exit_code == 3
+    assert result.stderr.startswith("popstream: no job runs in elsewhere: start one with `popstream up`")
+
+
+def test_status_says_that_no_job_ever_ran() -> None:
+    result = run("status", "--json")
+    assert result.exit_code == 3
+    assert "no job runs in var/job, and none ever did" in result.stderr
+    assert result.stdout == ""
+
+
+def test_status_shows_what_a_job_left(tmp_path: Path) -> None:
+    RocksStore(tmp_path / "job" / "state").close()
+    result = run("status", "--json", "--folder", str(tmp_path / "job"))
+    assert result.exit_code == 3
+    assert msgspec.json.decode(result.stdout)["running"] is False
+    assert "no job runs" in result.stderr
+
+
+def test_status_does_not_open_the_state_of_a_job_that_is_starting(tmp_path: Path) -> None:
+    with Ownership(JobFolder(tmp_path).lock):
+        result = run("status", "--folder", str(tmp_path))
+    assert result.exit_code == 3
+    assert "is starting or stopping" in result.stderr
+
+
+def test_options_override_variables_and_these_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "popstream.toml"
+    file.write_text('ops_partitions = 7\nresults_partitions = 7\ntopic_prefix = "file"\n')
+    monkeypatch.setenv("POPSTREAM_OPS_PARTITIONS", "8")
+    monkeypatch.setenv("POPSTREAM_RESULTS_PARTITIONS", "8")
+    settings = load_settings(file, ops_partitions=9, topic_prefix=None)
+    assert (settings.ops_partitions, settings.results_partitions, settings.topic_prefix) == (9, 8, "file")
+
+
+def test_wrong_settings_are_told_all_at_once_and_without_secrets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "popstream.toml"
+    file.write_text('handle_keys = "very secret"\nsurprise = 1\n')
+    monkeypatch.setenv("POPSTREAM_METRICS_PORT", "70000")
+    with pytest.raises(Invalid) as caught:
+        load_settings(file)
+    assert len(caught.value.details) == 3
+    assert "metrics_port (from POPSTREAM_METRICS_PORT)" in str(caught.value)
+    assert "very secret" not in str(caught.value)
+
+
+def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.toml").write_text("folder =")
+    with pytest.raises(Invalid, match="is no TOML"):
+        load_settings(tmp_path / "x.toml")
+
+
+def test_preflight_tells_everything_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(Invalid) as caught:
+            require_ready(tmp_path / "job", tmp_path, with_kafka=True, ports={"--kafka-port": port, "--other": 0})
+    text = str(caught.value)
+    assert "no java: install" in text
+    assert "run `make setup`" in text
+    assert f"port {port} is taken: stop what listens on it, or choose another --kafka-port" in text
+
+
+def test_preflight_wants_room_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 29))
+    with pytest.raises(Invalid) as caught:
+        require_ready(tmp_path / "job", tmp_path, with_kafka=False, ports={})
+    assert f"1.5 GiB are free in {tmp_path}, 2 are needed" in str(caught.value)
+
+
+@pytest.mark.parametrize("release", [11, 22])
+def test_preflight_refuses_another_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, release: int) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text(f"#!/bin/sh\necho 'openjdk version \"{release}.0.1\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    with pytest.raises(Invalid, match=f"is Java {release}: point JAVA_HOME at one from 17 to 21"):
+        require_ready(tmp_path / "job", tmp_path, with_kafka=False, ports={})
+
+
+def test_a_kafka_that_is_not_there_is_told_before_spark_starts() -> None:
+    with pytest.raises(Unavailable, match=r"no Kafka takes connections at 127\.0\.0\.1:1"):
+        reach_kafka("127.0.0.1:1", timeout_s=0)
+    with pytest.raises(Invalid, match="'localhost' is no address of a Kafka broker"):
+        reach_kafka("localhost")
+
+
+@pytest.mark.parametrize("sql", ["delete from operations", "insert into x select 1", "", "set x = 1", "create table x"])
+def test_a_statement_that_is_no_query_is_refused(sql: str) -> None:
+    with pytest.raises(Invalid, match="only queries are run here"):
+        require_reading(sql)
+
+
+def test_a_message_is_one_line_whatever_it_holds() -> None:
+    message = Message(
+        topic="orders",
+        queue_id=1,
+        queue_offset=2,
+        handle=ReceiptHandle("1.A"),
+        attempt=1,
+        key=None,
+        value=b"one\ntwo\xff",
+        headers=[("h", b"v"), ("empty", None)],
+        timestamp_ms=3,
+        pop_time_ms=4,
+        next_visible_time_ms=5,
+    )
+    assert printable(message, as_json=False) == r"one\ntwo\xff"
+    fields = msgspec.json.decode(printable(message, as_json=True))
+    assert (fields["value_base64"], fields["key"], fields["handle"]) == ("b25lCnR3b/8=", None, "1.A")
+    assert fields["headers"] == [["h", "v"], ["empty", None]]
+
+
+@pytest.fixture(params=["socket", "port"])
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatusServer]:
+    """A status server for a job that is nothing but its state; with a folder whose socket path is too long for one."""
+    root = tmp_path if request.param == "socket" else tmp_path / ("x" * 120)
+    root.mkdir(exist_ok=True)
+    job: Any = SimpleNamespace(
+        folder=JobFolder(root),
+        store=RocksStore(root / "state"),
+        metrics=SimpleNamespace(totals=lambda: Totals(operations=7)),
+        apply_ops=SimpleNamespace(applied=SimpleNamespace(apply_seq=5)),
+        flush=SimpleNamespace(delivered_seq=4),
+        outbox=SimpleNamespace(undelivered_bytes=9),
+        log_watch=SimpleNamespace(lag=3, overdue=0),
+        settings=SimpleNamespace(topic_prefix="p"),
+        builder=None,
+        bootstrap_servers="k:1",
+        failure=None,
+        obstacles=["Delta is away"],
+        quarantine=[(0, 7)],
+        snapshot_loop=SimpleNamespace(last=None, last_failure="no room"),
+    )
+    with StatusServer(job) as started:
+        assert (request.param == "socket") == started.address.startswith("/")
+        yield started
+    job.store.close()
+
+
+def card_of(server: StatusServer, token: str) -> JobCard:
+    return JobCard(
+        pid=1, bootstrap_servers="", prefix="", folder="", address=server.address, token=token, started_at=0.0
+    )
+
+
+def test_the_job_tells_its_state_over_its_socket(server: StatusServer) -> None:
+    status = ask(card_of(server, server.token), StatusRequest(), Status)
+    assert (status.running, status.apply_seq, status.delta_seq, status.outbox_bytes) == (True, 5, 4, 9)
+    assert status.ops_lag == 3
+    assert status.totals == Totals(operations=7)
+    assert (status.obstacles, status.quarantined) == (["Delta is away"], 1)
+    assert (status.snapshot, status.snapshot_failure) == (None, "no room")
+
+
+def test_between_two_jobs_the_server_says_why(server: StatusServer) -> None:
+    card = card_of(server, server.token)
+    server.detach("Kafka is away")
+    status = ask(card, StatusRequest(), Status)
+    assert (status.running, status.apply_seq, status.obstacles) == (True, 5, ["Kafka is away"])
+    with pytest.raises(Unavailable, match="Kafka is away"):
+        ask(card, SnapshotRequest(), Snapshot)
+    server.attach(server._job)
+    assert ask(card, StatusRequest(), Status).obstacles == ["Delta is away"]
+
+
+def test_every_obstacle_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    status = Status(running=True, folder="f", apply_seq=1, ops_lag=9, ops_overdue=4, obstacles=["no Delta", "no room"])
+    print_status(Console(width=200), status)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["not", "ready", "no", "Delta"] in lines
+    assert ["not", "ready", "2", "no", "room"] in lines
+    assert any(line[:4] == ["at", "risk", "4", "of"] for line in lines)
+
+
+def test_what_is_logged_by_a_command_is_not_among_what_it_prints(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = structlog.get_logger("pipelines.apply_ops.delta_flush")
+    monkeypatch.setattr("pipelines.cli.app.app", lambda: (log.info("flushed"), log.warning("odd"), print("{}")))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with logging_as_it_was():
+            main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    said = capsys.readouterr()
+    assert said.out == "{}\n"
+    assert "odd" in said.err
+    assert "flushed" not in said.err
+
+
+def test_who_has_not_the_token_is_told_nothing(server: StatusServer) -> None:
+    with pytest.raises(Invalid, match="wrong token"):
+        ask(card_of(server, "guess"), StatusRequest(), Status)
+    assert b"unreadable request" in server.answer(b"{nope\n")
+
+
+def test_a_job_that_is_gone_is_told_so(tmp_path: Path) -> None:
+    card = JobCard(
+        pid=7, bootstrap_servers="", prefix="", folder="", address=str(tmp_path / "s"), token="", started_at=0
+    )
+    with pytest.raises(Unavailable, match="the job of process 7 does not answer"):
+        ask(card, StatusRequest(), Status)
+
+
+def test_a_card_is_for_its_user_alone(tmp_path: Path) -> None:
+    card = JobCard(pid=1, bootstrap_servers="a", prefix="b", folder="c", address="d", token="", started_at=1.0)
+    card.write(tmp_path / "job.json")
+    assert stat.S_IMODE((tmp_path / "job.json").stat().st_mode) == 0o600
+    assert JobCard.read(tmp_path / "job.json") == card
+    (tmp_path / "job.json").write_text("{")
+    assert JobCard.read(tmp_path / "job.json") is None
+
+
+def test_a_signal_while_spark_is_launched_takes_effect_afterwards() -> None:
+    reached = False
+    # A shell starts background jobs with the signal ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), held_signals():  # noqa: PT012 - the point is how far it gets
+            signal.raise_signal(signal.SIGINT)
+            reached = True
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert reached

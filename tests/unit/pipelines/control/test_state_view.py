@@ -1,0 +1,104 @@
+"""What `popstream status --lane` reads of a lane, while the job goes on writing."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from typer.testing import CliRunner
+
+from broker_state.kernel.fold import fold
+from broker_state.kernel.op_context import Decision, OpRecord
+from broker_state.store.overlay import Overlay
+from broker_state.store.rocks_store import RocksStore
+from checkpoints.layout import JobFolder
+from pipelines.cli.app import app
+from pipelines.control.state_view import lane_detail, queues_in
+from popstream.wire.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Pop, WrittenRange
+
+QUEUE: dict[str, Any] = {"topic": "orders", "queue_id": 0, "v": 1}
+
+
+class Writer:
+    """The job, as far as the store is concerned."""
+
+    def __init__(self, store: RocksStore) -> None:
+        self.store = store
+        self.overlay = Overlay(store)
+        self.decision = Decision()
+        self.number = 0
+
+    def do(self, command: Command) -> None:
+        self.number += 1
+        self.decision = Decision()
+        command = msgspec.structs.replace(command, op_id=command.op_id or f"op-{self.number}")
+        record = OpRecord(0, self.number, 1_000 + self.number, command, self.number.to_bytes(8, "big"))
+        fold(self.overlay, [record], self.decision)
+        self.store.write(self.overlay)
+
+    def pop(self, **fields: Any) -> None:
+        self.do(Pop(**QUEUE, group="g", order=True, max_messages=3, invisible_time_ms=10_000, **fields))
+
+
+def test_a_lane_tells_its_batch_and_who_waits(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        job = Writer(store)
+        job.do(Declare(**QUEUE, topic_id="t"))
+        job.do(Dispatch(**QUEUE, ranges=[WrittenRange(0, 9)]))
+        job.pop(attempt_id="a")
+        handle = job.decision.operations[0].handle_after
+        assert handle is not None
+        job.do(Ack(**QUEUE, handles=[HandleRef("g", handle)], entries=[AckEntry(0, [(1, 1)])]))
+        job.pop(client_id="second", poll_time_ms=5_000)
+        job.pop(client_id="third", poll_time_ms=5_000)
+
+        detail = lane_detail(store, "orders", 0, "g")
+        assert detail is not None
+        assert detail.batch is not None
+        assert (detail.batch.first, detail.batch.last, detail.batch.members, detail.batch.acked) == (0, 2, 3, 1)
+        assert detail.batch.attempt_id == "a"
+        assert detail.batch.free_at_ms == 1_003 + 10_000
+        assert [(run.first, run.last, run.next_visible_ms) for run in detail.batch.unacked] == [
+            (0, 0, 11_003),
+            (2, 2, 11_003),
+        ]
+        assert [pop.client_id for pop in detail.waiting] == ["second", "third"]
+        [queue] = queues_in(store)
+        assert queue.lanes[0].orderly
+
+
+def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        assert lane_detail(store, "orders", 0, "g") is None
+        job = Writer(store)
+        job.do(Declare(**QUEUE, topic_id="t"))
+        assert lane_detail(store, "orders", 0, "g") is None
+        job.pop()
+        detail = lane_detail(store, "orders", 0, "g")
+        assert detail is not None
+        assert (detail.batch, detail.waiting) == (None, [])
+
+
+def test_a_frozen_state_does_not_see_what_is_written_later(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        job = Writer(store)
+        frozen = store.frozen()
+        job.do(Declare(**QUEUE, topic_id="t"))
+        assert list(queues_in(store))
+        assert frozen.get("state", b"\x06orders\x00\x00\x00\x00Q") is None
+        assert store.frozen().get("state", b"\x06orders\x00\x00\x00\x00Q") is not None
+
+
+def test_status_of_a_lane_shows_what_blocks_it(tmp_path: Path) -> None:
+    with RocksStore(JobFolder(tmp_path).state) as store:
+        job = Writer(store)
+        job.do(Declare(**QUEUE, topic_id="t"))
+        job.do(Dispatch(**QUEUE, ranges=[WrittenRange(0, 9)]))
+        job.pop(attempt_id="a")
+        job.pop(client_id="second", poll_time_ms=5_000)
+    result = CliRunner().invoke(app, ["status", "--lane", "g", "--folder", str(tmp_path)])
+    shown = " ".join(result.stdout.split())
+    assert "popped 3 messages in 0..2 at 1970-01-01 00:00:01.003Z, 0 acked, attempt id a" in shown
+    assert "free at 1970-01-01 00:00:11.003Z, or when all are acked" in shown
+    assert "not acked 0..2 until 1970-01-01 00:00:11.003Z, attempt 1" in shown
+    assert "waiting second for 3 until 1970-01-01 00:00:06.004Z" in shown
+    assert "popped" not in CliRunner().invoke(app, ["status", "--folder", str(tmp_path)]).stdout

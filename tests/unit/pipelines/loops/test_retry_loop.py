@@ -1,0 +1,109 @@
+"""Claim: what is decided goes to Delta for as long as it takes, and what cannot pass ends the job, once.
+
+Method: work that fails as it is told, on the real thread, with pauses of some milliseconds.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipelines.loops import retry_loop as insistent_module
+from pipelines.loops.retry_loop import Insistent
+from popstream.wire.failures import Corrupt
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+NEVER_S = 3_600.0
+
+
+class Work:
+    """Raises what it holds, one at each call; counts calls."""
+
+    def __init__(self, *raises: Exception) -> None:
+        self._raises = list(raises)
+        self.calls = 0
+
+    def __call__(self) -> None:
+        self.calls += 1
+        if self._raises:
+            raise self._raises.pop(0)
+
+
+@pytest.fixture
+def failures() -> list[BaseException]:
+    return []
+
+
+def started(
+    work: Callable[[], None], failures: list[BaseException], interval_s: float = 0.005, *, is_due: bool = True
+) -> Insistent:
+    insistent = Insistent("work", interval_s, work, failures.append, lambda: is_due)
+    insistent.start()
+    return insistent
+
+
+def test_it_tries_again_and_says_why(failures: list[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(insistent_module, "RETRY_S", 0.05)
+    work = Work(OSError("the volume is away\nlong story"), OSError())
+    insistent = started(work, failures)
+    assert wait_for(lambda: insistent.problem) == "Delta does not take what is decided: the volume is away"
+    wait_for(lambda: work.calls > 2 and insistent.problem is None)
+    insistent.stop()
+    assert failures == []
+
+
+def test_what_does_not_pass_ends_it(failures: list[BaseException]) -> None:
+    corrupt = Corrupt("the table was RESTOREd")
+    work = Work(corrupt)
+    insistent = started(work, failures)
+    wait_for(lambda: failures)
+    insistent.stop()
+    assert (failures, work.calls) == ([corrupt], 1)
+
+
+def test_it_works_once_more_at_the_end(failures: list[BaseException]) -> None:
+    work = Work()
+    started(work, failures, NEVER_S).stop()
+    assert (failures, work.calls) == ([], 1)
+
+
+def test_a_last_time_that_fails_is_told(failures: list[BaseException]) -> None:
+    """What is not delivered stays in the outbox."""
+    away = OSError("away")
+    started(Work(away), failures, NEVER_S).stop()
+    assert failures == [away]
+
+
+def test_what_is_not_due_waits_for_the_end(failures: list[BaseException]) -> None:
+    work = Work()
+    insistent = started(work, failures, NEVER_S, is_due=False)
+    insistent.hurry()
+    insistent.stop()
+    assert (failures, work.calls) == ([], 1)
+
+
+def test_hurry_cuts_a_pause_short_but_not_that_after_a_failure(
+    failures: list[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(insistent_module, "RETRY_S", insistent_module.RETRY_S_MAX)
+    worked = threading.Semaphore(0)
+    work = Work(OSError("away"))
+
+    def told() -> None:
+        worked.release()
+        work()
+
+    insistent = started(told, failures, NEVER_S)
+    insistent.hurry()
+    assert worked.acquire(timeout=10)
+    wait_for(lambda: insistent.problem)
+    for _ in range(100):
+        insistent.hurry()
+    assert work.calls == 1
+    insistent.stop()
+    assert work.calls == 2

@@ -1,0 +1,73 @@
+"""The job's log: lines of JSON whoever speaks, in files that do not grow for ever."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import structlog
+
+from pipelines.process.logs import configure_logs
+from tests.support.logging_state import logging_as_it_was
+
+
+@pytest.fixture(autouse=True)
+def _as_it_was() -> Iterator[None]:
+    with logging_as_it_was():
+        yield
+
+
+def lines_of(file: Path) -> list[dict[str, Any]]:
+    return [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
+
+
+def test_each_line_is_json_whoever_speaks(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "job.log"
+    configure_logs("info", file)
+    ours = structlog.get_logger("pipelines.process.job")
+    ours.info("query_started", decided={0: 7})
+    ours.debug("not_asked_for")
+    logging.getLogger("library").warning("over %d\nlines", 2)
+    logging.getLogger("library").info("not asked for")
+    logging.getLogger("kafka").error("reconnects")
+    ours.error("failed", exc_info=OSError(5, "no disk"))
+    started, library, failed = lines_of(file)
+    assert started.pop("timestamp").endswith("Z")
+    assert started == {
+        "logger": "pipelines.process.job",
+        "level": "info",
+        "event": "query_started",
+        "decided": {"0": 7},
+    }
+    assert (library["logger"], library["level"], library["event"]) == ("library", "warning", "over 2\nlines")
+    assert failed["exception"] == "OSError: [Errno 5] no disk"
+
+
+def test_what_is_below_the_level_is_not_there(tmp_path: Path) -> None:
+    configure_logs("error", tmp_path / "job.log")
+    structlog.get_logger("pipelines.process.job").warning("kafka_away")
+    structlog.get_logger("pipelines.process.job").error("job_failed")
+    assert [line["event"] for line in lines_of(tmp_path / "job.log")] == ["job_failed"]
+
+
+def test_a_full_file_becomes_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.process.logs.FILE_BYTES_MAX", 2_000)
+    file = tmp_path / "job.log"
+    configure_logs("info", file)
+    for number in range(100):
+        structlog.get_logger("pipelines.process.job").info("event", number=number)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.log", "job.log.1"]
+    numbers = [line["number"] for line in lines_of(tmp_path / "job.log.1") + lines_of(file)]
+    assert numbers == list(range(numbers[0], 100))
+    assert file.stat().st_size <= 2_000
+
+
+def test_people_read_it_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info")
+    structlog.get_logger("pipelines.process.job").info("query_started", decided=7)
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "[info     ] query_started" in said.err
+    assert "decided=7" in said.err

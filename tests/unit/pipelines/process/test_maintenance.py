@@ -1,0 +1,97 @@
+"""The process that compacts the tables: it tells what it did, and lives no longer than it is wanted."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from connectors.delta.compaction import Compacted
+from connectors.delta.tables import TABLES
+from pipelines.process.maintenance import compacted_aside
+from tests.support.threads import eventually
+
+ENDED_WITH_ITS_PARENT = 3
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    """The first commit of a table, not written yet."""
+    log = tmp_path / "operations" / "_delta_log"
+    log.mkdir(parents=True)
+    return log / f"{0:020d}.json"
+
+
+@pytest.fixture
+def endless(log: Path, tmp_path: Path) -> Path:
+    """Tables whose maintenance does not end: who reads a pipe waits for a writer."""
+    os.mkfifo(log)
+    return tmp_path
+
+
+def test_without_tables_there_is_nothing_to_do(tmp_path: Path) -> None:
+    assert list(compacted_aside(tmp_path)) == [Compacted(table=name) for name in TABLES]
+
+
+def test_what_cannot_be_compacted_is_told(log: Path, tmp_path: Path) -> None:
+    log.write_text("not a commit")
+    failed, *others = compacted_aside(tmp_path)
+    assert failed.table == "operations"
+    assert failed.failure is not None
+    assert f"{log} cannot be read" in failed.failure
+    assert [other.table for other in others] == list(TABLES)[1:], "one that fails does not keep the others from it"
+    assert {other.failure for other in others} == {None}
+
+
+def test_an_end_before_its_time_is_that_of_one_table(endless: Path) -> None:
+    """As by the kernel, for want of memory."""
+
+    def kill() -> bool:
+        for child in compactions():
+            if "operations" in child.cmdline():
+                child.kill()
+        return False
+
+    failed, *others = compacted_aside(endless, kill)
+    assert failed == Compacted(table="operations", failure="compaction ended with exit code -9 and said: nothing")
+    assert others == [Compacted(table=name) for name in list(TABLES)[1:]]
+
+
+def test_no_key_that_somebody_presses_reaches_it_and_it_shares_the_cpu_of_the_session(endless: Path) -> None:
+    seen: set[tuple[bool, bool]] = set()
+
+    def look() -> bool:
+        seen.update(
+            (os.getsid(child.pid) == os.getsid(0), os.getpgid(child.pid) == child.pid) for child in compactions()
+        )
+        return bool(seen)
+
+    assert list(compacted_aside(endless, look)) == []
+    assert seen == {(True, True)}
+
+
+def compactions() -> list[psutil.Process]:
+    return [child for child in psutil.Process().children() if "connectors.delta.compaction" in child.cmdline()]
+
+
+def test_it_ends_when_it_is_no_longer_wanted(endless: Path) -> None:
+    before = set(psutil.Process().children())
+    wanted_until = time.monotonic() + 0.5
+    assert list(compacted_aside(endless, lambda: time.monotonic() > wanted_until)) == []
+    assert set(psutil.Process().children()) == before
+
+
+def test_it_ends_with_whoever_started_it_and_takes_no_core_or_memory_from_them(endless: Path) -> None:
+    command = [sys.executable, "-m", "connectors.delta.compaction", str(endless), "operations"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
+        eventually(lambda: psutil.Process(process.pid).nice() == 19)
+        eventually(lambda: Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n")
+        assert process.poll() is None
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == ENDED_WITH_ITS_PARENT

@@ -1,0 +1,200 @@
+"""Claim: a snapshot is whole or is not there, says when it is damaged, and costs what has changed."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import fsspec
+import msgspec
+import pytest
+
+from broker_state.store.overlay import STATE
+from broker_state.store.rocks_store import META, RocksStore
+from checkpoints.applied import APPLIED_KEY, Applied
+from checkpoints.snapshots import Snapshot, SnapshotStore
+from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
+from popstream.wire.failures import Corrupt, Invalid, Unavailable
+
+NOW_MS = 1_795_262_400_000
+
+
+@pytest.fixture(params=["path", "memory"])
+def snapshots(request: pytest.FixtureRequest, tmp_path: Path) -> SnapshotStore:
+    """At a path, and in another file system that fsspec knows."""
+    return SnapshotStore(str(tmp_path / "kept") if request.param == "path" else f"memory://{secrets.token_hex(8)}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job" / "state").mkdir(parents=True)
+    (tmp_path / "job" / "state" / "1.sst").write_bytes(b"never changes")
+    (tmp_path / "job" / "state" / "CURRENT").write_bytes(b"1")
+    return tmp_path / "job"
+
+
+def applied(apply_seq: int) -> Applied:
+    return Applied(state_epoch="e", ops_topic="ops", ops_topic_id="id", apply_seq=apply_seq)
+
+
+def kept_files(snapshots: SnapshotStore) -> int:
+    files, root = fsspec.core.url_to_fs(snapshots.url)
+    return len(files.ls(f"{root}/files"))
+
+
+def test_what_was_put_comes_back(snapshots: SnapshotStore, folder: Path, tmp_path: Path) -> None:
+    taken = snapshots.put(folder, applied(7), NOW_MS)
+    assert taken.id == "20261121T120000Z-000000000007"
+    assert snapshots.list() == [taken]
+    snapshots.fetch(taken, tmp_path / "back")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "back" / "state").iterdir()} == {
+        "1.sst": b"never changes",
+        "CURRENT": b"1",
+    }
+
+
+def test_files_that_did_not_change_are_kept_once(snapshots: SnapshotStore, folder: Path) -> None:
+    snapshots.put(folder, applied(7), NOW_MS)
+    (folder / "state" / "CURRENT").write_bytes(b"2")
+    snapshots.put(folder, applied(8), NOW_MS + 1000)
+    assert kept_files(snapshots) == 3
+    assert [snapshot.applied.apply_seq for snapshot in snapshots.list()] == [8, 7]
+
+
+def test_old_ones_go_with_the_files_that_only_they_had(snapshots: SnapshotStore, folder: Path, tmp_path: Path) -> None:
+    for number in range(5):
+        (folder / "state" / "CURRENT").write_bytes(b"%d" % number)
+        snapshots.put(folder, applied(number), NOW_MS + 1000 * number)
+    assert snapshots.prune(2) == 3
+    assert kept_files(snapshots) == 3
+    for snapshot in snapshots.list():
+        snapshots.fetch(snapshot, tmp_path / snapshot.id)
+    assert snapshots.prune(2) == 0
+
+
+@pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
+def test_a_damaged_file_is_noticed(folder: Path, tmp_path: Path, damage: str) -> None:
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    taken = snapshots.put(folder, applied(7), NOW_MS)
+    victim = tmp_path / "kept" / "files" / taken.files[0].sha256
+    if damage == "gone":
+        victim.unlink()
+    else:
+        victim.write_bytes(b"Never changes" if damage == "flipped" else b"never")
+    with pytest.raises(
+        Corrupt, match=r"lacks state/1\.sst" if damage == "gone" else r"state/1\.sst is not what it was"
+    ):
+        snapshots.fetch(taken, tmp_path / "back")
+
+
+def test_a_file_that_was_cut_off_is_sent_again(folder: Path, tmp_path: Path) -> None:
+    """Killed while it carried a file away: the next snapshot must not take it for done."""
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    taken = snapshots.put(folder, applied(7), NOW_MS)
+    (tmp_path / "kept" / "files" / taken.files[0].sha256).write_bytes(b"never")
+    snapshots.fetch(snapshots.put(folder, applied(8), NOW_MS), tmp_path / "back")
+
+
+@pytest.mark.parametrize("manifest", [b"", b'{"id":"20300101T000000Z-1"', b"[]"])
+def test_a_manifest_that_was_cut_off_is_no_snapshot(folder: Path, tmp_path: Path, manifest: bytes) -> None:
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    taken = snapshots.put(folder, applied(7), NOW_MS)
+    (tmp_path / "kept" / "manifests" / "20300101T000000Z-000000000008.json").write_bytes(manifest)
+    assert snapshots.list() == [taken]
+
+
+def test_a_place_that_is_full_or_unknown_is_said(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(Invalid, match="carrier-pigeon"):
+        SnapshotStore("carrier-pigeon://roof")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Unavailable, match="cannot be kept"):
+        SnapshotStore(str(tmp_path / "file")).put(folder, applied(7), NOW_MS)
+    assert SnapshotStore(str(tmp_path / "nowhere")).list() == []
+
+
+def write(store: RocksStore, apply_seq: int) -> None:
+    changes = [(STATE, b"%06d" % number, b"%d" % apply_seq) for number in range(1000)]
+    store.write_changes([(META, APPLIED_KEY, applied(apply_seq).encode()), *changes])
+
+
+def test_a_snapshot_of_a_store_in_use_is_one_moment_of_it(snapshots: SnapshotStore, tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        write(store, 1)
+        first = take_snapshot(store, None, tmp_path / "scratch", snapshots)
+        write(store, 2)
+        second = take_snapshot(store, None, tmp_path / "scratch", snapshots)
+        write(store, 3)
+    assert list((tmp_path / "scratch").iterdir()) == []
+    for taken in (first, second):
+        snapshots.fetch(taken, tmp_path / taken.id)
+        with RocksStore(tmp_path / taken.id / "state") as back:
+            assert {value for _, value in back.scan(STATE, b"")} == {b"%d" % taken.applied.apply_seq}
+
+
+def test_a_state_that_decided_nothing_has_nothing_to_keep(tmp_path: Path) -> None:
+    with (
+        RocksStore(tmp_path / "state") as store,
+        pytest.raises(Invalid, match="decided nothing yet"),
+    ):
+        take_snapshot(store, None, tmp_path / "scratch", SnapshotStore(str(tmp_path / "kept")))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_the_loop_takes_them_in_time_and_goes_on_when_it_cannot(tmp_path: Path, folder: Path) -> None:
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    outcomes = iter([None, "full", None])
+    taken: list[Snapshot] = []
+
+    def take() -> Snapshot:
+        if next(outcomes, None) is not None:
+            message = "the disk is full"
+            raise Unavailable(message)
+        taken.append(snapshots.put(folder, applied(len(taken)), NOW_MS + len(taken) * 1000))
+        return taken[-1]
+
+    loop = SnapshotLoop(take, snapshots, interval_s=0.01, keep=2, decided=lambda: 99, last_done=tmp_path)
+    loop.start()
+    while len(taken) < 5:
+        pass
+    loop.stop()
+    assert loop.last_failure is None
+    assert len(snapshots.list()) == 2
+
+
+def test_the_loop_takes_none_when_nothing_was_decided(tmp_path: Path, folder: Path) -> None:
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    taken: list[Snapshot] = []
+
+    def take() -> Snapshot:
+        taken.append(snapshots.put(folder, applied(7), NOW_MS))
+        return taken[-1]
+
+    asked: list[int] = []
+    decided = lambda: asked.append(7) or 7  # type: ignore[func-returns-value]  # noqa: E731
+    loop = SnapshotLoop(take, snapshots, interval_s=0.005, keep=2, decided=decided, last_done=tmp_path)
+    loop.start()
+    while len(asked) < 5:
+        pass
+    loop.stop()
+    assert len(taken) == 1
+
+
+def test_one_that_is_forgotten_while_they_are_listed_takes_no_other_with_it(
+    snapshots: SnapshotStore, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = [snapshots.put(folder, applied(number), NOW_MS + number * 1000) for number in range(3)]
+    read = snapshots._files.cat_file
+
+    def forget_and_read(name: str) -> bytes:
+        if taken[1].id in name:
+            raise FileNotFoundError(name)
+        content: bytes = read(name)
+        return content
+
+    monkeypatch.setattr(snapshots._files, "cat_file", forget_and_read)
+    assert snapshots.list() == [taken[2], taken[0]]
+
+
+def test_the_manifest_is_plain_json(snapshots: SnapshotStore, folder: Path) -> None:
+    taken = snapshots.put(folder, applied(7), NOW_MS)
+    assert msgspec.json.decode(msgspec.json.encode(taken))["applied"]["apply_seq"] == 7

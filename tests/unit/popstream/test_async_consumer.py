@@ -1,0 +1,121 @@
+"""Claim: the consumer does the same for coroutines. Method: the kernel itself, in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from popstream import AsyncConsumer, Message
+from popstream.testing.memory_job import MemoryJob
+
+
+@pytest.fixture
+def job() -> MemoryJob:
+    made = MemoryJob()
+    for queue_id in range(2):
+        made.write("orders", queue_id, [b"%d-%d" % (queue_id, number) for number in range(10)])
+    return made
+
+
+def left_of(job: MemoryJob) -> list[tuple[bytes | None, int]]:
+    with job.consumer("billing") as other:
+        return [(message.value, message.attempt) for queue_id in range(2) for message in other.pop("orders", queue_id)]
+
+
+def test_iteration(job: MemoryJob) -> None:
+    async def main() -> set[bytes | None]:
+        found = set()
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            async for message in consumer:
+                found.add(message.value)
+                outcome = await asyncio.wrap_future(message.ack())
+                assert outcome.applied
+                if len(found) == 20:
+                    consumer.stop()
+        return found
+
+    assert len(asyncio.run(main())) == 20
+    assert left_of(job) == []
+
+
+def test_a_handler_in_many_tasks(job: MemoryJob) -> None:
+    done: list[bytes] = []
+    all_done = asyncio.Event()
+    at_once: list[int] = []
+    working = 0
+
+    async def handle(message: Message) -> None:
+        nonlocal working
+        working += 1
+        at_once.append(working)
+        await asyncio.sleep(0.01)
+        working -= 1
+        if message.value == b"1-7" and message.attempt == 1:
+            raise ValueError("not yet")
+        done.append(message.value or b"")
+        if len(done) == 20:
+            all_done.set()
+
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            running = asyncio.create_task(consumer.run(handle, tasks=5, failure_delay_ms=0))
+            await all_done.wait()
+            consumer.stop()
+            await running
+
+    asyncio.run(main())
+    assert sorted(done) == sorted(b"%d-%d" % (queue_id, number) for queue_id in range(2) for number in range(10))
+    assert max(at_once) == 5
+    assert left_of(job) == []
+
+
+def test_what_a_cancelled_run_had_at_hand_goes_back(job: MemoryJob) -> None:
+    async def main() -> None:
+        begun = asyncio.Event()
+
+        async def hang(_: Message) -> None:
+            begun.set()
+            await asyncio.sleep(3_600)
+
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
+            running = asyncio.create_task(consumer.run(hang))
+            await begun.wait()
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+
+    asyncio.run(main())
+    job.advance(1_000)
+    assert len(left_of(job)) == 20
+
+
+def test_pops_and_batches(job: MemoryJob) -> None:
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing")) as consumer:
+            first, second = await asyncio.gather(consumer.pop("orders", 0), consumer.pop("orders", 1, max_messages=4))
+            assert (len(first), len(second)) == (10, 4)
+            assert all(outcome.applied for outcome in await consumer.ack([*first, *second.messages[:2]]))
+            assert all(outcome.applied for outcome in await consumer.change_invisible(second.messages[2:3], 0))
+            assert all(outcome.applied for outcome in await consumer.reject(second.messages[3:], "bad"))
+
+    asyncio.run(main())
+    assert [value for value, _ in left_of(job)] == [b"1-2", *(b"1-%d" % number for number in range(4, 10))]
+
+
+def test_a_cancelled_pop_keeps_nothing(job: MemoryJob) -> None:
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing")) as consumer:
+            await consumer.ack((await consumer.pop("orders", 0)).messages)
+            waiting = asyncio.create_task(consumer.pop("orders", 0, poll_time_ms=60_000))
+            while not consumer.consumer._pops._under_way:
+                await asyncio.sleep(0.005)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            job.write("orders", 0, [b"late"])
+            while consumer.consumer._pops._under_way or consumer.consumer.held_count:
+                await asyncio.sleep(0.005)
+
+    asyncio.run(main())
+    assert (b"late", 2) in left_of(job)

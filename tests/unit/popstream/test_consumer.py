@@ -1,0 +1,330 @@
+"""Claim: what a consumer does with messages is what the job decides. Method: the kernel itself, in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import suppress
+
+import pytest
+
+from popstream import (
+    AnswerTimeout,
+    ClientClosed,
+    Consumer,
+    NotDeclared,
+    PayloadMissing,
+    PopResult,
+    Receipt,
+    Refused,
+    all_applied,
+    new_op_id,
+)
+from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
+from popstream.payload.payloads import Fetched
+from popstream.testing.memory_job import MemoryJob
+from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject
+from popstream.wire.reason import Reason
+
+
+@pytest.fixture
+def job() -> MemoryJob:
+    made = MemoryJob()
+    made.write("orders", 0, [b"%d" % number for number in range(10)])
+    return made
+
+
+@pytest.fixture
+def consumer(job: MemoryJob) -> Iterator[Consumer]:
+    with job.consumer("billing", client_id="c1") as made:
+        yield made
+
+
+def sent(job: MemoryJob, kind: type[Command]) -> list[Command]:
+    return [record for record in job.records if isinstance(record, kind)]
+
+
+def test_messages_come_with_all_that_is_known_of_them(job: MemoryJob, consumer: Consumer) -> None:
+    result = consumer.pop("orders", 0, max_messages=3, invisible_time_ms=5_000)
+    assert [message.value for message in result] == [b"0", b"1", b"2"]
+    message = result.messages[1]
+    assert (message.topic, message.queue_id, message.queue_offset, message.attempt) == ("orders", 0, 1, 1)
+    assert (message.pop_time_ms, message.next_visible_time_ms) == (job.now_ms, job.now_ms + 5_000)
+    (pop,) = sent(job, Pop)
+    assert isinstance(pop, Pop)
+    assert (pop.client_id, pop.group, pop.op_id) == ("c1", "billing", result.op_id)
+
+
+def test_acks_of_many_callers_travel_as_ranges_of_one_record(job: MemoryJob, consumer: Consumer) -> None:
+    messages = consumer.pop("orders", 0, max_messages=10).messages
+    futures = [consumer.ack_async([message]) for message in reversed(messages)]
+    assert all(all_applied(future.result(5)) for future in futures)
+    (ack,) = sent(job, Ack)
+    assert isinstance(ack, Ack)
+    assert len(ack.handles) == 1
+    assert [entry.offsets for entry in ack.entries] == [[(0, 9)]]
+    assert consumer.held_count == 0
+
+
+def test_outcomes_come_in_the_callers_order_and_fail_one_by_one(consumer: Consumer) -> None:
+    messages = consumer.pop("orders", 0, max_messages=3).messages
+    consumer.ack([messages[1]])
+    outcomes = consumer.ack([messages[2], messages[1], messages[0]])
+    assert [outcome.reason for outcome in outcomes] == [Reason.OK, Reason.ALREADY_ACKED, Reason.OK]
+    assert [outcome.applied for outcome in outcomes] == [True, False, True]
+
+
+def test_a_message_acked_by_two_callers_is_judged_twice_in_turn(job: MemoryJob, consumer: Consumer) -> None:
+    (message,) = consumer.pop("orders", 0, max_messages=1).messages
+    first, second = consumer.ack_async([message]), consumer.ack_async([message])
+    assert [first.result(5)[0].reason, second.result(5)[0].reason] == [Reason.OK, Reason.ALREADY_ACKED]
+    assert len(sent(job, Ack)) == 2
+
+
+def test_an_old_receipt_does_not_spoil_a_good_one(job: MemoryJob, consumer: Consumer) -> None:
+    """Both travel within the same few milliseconds; the job would refuse the second of one record as a duplicate."""
+    old = consumer.pop("orders", 0, max_messages=1, invisible_time_ms=100).messages
+    job.advance(100)
+    new = consumer.pop("orders", 0, max_messages=1).messages
+    assert [message.attempt for message in (*old, *new)] == [1, 2]
+    first, second = consumer.ack_async(old), consumer.ack_async(new)
+    assert [first.result(5)[0].reason, second.result(5)[0].reason] == [Reason.STALE_HANDLE, Reason.OK]
+
+
+def test_acks_of_several_queues_are_one_call(job: MemoryJob, consumer: Consumer) -> None:
+    job.write("orders", 1, [b"x", b"y"])
+    first, second = consumer.pop("orders", 0).messages, consumer.pop("orders", 1).messages
+    outcomes = consumer.ack([second[0], *first, second[1]])
+    assert all_applied(outcomes)
+    assert len(outcomes) == 12
+    assert {(ack.topic, ack.queue_id) for ack in sent(job, Ack)} == {("orders", 0), ("orders", 1)}
+
+
+def test_no_messages_need_no_operation(job: MemoryJob, consumer: Consumer) -> None:
+    before = len(job.records)
+    assert consumer.ack([]) == consumer.change_invisible([], 0) == consumer.reject([]) == []
+    assert len(job.records) == before
+
+
+def test_a_change_renews_the_handle_and_the_deadline(job: MemoryJob, consumer: Consumer) -> None:
+    messages = consumer.pop("orders", 0, max_messages=2, invisible_time_ms=1_000).messages
+    old = [message.receipt for message in messages]
+    job.advance(500)
+    assert all_applied(consumer.change_invisible(messages, 2_000))
+    assert messages[0].next_visible_time_ms == job.now_ms + 2_000
+    assert messages[0].handle != old[0].handle
+    (superseded,) = consumer.change_invisible([old[0]], 9_000)
+    assert superseded.reason is Reason.SUPERSEDED
+    assert old[0].handle == messages[0].handle
+    assert all_applied(consumer.change_invisible(messages, 3_000))
+    assert all_applied(consumer.ack(old))
+
+
+def test_a_released_message_is_no_longer_held(consumer: Consumer) -> None:
+    messages = consumer.pop("orders", 0, max_messages=2).messages
+    consumer.change_invisible(messages[:1], 0, suspend=True)
+    assert consumer.held_count == 1
+    again = consumer.pop("orders", 0, max_messages=1).messages
+    assert [(message.queue_offset, message.attempt) for message in again] == [(0, 1)]
+
+
+def test_a_waiting_ack_is_sent_before_what_is_asked_for_later(job: MemoryJob) -> None:
+    with job.consumer("billing", ack_delay_ms=60_000) as consumer:
+        messages = consumer.pop("orders", 0, max_messages=1).messages
+        acked = consumer.ack_async(messages)
+        (changed,) = consumer.change_invisible(messages, 1_000)
+        assert acked.result(5)[0].applied
+        assert changed.reason is Reason.ALREADY_ACKED
+
+
+def test_a_rejected_message_is_done(job: MemoryJob, consumer: Consumer) -> None:
+    messages = consumer.pop("orders", 0, max_messages=1).messages
+    assert all_applied(consumer.reject(messages, "cannot be parsed"))
+    (reject,) = sent(job, Reject)
+    assert isinstance(reject, Reject)
+    assert reject.entries[0].cause == "cannot be parsed"
+    assert consumer.held_count == 0
+
+
+def test_what_no_longer_exists_is_acked_as_gone(job: MemoryJob, consumer: Consumer) -> None:
+    job.deleted = {("orders", 0, offset) for offset in (0, 4, 5)}
+    result = consumer.pop("orders", 0, max_messages=6)
+    assert [message.queue_offset for message in result] == [1, 2, 3]
+    assert result.gone_count == 3
+    consumer.flush()
+    (ack,) = sent(job, Ack)
+    assert isinstance(ack, Ack)
+    assert [(entry.offsets, entry.cause) for entry in ack.entries] == [([(0, 0), (4, 5)], "GONE")]
+
+
+def test_a_record_that_lies_about_its_inner_batch_goes_to_the_dead_letters(job: MemoryJob, consumer: Consumer) -> None:
+    """Its length is not what its header says; the one whose headers are true is unwrapped."""
+    value, headers = encode_inner_batch(
+        [InnerMessage(b"one", 0), InnerMessage(b"two", 5)], created_ms=7, ids=["a-1", "a-2"]
+    )
+    job.write("lies", 0, [value + b".", value], headers=headers)
+    result = consumer.pop("lies", 0, max_messages=2)
+    assert [(message.queue_offset, message.value) for message in result] == [(1, b"one"), (1, b"two")]
+    consumer.flush()
+    (reject,) = sent(job, Reject)
+    assert isinstance(reject, Reject)
+    assert [(entry.offsets, entry.cause) for entry in reject.entries] == [([(0, 0)], "UNREADABLE")]
+
+
+def test_a_pop_of_nothing_but_gone_messages_is_empty_and_ok(job: MemoryJob, consumer: Consumer) -> None:
+    job.deleted = {("orders", 0, 0)}
+    result = consumer.pop("orders", 0, max_messages=1)
+    assert (len(result), result.reason, result.gone_count) == (0, Reason.OK, 1)
+
+
+def test_what_cannot_be_read_yet_is_given_back_for_a_moment(job: MemoryJob, consumer: Consumer) -> None:
+    job.late = {("orders", 0, 1)}
+    result = consumer.pop("orders", 0, max_messages=2)
+    assert ([message.queue_offset for message in result], result.late_count) == ([0], 1)
+    consumer.flush()
+    job.late.clear()
+    job.advance(1_000)
+    again = consumer.pop("orders", 0, max_messages=1).messages
+    assert [(message.queue_offset, message.attempt) for message in again] == [(1, 1)]
+
+
+def test_a_pop_whose_records_cannot_be_read_is_taken_back(job: MemoryJob, consumer: Consumer) -> None:
+    job.late = {("orders", 0, 0)}
+    with pytest.raises(PayloadMissing):
+        consumer.pop("orders", 0, max_messages=1)
+    job.late.clear()
+    again = consumer.pop("orders", 0, max_messages=1).messages
+    assert [(message.queue_offset, message.attempt) for message in again] == [(0, 1)]
+
+
+def test_an_interrupt_takes_the_pop_back(job: MemoryJob, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> Fetched:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(job, "fetch", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.pop("orders", 0, max_messages=5)
+    assert len(consumer.pop("orders", 0, max_messages=10)) == 10
+
+
+def test_an_unanswered_pop_is_taken_back(job: MemoryJob) -> None:
+    transport = job.transport(answer_timeout_ms=100)
+    with Consumer("memory", group="billing", transport=transport, payloads=job) as consumer:
+        transport._reply_to = 1
+        job.link()
+        with pytest.raises(AnswerTimeout):
+            consumer.pop("orders", 0)
+        (cancel,) = sent(job, Cancel)
+        assert cancel.reply_to is None
+    transport.close()
+
+
+def test_refusals_say_what_to_do(consumer: Consumer) -> None:
+    with pytest.raises(NotDeclared, match="declared"):
+        consumer.pop("unknown", 0)
+    with pytest.raises(Refused) as raised:
+        consumer.pop("orders", 0, max_messages=0)
+    assert raised.value.reason is Reason.INVALID_PARAMETER
+    with pytest.raises(Refused):
+        consumer.return_client("orders", 0, "x" * 256)
+
+
+def test_an_empty_queue_is_an_empty_result(consumer: Consumer) -> None:
+    consumer.pop("orders", 0)
+    result = consumer.pop("orders", 0)
+    assert (len(result), result.reason, result.code) == (0, Reason.NO_MESSAGE, 210)
+
+
+def waiting_pop(consumer: Consumer, op_id: str) -> tuple[threading.Thread, Future[PopResult]]:
+    """A pop of an empty queue that waits at the broker, in a thread of its own."""
+    consumer.pop("orders", 0, max_messages=100)
+    found: Future[PopResult] = Future()
+
+    def pop() -> None:
+        with suppress(ClientClosed):
+            found.set_result(consumer.pop("orders", 0, poll_time_ms=60_000, op_id=op_id))
+
+    thread = threading.Thread(target=pop)
+    thread.start()
+    while op_id not in consumer._pops._under_way:
+        time.sleep(0.005)
+    return thread, found
+
+
+def test_a_waiting_pop_gets_what_is_written(job: MemoryJob, consumer: Consumer) -> None:
+    thread, found = waiting_pop(consumer, new_op_id())
+    job.write("orders", 0, [b"late"])
+    assert [message.value for message in found.result(5)] == [b"late"]
+    thread.join()
+
+
+def test_a_waiting_pop_can_be_cancelled(consumer: Consumer) -> None:
+    op_id = new_op_id()
+    thread, found = waiting_pop(consumer, op_id)
+    assert consumer.cancel("orders", 0, op_id).applied
+    assert found.result(5).reason is Reason.CANCELLED
+    thread.join()
+
+
+def test_return_client_gives_back_what_a_client_holds(job: MemoryJob, consumer: Consumer) -> None:
+    consumer.pop("orders", 0, max_messages=4)
+    with job.consumer("billing") as other:
+        assert other.return_client("orders", 0, "c1") == [(0, 3)]
+        assert len(other.pop("orders", 0, max_messages=10)) == 10
+
+
+def test_close_finishes_acks_and_gives_back_the_rest_by_one_operation_a_queue(job: MemoryJob) -> None:
+    job.write("orders", 1, [b"x"])
+    consumer = job.consumer("billing", ack_delay_ms=60_000)
+    messages = consumer.pop("orders", 0, max_messages=10).messages
+    consumer.pop("orders", 1)
+    acked = consumer.ack_async(messages[2:5])
+    consumer.close()
+    consumer.close()
+    assert all_applied(acked.result(0))
+    changes = {change.queue_id: change for change in sent(job, ChangeInvisible) if isinstance(change, ChangeInvisible)}
+    assert [entry.offsets for entry in changes[0].entries] == [[(0, 1), (5, 9)]]
+    assert [entry.offsets for entry in changes[1].entries] == [[(0, 0)]]
+    with job.consumer("billing") as other:
+        again = other.pop("orders", 0, max_messages=10)
+        assert [(message.queue_offset, message.attempt) for message in again] == [(n, 2) for n in (0, 1, 5, 6, 7, 8, 9)]
+    with pytest.raises(ClientClosed):
+        consumer.pop("orders", 0)
+    with pytest.raises(ClientClosed):
+        consumer.ack(messages)
+
+
+def test_close_without_release_leaves_receipts_good_elsewhere(job: MemoryJob) -> None:
+    consumer = job.consumer("billing")
+    receipts: list[Receipt] = [message.receipt for message in consumer.pop("orders", 0)]
+    consumer.close(release=False)
+    with job.consumer("billing") as other:
+        assert all_applied(other.ack(receipts))
+
+
+def test_close_cancels_pops_that_wait(job: MemoryJob) -> None:
+    consumer = job.consumer("billing")
+    thread, found = waiting_pop(consumer, new_op_id())
+    consumer.close()
+    thread.join(5)
+    assert not thread.is_alive()
+    assert found.result(0).reason is Reason.CANCELLED
+    job.write("orders", 0, [b"late"])
+    with job.consumer("billing") as other:
+        assert len(other.pop("orders", 0, max_messages=100)) == 11
+
+
+def test_a_job_that_does_not_answer_cannot_keep_close(job: MemoryJob, caplog: pytest.LogCaptureFixture) -> None:
+    transport = job.transport(answer_timeout_ms=60_000)
+    consumer = Consumer("memory", group="billing", transport=transport, payloads=job)
+    consumer.pop("orders", 0)
+    transport._reply_to = 1
+    job.link()
+    began_s = time.monotonic()
+    consumer.close(timeout_ms=200)
+    assert time.monotonic() - began_s < 5
+    assert "could not finish" in caplog.text
+    transport.close()

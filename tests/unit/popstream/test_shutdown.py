@@ -1,0 +1,101 @@
+"""Claim: a process that ends, however but by a kill, gives back what it holds. Method: real processes and signals.
+
+The job is in memory in the process itself, which tells at its very end what was sent.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BEGIN = """
+import atexit, sys, threading, time
+from popstream.wire.command import ChangeInvisible
+from popstream.testing.memory_job import MemoryJob
+
+job = MemoryJob()
+job.write("orders", 0, [b"x"] * 10)
+
+def tell():
+    print([(entry.offsets, entry.invisible_time_ms)
+           for change in job.records if isinstance(change, ChangeInvisible) for entry in change.entries], flush=True)
+
+atexit.register(tell)
+consumer = job.consumer("billing")
+messages = consumer.pop("orders", 0, 10).messages
+consumer.ack(messages[:4])
+"""
+GIVEN_BACK = "[([(4, 9)], 0)]"
+
+
+def started(rest: str) -> subprocess.Popen[str]:
+    code = textwrap.dedent(BEGIN) + textwrap.dedent(rest)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, list[str]]:
+    out, _ = process.communicate(timeout=60)
+    return process.returncode, out.splitlines()
+
+
+@pytest.mark.parametrize("way", ["pass", "sys.exit(0)"])
+def test_at_interpreter_exit(way: str) -> None:
+    assert ended(started(way)) == (0, [GIVEN_BACK])
+
+
+def test_after_an_error_that_nobody_catches() -> None:
+    process = started("sys.stderr = open('/dev/null', 'w')\nraise ValueError")
+    assert ended(process) == (1, [GIVEN_BACK])
+
+
+def test_by_sigterm() -> None:
+    process = started("print('ready', flush=True)\ntime.sleep(60)")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert ended(process) == (128 + signal.SIGTERM, [GIVEN_BACK])
+
+
+def test_by_sigterm_while_a_handler_works() -> None:
+    """The handler ends first: what it does is acked and not given back."""
+    process = started(
+        """
+        consumer.close()
+        worker = job.consumer("shipping", topics=["orders"])
+        def handle(message):
+            print("ready", flush=True)
+            time.sleep(0.5)
+        with worker:
+            worker.run(handle)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    status, lines = ended(process)
+    assert status == 128 + signal.SIGTERM
+    assert lines[-1] == "[([(4, 9)], 0), ([(1, 9)], 0)]"
+
+
+def test_a_handler_of_ones_own_for_sigterm_is_left_alone() -> None:
+    process = started(
+        """
+        consumer.close()
+        import os, signal
+        # Not by print: the signal may come while the `ready` below is being flushed.
+        signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"mine\\n") and sys.exit(7))
+        other = job.consumer("billing")
+        print("ready", flush=True)
+        time.sleep(60)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    os.kill(process.pid, signal.SIGTERM)
+    status, lines = ended(process)
+    assert (status, lines[0]) == (7, "mine")
