@@ -44,7 +44,7 @@ class Kill(NamedTuple):
 
     @property
     def order(self) -> str:
-        """As `POPSTREAM_FAILPOINT` has it."""
+        """As `Killer` reads it."""
         return {"python": "", "jvm": "jvm:", "both": "!"}[self.what] + self.failpoint
 
     @property

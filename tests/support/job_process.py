@@ -1,6 +1,7 @@
 """A job in a process group of its own, to be killed; `python -m tests.support.job_process` is its child side.
 
-A line of the child's standard input says where to die, its end when to stop; `until` says when it may stop by itself.
+Each line of the child's standard input names the place of a kill (tests/support/killer.py); at the end of the input the
+child shuts down.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from pipelines.failpoints import VARIABLE, kill_at
 from pipelines.process.host import Host
 from pipelines.settings import JobSettings
+from tests.support.killer import kill_at
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,10 +42,10 @@ class JobProcess:
     Args:
         servers: The Kafka to work with.
         settings: Of the job; its folder gets the child's log, too.
-        failpoint: As in `POPSTREAM_FAILPOINT`.
-        until: The child stops in order as soon as the log is decided up to here, and all rows are in Delta.
+        failpoint: Where it is killed from its start on, as `Killer` reads it.
+        until: The child shuts down as soon as the log is decided up to here, and all rows are in Delta.
         java_options: Of its JVM, beyond those of the job.
-        before: Command and words that begin it, in the process that they are given to.
+        before: A command, with its arguments, that starts the child.
     """
 
     def __init__(
@@ -58,12 +59,15 @@ class JobProcess:
         before: Sequence[str] = (),
     ) -> None:
         self._jvm: psutil.Process | None = None
-        environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
-        if failpoint is not None:
-            environment[VARIABLE] = failpoint
-        if java_options:
-            environment["JAVA_TOOL_OPTIONS"] = java_options
-        orders = json.dumps({"servers": servers, "settings": dict(settings), "until": dict(until) if until else None})
+        environment = {**os.environ, "JAVA_TOOL_OPTIONS": java_options} if java_options else None
+        orders = json.dumps(
+            {
+                "servers": servers,
+                "settings": dict(settings),
+                "failpoint": failpoint,
+                "until": dict(until) if until else None,
+            }
+        )
         self.log = Path(settings["folder"]).with_suffix(".log")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
@@ -83,7 +87,7 @@ class JobProcess:
         return self.process.wait(timeout_s)
 
     def kill_at(self, failpoint: str) -> None:
-        """Let it die there, counted from now."""
+        """Let it be killed there, with hits counted from now."""
         assert self.process.stdin is not None
         self.process.stdin.write(failpoint.encode() + b"\n")
         self.process.stdin.flush()
@@ -139,6 +143,8 @@ def _tell(text: str) -> None:
 
 
 def _run(orders: dict[str, Any]) -> int:
+    if orders["failpoint"] is not None:
+        kill_at(orders["failpoint"])
     settings = JobSettings(**orders["settings"], bootstrap_servers=orders["servers"], driver_memory="600m")
     until = {int(partition): offset for partition, offset in (orders["until"] or {}).items()}
     with Host(settings, var=ROOT / "var", on_progress=_tell, log_to_terminal=True) as host:
