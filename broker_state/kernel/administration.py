@@ -3,7 +3,7 @@
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import absorb_holes
-from broker_state.kernel.op_context import Turn
+from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.orderly import acked_within
 from broker_state.kernel.parking import answer_all_parked
 from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, new_queue
@@ -39,67 +39,67 @@ def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
     )
 
 
-def decide_declare(turn: Turn, command: Declare, *, is_new: bool) -> None:
+def decide_declare(op: OpContext, command: Declare, *, is_new: bool) -> None:
     """A queue exists, or is declared again, perhaps as another one."""
-    record = turn.queue.record
+    record = op.queue.record
     if record.topic_id != command.topic_id:
-        _replace_queue(turn, command)
+        _replace_queue(op, command)
         is_new = True
     elif record.queue_type != command.queue_type:
-        turn.refuse(Reason.INVALID_PARAMETER, f"the queue is {record.queue_type}")
+        op.refuse(Reason.INVALID_PARAMETER, f"the queue is {record.queue_type}")
         return
-    turn.row(Reason.OK, applied=is_new, detail=command.topic_id)
-    turn.respond(Reason.OK, applied=is_new, commit_position=turn.queue.written.floor)
+    op.row(Reason.OK, applied=is_new, detail=command.topic_id)
+    op.respond(Reason.OK, applied=is_new, commit_position=op.queue.written.floor)
 
 
-def _replace_queue(turn: Turn, command: Declare) -> None:
+def _replace_queue(op: OpContext, command: Declare) -> None:
     """The topic was recreated: the old queue is closed, and a new one begins under its name."""
-    old = turn.queue
+    old = op.queue
     for lane in old.all_lanes():
-        answer_all_parked(turn, lane, Reason.TOPIC_NOT_EXIST)
-        _end_all_leases(turn, lane, "declare")
-        turn.forget(lane)
+        answer_all_parked(op, lane, Reason.TOPIC_NOT_EXIST)
+        _end_all_leases(op, lane, "declare")
+        op.forget(lane)
         old.record.epoch_base = max(old.record.epoch_base, lane.record.epoch)
     erase_queue(old)
-    queue = declare(old.overlay, command, turn.now_ms)
+    queue = declare(old.overlay, command, op.now_ms)
     record = queue.record
     record.epoch_base = old.record.epoch_base
     record.op_log_first, record.op_log_last = old.record.op_log_first, old.record.op_log_last
-    turn.bind(queue)
+    op.bind(queue)
 
 
-def decide_policy(turn: Turn, command: Policy) -> None:
+def decide_policy(op: OpContext, command: Policy) -> None:
     """A policy for a lane, or for the queue and the lanes that have none of their own."""
-    queue = turn.queue
+    queue = op.queue
     policy = LanePolicy(command.max_attempts, tuple(command.back_off_ms), command.parked_max, command.in_flight_max)
     if command.group is None:
         if command.orderly is not None:
-            turn.refuse(Reason.INVALID_PARAMETER, "orderly is of a lane: name its group")
+            op.refuse(Reason.INVALID_PARAMETER, "orderly is of a lane: name its group")
             return
         queue.record.policy = policy
         queue.record.window_max = command.window_max
-        turn.serve_watching = True
+        op.serve_watching = True
     else:
         lane = queue.lane(command.group) or queue.make_lane(command.group, queue.record.min_offset)
-        enter(turn, lane)
+        enter(op, lane)
         record = lane.record
         if command.orderly is not None and command.orderly != record.orderly:
             # Without a mode there was no pop, so nothing is handed out.
             if lane.acked.floor < record.next_offset or record.parked:
-                turn.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
+                op.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
                 return
             lane.clear()
             record.orderly = command.orderly
         record.policy = policy
-    turn.row(Reason.OK, applied=True, group=command.group)
-    turn.respond(Reason.OK, applied=True)
+    op.row(Reason.OK, applied=True, group=command.group)
+    op.respond(Reason.OK, applied=True)
 
 
-def decide_dispatch(turn: Turn, command: Dispatch) -> None:
+def decide_dispatch(op: OpContext, command: Dispatch) -> None:
     """Offsets are written, or never will be: range by range."""
-    queue = turn.queue
+    queue = op.queue
     if command.topic_id not in (None, queue.record.topic_id):
-        turn.refuse(Reason.INVALID_PARAMETER, f"the queue is of topic id {queue.record.topic_id}")
+        op.refuse(Reason.INVALID_PARAMETER, f"the queue is of topic id {queue.record.topic_id}")
         return
     runs: list[Run] = []
     for index, written in enumerate(command.ranges):
@@ -107,13 +107,13 @@ def decide_dispatch(turn: Turn, command: Dispatch) -> None:
         if 0 <= written.tag <= _U64_MAX and 1 <= written.count <= _COUNT_MAX:
             reason = _judge_range(queue, written.first, written.last)
         applied = reason is Reason.OK and _write(queue, written)
-        _append_run(turn, runs, index, written.first, written.last, reason, applied=applied)
+        _append_run(op, runs, index, written.first, written.last, reason, applied=applied)
     for index, (first, last) in enumerate(command.skip, len(command.ranges)):
         reason = _judge_range(queue, first, last, is_skip=True)
         applied = reason is Reason.OK and _skip(queue, first, last + 1)
-        _append_run(turn, runs, index, first, last, reason, applied=applied)
-    turn.serve_watching = True
-    turn.respond(
+        _append_run(op, runs, index, first, last, reason, applied=applied)
+    op.serve_watching = True
+    op.respond(
         next((run.reason for run in runs if run.code), Reason.OK),
         applied=any(run.applied for run in runs),
         runs=runs,
@@ -132,10 +132,10 @@ def _judge_range(queue: QueueState, first: int, last: int, *, is_skip: bool = Fa
 
 
 def _append_run(
-    turn: Turn, runs: list[Run], index: int, first: int, last: int, reason: Reason, *, applied: bool
+    op: OpContext, runs: list[Run], index: int, first: int, last: int, reason: Reason, *, applied: bool
 ) -> None:
     runs.append(Run(entry=index, first=first, last=last, code=code_of(reason), reason=reason, applied=applied))
-    turn.row(reason, applied=applied, entry=index, first=first, end=last + 1)
+    op.row(reason, applied=applied, entry=index, first=first, end=last + 1)
 
 
 def _write(queue: QueueState, written: WrittenRange) -> bool:
@@ -190,23 +190,23 @@ def _skip_written(queue: QueueState, first: int, end: int) -> bool:
     return True
 
 
-def decide_reset_offset(turn: Turn, command: ResetOffset) -> None:
+def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
     """The lane goes on at another offset; its leases end and its attempts are forgotten."""
-    queue = turn.queue
+    queue = op.queue
     target = command.queue_offset
     if target < queue.record.min_offset:
-        turn.refuse(Reason.BELOW_MIN, f"the queue starts at {queue.record.min_offset}", command.group)
+        op.refuse(Reason.BELOW_MIN, f"the queue starts at {queue.record.min_offset}", command.group)
         return
     if target > queue.written.floor:
-        turn.refuse(Reason.ABOVE_MAX, f"the commit position is {queue.written.floor}", command.group)
+        op.refuse(Reason.ABOVE_MAX, f"the commit position is {queue.written.floor}", command.group)
         return
     lane = queue.lane(command.group) or queue.make_lane(command.group, queue.record.min_offset)
-    enter(turn, lane)
+    enter(op, lane)
     record = lane.record
     if target > lane.acked.floor:
         record.skipped_by_reset += _not_done(lane, target)
     parked = list(lane.parked_pops())
-    _end_all_leases(turn, lane, "reset_offset")
+    _end_all_leases(op, lane, "reset_offset")
     record.next_offset = target
     lane.clear()
     lane.restore_parked(parked)
@@ -215,8 +215,8 @@ def decide_reset_offset(turn: Turn, command: ResetOffset) -> None:
     record.acked = target - record.start_offset - record.holes
     record.reset_epoch = record.epoch
     absorb_holes(lane)
-    turn.row(Reason.OK, applied=True, group=command.group, first=target, end=target + 1)
-    turn.respond(Reason.OK, applied=True, commit_offset=lane.acked.floor)
+    op.row(Reason.OK, applied=True, group=command.group, first=target, end=target + 1)
+    op.respond(Reason.OK, applied=True, commit_offset=lane.acked.floor)
 
 
 def _not_done(lane: LaneState, end: int) -> int:
@@ -229,22 +229,22 @@ def _not_done(lane: LaneState, end: int) -> int:
     return handed_out - floor - lane.acked.count(floor, handed_out) + fresh
 
 
-def decide_forget_lane(turn: Turn, command: ForgetLane) -> None:
+def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
     """The lane is gone, with all that it held."""
-    lane = turn.queue.lane(command.group)
+    lane = op.queue.lane(command.group)
     if lane is not None:
-        turn.touch(lane)
-        answer_all_parked(turn, lane, Reason.CANCELLED)
-        _end_all_leases(turn, lane, "forget_lane")
-        turn.forget(lane)
-        turn.queue.forget_lane(lane)
-    turn.row(Reason.OK, applied=lane is not None, group=command.group)
-    turn.respond(Reason.OK, applied=lane is not None)
+        op.touch(lane)
+        answer_all_parked(op, lane, Reason.CANCELLED)
+        _end_all_leases(op, lane, "forget_lane")
+        op.forget(lane)
+        op.queue.forget_lane(lane)
+    op.row(Reason.OK, applied=lane is not None, group=command.group)
+    op.respond(Reason.OK, applied=lane is not None)
 
 
-def _end_all_leases(turn: Turn, lane: LaneState, cause: str) -> None:
+def _end_all_leases(op: OpContext, lane: LaneState, cause: str) -> None:
     """One row says that every lease of the lane has ended, however many there were."""
     record = lane.record
     if record.leased or record.available:
-        every = Delivery(record.epoch, 0, turn.now_ms, 0, 0, 0, 0, 0, False)
-        turn.step(lane, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=cause)
+        every = Delivery(record.epoch, 0, op.now_ms, 0, 0, 0, 0, 0, False)
+        op.step(lane, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=cause)

@@ -2,7 +2,7 @@
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.delivery import absorb_holes, ack_range
-from broker_state.kernel.op_context import Turn
+from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.orderly import expire_members
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import DeliveryState, windows
@@ -12,50 +12,50 @@ __all__ = ["catch_up", "enter"]
 _LEASED = DeliveryState.LEASED
 
 
-def enter(turn: Turn, lane: LaneState) -> None:
+def enter(op: OpContext, lane: LaneState) -> None:
     """An operation acts on the lane."""
-    turn.touch(lane)
-    catch_up(turn, lane)
+    op.touch(lane)
+    catch_up(op, lane)
     if lane.record.orderly:
-        lane.order_info.note_operation(turn.now_ms)
+        lane.order_info.note_operation(op.now_ms)
 
 
-def catch_up(turn: Turn, lane: LaneState) -> None:
+def catch_up(op: OpContext, lane: LaneState) -> None:
     """Account for what left the log since the lane's last operation."""
     if not lane.is_behind:
         return
-    turn.touch(lane)  # also for a refused entry: what is counted here must be stored with the bits that it set
+    op.touch(lane)  # also for a refused entry: what is counted here must be stored with the bits that it set
     record = lane.record
     queue = lane.queue.record
     if record.orderly:
-        _catch_up_in_order(turn, lane)
+        _catch_up_in_order(op, lane)
         return
     if record.min_seen < queue.min_offset:
-        record.expired_from_log += _expire_handed_out(turn, lane, lane.acked.floor, queue.min_offset)
+        record.expired_from_log += _expire_handed_out(op, lane, lane.acked.floor, queue.min_offset)
         if record.next_offset < queue.min_offset:
             record.expired_from_log += _skip_fresh(lane, queue.min_offset)
         record.min_seen = queue.min_offset
     while record.late_skips_seen < queue.late_skips:
         skip = lane.queue.late_skip(record.late_skips_seen)
-        record.expired_from_log += _expire_handed_out(turn, lane, skip.first, skip.end)
+        record.expired_from_log += _expire_handed_out(op, lane, skip.first, skip.end)
         record.late_skips_seen += 1
     absorb_holes(lane)
 
 
-def _catch_up_in_order(turn: Turn, lane: LaneState) -> None:
+def _catch_up_in_order(op: OpContext, lane: LaneState) -> None:
     record, queue = lane.record, lane.queue.record
     if record.min_seen < queue.min_offset:
-        expire_members(turn, lane, 0, queue.min_offset, is_prefix=True)
+        expire_members(op, lane, 0, queue.min_offset, is_prefix=True)
         record.min_seen = queue.min_offset
     while record.late_skips_seen < queue.late_skips:
         skip = lane.queue.late_skip(record.late_skips_seen)
-        expire_members(turn, lane, skip.first, skip.end, is_prefix=False)
+        expire_members(op, lane, skip.first, skip.end, is_prefix=False)
         record.late_skips_seen += 1
     if lane.acked.floor == record.next_offset:
         absorb_holes(lane)
 
 
-def _expire_handed_out(turn: Turn, lane: LaneState, first: int, end: int) -> int:
+def _expire_handed_out(op: OpContext, lane: LaneState, first: int, end: int) -> int:
     """End what was handed out of [first, end) and is not acked; how many messages."""
     record = lane.record
     gone = 0
@@ -69,7 +69,7 @@ def _expire_handed_out(turn: Turn, lane: LaneState, first: int, end: int) -> int
                     record.leased -= stop - at
                 else:
                     record.available -= stop - at
-                turn.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
+                op.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
             page.replace(page_first, page_end, None)
             lane.settle(page)
         gone += high - low

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.claim import Claim, Piece
 from broker_state.kernel.delivery import end_lease
-from broker_state.kernel.op_context import Turn, shortened
+from broker_state.kernel.op_context import OpContext, shortened
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows
 from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry, cause_of
@@ -21,9 +21,9 @@ __all__ = ["decide_concurrently"]
 _LEASED = DeliveryState.LEASED
 
 
-def decide_concurrently(turn: Turn, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
+def decide_concurrently(op: OpContext, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
     """Judge `claims`, in order and apart, all within the queue and not named before, and apply what is good."""
-    work = _Work(turn, lane)
+    work = _Work(op, lane)
     for page_no, parts in _by_page(claims):
         page = lane.page(page_no)
         if page is None:
@@ -84,10 +84,10 @@ def _asks_the_same(claim: Claim, other: Claim) -> bool:
 class _Work:
     """Claims on one lane being decided: what came of them so far, and the runs of offsets that are done."""
 
-    __slots__ = ("acked", "lane", "last_change", "pieces", "turn")
+    __slots__ = ("acked", "lane", "last_change", "op", "pieces")
 
-    def __init__(self, turn: Turn, lane: LaneState) -> None:
-        self.turn = turn
+    def __init__(self, op: OpContext, lane: LaneState) -> None:
+        self.op = op
         self.lane = lane
         self.pieces: list[Piece] = []
         self.acked: list[tuple[int, int]] = []
@@ -118,7 +118,7 @@ class _Work:
             lane.settle(page)
 
     def _ack(self, entry: AckEntry | RejectEntry, first: int, end: int, before: Delivery) -> None:
-        turn, lane, acked = self.turn, self.lane, self.acked
+        op, lane, acked = self.op, self.lane, self.acked
         record = lane.record
         if before.state == _LEASED:
             record.leased -= end - first
@@ -132,17 +132,17 @@ class _Work:
         cause: str
         if isinstance(entry, AckEntry):
             cause = entry.cause or "ack"
-            turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=turn.client_id)
+            op.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
         else:
             cause = shortened(entry.cause) or "rejected"
             record.dead_lettered += end - first
-            turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=turn.client_id)
-            turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)
+            op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
+            op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
         self.pieces.append(Piece(first, end, Reason.OK, before))
 
     def _change(self, entry: ChangeEntry, first: int, end: int, before: Delivery) -> Delivery | None:
         """The delivery that the page has from now on; None for a dead letter."""
-        turn, lane, cause = self.turn, self.lane, "change_invisible"
+        op, lane, cause = self.op, self.lane, "change_invisible"
         if before.state != _LEASED:
             lane.record.available -= end - first
             lane.record.leased += end - first
@@ -151,13 +151,13 @@ class _Work:
         self.pieces.append(Piece(first, end, Reason.OK, before, after, header))
         if not entry.invisible_time_ms:
             step = DeliveryStep.RELEASED
-            return end_lease(turn, lane, first, end, after, step=step, cause=cause, at_ms=turn.now_ms)
-        turn.step(lane, DeliveryStep.CHANGED, first, end, after, cause=cause, client_id=turn.client_id)
+            return end_lease(op, lane, first, end, after, step=step, cause=cause, at_ms=op.now_ms)
+        op.step(lane, DeliveryStep.CHANGED, first, end, after, cause=cause, client_id=op.client_id)
         return after
 
     def _changed(self, entry: ChangeEntry, before: Delivery) -> Delivery:
         """The delivery after a change; what was the same before and is the same after shares it."""
-        now_ms, invisible_time_ms = self.turn.now_ms, entry.invisible_time_ms
+        now_ms, invisible_time_ms = self.op.now_ms, entry.invisible_time_ms
         if self.last_change is not None:
             last_before, after = self.last_change
             is_same = after.invisible_time_ms == invisible_time_ms and after.suspended == entry.suspend

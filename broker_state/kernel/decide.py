@@ -15,7 +15,7 @@ from broker_state.kernel.administration import (
 from broker_state.kernel.catch_up import catch_up
 from broker_state.kernel.delivery import end_lease
 from broker_state.kernel.entries import decide_entries
-from broker_state.kernel.op_context import Decision, OpRecord, Turn
+from broker_state.kernel.op_context import Decision, OpContext, OpRecord
 from broker_state.kernel.order_info import OrderInfo
 from broker_state.kernel.orderly import settle_batch
 from broker_state.kernel.parking import (
@@ -83,29 +83,29 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
         queue = declare(overlay, command, record.timestamp_ms)
         is_new = True
     now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)
-    turn = Turn(record, kind, decision, queue, now_ms)
+    op = OpContext(record, kind, decision, queue, now_ms)
     if queue.deadlines.earliest_ms <= now_ms:
-        _take_due(turn, queue)
-    waiting = _decide_command(turn, is_new=is_new)
-    _grant(turn, waiting)
-    turn.close()
-    return turn.queue
+        _take_due(op, queue)
+    waiting = _decide_command(op, is_new=is_new)
+    _grant(op, waiting)
+    op.close()
+    return op.queue
 
 
 def _refuse_without_queue(
     record: OpRecord, kind: str, decision: Decision, reason: Reason, detail: str | None = None
 ) -> None:
-    Turn(record, kind, decision, None, record.timestamp_ms).refuse(reason, detail)
+    OpContext(record, kind, decision, None, record.timestamp_ms).refuse(reason, detail)
 
 
-def _take_due(turn: Turn, queue: QueueState) -> None:
+def _take_due(op: OpContext, queue: QueueState) -> None:
     """Step 1: what is due takes effect, in the order (deadline, group, leases before parked pops, place)."""
-    now_ms = turn.now_ms
+    now_ms = op.now_ms
     pages, events = _due_subjects(queue, now_ms)
     # What has left the log does not expire, nor go to the dead letters. Only for deadlines that are real: one that has
     # moved is found here or not, as the log was cut.
     for lane, _ in pages:
-        catch_up(turn, lane)
+        catch_up(op, lane)
     left = [(lane, page) for lane, page in pages if page.runs]
     for lane, page in left:
         group = lane.record.group.encode()
@@ -114,15 +114,15 @@ def _take_due(turn: Turn, queue: QueueState) -> None:
                 events.append((hidden.deadline_ms, group, 0, first, end, lane, page, hidden))
     events.sort(key=lambda event: event[:4])
     for deadline_ms, _, _, first, end, lane, subject, delivery in events:
-        turn.touch(lane)
+        op.touch(lane)
         if isinstance(subject, ParkedPop):
-            time_out(turn, lane, subject)
+            time_out(op, lane, subject)
         elif isinstance(subject, OrderInfo):
-            catch_up(turn, lane)
-            settle_batch(turn, lane)
+            catch_up(op, lane)
+            settle_batch(op, lane)
         elif delivery is not None and delivery.state == _LEASED:
             expired = end_lease(
-                turn,
+                op,
                 lane,
                 first,
                 end,
@@ -177,26 +177,26 @@ def _offered_again(delivery: Delivery) -> Delivery:
     )
 
 
-def _decide_command(turn: Turn, *, is_new: bool) -> LaneState | None:
+def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
     """Step 2; the lane in which the record's own pop waits for step 3."""
-    queue, command, op_id = turn.queue, turn.command, turn.op_id
-    op_window.forget_some(queue, turn.now_ms)
+    queue, command, op_id = op.queue, op.command, op.op_id
+    op_window.forget_some(queue, op.now_ms)
     wrong = _wrong_op_id(command)
     if wrong is not None:
-        turn.refuse(Reason.INVALID_PARAMETER, wrong, getattr(command, "group", None))
+        op.refuse(Reason.INVALID_PARAMETER, wrong, getattr(command, "group", None))
         return None
     if op_id is not None:
-        known = op_window.recall(queue, op_id, turn.now_ms)
+        known = op_window.recall(queue, op_id, op.now_ms)
         if known is not None:
-            _repeat(turn, op_id, known)
+            _repeat(op, op_id, known)
             return None
     if isinstance(command, Pop):
-        waiting = decide_pop(turn, command)
+        waiting = decide_pop(op, command)
     else:
         waiting = None
-        _decide_at_once(turn, is_new=is_new)
+        _decide_at_once(op, is_new=is_new)
     if op_id is not None and waiting is None:
-        _remember(turn, op_id, parked=0)
+        _remember(op, op_id, parked=0)
     return waiting
 
 
@@ -204,73 +204,73 @@ def _wrong_op_id(command: Command) -> str | None:
     return None if command.op_id is None or is_op_id(command.op_id) else "op_id takes 1..128 bytes"
 
 
-def _decide_at_once(turn: Turn, *, is_new: bool) -> None:
-    command = turn.command
+def _decide_at_once(op: OpContext, *, is_new: bool) -> None:
+    command = op.command
     invalid = what_is_invalid(command)
     if invalid is not None:
-        turn.refuse(Reason.INVALID_PARAMETER, invalid, getattr(command, "group", None))
+        op.refuse(Reason.INVALID_PARAMETER, invalid, getattr(command, "group", None))
         return
     match command:
         case Ack() | ChangeInvisible() | Reject():
-            decide_entries(turn, command)
+            decide_entries(op, command)
         case Dispatch():
-            decide_dispatch(turn, command)
+            decide_dispatch(op, command)
         case Declare():
-            decide_declare(turn, command, is_new=is_new)
+            decide_declare(op, command, is_new=is_new)
         case Policy():
-            decide_policy(turn, command)
+            decide_policy(op, command)
         case Cancel():
-            decide_cancel(turn, command)
+            decide_cancel(op, command)
         case ReturnClient():
-            decide_return_client(turn, command)
+            decide_return_client(op, command)
         case ResetOffset():
-            decide_reset_offset(turn, command)
+            decide_reset_offset(op, command)
         case ForgetLane():
-            decide_forget_lane(turn, command)
+            decide_forget_lane(op, command)
         case Tick():
-            turn.row(Reason.OK)
-            turn.respond(Reason.OK)
+            op.row(Reason.OK)
+            op.respond(Reason.OK)
         case Pop():
             assert_never("a pop waits for step 3")  # type: ignore[arg-type]
         case _:
             assert_never(command)
 
 
-def _repeat(turn: Turn, op_id: str, known: OpMemory) -> None:
+def _repeat(op: OpContext, op_id: str, known: OpMemory) -> None:
     """The op_id was used before: the same bytes get the first answer, if there is one yet; others are refused."""
-    if known.digest != turn.record.digest:
-        turn.refuse(Reason.OP_ID_REUSED, group=getattr(turn.command, "group", None))
+    if known.digest != op.record.digest:
+        op.refuse(Reason.OP_ID_REUSED, group=getattr(op.command, "group", None))
         return
-    turn.row(Reason.OK, group=known.group, repeated=True)
-    if not known.parked and turn.command.reply_to is not None:
-        answer = op_window.first_answer(turn.queue, op_id, known)
-        turn.decision.answers.append((turn.command.reply_to, answer))
+    op.row(Reason.OK, group=known.group, repeated=True)
+    if not known.parked and op.command.reply_to is not None:
+        answer = op_window.first_answer(op.queue, op_id, known)
+        op.decision.answers.append((op.command.reply_to, answer))
 
 
-def _remember(turn: Turn, op_id: str, *, parked: int) -> None:
+def _remember(op: OpContext, op_id: str, *, parked: int) -> None:
     op_window.remember(
-        turn.queue,
+        op.queue,
         op_id,
-        digest=turn.record.digest,
-        kind=turn.kind,
-        group=known_group(getattr(turn.command, "group", None)),
-        answer=turn.answer,
+        digest=op.record.digest,
+        kind=op.kind,
+        group=known_group(getattr(op.command, "group", None)),
+        answer=op.answer,
         parked=parked,
-        now_ms=turn.now_ms,
+        now_ms=op.now_ms,
     )
 
 
-def _grant(turn: Turn, waiting: LaneState | None) -> None:
+def _grant(op: OpContext, waiting: LaneState | None) -> None:
     """Step 3: lanes in the order of their groups, parked pops in the order they came, the record's own pop last."""
-    queue = turn.queue
-    if turn.serve_watching or queue.written.floor != turn.commit_position_before:
+    queue = op.queue
+    if op.serve_watching or queue.written.floor != op.commit_position_before:
         for lane in queue.watched_lanes():
-            turn.touch(lane)
-    for lane in turn.touched():
-        catch_up(turn, lane)
+            op.touch(lane)
+    for lane in op.touched():
+        catch_up(op, lane)
         if lane.record.parked:
-            serve(turn, lane)
-        if lane is waiting and isinstance(turn.command, Pop):
-            parked = serve_new(turn, lane, turn.command)
-            if turn.op_id is not None:
-                _remember(turn, turn.op_id, parked=parked.number if parked else 0)
+            serve(op, lane)
+        if lane is waiting and isinstance(op.command, Pop):
+            parked = serve_new(op, lane, op.command)
+            if op.op_id is not None:
+                _remember(op, op.op_id, parked=parked.number if parked else 0)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.op_context import Turn, client_hash
+from broker_state.kernel.op_context import OpContext, client_hash
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.store.pages import Delivery, DeliveryState, UnitFacts, windows
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
@@ -66,15 +66,15 @@ class Choice:
 class _Grant:
     """One pop of a concurrent lane being served: what it may take, and what it was given."""
 
-    __slots__ = ("choice", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "turn")
+    __slots__ = ("choice", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "op")
 
-    def __init__(self, turn: Turn, lane: LaneState, choice: Choice, invisible_time_ms: int, client: int) -> None:
-        self.turn = turn
+    def __init__(self, op: OpContext, lane: LaneState, choice: Choice, invisible_time_ms: int, client: int) -> None:
+        self.op = op
         self.lane = lane
         self.choice = choice
         self.invisible_time_ms = invisible_time_ms
         self.client = client
-        self.now_ms = turn.now_ms
+        self.now_ms = op.now_ms
         self.epoch = lane.record.epoch + 1
         self.leased: list[tuple[int, int, Delivery]] = []
 
@@ -93,7 +93,7 @@ class _Grant:
 
 
 def grant(
-    turn: Turn,
+    op: OpContext,
     lane: LaneState,
     *,
     max_messages: int,
@@ -109,7 +109,7 @@ def grant(
     limit = lane.policy.in_flight_max
     units = limit - record.leased if limit else max_messages
     choice = Choice(lane.queue, max_messages, units, tags)
-    work = _Grant(turn, lane, choice, invisible_time_ms, client_hash(client_id) if client_id else 0)
+    work = _Grant(op, lane, choice, invisible_time_ms, client_hash(client_id) if client_id else 0)
     if lane.available.count:
         _grant_available(work)
     if choice.is_open() and record.next_offset < lane.queue.written.floor:
@@ -120,7 +120,7 @@ def grant(
     ranges = []
     for first, end, delivery in work.leased:
         record.leased += end - first
-        turn.step(lane, DeliveryStep.LEASED, first, end, delivery, cause="pop", client_id=client_id)
+        op.step(lane, DeliveryStep.LEASED, first, end, delivery, cause="pop", client_id=client_id)
         ranges.append(LeasedRange(first, end - 1, delivery.attempt))
     return work.leased[0][2], work.leased[0][0], ranges
 
@@ -217,7 +217,7 @@ def _pass_over(lane: LaneState, first: int, end: int) -> None:
 
 
 def end_lease(
-    turn: Turn,
+    op: OpContext,
     lane: LaneState,
     first: int,
     end: int,
@@ -238,18 +238,18 @@ def end_lease(
     count = end - first
     suspended = delivery.suspended or not counted
     record.leased -= count
-    turn.step(lane, step, first, end, delivery, cause=cause, at_ms=at_ms)
+    op.step(lane, step, first, end, delivery, cause=cause, at_ms=at_ms)
     if not suspended and policy.max_attempts and delivery.attempt >= policy.max_attempts:
         ack_range(lane, first, end)
         record.dead_lettered += count
-        turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
-        turn.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
+        op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
+        op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
         return None
     record.available += count
     again_ms = 0
     if policy.back_off_ms and not suspended:
         again_ms = at_ms + policy.back_off_ms[min(delivery.attempt, len(policy.back_off_ms)) - 1]
-        if again_ms <= turn.now_ms:
+        if again_ms <= op.now_ms:
             again_ms = 0
     return Delivery(
         delivery.epoch,

@@ -8,7 +8,7 @@ import msgspec
 from broker_state.kernel.catch_up import catch_up, enter
 from broker_state.kernel.claim import Claim, Outcome, Piece, Told
 from broker_state.kernel.concurrent import decide_concurrently
-from broker_state.kernel.op_context import Turn, handle_text, read_handle, shortened
+from broker_state.kernel.op_context import OpContext, handle_text, read_handle, shortened
 from broker_state.kernel.orderly import decide_in_order
 from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.validation import is_of_lite_topic, is_range
@@ -100,17 +100,17 @@ class _Request:
         "min_offset",
         "named",
         "new_handles",
+        "op",
         "runs",
         "subjects",
-        "turn",
     )
 
-    def __init__(self, turn: Turn, command: Entries) -> None:
-        self.turn = turn
+    def __init__(self, op: OpContext, command: Entries) -> None:
+        self.op = op
         self.command = command
         self.is_ack = not isinstance(command, ChangeInvisible)
-        self.min_offset = turn.queue.record.min_offset
-        self.commit_position = turn.queue.written.floor
+        self.min_offset = op.queue.record.min_offset
+        self.commit_position = op.queue.written.floor
         self.runs: list[Run] = []
         self.handles: list[str] = []
         self.new_handles: dict[str, int] = {}
@@ -169,24 +169,24 @@ class _Request:
         return known
 
     def _find_subject(self, index: int) -> _Subject | Reason:
-        turn = self.turn
-        if index in turn.record.forged:
+        op = self.op
+        if index in op.record.forged:
             return Reason.NO_PERMISSION
         group, text = self.command.handles[index].group, self.command.handles[index].handle
         handle = read_handle(text)
         lane = self.lanes.get(group)
         if lane is None:
             self.decide_claims()  # what comes of them is told before this lane catches up
-            lane = turn.queue.lane(group)
+            lane = op.queue.lane(group)
             if lane is None:
                 return Reason.UNKNOWN_HANDLE
-            catch_up(turn, lane)
+            catch_up(op, lane)
         if handle is None or not lane.gave_out(handle):
             return Reason.UNKNOWN_HANDLE
         if (handle.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY) != bool(lane.record.orderly):
             return Reason.WRONG_MODE
         if group not in self.lanes:
-            enter(turn, lane)
+            enter(op, lane)
             self.lanes[group] = lane
             self.named[group] = _Named()
         return _Subject(lane, handle, text, self.named[group])
@@ -198,7 +198,7 @@ class _Request:
         group, code = shortened(ref.group) if ref else None, code_of(reason)
         for first, last in entry.offsets or [(-1, -1)]:
             self.runs.append(Run(entry=index, first=first, last=last, code=code, reason=reason, applied=False))
-            self.turn.row(
+            self.op.row(
                 reason,
                 group=group,
                 entry=index,
@@ -227,7 +227,7 @@ class _Request:
         self._tell(lane, [claim], pieces)
 
     def _judge(self, lane: LaneState, claims: list[Claim]) -> list[Piece]:
-        return (decide_in_order if lane.record.orderly else decide_concurrently)(self.turn, lane, claims)
+        return (decide_in_order if lane.record.orderly else decide_concurrently)(self.op, lane, claims)
 
     def _tell(self, lane: LaneState, claims: list[Claim], pieces: list[Piece]) -> None:
         """What came of `claims`, as runs of the answer and rows."""
@@ -252,7 +252,7 @@ class _Request:
                 )
             )
             told.append((claim, first, end - 1, outcome))
-        self.turn.run_rows(lane.record.group, told)
+        self.op.run_rows(lane.record.group, told)
 
     def _outcome(self, lane: LaneState, handle: Handle, piece: Piece) -> Outcome:
         reason, before, after = piece.reason, piece.before, piece.after
@@ -282,14 +282,14 @@ class _Request:
         return known
 
 
-def decide_entries(turn: Turn, command: Entries) -> None:
+def decide_entries(op: OpContext, command: Entries) -> None:
     """Decide every entry at the record's `now` and answer with the runs."""
-    request = _Request(turn, command)
+    request = _Request(op, command)
     entries: Sequence[Entry] = command.entries
     for index, entry in enumerate(entries):
         request.ask(index, entry)
     request.decide_claims()
-    turn.respond(
+    op.respond(
         _overall(request.runs),
         applied=any(run.applied for run in request.runs),
         runs=request.runs,

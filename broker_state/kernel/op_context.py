@@ -19,8 +19,8 @@ from popstream.wire.reason import Reason, code_of
 
 __all__ = [
     "Decision",
+    "OpContext",
     "OpRecord",
-    "Turn",
     "client_hash",
     "handle_text",
     "read_handle",
@@ -73,7 +73,7 @@ class Decision:
         self.dead_letters: list[DeadLetter] = []
 
 
-class Turn:
+class OpContext:
     """One record at its `now`: collects rows and answers, and which lanes it touched."""
 
     __slots__ = (
@@ -166,8 +166,8 @@ class Turn:
 
     def refuse(self, reason: Reason, detail: str | None = None, group: str | None = None) -> None:
         """The whole command is refused: one row, one answer."""
-        op = (self.kind, shortened(self.op_id), shortened(self.client_id))
-        self.row(reason, group=shortened(group), detail=detail, op=op)
+        origin = (self.kind, shortened(self.op_id), shortened(self.client_id))
+        self.row(reason, group=shortened(group), detail=detail, origin=origin)
         self.respond(reason, detail=detail)
 
     def row(
@@ -187,11 +187,11 @@ class Turn:
         deadline_after_ms: int | None = None,
         attempt: int | None = None,
         detail: str | None = None,
-        op: "tuple[str, str | None, str | None] | None" = None,
+        origin: "tuple[str, str | None, str | None] | None" = None,
     ) -> None:
-        """A row of `operations`; `op` names the (kind, op_id, client_id) when it is not the record's own."""
+        """A row of `operations`; `origin` is the (kind, op_id, client_id) when it is not the record's own."""
         record = self.record
-        kind, op_id, client_id = op or (self.kind, self.op_id, self.client_id)
+        kind, op_id, client_id = origin or (self.kind, self.op_id, self.client_id)
         command = self.command
         if first is not None and not (0 <= first <= _I64_MAX and end is not None and 0 < end <= _I64_MAX + 1):
             first = end = None  # the answer has the offsets as they were sent; a column cannot

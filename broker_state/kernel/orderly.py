@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.claim import Claim, Header, Piece
 from broker_state.kernel.delivery import Choice, absorb_holes
-from broker_state.kernel.op_context import Turn, client_hash, shortened
+from broker_state.kernel.op_context import OpContext, client_hash, shortened
 from broker_state.kernel.order_info import Member, OrderInfo
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.store.keys import DEADLINE_BATCH
@@ -19,7 +19,7 @@ __all__ = ["acked_within", "decide_in_order", "expire_members", "grant_in_order"
 
 
 def grant_in_order(
-    turn: Turn,
+    op: OpContext,
     lane: LaneState,
     *,
     max_messages: int,
@@ -46,32 +46,32 @@ def grant_in_order(
         if not choice.is_open():
             break
     if not members:
-        _pass_over_all(turn, lane)
+        _pass_over_all(op, lane)
         return None
     record, info = lane.record, lane.order_info
     if info.due_ms:  # the same attempt id: what it held is released to it
         for first, end, member in info.unacked():
             if not member.ended:
-                turn.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id")
+                op.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id")
     record.epoch += 1
     info.update(
         epoch=record.epoch,
-        pop_time_ms=turn.now_ms,
+        pop_time_ms=op.now_ms,
         invisible_time_ms=invisible_time_ms,
         members=members,
-        now_ms=turn.now_ms,
+        now_ms=op.now_ms,
         attempt_id=attempt_id,
         client=client_hash(client_id) if client_id else 0,
     )
     _begin_beyond(lane)
     record.next_offset = info.end
     record.leased = info.member_count
-    settle_batch(turn, lane)
+    settle_batch(op, lane)
     ranges: list[LeasedRange] = []
     for first, end, member in info.runs():
         if not member.is_member:
             continue
-        turn.step(
+        op.step(
             lane, DeliveryStep.LEASED, first, end, _delivery(info, member), cause="pop_in_order", client_id=client_id
         )
         if ranges and ranges[-1].last == first - 1 and ranges[-1].attempt == member.count + 1:
@@ -81,7 +81,7 @@ def grant_in_order(
     return _delivery(info, Member(True)), info.first, ranges
 
 
-def decide_in_order(turn: Turn, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
+def decide_in_order(op: OpContext, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
     """Judge `claims`, all within the queue and not named before, and apply what is good.
 
     What follows from it takes effect before the next offset is judged, as if each were an operation of its own: the
@@ -89,13 +89,13 @@ def decide_in_order(turn: Turn, lane: LaneState, claims: Sequence[Claim]) -> lis
     """
     pieces: list[Piece] = []
     for claim in claims:
-        pieces += _decide_range(turn, lane, claim.handle, claim.entry, claim.first, claim.end)
+        pieces += _decide_range(op, lane, claim.handle, claim.entry, claim.first, claim.end)
     return pieces
 
 
-def _decide_range(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
+def _decide_range(op: OpContext, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
     info = lane.order_info
-    next_visible_ms = turn.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else None
+    next_visible_ms = op.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else None
     is_current = info.member_count > 0 and handle.epoch == info.epoch
     pieces: list[Piece] = []
     at = first
@@ -123,47 +123,47 @@ def _decide_range(turn: Turn, lane: LaneState, handle: Handle, entry: Entry, fir
             elif isinstance(entry, ChangeEntry):
                 if not entry.invisible_time_ms and lane.policy.max_attempts:
                     stop = at + 1  # it may be the last attempt of those that follow too
-                pieces.append(_change(turn, lane, info, entry, at, stop, member))
+                pieces.append(_change(op, lane, info, entry, at, stop, member))
             else:
-                pieces.append(_ack(turn, lane, info, entry, at, stop, member))
+                pieces.append(_ack(op, lane, info, entry, at, stop, member))
         at = stop
     return pieces
 
 
-def settle_batch(turn: Turn, lane: LaneState, *, is_release: bool = False) -> None:
+def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) -> None:
     """The batch was changed, or is due: move the commit offset, tell what has ended, store the deadline.
 
     With `is_release` a client gave something back, which ends a lease also when the lane was free already.
     """
     info = lane.order_info
     free_ms = info.free_ms()
-    if (info.due_ms or is_release) and free_ms <= turn.now_ms:
-        _end_leases(turn, lane, info)
+    if (info.due_ms or is_release) and free_ms <= op.now_ms:
+        _end_leases(op, lane, info)
     _follow_acks(lane, info)
-    due_ms = free_ms if free_ms > turn.now_ms else 0
+    due_ms = free_ms if free_ms > op.now_ms else 0
     if due_ms != info.due_ms:
         lane.queue.set_deadline(lane.record.lane_no, DEADLINE_BATCH, 0, info.due_ms, due_ms)
         info.set_due_ms(due_ms)
     _balance(lane)
 
 
-def release_members(turn: Turn, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
+def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
     """Make every invisible, unacked member visible now; the ranges that a client held, half-open."""
     info = lane.order_info
     released: list[tuple[int, int]] = []
     for first, end, member in list(info.unacked()):
-        if info.next_visible_ms(member) <= turn.now_ms:
+        if info.next_visible_ms(member) <= op.now_ms:
             continue
-        info.change(first, end, turn.now_ms, suspended=member.suspended or not counted, ended=True)
+        info.change(first, end, op.now_ms, suspended=member.suspended or not counted, ended=True)
         if not member.ended:  # else a pop has passed it over, and nobody holds it
             lane.record.leased -= end - first
-            turn.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
+            op.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
             released.append((first, end))
-    settle_batch(turn, lane)
+    settle_batch(op, lane)
     return released
 
 
-def expire_members(turn: Turn, lane: LaneState, first: int, end: int, *, is_prefix: bool) -> None:
+def expire_members(op: OpContext, lane: LaneState, first: int, end: int, *, is_prefix: bool) -> None:
     """[first, end) left the log; with `is_prefix` everything below `end` did, and the commit offset moves to it."""
     info, record, floor = lane.order_info, lane.record, lane.acked.floor
     for at, stop, member in list(info.runs(first, end)):
@@ -172,13 +172,13 @@ def expire_members(turn: Turn, lane: LaneState, first: int, end: int, *, is_pref
         # What the lane has passed already is marked, so that it blocks no more, and is not counted again.
         if stop > floor:
             low = max(at, floor)
-            turn.step(lane, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start")
+            op.step(lane, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start")
             record.leased -= 0 if member.ended else stop - low
             record.expired_from_log += stop - low
         info.ack(at, stop)
     if is_prefix:
         record.expired_from_log += _move_commit_offset(lane, info, end)
-    settle_batch(turn, lane)
+    settle_batch(op, lane)
 
 
 def acked_within(lane: LaneState, first: int, end: int) -> int:
@@ -221,9 +221,9 @@ def _header(pop_time_ms: int, next_visible_ms: int | None) -> Header | None:
 
 
 def _change(
-    turn: Turn, lane: LaneState, info: OrderInfo, entry: ChangeEntry, first: int, end: int, member: Member
+    op: OpContext, lane: LaneState, info: OrderInfo, entry: ChangeEntry, first: int, end: int, member: Member
 ) -> Piece:
-    next_visible_ms = turn.now_ms + entry.invisible_time_ms
+    next_visible_ms = op.now_ms + entry.invisible_time_ms
     is_release = not entry.invisible_time_ms
     before = _delivery(info, member)
     changed = Member(True, False, next_visible_ms, member.count, entry.suspend, is_release)
@@ -231,36 +231,36 @@ def _change(
     info.change(first, end, next_visible_ms, suspended=entry.suspend, ended=is_release)
     lane.record.leased += (end - first) * (member.ended - is_release)
     step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
-    turn.step(lane, step, first, end, after, cause="change_invisible", client_id=turn.client_id)
-    settle_batch(turn, lane, is_release=is_release)
+    op.step(lane, step, first, end, after, cause="change_invisible", client_id=op.client_id)
+    settle_batch(op, lane, is_release=is_release)
     return Piece(first, end, Reason.OK, before, after, _header(info.pop_time_ms, next_visible_ms))
 
 
-def _ack(turn: Turn, lane: LaneState, info: OrderInfo, entry: Entry, first: int, end: int, member: Member) -> Piece:
+def _ack(op: OpContext, lane: LaneState, info: OrderInfo, entry: Entry, first: int, end: int, member: Member) -> Piece:
     before = _delivery(info, member)
     info.ack(first, end)
     lane.record.leased -= 0 if member.ended else end - first
     if isinstance(entry, RejectEntry):
         cause = shortened(entry.cause) or "rejected"
         lane.record.dead_lettered += end - first
-        turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=turn.client_id)
-        turn.dead_letter(lane, first, end, before, reason=cause, at_ms=turn.now_ms)
+        op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
+        op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
     else:
         cause = (entry.cause if isinstance(entry, AckEntry) else None) or "ack"
-        turn.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=turn.client_id)
-    settle_batch(turn, lane)
+        op.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
+    settle_batch(op, lane)
     return Piece(first, end, Reason.OK, before)
 
 
-def _end_leases(turn: Turn, lane: LaneState, info: OrderInfo) -> None:
+def _end_leases(op: OpContext, lane: LaneState, info: OrderInfo) -> None:
     """Nothing blocks any more: what was not acked has expired; from the front on, what has no attempt left is dead."""
-    at_ms = min(info.due_ms, turn.now_ms) or turn.now_ms
+    at_ms = min(info.due_ms, op.now_ms) or op.now_ms
     for first, end, member in list(info.unacked()) if lane.record.leased else ():  # else a client holds none of them
         if not member.ended:
             delivery = _delivery(info, member)
             lane.record.leased -= end - first
-            ended_ms = min(delivery.deadline_ms, turn.now_ms)
-            turn.step(lane, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
+            ended_ms = min(delivery.deadline_ms, op.now_ms)
+            op.step(lane, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
             info.end_lease(first, end, member)
     limit = lane.policy.max_attempts
     for first, end, member in info.unacked() if limit else ():
@@ -271,8 +271,8 @@ def _end_leases(turn: Turn, lane: LaneState, info: OrderInfo) -> None:
         delivery = _delivery(info, member)
         info.ack(first, end)
         lane.record.dead_lettered += end - first
-        turn.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
-        turn.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
+        op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
+        op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
 
 
 def _delivery(info: OrderInfo, member: Member) -> Delivery:
@@ -291,7 +291,7 @@ def _delivery(info: OrderInfo, member: Member) -> Delivery:
     )
 
 
-def _pass_over_all(turn: Turn, lane: LaneState) -> None:
+def _pass_over_all(op: OpContext, lane: LaneState) -> None:
     """The tags of a pop let nothing through: the lane is done up to the commit position, and its batch stays."""
     info, floor = lane.order_info, lane.acked.floor
     for first, end, member in list(info.unacked()):
@@ -299,7 +299,7 @@ def _pass_over_all(turn: Turn, lane: LaneState) -> None:
             low = max(first, floor)
             info.end_lease(low, end, member)
             lane.record.leased -= end - low
-            turn.step(lane, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
+            op.step(lane, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
     lane.record.passed_over += _move_commit_offset(lane, info, lane.queue.written.floor)
     _balance(lane)
 

@@ -3,7 +3,7 @@
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import end_lease, grant
-from broker_state.kernel.op_context import Turn, client_hash, handle_text, read_handle
+from broker_state.kernel.op_context import OpContext, client_hash, handle_text, read_handle
 from broker_state.kernel.op_window import answered_pop, recall, remember_parked_answer
 from broker_state.kernel.orderly import grant_in_order, release_members
 from broker_state.kernel.queue_state import LaneState
@@ -21,12 +21,12 @@ _LEASED = DeliveryState.LEASED
 _Granted = tuple[Delivery, int, list[LeasedRange]]
 
 
-def decide_pop(turn: Turn, command: Pop) -> LaneState | None:
+def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
     """Step 2 of a pop: the lane it waits in; None when it was refused."""
-    queue = turn.queue
+    queue = op.queue
     invalid = what_is_invalid(command)
     if invalid is not None:
-        turn.refuse(Reason.INVALID_PARAMETER, invalid, command.group)
+        op.refuse(Reason.INVALID_PARAMETER, invalid, command.group)
         return None
     lane = queue.lane(command.group)
     if lane is None:
@@ -36,49 +36,49 @@ def decide_pop(turn: Turn, command: Pop) -> LaneState | None:
         lane.record.orderly = command.order
     elif lane.record.orderly != command.order:
         mode = "orderly" if lane.record.orderly else "concurrent"
-        turn.refuse(Reason.WRONG_MODE, f"the lane is {mode}", command.group)
+        op.refuse(Reason.WRONG_MODE, f"the lane is {mode}", command.group)
         return None
-    enter(turn, lane)
+    enter(op, lane)
     return lane
 
 
-def serve(turn: Turn, lane: LaneState) -> None:
+def serve(op: OpContext, lane: LaneState) -> None:
     """Step 3 for one lane: the parked pops in the order they came, while there is something to give."""
     number = lane.record.parked_first
     while number and lane.is_poppable:
         pop = lane.parked(number)
         assert pop is not None, "the list of parked pops is whole"
         number = pop.after
-        granted = _give(turn, lane, pop, pop.tags)
+        granted = _give(op, lane, pop, pop.tags)
         if granted is not None:
             _unpark(lane, pop)
-            _answer_parked(turn, lane, pop, Reason.OK, granted)
+            _answer_parked(op, lane, pop, Reason.OK, granted)
 
 
-def serve_new(turn: Turn, lane: LaneState, command: Pop) -> ParkedPop | None:
+def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     """Step 3 for the record's own pop, last of its lane; what was parked when it has to wait."""
     tags = None if command.tags is None else tuple(command.tags)
     record = lane.record
     granted = None
     if lane.is_poppable or (record.orderly and lane.order_info.is_reentrant(command.attempt_id)):
-        granted = _give(turn, lane, command, tags)
+        granted = _give(op, lane, command, tags)
     if granted is not None:
-        fields = _granted_fields(turn, lane, granted, (turn.kind, turn.op_id, turn.client_id))
-        turn.respond(Reason.OK, applied=True, **fields)
+        fields = _granted_fields(op, lane, granted, (op.kind, op.op_id, op.client_id))
+        op.respond(Reason.OK, applied=True, **fields)
         return None
     if not command.poll_time_ms:
-        turn.refuse(Reason.NO_MESSAGE, group=command.group)
+        op.refuse(Reason.NO_MESSAGE, group=command.group)
         return None
     if record.parked >= lane.policy.parked_max:
-        turn.refuse(Reason.POLLING_FULL, group=command.group)
+        op.refuse(Reason.POLLING_FULL, group=command.group)
         return None
-    return _park(turn, lane, command, tags)
+    return _park(op, lane, command, tags)
 
 
-def _give(turn: Turn, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int, ...] | None) -> _Granted | None:
+def _give(op: OpContext, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int, ...] | None) -> _Granted | None:
     if lane.record.orderly:
         return grant_in_order(
-            turn,
+            op,
             lane,
             max_messages=pop.max_messages,
             invisible_time_ms=pop.invisible_time_ms,
@@ -87,7 +87,7 @@ def _give(turn: Turn, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int, ..
             attempt_id=pop.attempt_id,
         )
     return grant(
-        turn,
+        op,
         lane,
         max_messages=pop.max_messages,
         invisible_time_ms=pop.invisible_time_ms,
@@ -96,13 +96,13 @@ def _give(turn: Turn, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int, ..
     )
 
 
-def time_out(turn: Turn, lane: LaneState, pop: ParkedPop) -> None:
+def time_out(op: OpContext, lane: LaneState, pop: ParkedPop) -> None:
     """A parked pop got nothing in its time."""
     _unpark(lane, pop)
-    _answer_parked(turn, lane, pop, Reason.POLLING_TIMEOUT, None)
+    _answer_parked(op, lane, pop, Reason.POLLING_TIMEOUT, None)
 
 
-def answer_all_parked(turn: Turn, lane: LaneState, reason: Reason, client_id: str | None = None) -> bool:
+def answer_all_parked(op: OpContext, lane: LaneState, reason: Reason, client_id: str | None = None) -> bool:
     """Every parked pop (of one client) is answered with `reason`; whether there was any."""
     number = lane.record.parked_first
     found = False
@@ -113,44 +113,44 @@ def answer_all_parked(turn: Turn, lane: LaneState, reason: Reason, client_id: st
         if client_id is None or pop.client_id == client_id:
             found = True
             _unpark(lane, pop)
-            _answer_parked(turn, lane, pop, reason, None)
+            _answer_parked(op, lane, pop, reason, None)
     return found
 
 
-def decide_cancel(turn: Turn, command: Cancel) -> None:
+def decide_cancel(op: OpContext, command: Cancel) -> None:
     """Take a pop back: unpark it, or release what it still holds, as if it had not been delivered."""
-    memory = recall(turn.queue, command.target_op_id, turn.now_ms)
+    memory = recall(op.queue, command.target_op_id, op.now_ms)
     if memory is None:
-        turn.refuse(Reason.UNKNOWN_HANDLE, "no such op_id within the window")
+        op.refuse(Reason.UNKNOWN_HANDLE, "no such op_id within the window")
         return
     if memory.kind != "pop":
-        turn.refuse(Reason.INVALID_PARAMETER, f"the op_id is that of a {memory.kind}", memory.group)
+        op.refuse(Reason.INVALID_PARAMETER, f"the op_id is that of a {memory.kind}", memory.group)
         return
-    lane = turn.queue.lane(memory.group) if memory.group is not None else None
+    lane = op.queue.lane(memory.group) if memory.group is not None else None
     released: list[tuple[int, int]] = []
     applied = False
     if lane is not None:
-        enter(turn, lane)
+        enter(op, lane)
         if memory.parked:
             pop = lane.parked(memory.parked)
             assert pop is not None, "a parked pop is remembered while it is parked"
             _unpark(lane, pop)
-            _answer_parked(turn, lane, pop, Reason.CANCELLED, None)
+            _answer_parked(op, lane, pop, Reason.CANCELLED, None)
             applied = True
         else:
-            released = _release_answered(turn, lane, answered_pop(turn.queue, command.target_op_id, memory))
+            released = _release_answered(op, lane, answered_pop(op.queue, command.target_op_id, memory))
             applied = bool(released)
-    turn.row(Reason.OK, applied=applied, group=memory.group, detail=command.target_op_id)
-    turn.respond(Reason.OK, applied=applied, released=released)
+    op.row(Reason.OK, applied=applied, group=memory.group, detail=command.target_op_id)
+    op.respond(Reason.OK, applied=applied, released=released)
 
 
-def _release_answered(turn: Turn, lane: LaneState, answer: Answer) -> list[tuple[int, int]]:
+def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[tuple[int, int]]:
     handle = read_handle(answer.handle) if answer.handle is not None else None
     if handle is None:
         return []
     if lane.record.orderly:
         is_current = lane.order_info.epoch == handle.epoch
-        return _release_in_order(turn, lane, "cancel", counted=False) if is_current else []
+        return _release_in_order(op, lane, "cancel", counted=False) if is_current else []
     released: list[tuple[int, int]] = []
     for granted in answer.messages:
         for page_no, low, high in windows(granted.first, granted.last + 1):
@@ -159,47 +159,47 @@ def _release_answered(turn: Turn, lane: LaneState, answer: Answer) -> list[tuple
                 continue
             for first, end, delivery in page.within(low, high):
                 if delivery is not None and delivery.epoch == handle.epoch and delivery.state == _LEASED:
-                    _release(turn, lane, page, first, end, delivery, "cancel", counted=False)
+                    _release(op, lane, page, first, end, delivery, "cancel", counted=False)
                     _append_range(released, first, end - 1)
             lane.settle(page)
     return released
 
 
-def decide_return_client(turn: Turn, command: ReturnClient) -> None:
+def decide_return_client(op: OpContext, command: ReturnClient) -> None:
     """Release every lease of a client, and answer its parked pops."""
-    lane = turn.queue.lane(command.group)
+    lane = op.queue.lane(command.group)
     released: list[tuple[int, int]] = []
     applied = False
     if lane is not None:
-        enter(turn, lane)
-        applied = answer_all_parked(turn, lane, Reason.CANCELLED, command.client_id)
+        enter(op, lane)
+        applied = answer_all_parked(op, lane, Reason.CANCELLED, command.client_id)
         client = client_hash(command.client_id)
         if lane.record.orderly and lane.order_info.client == client:
-            released = _release_in_order(turn, lane, "return_client", counted=True)
+            released = _release_in_order(op, lane, "return_client", counted=True)
         page_no = lane.client_pages(client).first()
         while page_no is not None:
             page = lane.page(page_no)
             assert page is not None, "a page that a client is noted in exists"
             for first, end, delivery in list(page.runs):
                 if delivery.client == client and delivery.state == _LEASED:
-                    _release(turn, lane, page, first, end, delivery, "return_client", counted=True)
+                    _release(op, lane, page, first, end, delivery, "return_client", counted=True)
                     _append_range(released, first, end - 1)
             lane.settle(page)
             page_no = lane.client_pages(client).first(page_no + 1)
     applied = applied or bool(released)
-    turn.row(Reason.OK, applied=applied, group=command.group)
-    turn.respond(Reason.OK, applied=applied, released=released)
+    op.row(Reason.OK, applied=applied, group=command.group)
+    op.respond(Reason.OK, applied=applied, released=released)
 
 
-def _release_in_order(turn: Turn, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
+def _release_in_order(op: OpContext, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
     released: list[tuple[int, int]] = []
-    for first, end in release_members(turn, lane, cause, counted=counted):
+    for first, end in release_members(op, lane, cause, counted=counted):
         _append_range(released, first, end - 1)
     return released
 
 
 def _release(
-    turn: Turn,
+    op: OpContext,
     lane: LaneState,
     page: DeliveryPage,
     first: int,
@@ -210,14 +210,14 @@ def _release(
     counted: bool,
 ) -> None:
     released = end_lease(
-        turn,
+        op,
         lane,
         first,
         end,
         delivery,
         step=DeliveryStep.RELEASED,
         cause=cause,
-        at_ms=turn.now_ms,
+        at_ms=op.now_ms,
         counted=counted,
     )
     page.replace(first, end, released)
@@ -231,16 +231,16 @@ def _append_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:
 
 
 def _granted_fields(
-    turn: Turn,
+    op: OpContext,
     lane: LaneState,
     granted: _Granted,
-    op: tuple[str, str | None, str | None],
+    origin: tuple[str, str | None, str | None],
 ) -> dict[str, object]:
     """The fields of the answer to a served pop; writes a row of `operations` for each range."""
     delivery, start_offset, ranges = granted
     text = handle_text(lane, delivery, start_offset)
     for leased in ranges:
-        turn.row(
+        op.row(
             Reason.OK,
             applied=True,
             group=lane.record.group,
@@ -249,7 +249,7 @@ def _granted_fields(
             handle_after=text,
             deadline_after_ms=delivery.deadline_ms,
             attempt=leased.attempt,
-            op=op,
+            origin=origin,
         )
     return {
         "handle": text,
@@ -260,18 +260,18 @@ def _granted_fields(
     }
 
 
-def _park(turn: Turn, lane: LaneState, command: Pop, tags: tuple[int, ...] | None) -> ParkedPop:
+def _park(op: OpContext, lane: LaneState, command: Pop, tags: tuple[int, ...] | None) -> ParkedPop:
     record = lane.record
     number = record.parked_next
     pop = ParkedPop(
         number,
         record.parked_last,
         0,
-        turn.op_id,
+        op.op_id,
         command.reply_to,
         command.max_messages,
         command.invisible_time_ms,
-        turn.now_ms + command.poll_time_ms,
+        op.now_ms + command.poll_time_ms,
         command.client_id,
         command.attempt_id,
         tags,
@@ -313,21 +313,21 @@ def _unpark(lane: LaneState, pop: ParkedPop) -> None:
 
 
 def _answer_parked(
-    turn: Turn,
+    op: OpContext,
     lane: LaneState,
     pop: ParkedPop,
     reason: Reason,
     granted: _Granted | None,
 ) -> None:
-    op = ("pop", pop.op_id, pop.client_id)
+    origin = ("pop", pop.op_id, pop.client_id)
     fields: dict[str, object] = {}
     if granted is not None:
-        fields = _granted_fields(turn, lane, granted, op)
+        fields = _granted_fields(op, lane, granted, origin)
     else:
-        turn.row(reason, group=lane.record.group, op=op)
+        op.row(reason, group=lane.record.group, origin=origin)
     if pop.op_id is None:
         return
-    encoded = turn.reply(
+    encoded = op.reply(
         Answer(
             op_id=pop.op_id,
             type="pop",
@@ -336,9 +336,9 @@ def _answer_parked(
             applied=granted is not None,
             topic=lane.queue.topic,
             queue_id=lane.queue.queue_id,
-            now_ms=turn.now_ms,
+            now_ms=op.now_ms,
             **fields,  # type: ignore[arg-type]
         ),
         pop.reply_to,
     )
-    remember_parked_answer(turn.queue, pop.op_id, encoded, turn.now_ms)
+    remember_parked_answer(op.queue, pop.op_id, encoded, op.now_ms)

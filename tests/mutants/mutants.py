@@ -31,8 +31,8 @@ MUTANTS = [
         "batch_settled_a_moment_late",
         "semantics.md, three steps: a deadline at `now` takes effect at `now`",
         "kernel/orderly.py",
-        "    if (info.due_ms or is_release) and free_ms <= turn.now_ms:\n",
-        "    if (info.due_ms or is_release) and free_ms < turn.now_ms:\n",
+        "    if (info.due_ms or is_release) and free_ms <= op.now_ms:\n",
+        "    if (info.due_ms or is_release) and free_ms < op.now_ms:\n",
     ),
     Mutant(
         "lease_expires_a_moment_late",
@@ -123,7 +123,7 @@ MUTANTS = [
         "late_skip_ignored",
         "semantics.md, dispatch: a skip of written offsets makes holes, and a lane counts what it had of them",
         "kernel/catch_up.py",
-        "        record.expired_from_log += _expire_handed_out(turn, lane, skip.first, skip.end)\n",
+        "        record.expired_from_log += _expire_handed_out(op, lane, skip.first, skip.end)\n",
         "",
     ),
     Mutant(
@@ -304,8 +304,8 @@ MUTANTS = [
         "cancel_counts_an_attempt",
         "semantics.md, cancel: what is taken back counts as not delivered",
         "kernel/parking.py",
-        '                    _release(turn, lane, page, first, end, delivery, "cancel", counted=False)\n',
-        '                    _release(turn, lane, page, first, end, delivery, "cancel", counted=True)\n',
+        '                    _release(op, lane, page, first, end, delivery, "cancel", counted=False)\n',
+        '                    _release(op, lane, page, first, end, delivery, "cancel", counted=True)\n',
     ),
     Mutant(
         "old_handles_live_after_a_reset",
