@@ -27,7 +27,7 @@ from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, table_of
 from pipelines.failpoints import failpoint
-from pipelines.loops.retry_loop import Insistent
+from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.failures import Corrupt
 
 __all__ = ["UnitFlush"]
@@ -92,7 +92,14 @@ class UnitFlush:
         self.flushed_rows = 0
         self._is_in_doubt = False
         self._note_committed()
-        self.loop = Insistent("unit_flush", interval_s, self.flush, on_failure, self._is_due)
+        self.loop = RetryLoop(
+            "unit_flush",
+            interval_s,
+            self.flush,
+            on_failure,
+            self._is_due,
+            problem_prefix="Delta does not take rows of consume_queue",
+        )
 
     @property
     def delivered_seq(self) -> int:

@@ -1,1 +1,1 @@
-"""Threads that repeat something: at intervals, or until it succeeds."""
+"""Threads that repeat work: at intervals, or until it succeeds."""

@@ -1,4 +1,4 @@
-"""Work that a job does beside deciding and cannot do without: what is decided goes to Delta."""
+"""Repeats work that a job cannot do without, and retries it while it fails: the flush of audit rows to Delta."""
 
 import threading
 from collections.abc import Callable
@@ -7,9 +7,9 @@ import structlog
 from py4j.protocol import Py4JNetworkError
 from pyspark import InheritableThread
 
-from pipelines.process.restarts import may_pass
+from popstream.wire.failures import is_transient
 
-__all__ = ["Insistent"]
+__all__ = ["RetryLoop"]
 
 _log = structlog.get_logger(__name__)
 
@@ -17,20 +17,22 @@ RETRY_S = 0.5
 RETRY_S_MAX = 30.0
 
 
-class Insistent:
-    """Calls `work` every `interval_s` seconds in a thread of its own, and at the end; it need not have much to do.
+class RetryLoop:
+    """Calls `work` every `interval_s` seconds in its own thread, and once more when it stops.
 
-    After most of what it raises Delta may be back in a while: it is told, and tried again for as long as it takes.
+    A transient error is logged, and the work is retried with exponential back-off, without limit. Any other error ends
+    the thread.
 
     Args:
-        name: Of the thread, and of the events that tell failures.
-        interval_s: Longer: larger files and older tables.
+        name: Name of the thread, and prefix of its log events.
+        interval_s: Seconds between two calls. Longer: larger files and older tables.
         work: Called by one thread at a time.
-        on_failure: Called once with what ended the thread.
-        is_due: Whether to work now, if nothing has failed.
+        on_failure: Called once with the error that ended the thread.
+        is_due: Returns whether to work now. Not asked after a failure.
+        problem_prefix: First words of `problem`: what does not work while the work fails.
 
     Attributes:
-        problem: Why Delta does not take what is decided, if it does not.
+        problem: Why the last call failed; None: it succeeded.
     """
 
     def __init__(
@@ -40,28 +42,31 @@ class Insistent:
         work: Callable[[], object],
         on_failure: Callable[[BaseException], None],
         is_due: Callable[[], bool] = lambda: True,
+        *,
+        problem_prefix: str,
     ) -> None:
         self._name = name
         self._interval_s = interval_s
         self._work = work
         self._on_failure = on_failure
         self._is_due = is_due
+        self._problem_prefix = problem_prefix
         self._wake = threading.Event()
         self._stopping = threading.Event()
         self.problem: str | None = None
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin, with a pause."""
+        """Start the thread, which waits for one interval first."""
         self._thread.start()
 
     def hurry(self) -> None:
-        """Cut the pause short, but not the one after a failure."""
+        """Cut the interval short, but not the back-off after a failure."""
         if self.problem is None:
             self._wake.set()
 
     def stop(self) -> None:
-        """Work once more, then end."""
+        """Call the work once more, then end the thread."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -71,7 +76,7 @@ class Insistent:
         failures = 0
         try:
             while not self._stopping.is_set():
-                self._wake.wait(_pause_s(failures) or self._interval_s)
+                self._wake.wait(_back_off_s(failures) if failures else self._interval_s)
                 self._wake.clear()
                 if self._stopping.is_set():
                     break
@@ -80,28 +85,28 @@ class Insistent:
                 try:
                     self._work()
                 except Exception as error:
-                    # py4j raises what it likes, and Delta may be back in a while; a JVM that is gone will not.
-                    if not may_pass(error) or isinstance(error, Py4JNetworkError):
+                    # py4j raises errors of many types when Delta is away. A JVM that has ended does not come back.
+                    if not is_transient(error) or isinstance(error, Py4JNetworkError):
                         raise
                     failures += 1
-                    self.problem = _problem_of(error)
-                    _log.warning(f"{self._name}_put_off", failures=failures, error=str(error))
+                    self.problem = f"{self._problem_prefix}: {_first_line(error)}"
+                    _log.warning(f"{self._name}_retried", failures=failures, error=str(error))
                 else:
                     failures, self.problem = 0, None
             self._work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
+        except BaseException as error:  # noqa: BLE001 - any error ends the job, which reports it
             _log.error(f"{self._name}_failed", error=str(error))
             self._on_failure(error)
 
 
-def _pause_s(failures: int) -> float:
-    """How long to wait after so many failures in a row; 0: as long as ever.
+def _back_off_s(failures: int) -> float:
+    """Return the pause after this number of failures in a row.
 
-    >>> [_pause_s(failures) for failures in (0, 1, 2, 9)]
-    [0.0, 1.0, 2.0, 30.0]
+    >>> [_back_off_s(failures) for failures in (1, 2, 9)]
+    [1.0, 2.0, 30.0]
     """
-    return min(RETRY_S * 2**failures, RETRY_S_MAX) if failures else 0.0
+    return min(RETRY_S * 2**failures, RETRY_S_MAX)
 
 
-def _problem_of(error: Exception) -> str:
-    return f"Delta does not take what is decided: {(str(error) or type(error).__name__).splitlines()[0][:200]}"
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

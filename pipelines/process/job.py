@@ -40,7 +40,7 @@ from pipelines.control.metrics import Metrics
 from pipelines.control.state_view import queues_in
 from pipelines.failpoints import failpoint
 from pipelines.loops.periodic import Periodic
-from pipelines.loops.retry_loop import Insistent
+from pipelines.loops.retry_loop import RetryLoop
 from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
 from pipelines.recovery.ops_log import found_log
@@ -56,6 +56,7 @@ __all__ = ["Job", "signer_of"]
 _log = structlog.get_logger(__name__)
 
 ROOM_S = 0.5
+AUDIT_BEHIND = "Delta does not take audit rows"
 
 
 class Job:
@@ -155,7 +156,9 @@ class Job:
             after_batch=self._after_batch,
         )
         self.flush = Flush(self.outbox, self._flusher, applied_seq=lambda: self.apply_ops.applied.apply_seq)
-        self.flush_loop = Insistent("flush", settings.flush_interval_s, self.flush.flush, self.fail)
+        self.flush_loop = RetryLoop(
+            "flush", settings.flush_interval_s, self.flush.flush, self.fail, problem_prefix=AUDIT_BEHIND
+        )
         self.log_watch = LogWatch(bootstrap_servers, self.ops, lambda: self.apply_ops.applied.next_offset, self.fail)
         self.log_watch.start()
         self._stack.callback(self.log_watch.stop)

@@ -1,40 +1,31 @@
-"""Whether a job that ended is started again in the same process, and when."""
+"""Decides whether and when a job that failed is started again in the same process."""
 
-from popstream.wire.failures import Corrupt, Fenced, Invalid, Unavailable
+from popstream.wire.failures import Unavailable, is_transient
 
-__all__ = ["BARREN_MAX", "Restarts", "may_pass"]
+__all__ = ["NO_PROGRESS_MAX", "Restarts"]
 
-BARREN_MAX = 5
-"""Restarts in a row after which nothing more was decided; then the process ends, for whoever started it to decide."""
-FORGIVEN_AFTER_S = 600.0
-"""A job that ran for so long was well; what ended it has nothing to do with what ended those before it."""
-ANSWER_S = 2.0
-
-
-def may_pass(failure: BaseException) -> bool:
-    """Whether the next job may do better, with nobody changing anything.
-
-    >>> from broker_state.store.rocks_store import StoreStopped
-    >>> may_pass(StoreStopped("no space left on device")), may_pass(Corrupt("the log begins after what is decided"))
-    (True, False)
-    """
-    return isinstance(failure, Exception) and not isinstance(failure, Corrupt | Fenced | Invalid)
+NO_PROGRESS_MAX = 5
+"""Restarts in a row without a newly decided micro-batch; after these the process ends and its supervisor decides."""
+HEALTHY_AFTER_S = 600.0
+"""A job that ran this long was healthy: its failure is unrelated to the failures before it."""
+NOT_STARTED_RETRY_S = 2.0
+"""Pause after a start that failed because a service did not respond."""
 
 
 class Restarts:
-    """Counts the jobs that ended; a start heals whatever the last one left, so it may be tried as often as it helps."""
+    """Counts failed jobs. Each start repairs what the last job left unfinished, so a retry is safe."""
 
     def __init__(self) -> None:
-        self._barren = 0
-        self._decided = -1
+        self._no_progress = 0
+        self._decided_seq = -1
 
     def pause_s(self, failure: BaseException, apply_seq: int, ran_s: float = 0.0) -> float | None:
-        """How long to wait before the next job; None: there shall be none.
+        """Return the seconds to wait before the next job, or None when no other job may be started.
 
         Args:
-            failure: What ended the last one, or kept it from starting.
-            apply_seq: Of the last micro-batch that was decided.
-            ran_s: How long it had run; 0: it did not start. What is not there yet is then waited for, and not counted.
+            failure: What ended the last job, or kept it from starting.
+            apply_seq: Sequence number of the last decided micro-batch.
+            ran_s: Seconds that the last job ran; 0: it did not start. An `Unavailable` start is retried without limit.
 
         >>> restarts, away = Restarts(), OSError("away")
         >>> [restarts.pause_s(away, 7, ran_s=9) for _ in range(6)]
@@ -43,16 +34,20 @@ class Restarts:
         0.0
         >>> restarts.pause_s(away, 8, ran_s=3_600), restarts.pause_s(Unavailable("no leader yet"), 8)
         (0.0, 2.0)
+        >>> from broker_state.store.rocks_store import StoreStopped
+        >>> restarts.pause_s(StoreStopped("no space left on device"), 9, ran_s=1)
+        0.0
+        >>> from popstream.wire.failures import Corrupt
         >>> print(restarts.pause_s(Corrupt("no state of this log"), 9))
         None
         """
-        if not may_pass(failure):
+        if not is_transient(failure):
             return None
         if not ran_s and isinstance(failure, Unavailable):
-            return ANSWER_S
-        if apply_seq != self._decided or ran_s >= FORGIVEN_AFTER_S:
-            self._barren, self._decided = 0, apply_seq
-        self._barren += 1
-        if self._barren > BARREN_MAX:
+            return NOT_STARTED_RETRY_S
+        if apply_seq != self._decided_seq or ran_s >= HEALTHY_AFTER_S:
+            self._no_progress, self._decided_seq = 0, apply_seq
+        self._no_progress += 1
+        if self._no_progress > NO_PROGRESS_MAX:
             return None
-        return 0.0 if self._barren == 1 else 2.0 ** (self._barren - 2)
+        return 0.0 if self._no_progress == 1 else 2.0 ** (self._no_progress - 2)

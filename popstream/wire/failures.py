@@ -1,36 +1,44 @@
-"""What can go wrong, grouped by what the operator does next. A refused operation is not among it: that is an answer.
+"""Errors of the job and its commands, grouped by what the operator does next.
+
+A refused operation is not an error here: it is an answer with a reason code.
 
 ```
 PopstreamError
-├── Unavailable   retry: something we need does not answer now
+├── Unavailable   retry: a service or file that is needed does not respond
 ├── Invalid       fix the configuration: retrying cannot help
-├── Corrupt       restore: stored bytes are not what was written
-└── Fenced        stop: another process owns this now
+├── Corrupt       restore: stored bytes differ from what was written
+└── Fenced        stop: another process owns the job now
 ```
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
-__all__ = ["RESTORE", "Corrupt", "Fenced", "Invalid", "PopstreamError", "Unavailable"]
+__all__ = ["RESTORE", "Corrupt", "Fenced", "Invalid", "PopstreamError", "Unavailable", "is_transient"]
 
 
 RESTORE = "stop the job and run `popstream restore`"
-"""What most of those that are Corrupt end with."""
+"""The advice with which most messages of `Corrupt` end."""
 
 
 class PopstreamError(Exception):
-    """Root of the errors an operator meets.
+    """Root of the errors that an operator meets.
 
     Args:
-        message: One sentence: what is wrong and what to do.
-        subject: The thing it is about: a topic, an address, a port, a folder.
-        details: Every finding, one line each; shown below the message.
+        message: One sentence that says what is wrong and what to do.
+        subject: The topic, address, port or folder concerned.
+        details: All findings, one line each; shown below the message.
+
+    Attributes:
+        is_transient: Whether the same work may succeed later although nobody repairs anything.
 
     >>> print(Invalid("2 settings are wrong", subject="popstream.ops", details=["first", "second"]))
     2 settings are wrong
       first
       second
     """
+
+    is_transient: ClassVar[bool] = True
 
     def __init__(self, message: str, *, subject: str = "", details: Sequence[str] = ()) -> None:
         """Keep the parts as attributes, so that logs and metrics need not parse the text."""
@@ -40,21 +48,42 @@ class PopstreamError(Exception):
         self.details = tuple(details)
 
     def __str__(self) -> str:
-        """Give the message, and below it one indented line for each detail."""
+        """Return the message, followed by one indented line for each detail."""
         return "\n  ".join((self.message, *self.details))
 
 
 class Unavailable(PopstreamError):  # noqa: N818 - named by what to do next
-    """Something we need does not answer now: retry, later or elsewhere."""
+    """A service or file that is needed does not respond: retry, later or elsewhere."""
 
 
 class Invalid(PopstreamError):  # noqa: N818 - named by what to do next
     """The configuration cannot work: fix it, then start again."""
 
+    is_transient = False
+
 
 class Corrupt(PopstreamError):  # noqa: N818 - named by what to do next
-    """Stored bytes are not what was written: restore a snapshot or start from an empty folder."""
+    """Stored bytes differ from what was written: restore a snapshot, or start with an empty folder."""
+
+    is_transient = False
 
 
 class Fenced(PopstreamError):  # noqa: N818 - named by what to do next
-    """Another process owns this now: stop."""
+    """Another process owns the job now: stop."""
+
+    is_transient = False
+
+
+def is_transient(failure: BaseException) -> bool:
+    """Return whether the failed work may succeed later although nobody repairs anything.
+
+    Exceptions of libraries count as transient: they report outages as they like.
+
+    >>> is_transient(OSError("no space left on device")), is_transient(Corrupt("the log begins too late"))
+    (True, False)
+    >>> is_transient(KeyboardInterrupt())
+    False
+    """
+    if isinstance(failure, PopstreamError):
+        return failure.is_transient
+    return isinstance(failure, Exception)

@@ -20,9 +20,8 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import create_message_topic
 from pipelines.control.server import SnapshotRequest, Status, StatusRequest, ask
 from pipelines.process.host import Host
-from pipelines.process.restarts import may_pass
 from pipelines.settings import JobSettings
-from popstream.wire.failures import Unavailable
+from popstream.wire.failures import Unavailable, is_transient
 from popstream.wire.reason import Reason, code_of
 from tests.support.left_behind import audit_rows, table_rows
 from tests.support.wire import Wire, start_job, wait_for
@@ -84,7 +83,7 @@ def go_away_and_come_back(host: Host, running: Running, own_kafka: EmbeddedKafka
     assert running.metric("popstream_ready") == 0.0
     fails(first)
     assert first.failure is not None
-    assert may_pass(first.failure)
+    assert is_transient(first.failure)
     (why,) = wait_for(lambda: [why for why in running.status().obstacles if "no Kafka takes connections" in why])
     assert (running.ended_with, running.metric("popstream_ready")) == ([], 0.0)
     with pytest.raises(Unavailable, match="no Kafka takes connections"):

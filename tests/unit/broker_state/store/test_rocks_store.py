@@ -21,7 +21,7 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.delta_flush import Flush
 from pipelines.apply_ops.outbox import EntryKind, Outbox
-from pipelines.loops.retry_loop import Insistent
+from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.failures import Corrupt, Invalid, PopstreamError
 from tests.support.left_behind import damage
 from tests.support.small_job import DECLARE, POP, SmallJob, written_to
@@ -337,7 +337,7 @@ def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path)
         tables = Tables(delivered=1)
         failures: list[BaseException] = []
         flush = Flush(again.outbox, tables, applied_seq=lambda: again.apply_ops.applied.apply_seq)
-        loop = Insistent("flush", 60, flush.flush, failures.append)
+        loop = RetryLoop("flush", 60, flush.flush, failures.append, problem_prefix="no Delta")
         loop.start()
         loop.stop()
         assert not failures

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pipelines.loops import retry_loop as insistent_module
-from pipelines.loops.retry_loop import Insistent
+from pipelines.loops import retry_loop as retry_loop_module
+from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.failures import Corrupt
 from tests.support.wire import wait_for
 
@@ -41,28 +41,28 @@ def failures() -> list[BaseException]:
 
 def started(
     work: Callable[[], None], failures: list[BaseException], interval_s: float = 0.005, *, is_due: bool = True
-) -> Insistent:
-    insistent = Insistent("work", interval_s, work, failures.append, lambda: is_due)
-    insistent.start()
-    return insistent
+) -> RetryLoop:
+    loop = RetryLoop("work", interval_s, work, failures.append, lambda: is_due, problem_prefix="no Delta")
+    loop.start()
+    return loop
 
 
 def test_it_tries_again_and_says_why(failures: list[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(insistent_module, "RETRY_S", 0.05)
+    monkeypatch.setattr(retry_loop_module, "RETRY_S", 0.05)
     work = Work(OSError("the volume is away\nlong story"), OSError())
-    insistent = started(work, failures)
-    assert wait_for(lambda: insistent.problem) == "Delta does not take what is decided: the volume is away"
-    wait_for(lambda: work.calls > 2 and insistent.problem is None)
-    insistent.stop()
+    loop = started(work, failures)
+    assert wait_for(lambda: loop.problem) == "no Delta: the volume is away"
+    wait_for(lambda: work.calls > 2 and loop.problem is None)
+    loop.stop()
     assert failures == []
 
 
 def test_what_does_not_pass_ends_it(failures: list[BaseException]) -> None:
     corrupt = Corrupt("the table was RESTOREd")
     work = Work(corrupt)
-    insistent = started(work, failures)
+    loop = started(work, failures)
     wait_for(lambda: failures)
-    insistent.stop()
+    loop.stop()
     assert (failures, work.calls) == ([corrupt], 1)
 
 
@@ -81,16 +81,16 @@ def test_a_last_time_that_fails_is_told(failures: list[BaseException]) -> None:
 
 def test_what_is_not_due_waits_for_the_end(failures: list[BaseException]) -> None:
     work = Work()
-    insistent = started(work, failures, NEVER_S, is_due=False)
-    insistent.hurry()
-    insistent.stop()
+    loop = started(work, failures, NEVER_S, is_due=False)
+    loop.hurry()
+    loop.stop()
     assert (failures, work.calls) == ([], 1)
 
 
 def test_hurry_cuts_a_pause_short_but_not_that_after_a_failure(
     failures: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(insistent_module, "RETRY_S", insistent_module.RETRY_S_MAX)
+    monkeypatch.setattr(retry_loop_module, "RETRY_S", retry_loop_module.RETRY_S_MAX)
     worked = threading.Semaphore(0)
     work = Work(OSError("away"))
 
@@ -98,12 +98,12 @@ def test_hurry_cuts_a_pause_short_but_not_that_after_a_failure(
         worked.release()
         work()
 
-    insistent = started(told, failures, NEVER_S)
-    insistent.hurry()
+    loop = started(told, failures, NEVER_S)
+    loop.hurry()
     assert worked.acquire(timeout=10)
-    wait_for(lambda: insistent.problem)
+    wait_for(lambda: loop.problem)
     for _ in range(100):
-        insistent.hurry()
+        loop.hurry()
     assert work.calls == 1
-    insistent.stop()
+    loop.stop()
     assert work.calls == 2

@@ -83,12 +83,12 @@ class UnenteredHost(Host):
 @pytest.fixture(autouse=True)
 def _kafka_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(host_module, "reach_kafka", lambda _servers, timeout_s: None)  # noqa: ARG005 - named by callers
-    monkeypatch.setattr(restarts_module, "ANSWER_S", 0.01)
+    monkeypatch.setattr(restarts_module, "NOT_STARTED_RETRY_S", 0.01)
 
 
 def test_it_starts_another_one_however_often_kafka_is_not_ready_for_it(tmp_path: Path) -> None:
     """More often than a job may fail for other reasons; whoever asks meanwhile is told why there is none."""
-    away = [Unavailable(f"no leader {number}") for number in range(2 * restarts_module.BARREN_MAX)]
+    away = [Unavailable(f"no leader {number}") for number in range(2 * restarts_module.NO_PROGRESS_MAX)]
     last = MadeUpJob()
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [*away, last])
     assert host.wait() is None
