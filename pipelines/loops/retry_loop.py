@@ -15,6 +15,8 @@ _log = structlog.get_logger(__name__)
 
 RETRY_S = 0.5
 RETRY_S_MAX = 30.0
+# More would exceed what a float holds after 1,024 failures, which is an outage of a night.
+DOUBLINGS_MAX = 16
 
 
 class RetryLoop:
@@ -102,10 +104,10 @@ class RetryLoop:
 def _back_off_s(failures: int) -> float:
     """Return the pause after this number of failures in a row.
 
-    >>> [_back_off_s(failures) for failures in (1, 2, 9)]
-    [1.0, 2.0, 30.0]
+    >>> [_back_off_s(failures) for failures in (1, 2, 9, 100_000)]
+    [1.0, 2.0, 30.0, 30.0]
     """
-    return min(RETRY_S * 2**failures, RETRY_S_MAX)
+    return min(RETRY_S * (1 << min(failures, DOUBLINGS_MAX)), RETRY_S_MAX)
 
 
 def _first_line(error: Exception) -> str:
