@@ -2,120 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import queue
 import signal
 import stat
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import psutil
 import pytest
 
 from pipelines.process.maintenance import Maintained
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
-from tests.support.job_process import POPSTREAM, ROOT
+from tests.support.job_process import ROOT
+from tests.support.up_process import COMMAND_TIMEOUT_S, Up, run, status_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-START_TIMEOUT_S = 240.0
-STOP_TIMEOUT_S = 60.0
-COMMAND_TIMEOUT_S = 120.0
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
-
-
-def environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if not name.startswith("POPSTREAM_")}
-
-
-class Up:
-    """A `popstream up` and the lines that it prints."""
-
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.folder = folder
-        self.lines: list[str] = []
-        self._coming: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._process = subprocess.Popen(
-            [POPSTREAM, "up", "--folder", folder, "--var", ROOT / "var", *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment(),
-            cwd=folder.parent,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def wait_for(self, words: str) -> str:
-        """The first line with these words."""
-        deadline = time.monotonic() + START_TIMEOUT_S
-        while True:
-            line = self._coming.get(timeout=max(0.0, deadline - time.monotonic()))
-            assert line is not None, f"ended before it said {words!r}:\n{''.join(self.lines)}"
-            if words in line:
-                return line
-
-    def stop(self, number: signal.Signals) -> tuple[int, list[psutil.Process]]:
-        """Send the signal; the exit code, and the processes that are left."""
-        own = psutil.Process(self._process.pid).children(recursive=True)
-        self._process.send_signal(number)
-        code = self._process.wait(STOP_TIMEOUT_S)
-        self._reader.join()
-        left = psutil.wait_procs(own, timeout=0.5)[1]
-        return code, [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-    def end(self) -> None:
-        """Whatever happened, leave nothing behind."""
-        if self._process.poll() is None:
-            own = psutil.Process(self._process.pid).children(recursive=True)
-            self._process.kill()
-            for process in own:
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    process.kill()
-            self._process.wait()
-        self._reader.join()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self.lines.append(line)
-            self._coming.put(line)
-        self._coming.put(None)
-
-
-def run(up: Up, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    name, *rest = arguments
-    return subprocess.run(
-        [POPSTREAM, name, "--folder", up.folder, *rest],
-        input=text,
-        capture_output=True,
-        text=True,
-        timeout=COMMAND_TIMEOUT_S,
-        check=False,
-        env=environment(),
-        cwd=up.folder.parent,
-    )
 
 
 def answers(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert done.stderr == ""
     return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
-
-
-def status_of(up: Up) -> dict[str, Any]:
-    done = run(up, "status", "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    return msgspec.json.decode(done.stdout, type=dict[str, Any])
 
 
 @pytest.fixture(scope="module")
