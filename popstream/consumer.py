@@ -37,11 +37,10 @@ if TYPE_CHECKING:
 
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.settling import Resender
-    from popstream.message import Message, PopResult
+    from popstream.message import Message, MessageFilter, PopResult
     from popstream.outcome import Receipt, Record
     from popstream.payload.payloads import FetchCounts, Payloads
     from popstream.pop.notifications import Listen
-    from popstream.pop.pops import MessageFilter
     from popstream.wire.answer import Answer
     from popstream.wire.command import Cause, Command, Init
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
     from popstream.payload.inner_batch import Unwrapped
 
 __all__ = [
+    "FilterVerdict",
     "LeasedUnit",
     "Message",
+    "MessageFilter",
     "MessageState",
     "PopResult",
     "Settler",
@@ -193,6 +195,19 @@ class PopResult(msgspec.Struct, frozen=True, kw_only=True):
     def __len__(self) -> int:
         """Count the messages."""
         return len(self.messages)
+
+
+class FilterVerdict(enum.Enum):
+    """What a consumer's own filter decides about a message before it is handed out."""
+
+    CONSUME = "CONSUME"
+    TO_RETURN = "TO_RETURN"
+    """Give it back for one second."""
+    TO_DEAD_LETTER = "TO_DEAD_LETTER"
+    """Reject it to the dead letters."""
+
+
+MessageFilter = Callable[[Message], FilterVerdict]
 
 
 class LeasedUnit:

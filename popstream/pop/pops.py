@@ -12,7 +12,6 @@ send ─> answer ─> lease: units without their records, held ─> fill: record
 
 from __future__ import annotations
 
-import enum
 import logging
 import threading
 import time
@@ -24,7 +23,7 @@ from popstream.errors import ClientClosed, PayloadMissing
 from popstream.exchange.coalescer import ranges_of
 from popstream.exchange.transport import new_op_id
 from popstream.lease.entries import Change
-from popstream.message import LeasedUnit, Message
+from popstream.message import FilterVerdict, LeasedUnit, Message
 from popstream.outcome import ReceiptHandle
 from popstream.payload.inner_batch import unwrap
 from popstream.payload.message_id import message_id_of
@@ -34,21 +33,19 @@ from popstream.wire.failures import Corrupt
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
     from popstream.exchange.transport import Transport
     from popstream.lease.held import Held
     from popstream.lease.settling import Settling
-    from popstream.message import Settler
+    from popstream.message import MessageFilter, Settler
     from popstream.outcome import QueueKey
     from popstream.payload.payloads import Payload, Payloads
     from popstream.wire.answer import Answer
     from popstream.wire.command import Pop
 
-    MessageFilter = Callable[[Message], "FilterVerdict"]
-
-__all__ = ["POP_RESULTS", "Filled", "FilterVerdict", "Pops"]
+__all__ = ["POP_RESULTS", "Filled", "Pops"]
 
 LOG = logging.getLogger(__name__)
 
@@ -64,14 +61,6 @@ FILTERED = Change(1_000)
 
 WAIT_MS_MAX = 12 * 3_600_000
 """The longest invisible time there is; what is to wait for longer is looked at then."""
-
-
-class FilterVerdict(enum.Enum):
-    """What a consumer's own filter says about a message, before it is handed out."""
-
-    CONSUME = "CONSUME"
-    TO_RETURN = "TO_RETURN"
-    TO_DEAD_LETTER = "TO_DEAD_LETTER"
 
 
 class Filled(msgspec.Struct, frozen=True):

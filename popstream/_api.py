@@ -1,0 +1,71 @@
+"""The public names of `popstream`, from the modules that define them; import them from `popstream`."""
+
+from popstream.async_consumer import AsyncConsumer
+from popstream.consumer import Consumer
+from popstream.errors import (
+    AnswerTimeout,
+    AnswerUnreadable,
+    ClientClosed,
+    NotDeclared,
+    NotDispatched,
+    NotWritten,
+    OutcomeUnknown,
+    PayloadMissing,
+    Refused,
+)
+from popstream.exchange.transport import Transport, new_op_id
+from popstream.lease.renewal import RenewalPolicy
+from popstream.lease.settling import Resender
+from popstream.message import FilterVerdict, Message, MessageFilter, PopResult
+from popstream.outcome import Outcome, Receipt, ReceiptHandle, Record, SendResult, all_applied
+from popstream.payload.payloads import FetchCounts
+from popstream.producer import Producer
+from popstream.send.backfill import DispatchReport, dispatch_existing
+from popstream.send.outgoing import OutgoingMessage
+from popstream.settings import ClientSettings
+from popstream.wire.command import QueueType
+from popstream.wire.failures import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
+from popstream.wire.headers import tag_hash
+from popstream.wire.reason import Reason
+
+__all__ = [
+    "AnswerTimeout",
+    "AnswerUnreadable",
+    "AsyncConsumer",
+    "ClientClosed",
+    "ClientSettings",
+    "Consumer",
+    "Corrupt",
+    "DispatchReport",
+    "Fenced",
+    "FetchCounts",
+    "FilterVerdict",
+    "Invalid",
+    "Message",
+    "MessageFilter",
+    "NotDeclared",
+    "NotDispatched",
+    "NotWritten",
+    "Outcome",
+    "OutcomeUnknown",
+    "OutgoingMessage",
+    "PayloadMissing",
+    "PopResult",
+    "PopstreamError",
+    "Producer",
+    "QueueType",
+    "Reason",
+    "Receipt",
+    "ReceiptHandle",
+    "Record",
+    "Refused",
+    "RenewalPolicy",
+    "Resender",
+    "SendResult",
+    "Transport",
+    "Unavailable",
+    "all_applied",
+    "dispatch_existing",
+    "new_op_id",
+    "tag_hash",
+]
