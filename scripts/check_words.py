@@ -1,7 +1,7 @@
 """Refuse the words that docs/glossary.md replaces: `python scripts/check_words.py`.
 
-Its table "Words that are not used" is the list. Tracked text files are read, but for the glossary itself, the history of
-the project (changelog, decision records), data and locks.
+Its table "Words that are not used" is the list. All tracked text files are read, except the glossary itself, the
+history of the project (changelog, decision records), data and locks.
 """
 
 import re
@@ -17,7 +17,7 @@ SUFFIXES = {".md", ".py", ".sh", ".sql", ".toml", ".yaml", ".yml", ""}
 
 
 def replaced_words(glossary: str) -> dict[str, str]:
-    """Return the word to use for each word that is not used, from the glossary's table.
+    r"""Return the word to use for each word that is not used, from the glossary's table.
 
     >>> replaced_words(f"{HEADING}\\n\\n| not | but |\\n|---|---|\\n| fate, Fate | outcome |\\n")
     {'fate': 'outcome', 'Fate': 'outcome'}
@@ -28,16 +28,14 @@ def replaced_words(glossary: str) -> dict[str, str]:
 
 
 def findings(text: str, words: dict[str, str]) -> list[tuple[int, str]]:
-    """Return (line number, word) for each occurrence; underscores and spaces between words are equal.
+    r"""Return (line number, word) for each occurrence; underscores and spaces between words are equal.
 
     >>> findings("one\\nits fate_of and fate", {"fate": "outcome"})
     [(2, 'fate'), (2, 'fate')]
     """
     parts = "|".join(re.escape(word).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True))
     pattern = re.compile(rf"(?<![A-Za-z])(?:{parts})(?![A-Za-z])")
-    return [
-        (number, found[0]) for number, line in enumerate(text.splitlines(), 1) for found in pattern.finditer(line)
-    ]
+    return [(number, found[0]) for number, line in enumerate(text.splitlines(), 1) for found in pattern.finditer(line)]
 
 
 def main() -> int:
