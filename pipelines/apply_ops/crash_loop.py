@@ -1,12 +1,12 @@
-"""What keeps one record from stopping the job for ever: the crash-loop breaker.
+"""The crash-loop breaker: keeps a poison record, which fails whenever it is decided, from stopping the job for ever.
 
-A micro-batch that fails for what its records are is tried three times, in this process or in the next ones. Then it is
-applied in parts, so that all but the culprit is decided, and the culprit is quarantined:
+A micro-batch whose records cannot be decided is tried three times, in this process or in later ones. Then it is applied
+in parts: the poison record is found and quarantined, and all others are decided.
 
 ```
-it raised        halves of halves, until the part that raises is one record
-it took the      one record at a time, each noted before it is begun: the one under which
-process with it  the process ends twice is the one
+deciding raised      the records are halved until the half that raises is one record
+the process ended    one record at a time, noted before it is tried; the record under which the process ends twice is
+                     the poison record
 ```
 """
 
@@ -19,28 +19,31 @@ from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.quarantine import Quarantine
 from popstream.wire.failures import Fenced, PopstreamError
 
-__all__ = ["ATTEMPTS_MAX", "Breaker", "UndecidableError"]
+__all__ = ["ALONE_ATTEMPTS_MAX", "ATTEMPTS_MAX", "CrashLoopBreaker", "UndecidableError"]
 
 _log = structlog.get_logger(__name__)
 
 ATTEMPTS_MAX = 3
+"""Attempts at a micro-batch as a whole."""
+
 ALONE_ATTEMPTS_MAX = 2
+"""Attempts at one record by itself, after the process ended."""
 
 Slices = Iterable[list[KafkaRecord]]
 
 
 class UndecidableError(PopstreamError):
-    """Deciding records raised something unforeseen; nothing was written."""
+    """Deciding records raised an unforeseen error; nothing was written."""
 
 
-class Breaker:
-    """Calls `apply` with as much as can be decided.
+class CrashLoopBreaker:
+    """Applies a micro-batch, all of it or, after repeated failures, all but the poison records.
 
     Args:
-        attempts: Counts across processes.
-        quarantine: Where culprits go.
-        apply: Applies records by slices, as one WriteBatch that ends at the given offsets, or raises UndecidableError.
-        next_offset: How far the log is decided, by partition.
+        attempts: Counts the attempts, across processes.
+        quarantine: Takes the poison records.
+        apply: Applies slices of records as one WriteBatch that ends at the given offsets, or raises UndecidableError.
+        next_offset: Returns the offsets up to which the log is applied, by partition.
     """
 
     def __init__(
@@ -59,15 +62,15 @@ class Breaker:
         """Apply one micro-batch.
 
         Args:
-            slices: Its records by (partition, kafka offset), from the start at each call.
-            end_offset: Where it ends, by partition.
+            slices: Returns its slices from the first one on, at each call.
+            end_offset: The offsets at which it ends, by partition.
         """
         try:
             self._run(slices, end_offset)
         except (UndecidableError, Fenced):
-            raise  # the first is about a record, and after the second the note is another owner's
+            raise  # the first counts against the records; after the second the count belongs to another process
         except Exception:
-            # The disk, or Kafka: however often that happens here, no record is the cause.
+            # The disk or Kafka failed: however often that happens, no record is the cause.
             self._attempts.forget()
             raise
 
@@ -82,10 +85,11 @@ class Breaker:
             else:
                 self._attempts.end()
                 return
-        _log.critical("micro_batch_applied_in_parts", decided_up_to=self._next_offset())
+        _log.critical("micro_batch_applied_in_parts", next_offset=self._next_offset())
         for records in slices():
-            decided = self._next_offset()
-            left = [record for record in records if record.kafka_offset >= decided.get(record.partition, 0)]
+            next_offset = self._next_offset()
+            # Sorted, because each part must continue where the part before it ended.
+            left = sorted(record for record in records if record.kafka_offset >= next_offset.get(record.partition, 0))
             if has_raised:
                 self._apply_halves(left)
             else:
@@ -95,6 +99,7 @@ class Breaker:
         self._attempts.end()
 
     def _apply_halves(self, records: list[KafkaRecord]) -> None:
+        """Apply sorted records; quarantine those that raise even alone."""
         if not records:
             return
         try:
@@ -109,12 +114,13 @@ class Breaker:
             self._apply_halves(records[middle:])
 
     def _apply_one_by_one(self, records: list[KafkaRecord]) -> None:
+        """Apply sorted records; quarantine those that ended the process."""
         for record in records:
             place = record.partition, record.kafka_offset
             if self._attempts.begin(self._next_offset(), place) > ALONE_ATTEMPTS_MAX:
-                self._quarantine.add(*place, "the process ended each time that this record was decided")
+                self._quarantine.add(*place, "the process ended each time this record was decided")
             self._apply_halves([record])
 
     def _end_of(self, records: list[KafkaRecord]) -> dict[int, int]:
-        """Where a part of a micro-batch ends that begins where the log is decided."""
+        """Return the offsets after sorted records, by partition; partitions without a record stay where they are."""
         return {**self._next_offset(), **{record.partition: record.kafka_offset + 1 for record in records}}

@@ -1,37 +1,37 @@
-"""Spark reads the next micro-batch while the one before is decided.
+"""Hands micro-batches over to a thread, so that Spark fetches the next one while this one is decided.
 
 foreachBatch returns before its micro-batch is applied, so after a kill Spark's checkpoint may be one micro-batch ahead
-of the state. The state alone says how far the log is decided, and each start begins a new checkpoint there.
+of the state. Only the state says up to where the log is applied; each start begins a new checkpoint there.
 """
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
-__all__ = ["ReadAhead"]
+__all__ = ["Handoff"]
 
 Work = TypeVar("Work")
 
 
-class ReadAhead(Generic[Work]):
-    """One piece of work at a time, in order, in a thread of its own; the next one may wait, no more.
+class Handoff(Generic[Work]):
+    """Applies one item at a time, in order, in its own thread, while the caller prepares the next one.
 
     Args:
-        apply: Does the work; what it raises ends the line.
-        prepare: Called once in the thread, before anything else.
+        apply: Called in the thread with each item; after it raises, nothing more is accepted.
+        prepare: Called once in the thread, first.
     """
 
     def __init__(self, apply: Callable[[Work], None], prepare: Callable[[], None] = lambda: None) -> None:
         self._apply = apply
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="apply", initializer=prepare)
-        self._before: Future[None] | None = None
+        self._previous: Future[None] | None = None
 
     def hand_over(self, work: Work) -> None:
-        """Return as soon as the work before is done and this is begun; raises what the work before raised."""
-        if self._before is not None:
-            self._before.result()
-        self._before = self._worker.submit(self._apply, work)
+        """Wait for the previous item, start this one and return; raise what the previous item raised."""
+        if self._previous is not None:
+            self._previous.result()
+        self._previous = self._worker.submit(self._apply, work)
 
     def close(self) -> None:
-        """Finish what was handed over."""
+        """Wait for the last item."""
         self._worker.shutdown()

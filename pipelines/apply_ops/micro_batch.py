@@ -1,8 +1,8 @@
-"""apply_ops: one micro-batch in six steps - decode, order, prefetch, decide, write, publish.
+"""One micro-batch of operations, applied in six steps: decode, order, prefetch, decide, write, publish.
 
-The WriteBatch of step 5 is the moment of truth: before it nothing has happened, after it everything will. Whatever
-leaves the job (answers, notifications, dead letters, audit rows) leaves from the outbox, so a micro-batch that Spark
-runs again is never decided again.
+The WriteBatch of step 5 is the commit. A crash before it leaves the state as it was, and the next start decides the
+same records again. After it nothing is decided again: answers, notifications, dead letters and audit rows leave the job
+from the outbox, which is part of the WriteBatch.
 """
 
 import contextlib
@@ -19,43 +19,51 @@ from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
 from checkpoints.attempts import Attempts
-from pipelines.apply_ops.crash_loop import Breaker, UndecidableError
+from pipelines.apply_ops.crash_loop import CrashLoopBreaker, UndecidableError
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.apply_ops.order import Ordered, Plans, end_of_micro_batch, order
 from pipelines.apply_ops.outbox import Entry, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
 from pipelines.failpoints import failpoint
-from popstream.wire.failures import PopstreamError, Unavailable
+from popstream.wire.failures import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.reason import CODE_OF_REASON, Reason
 
-__all__ = ["PIPELINE", "ApplyOps", "BatchReport", "Plans", "Records"]
+__all__ = ["PIPELINE", "STEPS", "MicroBatchApplier", "MicroBatchReport", "RecordSource"]
 
 PIPELINE = "apply_ops"
-"""Its name for Spark and Delta."""
+"""Name of the Spark query, and of the pipeline in Delta's transaction ids."""
+
+STEPS = ("decode", "order", "prefetch", "decide", "write", "publish")
+"""The steps of a micro-batch: names of its fail-points, laps and metrics, in order (docs/design.md)."""
 
 
-class Plans(Protocol):
-    """What says how far micro-batches reach: Spark's checkpoint (`SparkPlans`)."""
-
-    @property
-    def query_id(self) -> str:
-        """Of the query whose micro-batches these are."""
-
-    def end_of(self, batch_id: int) -> dict[int, int]:
-        """The offset after the last of a micro-batch, by partition; raises Unavailable when it is not known."""
-
-
-class Records(Protocol):
-    """What has the records of a micro-batch: Spark's frame (`Intake`)."""
+class RecordSource(Protocol):
+    """Provides the records of a micro-batch (`OpsSource`)."""
 
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
-        """Its records by (partition, kafka offset), in slices that fit in memory."""
+        """Yield the records in slices that fit in memory, in any order within a slice.
+
+        Every slice lies behind the one before it in the log.
+        """
 
 
-class BatchReport:
-    """What one micro-batch did and how long each step took; `seconds` is by step name."""
+class MicroBatchReport:
+    """What one micro-batch did.
+
+    Attributes:
+        apply_seq: Number of its last WriteBatch; 0 if it wrote nothing.
+        records: Records applied.
+        operations: Records that were decided.
+        refused: Rows of `operations` with an error code.
+        rejected: Records that could not be read, or are quarantined.
+        newest_ms: Timestamp of the newest record.
+        touched: Queues whose state was read or changed.
+        write_batch_bytes: Size of the last WriteBatch.
+        seconds: By step, and `fetch`, the time to take the records over from Spark.
+    """
 
     __slots__ = (
         "apply_seq",
@@ -69,46 +77,63 @@ class BatchReport:
         "write_batch_bytes",
     )
 
-    def __init__(self) -> None:
-        self.newest_ms = 0
-        self.touched: set[QueueState] = set()
+    def __init__(self, fetch_seconds: float) -> None:
         self.apply_seq = 0
         self.records = 0
         self.operations = 0
         self.refused = 0
         self.rejected = 0
+        self.newest_ms = 0
+        self.touched: set[QueueState] = set()
         self.write_batch_bytes = 0
-        self.seconds: dict[str, float] = {}
+        self.seconds: dict[str, float] = {"fetch": fetch_seconds}
 
-    def count(self, outcome: "_Outcome") -> None:
-        """Add what was written."""
-        self.touched |= outcome.touched
-        self.records += outcome.records
-        self.operations += outcome.operations
-        self.rejected += len(outcome.rejected)
-        # A pop that found nothing has a code, and was not refused.
+    @contextlib.contextmanager
+    def step(self, name: str) -> Iterator[None]:
+        """Pass the fail-point of a step, and add its duration to `seconds`."""
+        failpoint(name)
+        with self.lap(name):
+            yield
+
+    @contextlib.contextmanager
+    def lap(self, name: str) -> Iterator[None]:
+        """Add the duration of the block to `seconds`."""
+        started = time.perf_counter()
+        yield
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def add(self, decided: "_Decided", apply_seq: int, write_batch_bytes: int) -> None:
+        """Add a WriteBatch that is durable."""
+        self.apply_seq = apply_seq
+        self.write_batch_bytes = write_batch_bytes
+        self.touched |= decided.touched
+        self.records += decided.records
+        self.operations += decided.records - len(decided.rejected)
+        self.rejected += len(decided.rejected)
+        # A pop that found no message has a code, but was not refused.
         expected = {0, CODE_OF_REASON[Reason.NO_MESSAGE]}
-        self.refused += sum(1 for row in outcome.decision.operations if row.code not in expected)
+        self.refused += sum(1 for row in decided.decision.operations if row.code not in expected)
 
 
-class ApplyOps:
-    """What becomes of the micro-batches of the ops topic, in their order.
+class MicroBatchApplier:
+    """Applies the micro-batches of the ops topic, one after the other.
 
     Args:
         store: The state; this object is its only writer.
-        require_ownership: Raises Fenced when that is over; asked before each write.
-        outbox: The outbox in it.
-        attempts: Counts how often a micro-batch was tried.
-        quarantine: Records of which nothing is decided.
-        applied: How far the log is decided.
-        decoder: Step 1.
-        intake: Has the records of a micro-batch.
-        plans: Which range each micro-batch was planned to have.
-        results_partitions: Partitions of the results topic; answers for others go nowhere.
-        signer: Signs handles on their way out, if handles are signed.
-        delivered: By table, the last apply_seq that is in Delta for good.
-        publish: Called with the new entries after each write; it must not block for long.
-        after_batch: Called last, with the report and the earliest deadline of each queue touched.
+        require_ownership: Raises Fenced once another process owns the state; called before each write.
+        outbox: The outbox in `store`.
+        attempts: Counts the attempts at a micro-batch, across processes.
+        quarantine: Records that are rejected undecided.
+        applied: The offsets up to which the log is applied.
+        decoder: Decodes records.
+        source: Provides the records of a micro-batch.
+        plans: The planned range of each micro-batch.
+        results_partitions: Partition count of the results topic; answers to other partitions are dropped.
+        signer: Signs the handles in answers; None leaves them unsigned.
+        delivered: Returns, by table, the last apply_seq whose rows are durable in Delta.
+        publish: Called with the new outbox entries after each write; must not block.
+        after_batch: Called at the end of a micro-batch with its report, the earliest deadline of each queue that it
+            touched, in ms, and the timestamp of its newest record.
     """
 
     def __init__(
@@ -121,13 +146,13 @@ class ApplyOps:
         quarantine: Quarantine,
         applied: Applied,
         decoder: Decoder,
-        intake: Records,
+        source: RecordSource,
         plans: Plans,
         results_partitions: int,
         signer: Signer | None,
         delivered: Callable[[], Mapping[str, int]],
         publish: Callable[[list[Entry]], None],
-        after_batch: Callable[[BatchReport, Mapping[tuple[str, int], int], int], None],
+        after_batch: Callable[[MicroBatchReport, Mapping[tuple[str, int], int], int], None],
     ) -> None:
         self._store = store
         self._require_ownership = require_ownership
@@ -136,7 +161,7 @@ class ApplyOps:
         self._quarantine = quarantine
         self.applied = applied
         self._decoder = decoder
-        self._intake = intake
+        self._source = source
         self._plans = plans
         self._results_partitions = results_partitions
         self._signer = signer
@@ -147,105 +172,76 @@ class ApplyOps:
 
     def __call__(self, micro_batch: MicroBatch) -> None:
         """Apply one micro-batch; any exception ends the job."""
-        report = BatchReport()
-        report.seconds["fetch"] = micro_batch.fetch_seconds
+        report = MicroBatchReport(micro_batch.fetch_seconds)
         batch_id = micro_batch.spark_batch_id
-        breaker = Breaker(
+        breaker = CrashLoopBreaker(
             self._attempts,
             self._quarantine,
             lambda slices, end_offset: self._try_to_apply(slices, end_offset, batch_id, report),
             lambda: self.applied.next_offset,
         )
-        breaker.run(lambda: self._intake.records(micro_batch), self._planned(batch_id))
+        end_offset = end_of_micro_batch(self._plans, batch_id, self.applied)
+        breaker.run(lambda: self._source.records(micro_batch), end_offset)
         deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in report.touched}
         self._after_batch(report, deadlines, report.newest_ms)
 
     def _try_to_apply(
-        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: BatchReport
+        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: MicroBatchReport
     ) -> None:
         try:
             self._apply(slices, end_offset, batch_id, report)
         except BaseException:
-            # What was decided in memory and not written is of no state that ever was.
+            # The overlay holds changes that were decided and not written.
             self._overlay = Overlay(self._store)
             raise
 
     def _apply(
-        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: BatchReport
+        self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: MicroBatchReport
     ) -> None:
-        """Decide records and write what came of them as one WriteBatch, unless there is nothing to write.
+        """Apply records, and the holes among them, as one WriteBatch that ends at `end_offset`.
+
+        1. decode: bytes to commands; what is no command is rejected
+        2. order: by (partition, Kafka offset), without records that are already applied
+        3. prefetch: one multi-get for the op_ids of the operations
+        4. decide: fold the operations over the overlay
+        5. write: state, outbox entries and offsets, as one synced WriteBatch
+        6. publish: send the new outbox entries to Kafka
+
+        Steps 1 to 4 run once for each slice. Nothing is written if there is nothing to apply.
 
         Raises:
-            UndecidableError: Something unforeseen was raised by what is pure; nothing was written.
+            UndecidableError: Steps 1 to 5 raised something unforeseen; nothing was written.
         """
-        outcome = _Outcome()
-        failpoint("decode")
-        started = time.perf_counter()
-        for records in slices:
-            _lap(report, "fetch", started)
-            with self._pure():
-                self._decide(records, outcome, report)
-            started = time.perf_counter()
-        if not outcome.records and end_offset == self.applied.next_offset:
+        decided = _Decided()
+        for records in _fetched(slices, report):
+            with _pure():
+                # Step 1: decode
+                with report.step("decode"):
+                    decoded = self._decode(records, report)
+                # Step 2: order
+                with report.step("order"):
+                    ordered = order(decoded, self.applied.next_offset)
+                # Step 3: prefetch
+                with report.step("prefetch"):
+                    self._prefetch(ordered.operations)
+                # Step 4: decide
+                with report.step("decide"):
+                    self._decide(ordered, decided)
+        if not decided.records and end_offset == self.applied.next_offset:
             return
-        applied = self.applied.after(end_offset, self._plans.query_id, batch_id)
-        entries = self._write(applied, outcome, report)
-        report.count(outcome)
-        started = time.perf_counter()
-        failpoint("publish")
-        self._publish(entries)
-        _lap(report, "publish", started)
+        # Step 5: write
+        with report.step("write"):
+            entries = self._write(decided, self.applied.after(end_offset, self._plans.query_id, batch_id), report)
+        # Step 6: publish
+        with report.step("publish"):
+            self._publish(entries)
 
-    @contextlib.contextmanager
-    def _pure(self) -> Iterator[None]:
-        """What is unforeseen in here is about the records: nothing that is not goes in."""
-        try:
-            yield
-        except PopstreamError:
-            raise
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-            raise UndecidableError(message) from error
-
-    def _decide(self, records: list[KafkaRecord], outcome: "_Outcome", report: BatchReport) -> None:
-        """Steps 1 to 4 for one slice; what was decided before is left out."""
-        started = time.perf_counter()
-        operations: list[OpRecord] = []
-        for record in records:
-            report.newest_ms = max(report.newest_ms, record.timestamp_ms)
-            if record.kafka_offset < self.applied.next_offset.get(record.partition, 0):
-                continue
-            outcome.records += 1
-            command = self._quarantine.decode(record, self._decoder)
-            if isinstance(command, Rejected):
-                outcome.rejected.append(command)
-            else:
-                operations.append(command)
-        started = _lap(report, "decode", started)
-        failpoint("order")
-        failpoint("prefetch")
-        self._prefetch(operations)
-        started = _lap(report, "prefetch", started)
-        failpoint("decide")
-        outcome.touched |= fold(self._overlay, operations, outcome.decision)
-        outcome.operations += len(operations)
-        _lap(report, "decide", started)
-
-    def _planned(self, batch_id: int) -> dict[int, int]:
-        """The range of this micro-batch ends here; it must start where the log is decided, or before."""
-        topic = self.applied.ops_topic
-        ends = self._plans.end_of(batch_id)
-        if batch_id:
-            starts = self._plans.end_of(batch_id - 1)
-            for partition, start in starts.items():
-                decided = self.applied.next_offset.get(partition, 0)
-                if start > decided:
-                    message = f"{topic} partition {partition} is decided up to {decided}, but Spark goes on at {start}"
-                    raise Unavailable(message, subject=topic)  # the next start plans from the state's offsets
-        return {p: max(end, self.applied.next_offset.get(p, 0)) for p, end in ends.items()}
+    def _decode(self, records: list[KafkaRecord], report: MicroBatchReport) -> list[OpRecord | Rejected]:
+        report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
+        return [self._quarantine.decode(record, self._decoder) for record in records]
 
     def _prefetch(self, operations: list[OpRecord]) -> None:
-        """One multi-get for the op_ids: nearly all are new, and to know that takes a read each."""
+        """Read the op_ids of all operations at once: nearly all are new, and one by one each would cost a read."""
         keys = []
         for operation in operations:
             command = operation.command
@@ -255,42 +251,60 @@ class ApplyOps:
                 keys.append(op_key(queue_prefix(command.topic, command.queue_id), command.op_id))
         self._overlay.prefetch_ops(keys)
 
-    def _write(self, applied: Applied, outcome: "_Outcome", report: BatchReport) -> list[Entry]:
-        """Step 5; what is to be published then."""
-        started = time.perf_counter()
-        failpoint("write")
+    def _decide(self, ordered: Ordered, decided: "_Decided") -> None:
+        decided.touched |= fold(self._overlay, ordered.operations, decided.decision)
+        decided.rejected += ordered.rejected
+        decided.records += len(ordered.operations) + len(ordered.rejected)
+
+    def _write(self, decided: "_Decided", applied: Applied, report: MicroBatchReport) -> list[Entry]:
+        """Write the WriteBatch, and return its outbox entries."""
         self._require_ownership()
-        with self._pure():
+        with _pure():
             entries = entries_of(
-                outcome.decision,
-                outcome.rejected,
+                decided.decision,
+                decided.rejected,
                 applied.apply_seq,
                 results_partitions=self._results_partitions,
                 signer=self._signer,
             )
-            # Entries leave only for what is noted here, so that tables that lose commits later on are found out.
+            # Audit entries leave the outbox only if this note says so: a table that loses commits later is noticed.
             noted = (META, NOTED_KEY, encode_noted(self._delivered()))
             own = [(META, APPLIED_KEY, applied.encode()), noted, *self._outbox.changes(entries)]
-            report.write_batch_bytes = self._store.write(self._overlay, own)
+            write_batch_bytes = self._store.write(self._overlay, own)
         self._outbox.written(entries)
         self.applied = applied
-        report.apply_seq = applied.apply_seq
-        _lap(report, "write", started)
+        report.add(decided, applied.apply_seq, write_batch_bytes)
         return entries
 
 
-class _Outcome:
-    """What is known of one WriteBatch before it is written."""
+class _Decided:
+    """The results of steps 1 to 4, of all slices of one WriteBatch."""
 
     def __init__(self) -> None:
         self.decision = Decision()
         self.rejected: list[Rejected] = []
         self.touched: set[QueueState] = set()
         self.records = 0
-        self.operations = 0
 
 
-def _lap(report: BatchReport, step: str, started: float) -> float:
-    now = time.perf_counter()
-    report.seconds[step] = report.seconds.get(step, 0.0) + now - started
-    return now
+def _fetched(slices: Iterable[list[KafkaRecord]], report: MicroBatchReport) -> Iterator[list[KafkaRecord]]:
+    """Yield the slices, and add the time to read them to the lap `fetch`."""
+    iterator = iter(slices)
+    while True:
+        with report.lap("fetch"):
+            records = next(iterator, None)
+        if records is None:
+            return
+        yield records
+
+
+@contextlib.contextmanager
+def _pure() -> Iterator[None]:
+    """Attribute anything unforeseen in the block to the records; failures of the disk are PopstreamErrors."""
+    try:
+        yield
+    except PopstreamError:
+        raise
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"
+        raise UndecidableError(message) from error

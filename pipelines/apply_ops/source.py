@@ -1,7 +1,7 @@
-"""From the ops topic to records in memory, never more than 64 MiB of values at a time.
+"""Takes micro-batches of the ops topic over from Spark, with at most 64 MiB of values in memory at a time.
 
-Small values come with their coordinates, sizes and keys in one pass. A value too long for that is left behind, and read
-again by offset in slices; of one over the cap only the head, the size and the hash leave the JVM.
+Short values arrive in one pass, together with coordinates, sizes and keys. Long values are left out of that pass, and
+read again by offset, in slices. Of a value over the cap only its head, size and hash leave the JVM.
 """
 
 import json
@@ -16,27 +16,28 @@ from pyspark.sql import functions as f
 from pipelines.apply_ops.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
 from popstream.wire.failures import Unavailable
 
-__all__ = ["SLICE_BYTES_MAX", "Intake", "MicroBatch"]
+__all__ = ["SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]
 
 SLICE_BYTES_MAX = 64 * 1024 * 1024
 
 
 class MicroBatch(NamedTuple):
-    """A micro-batch out of Spark's hands, but for the values that were too long to come along."""
+    """A micro-batch as taken over from Spark: all records, but null for values too long for the first pass."""
 
     spark_batch_id: int
     table: pa.Table
     fetch_seconds: float
 
 
-class Intake:
-    """Reads the ops topic in micro-batches of at most `records_max` records.
+class OpsSource:
+    """Reads the ops topic in micro-batches.
 
     Args:
         spark: The session.
         source_options: Options of Spark's Kafka source.
         topic: The ops topic.
-        records_max: `maxOffsetsPerTrigger`: it bounds how long a value may be to come along at once.
+        records_max: Records per micro-batch (`maxOffsetsPerTrigger`). Values up to 64 MiB / `records_max`, but at least
+            1 KiB, are read in the first pass.
     """
 
     def __init__(self, spark: SparkSession, source_options: dict[str, str], topic: str, records_max: int) -> None:
@@ -44,74 +45,86 @@ class Intake:
         self._options = source_options
         self._topic = topic
         self._records_max = records_max
-        self._inline_max = max(SLICE_BYTES_MAX // records_max, 1024)
+        self._short_value_bytes_max = max(SLICE_BYTES_MAX // records_max, 1024)
 
     def stream(self, next_offset: Mapping[int, int]) -> DataFrame:
-        """The topic from the given Kafka offsets on, by partition; `fetch` takes its micro-batches.
+        """Return the streaming frame that reads each partition from its offset in `next_offset`.
 
-        The columns are chosen here, once: building them anew for every micro-batch would cost each some 60 ms.
+        Its columns are built here, once: building them for each micro-batch takes some 60 ms.
         """
         frame = (
             self._spark.readStream.format("kafka")
             .options(**self._options)
-            # Not `subscribe`: of partitions that somebody adds nothing must be decided (checkpoints/reconcile.py).
+            # `subscribe` would also read partitions that are added later: the start refuses them (reconcile.py).
             .option("assign", json.dumps({self._topic: sorted(next_offset)}))
             .option("startingOffsets", json.dumps({self._topic: {str(p): o for p, o in next_offset.items()}}))
             .option("maxOffsetsPerTrigger", self._records_max)
             .load()
         )
-        return _columns(frame, self._inline_max)
+        return _columns(frame, self._short_value_bytes_max)
 
     def fetch(self, frame: DataFrame, spark_batch_id: int) -> MicroBatch:
-        """Take a micro-batch over from Spark, which may forget it then."""
+        """Copy a micro-batch out of Spark, which may drop it afterwards."""
         started = time.perf_counter()
         table = frame.toArrow()
         return MicroBatch(spark_batch_id, table, time.perf_counter() - started)
 
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
-        """The records by (partition, kafka offset), in slices that fit in memory."""
-        records = sorted(_to_records(micro_batch.table))
-        pending: list[KafkaRecord] = []
-        long: list[KafkaRecord] = []
+        """Yield the records in slices with at most 64 MiB of long values, nearly always one.
+
+        Every slice lies behind the one before it in the log; the order within a slice is not defined.
+
+        Raises:
+            Unavailable: A long value is no longer in the log.
+        """
+        records = list(_to_records(micro_batch.table))
+        if not any(self._is_long(record) for record in records):
+            yield records
+            return
+        records.sort()  # only a slice that is a section of the log can be decided before the next one
+        slice_records: list[KafkaRecord] = []
+        long_records: list[KafkaRecord] = []
         long_bytes = 0
         for record in records:
-            is_long = self._inline_max < record.value_bytes <= RECORD_BYTES_MAX
+            is_long = self._is_long(record)
             if is_long and long_bytes + record.value_bytes > SLICE_BYTES_MAX:
-                yield self._completed(pending, long)
-                pending, long, long_bytes = [], [], 0
-            pending.append(record)
+                yield self._with_long_values(slice_records, long_records)
+                slice_records, long_records, long_bytes = [], [], 0
+            slice_records.append(record)
             if is_long:
-                long.append(record)
+                long_records.append(record)
                 long_bytes += record.value_bytes
-        yield self._completed(pending, long)
+        yield self._with_long_values(slice_records, long_records)
 
-    def _completed(self, pending: list[KafkaRecord], long: Sequence[KafkaRecord]) -> list[KafkaRecord]:
-        """`pending` with the values of its long records."""
-        if not long:
-            return pending
-        wanted = {(record.partition, record.kafka_offset) for record in long}
-        first = {p: min(o for q, o in wanted if q == p) for p, _ in wanted}
-        last = {p: max(o for q, o in wanted if q == p) for p, _ in wanted}
+    def _is_long(self, record: KafkaRecord) -> bool:
+        return self._short_value_bytes_max < record.value_bytes <= RECORD_BYTES_MAX
+
+    def _with_long_values(self, records: list[KafkaRecord], long_records: Sequence[KafkaRecord]) -> list[KafkaRecord]:
+        """Return `records` with the values of `long_records`, read by offset."""
+        wanted = {(record.partition, record.kafka_offset) for record in long_records}
+        first_offset = {p: min(o for q, o in wanted if q == p) for p, _ in wanted}
+        last_offset = {p: max(o for q, o in wanted if q == p) for p, _ in wanted}
         frame = (
             self._spark.read.format("kafka")
             .options(**self._options)
-            .option("assign", json.dumps({self._topic: sorted(first)}))
-            .option("startingOffsets", json.dumps({self._topic: {str(p): o for p, o in first.items()}}))
-            .option("endingOffsets", json.dumps({self._topic: {str(p): o + 1 for p, o in last.items()}}))
+            .option("assign", json.dumps({self._topic: sorted(first_offset)}))
+            .option("startingOffsets", json.dumps({self._topic: {str(p): o for p, o in first_offset.items()}}))
+            .option("endingOffsets", json.dumps({self._topic: {str(p): o + 1 for p, o in last_offset.items()}}))
             .load()
-            .where(f.length("value") > self._inline_max)
+            .where(f.length("value") > self._short_value_bytes_max)
         )
-        values = {
+        complete = {
             (record.partition, record.kafka_offset): record
             for record in _to_records(_columns(frame, RECORD_BYTES_MAX).toArrow())
         }
-        if missing := sorted(wanted - values.keys()):
-            message = f"{self._topic} had a record at (partition, offset) {missing[0]} a moment ago, and has it no more"
-            raise Unavailable(message, subject=self._topic)  # the next start looks what else is gone
-        return [values.get((record.partition, record.kafka_offset), record) for record in pending]
+        if missing := sorted(wanted - complete.keys()):
+            message = f"the record of {self._topic} at (partition, offset) {missing[0]} left the log while it was read"
+            raise Unavailable(message, subject=self._topic)  # the next start checks which records are lost
+        return [complete.get((record.partition, record.kafka_offset), record) for record in records]
 
 
-def _columns(frame: DataFrame, inline_max: int) -> DataFrame:
+def _columns(frame: DataFrame, value_bytes_max: int) -> DataFrame:
+    """Return the columns of KafkaRecord; longer values are null, or cut to their head if they are over the cap."""
     size = f.coalesce(f.length("value"), f.lit(0))
     is_over = size > RECORD_BYTES_MAX
     return frame.select(
@@ -120,7 +133,7 @@ def _columns(frame: DataFrame, inline_max: int) -> DataFrame:
         f.unix_millis("timestamp").alias("timestamp_ms"),
         "key",
         f.when(is_over, f.substring("value", 1, VALUE_HEAD_BYTES))
-        .when(size <= inline_max, f.col("value"))
+        .when(size <= value_bytes_max, f.col("value"))
         .alias("value"),
         size.alias("value_bytes"),
         f.when(is_over, f.sha2("value", 256)).alias("value_sha256"),

@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pipelines.apply_ops.outbox import Outbox
 
 if TYPE_CHECKING:
-    from pipelines.apply_ops.micro_batch import BatchReport
+    from pipelines.apply_ops.micro_batch import MicroBatchReport
 
 __all__ = ["Metrics", "Totals"]
 
@@ -95,7 +95,7 @@ class Metrics:
         with self._lock:
             self._totals.ticks += 1
 
-    def record(self, report: BatchReport, outbox: Outbox, delta_seq: int) -> None:
+    def record(self, report: MicroBatchReport, outbox: Outbox, delta_seq: int) -> None:
         """Add one micro-batch."""
         with self._lock:
             totals = self._totals

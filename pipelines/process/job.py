@@ -28,12 +28,12 @@ from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from pipelines.apply_ops.dead_letter_copy import REQUEST_BYTES_MAX, KafkaLetterReader
 from pipelines.apply_ops.decode import Decoder
 from pipelines.apply_ops.delta_flush import Flush
-from pipelines.apply_ops.handoff import ReadAhead
-from pipelines.apply_ops.micro_batch import PIPELINE, ApplyOps, BatchReport
+from pipelines.apply_ops.handoff import Handoff
+from pipelines.apply_ops.micro_batch import PIPELINE, MicroBatchApplier, MicroBatchReport
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.apply_ops.source import Intake, MicroBatch
+from pipelines.apply_ops.source import MicroBatch, OpsSource
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.build_consume_queue.running import RunningBuilder
 from pipelines.control.metrics import Metrics
@@ -137,9 +137,9 @@ class Job:
         self._stack.callback(self.publisher.close)
         self.ticker = Ticker(self._send_tick, self.fail)
         checkpoint = fresh_checkpoint(self.folder.spark)
-        self._intake = Intake(spark, self._source_options(), self.topics.ops, settings.records_per_batch_max)
+        self._source = OpsSource(spark, self._source_options(), self.topics.ops, settings.records_per_batch_max)
         signer = signer_of(settings)
-        self.apply_ops = ApplyOps(
+        self.apply_ops = MicroBatchApplier(
             store=self.store,
             require_ownership=self._ownership.require,
             outbox=self.outbox,
@@ -147,7 +147,7 @@ class Job:
             quarantine=self.quarantine,
             applied=applied,
             decoder=Decoder(self.ops.partition_count, signer),
-            intake=self._intake,
+            source=self._source,
             plans=SparkPlans(checkpoint, self.topics.ops),
             results_partitions=self.results.partition_count,
             signer=signer,
@@ -172,8 +172,8 @@ class Job:
         self._learn_stored_deadlines()
         self.flush_loop.start()
         self._stack.callback(self.flush_loop.stop)
-        self._read_ahead = ReadAhead(self._apply, self._join_pool)
-        self._stack.callback(self._read_ahead.close)
+        self._handoff = Handoff(self._apply, self._join_pool)
+        self._stack.callback(self._handoff.close)
         self.query = self._start_query(checkpoint, applied)
         self._stack.callback(self.query.stop)
         if settings.ticks:
@@ -286,7 +286,7 @@ class Job:
         self._join_pool()
         failpoint("start")
         query = (
-            self._intake.stream(next_offset)
+            self._source.stream(next_offset)
             .writeStream.queryName(PIPELINE)
             .option("checkpointLocation", str(checkpoint))
             .foreachBatch(self._take)
@@ -306,7 +306,7 @@ class Job:
             failpoint("fetch")
             self.publisher.check()
             self._wait_for_room()
-            self._read_ahead.hand_over(self._intake.fetch(frame, batch_id))
+            self._handoff.hand_over(self._source.fetch(frame, batch_id))
         except BaseException as error:
             self._fail_unless_stopping(error)
             if isinstance(error, Exception):
@@ -352,7 +352,7 @@ class Job:
                 raise Unavailable(message)
             self.publisher.check()
 
-    def _after_batch(self, report: BatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
+    def _after_batch(self, report: MicroBatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
         behind = report.records >= self.settings.records_per_batch_max
         self.metrics.record(report, self.outbox, self.flush.delivered_seq)
         self.ticker.learn(deadlines, newest_ms, behind=behind)

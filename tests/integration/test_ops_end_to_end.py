@@ -88,7 +88,7 @@ def test_console_producer_sends_and_its_answer_comes(kafka: EmbeddedKafka, wire:
 
 @pytest.mark.parametrize("size", [20_000, 1_000_000, RECORD_BYTES_MAX])
 def test_long_operations_are_decided(size: int, wire: Wire, queue: str) -> None:
-    """They take the second pass of the intake; the last one is as long as may be."""
+    """The source reads them in its second pass; the last one has the greatest length allowed."""
     operation = wire.operation("pop", queue, group="g", max_messages=10, invisible_time_ms=60_000)
     wire.send(operation, size - len(json.dumps(operation)))
     assert wire.answer(operation["op_id"])["messages"] == [[0, 9, 1]]

@@ -139,12 +139,12 @@ def order_by_arrival_alone(patch: pytest.MonkeyPatch) -> None:
 
 def let_a_zombie_write(patch: pytest.MonkeyPatch) -> None:
     """Nobody asks whether the process still owns the job."""
-    init = micro_batch.ApplyOps.__init__
+    init = micro_batch.MicroBatchApplier.__init__
 
-    def careless(self: micro_batch.ApplyOps, **parts: Any) -> None:
+    def careless(self: micro_batch.MicroBatchApplier, **parts: Any) -> None:
         init(self, **{**parts, "require_ownership": lambda: None})
 
-    patch.setattr(micro_batch.ApplyOps, "__init__", careless)
+    patch.setattr(micro_batch.MicroBatchApplier, "__init__", careless)
 
 
 def note_the_flush_too_early(patch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,7 @@
 """One seed: a workload, how the log is cut, when the process dies and what is lost with it; and what must hold then.
 
-The code under test is the job's own, wired as `pipelines.process.job` does it: reconcile, ApplyOps with its breaker,
-outbox, publisher, flush loop. In place of Spark there are cuts, in place of Kafka and Delta `disk`; records bring the
-time.
+The code under test is the job's own, wired as in `pipelines.process.job`: reconcile, MicroBatchApplier, outbox,
+publisher, flush loop. Cuts stand in for Spark, `disk` for Kafka and Delta; records bring the time.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from connectors.kafka.own_topics import Topics
 from pipelines import failpoints
 from pipelines.apply_ops.decode import Decoder, KafkaRecord
 from pipelines.apply_ops.delta_flush import Flush
-from pipelines.apply_ops.micro_batch import ApplyOps
+from pipelines.apply_ops.micro_batch import MicroBatchApplier
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
@@ -92,7 +91,7 @@ class Plans:
         self.ends: list[dict[int, int]] = []
 
     def end_of(self, batch_id: int) -> dict[int, int]:
-        """See `apply_ops.Plans`."""
+        """See `Plans.end_of`."""
         return self.ends[batch_id]
 
 
@@ -136,7 +135,7 @@ class Instance:
         self.outbox = Outbox(disk.store)
         self.producer = SimulatedProducer(disk)
         self.publisher = Publisher(TOPICS, self.outbox, self.producer, Letters(), on_failure=lambda _: None)
-        self.apply_ops = ApplyOps(
+        self.apply_ops = MicroBatchApplier(
             store=disk.store,
             require_ownership=self._require_ownership,
             outbox=self.outbox,
@@ -144,7 +143,7 @@ class Instance:
             quarantine=Quarantine(disk.store),
             applied=applied,
             decoder=Decoder(PARTITIONS),
-            intake=self,
+            source=self,
             plans=self.plans,
             results_partitions=RESULTS_PARTITIONS,
             signer=None,
@@ -155,7 +154,7 @@ class Instance:
         self.flush = Flush(self.outbox, self.tables, applied_seq=lambda: self.apply_ops.applied.apply_seq)
 
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
-        """See `apply_ops.Records`: now one slice, now two."""
+        """See `RecordSource.records`: one slice, or two."""
         first: dict[int, int] = self._first[micro_batch.spark_batch_id]
         end = self.plans.ends[micro_batch.spark_batch_id]
         records = [record for p in range(PARTITIONS) for record in self._world.log[p][first.get(p, 0) : end.get(p, 0)]]

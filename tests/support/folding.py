@@ -70,7 +70,7 @@ class Folded:
 
 
 class Folding:
-    """Decides micro-batches over `store`, as ApplyOps does, without Spark, Kafka and Delta."""
+    """Decides micro-batches over `store`, as MicroBatchApplier does, without Spark, Kafka and Delta."""
 
     def __init__(self, store: Store, *, partitions: int = PARTITIONS, cache_bytes: int = CACHE_BYTES) -> None:
         self.store = store

@@ -1,4 +1,4 @@
-"""ApplyOps with its store and outbox, and lists of records in place of Spark's part."""
+"""MicroBatchApplier with its store and outbox, and lists of records in place of Spark's part."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.attempts import Attempts
 from checkpoints.spark_progress import SparkPlans
 from pipelines.apply_ops.decode import Decoder, KafkaRecord
-from pipelines.apply_ops.micro_batch import ApplyOps, BatchReport
+from pipelines.apply_ops.micro_batch import MicroBatchApplier, MicroBatchReport
 from pipelines.apply_ops.outbox import Entry, Outbox
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
@@ -33,7 +33,7 @@ def written_to(first: int, last: int) -> dict[str, Any]:
 
 
 class Records:
-    """In place of `Intake`: what Spark would have handed over, in two slices."""
+    """In place of `OpsSource`: what Spark would have handed over, in two slices."""
 
     def __init__(self) -> None:
         self.batch: list[KafkaRecord] = []
@@ -45,7 +45,7 @@ class Records:
 
 
 class SmallJob:
-    """ApplyOps with its store and outbox; `run` is a micro-batch."""
+    """MicroBatchApplier with its store and outbox; `run` is a micro-batch."""
 
     def __init__(self, root: Path, store: RocksStore) -> None:
         self.checkpoint = root / "spark"
@@ -57,11 +57,11 @@ class SmallJob:
         self.quarantine = Quarantine(store)
         self.delivered: dict[str, int] = {}
         self.published: list[Entry] = []
-        self.reports: list[BatchReport] = []
+        self.reports: list[MicroBatchReport] = []
         self.records = Records()
         self._next = applied.next_offset.get(0, 0)
         self._batch_id = 0
-        self.apply_ops = ApplyOps(
+        self.apply_ops = MicroBatchApplier(
             store=store,
             require_ownership=lambda: None,
             outbox=self.outbox,
@@ -69,7 +69,7 @@ class SmallJob:
             quarantine=self.quarantine,
             applied=applied,
             decoder=Decoder(1),
-            intake=self.records,
+            source=self.records,
             plans=SparkPlans(self.checkpoint, TOPIC),
             results_partitions=1,
             signer=None,
@@ -99,5 +99,5 @@ class SmallJob:
         self._next = planned_end
         self._batch_id += 1
 
-    def _after_batch(self, report: BatchReport, _: Mapping[tuple[str, int], int], __: int) -> None:
+    def _after_batch(self, report: MicroBatchReport, _: Mapping[tuple[str, int], int], __: int) -> None:
         self.reports.append(report)

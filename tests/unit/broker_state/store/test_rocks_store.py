@@ -1,7 +1,7 @@
 """Claim: a micro-batch is one synced WriteBatch, whole or not at all, and a failed one is the end.
 
-Method: rocksdict's own class is wrapped, so that every write is seen; ApplyOps runs over the real store with Spark's
-part given as a list of records.
+Method: rocksdict's own class is wrapped, so that every write is seen; MicroBatchApplier runs over the real store with
+lists of records in Spark's place.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Claim: a record that cannot be decided costs three attempts and itself, never the job.
 
-Method: ApplyOps over a real store. The culprit makes the kernel raise, or makes the process end, wherever it is folded;
-in the second case every attempt is a process of its own. What comes out is compared with a log in which that record had
-been rejected from the start.
+Method: MicroBatchApplier over a real store. The culprit makes the kernel raise, or makes the process end, wherever it
+is folded; in the second case every attempt runs in its own process. The result is compared with that of a log in which
+the record had been rejected from the start.
 """
 
 from __future__ import annotations

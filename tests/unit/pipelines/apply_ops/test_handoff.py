@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from pipelines.apply_ops.handoff import ReadAhead
+from pipelines.apply_ops.handoff import Handoff
 
 
 def test_the_next_is_begun_when_the_one_before_is_done() -> None:
@@ -16,7 +16,7 @@ def test_the_next_is_begun_when_the_one_before_is_done() -> None:
         assert may_go_on.wait(10)
         done.append(number)
 
-    line = ReadAhead(work)
+    line = Handoff(work)
     line.hand_over(1)
     assert done == []
     second = threading.Thread(target=line.hand_over, args=(2,))
@@ -38,7 +38,7 @@ def test_what_fails_is_told_to_the_next_and_nothing_follows() -> None:
             raise OSError(message)
         done.append(number)
 
-    line = ReadAhead(work)
+    line = Handoff(work)
     line.hand_over(1)
     for number in (2, 3):
         with pytest.raises(OSError, match="the disk is full"):

@@ -1,0 +1,57 @@
+"""Claim: a micro-batch passes six steps, and code, fail-points, laps and docs/design.md name them alike."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from broker_state.store.rocks_store import RocksStore
+from pipelines import failpoints
+from pipelines.apply_ops import micro_batch
+from pipelines.apply_ops.micro_batch import STEPS
+from tests.support.small_job import DECLARE, POP, SmallJob, written_to
+
+ROOT = Path(__file__).parents[4]
+
+
+@pytest.fixture
+def passed(tmp_path: Path) -> tuple[list[str], SmallJob]:
+    """The fail-points that a micro-batch of two slices passes, and its job."""
+    names: list[str] = []
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        failpoints.arm(names.append)
+        try:
+            job.run(DECLARE, written_to(0, 9), POP, POP)
+        finally:
+            failpoints.arm(None)
+    return names, job
+
+
+def test_each_step_passes_its_fail_point_as_it_begins(passed: tuple[list[str], SmallJob]) -> None:
+    names, _ = passed
+    assert names == [*STEPS[:4], *STEPS[:4], *STEPS[4:]]
+
+
+def test_each_step_has_a_lap(passed: tuple[list[str], SmallJob]) -> None:
+    _, job = passed
+    (report,) = job.reports
+    assert list(report.seconds) == ["fetch", *STEPS]
+
+
+def test_a_micro_batch_without_anything_new_writes_and_publishes_nothing(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        job = SmallJob(tmp_path, store)
+        job.run(DECLARE)
+        published = list(job.published)
+        job.run_from_start(DECLARE)
+        assert job.published == published
+        assert job.apply_ops.applied.apply_seq == 1
+        assert job.reports[-1].records == 0
+
+
+def test_code_and_documentation_number_the_steps() -> None:
+    numbered = [f"{number} {name}" for number, name in enumerate(STEPS, 1)]
+    code = Path(micro_batch.__file__).read_text()
+    assert re.findall(r"# Step (\d: \w+)", code) == [each.replace(" ", ": ") for each in numbered]
+    assert " ── ".join(numbered) in (ROOT / "docs" / "design.md").read_text()

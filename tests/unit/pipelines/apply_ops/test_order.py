@@ -1,0 +1,65 @@
+"""Claim: step 2 gives the order of the log, once for each record, and refuses a plan that would skip records."""
+
+import random
+
+import pytest
+
+from broker_state.kernel.op_context import OpRecord
+from checkpoints.applied import Applied
+from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.apply_ops.order import end_of_micro_batch, order
+from popstream.exchange.partitioner import ops_key
+from popstream.wire.command import Tick, encode_command
+from popstream.wire.failures import Unavailable
+
+TICK = encode_command(Tick(v=1, topic="orders", queue_id=0))
+NEXT_OFFSET = {0: 3, 1: 0}
+
+
+class FixedPlans:
+    """Plans of given ends."""
+
+    query_id = "query"
+
+    def __init__(self, *ends: dict[int, int]) -> None:
+        self._ends = ends
+
+    def end_of(self, batch_id: int) -> dict[int, int]:
+        return self._ends[batch_id]
+
+
+def decoded(partition: int, kafka_offset: int, value: bytes) -> OpRecord | Rejected:
+    return Decoder(2).decode(KafkaRecord(partition, kafka_offset, 1_000, ops_key("orders", 0), value, len(value)))
+
+
+def test_records_are_sorted_by_partition_and_offset_and_applied_ones_are_dropped() -> None:
+    records = [decoded(p, at, TICK if at % 3 else b"no command") for p in range(2) for at in range(10)]
+    random.Random(4).shuffle(records)
+    ordered = order(records, NEXT_OFFSET)
+    operations = [(record.partition, record.kafka_offset) for record in ordered.operations]
+    rejected = [(each.row.partition, each.row.kafka_offset) for each in ordered.rejected]
+    assert operations == [(0, at) for at in (4, 5, 7, 8)] + [(1, at) for at in (1, 2, 4, 5, 7, 8)]
+    assert rejected == [(0, at) for at in (3, 6, 9)] + [(1, at) for at in (0, 3, 6, 9)]
+
+
+def test_a_partition_without_applied_offset_is_read_from_its_start() -> None:
+    assert len(order([decoded(1, 0, TICK)], {}).operations) == 1
+
+
+@pytest.mark.parametrize(
+    ("end", "expected"),
+    [
+        pytest.param({0: 7, 1: 2}, {0: 7, 1: 2}, id="records and holes up to the planned end"),
+        pytest.param({0: 3, 1: 0}, {0: 3, 1: 0}, id="nothing new"),
+        pytest.param({0: 1, 1: 5}, {0: 3, 1: 5}, id="planned again, and applied before"),
+    ],
+)
+def test_a_micro_batch_ends_where_it_was_planned_to_end(end: dict[int, int], expected: dict[int, int]) -> None:
+    applied = Applied(state_epoch="e", ops_topic="ops", ops_topic_id="t", next_offset=NEXT_OFFSET)
+    assert end_of_micro_batch(FixedPlans({0: 1, 1: 0}, end), 1, applied) == expected
+
+
+def test_a_plan_that_starts_after_the_applied_offsets_is_refused() -> None:
+    applied = Applied(state_epoch="e", ops_topic="ops", ops_topic_id="t", next_offset=NEXT_OFFSET)
+    with pytest.raises(Unavailable, match="applied up to offset 3, but Spark continues at 4"):
+        end_of_micro_batch(FixedPlans({0: 4, 1: 0}, {0: 9, 1: 0}), 1, applied)
