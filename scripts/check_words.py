@@ -19,7 +19,7 @@ SUFFIXES = {".md", ".py", ".sh", ".sql", ".toml", ".yaml", ".yml", ""}
 def replaced_words(glossary: str) -> dict[str, str]:
     r"""Return the word to use for each word that is not used, from the glossary's table.
 
-    >>> replaced_words(f"{HEADING}\\n\\n| not | but |\\n|---|---|\\n| fate, Fate | outcome |\\n")
+    >>> replaced_words(f"{HEADING}\n\n| not | but |\n|---|---|\n| fate, Fate | outcome |\n")
     {'fate': 'outcome', 'Fate': 'outcome'}
     """
     table = glossary.partition(HEADING)[2]
@@ -30,7 +30,7 @@ def replaced_words(glossary: str) -> dict[str, str]:
 def findings(text: str, words: dict[str, str]) -> list[tuple[int, str]]:
     r"""Return (line number, word) for each occurrence; underscores and spaces between words are equal.
 
-    >>> findings("one\\nits fate_of and fate", {"fate": "outcome"})
+    >>> findings("one\nits fate_of and fate", {"fate": "outcome"})
     [(2, 'fate'), (2, 'fate')]
     """
     parts = "|".join(re.escape(word).replace("\\ ", "[ _]") for word in sorted(words, key=len, reverse=True))
