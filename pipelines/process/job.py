@@ -120,7 +120,7 @@ class Job:
         self._tick_producer = KafkaProducer(
             bootstrap_servers=bootstrap_servers,
             acks="all",
-            # A tick more changes nothing, and an idempotent producer may not outlive an outage (`lasting_producer`).
+            # A tick more changes nothing, and an idempotent producer may not outlive an outage (`resilient_producer`).
             enable_idempotence=False,
             linger_ms=0,
         )

@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from popstream.exchange.partitioner import partition_of
-from popstream.exchange.resilient_producer import LastingProducer
+from popstream.exchange.resilient_producer import ResilientProducer
 from popstream.wire.failures import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class KafkaLink:
     def __init__(self, settings: ClientSettings) -> None:
         """Connect to nothing yet."""
         self._settings = settings
-        self._producer = LastingProducer(
+        self._producer = ResilientProducer(
             {"client_id": settings.client_id, **producer_options(settings)}, refusals=(), on_connected=lambda: None
         )
         self._consumer: Any = None
@@ -121,7 +121,7 @@ class KafkaLink:
 
         def on_failure(error: Exception) -> None:
             # Whatever it was, this producer may not send again.
-            self._producer.suspect(kafka)
+            self._producer.replace(kafka)
             on_sent(error)
 
         topic = self._settings.operations

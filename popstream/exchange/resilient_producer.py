@@ -1,11 +1,11 @@
-"""A KafkaProducer that lasts: what kafka-python 3.0.12 does not recover from, another one is made for.
+"""A KafkaProducer that outlives the failures which kafka-python 3.0.12 does not recover from.
 
-* A batch that was tried, and whose time is over while Kafka is away, leaves an idempotent producer without a producer
-  id for ever: it sends nothing more, and ends no record's time.
-* A refused record is the end of the producer, and of what is on its way to other queues, written or not.
-* A record that is refused at its second try may have been written at its first: Kafka looks at size, time and rights
-  before it looks whether it knows the record.
-* Closing one that cannot send what it has leaves it open, its thread running.
+* When a batch of an idempotent producer times out after an attempt, while Kafka is away, the producer never gets a
+  producer id again: it sends nothing more, and its records do not time out. It is replaced by a new one.
+* A record that the broker refuses is a fatal error of the producer, also for records to other queues in flight.
+* A record that is refused at its second attempt may have been written at its first: the broker checks size, timestamp
+  and authorization before it checks for a duplicate. Its outcome is unknown.
+* `close` of a producer that cannot send its records leaves the producer open, with its thread running.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from kafka import KafkaProducer
 from kafka.errors import KafkaError, OutOfOrderSequenceNumberError
 
-from popstream.wire.failures import Unavailable
+from popstream.kafka_internals import require_members
+from popstream.wire.failures import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,23 +27,26 @@ if TYPE_CHECKING:
     # kafka-python has no types.
     Kafka = Any
 
-__all__ = ["LastingProducer", "close_producer"]
+__all__ = ["ResilientProducer", "close_producer"]
 
 LOG = logging.getLogger(__name__)
 
 BOOTSTRAP_TIMEOUT_MS = 5_000
-AGAIN_S = 0.2
-ABORT_S = 5.0
+RECONNECT_PAUSE_S = 0.2
+ABORT_TIMEOUT_S = 5.0
 
 
-class LastingProducer:
+class ResilientProducer:
     """One KafkaProducer at a time. Safe for use by many threads.
 
     Args:
-        options: Of each.
-        refusals: Errors of records that the broker refuses for what they are.
-        on_connected: Called when one was made.
-        kafka_producer: Use this one, and no other.
+        options: Options of each KafkaProducer.
+        refusals: Errors by which the broker refuses a single record, such as one that is too large.
+        on_connected: Called after a KafkaProducer was made.
+        kafka_producer: Use this one, and never replace it.
+
+    Raises:
+        Invalid: `kafka_producer` is of a release of kafka-python that is not supported.
     """
 
     def __init__(
@@ -61,36 +65,40 @@ class LastingProducer:
         self._closing = threading.Event()
         self._replacing: threading.Thread | None = None
         self.current: Any = kafka_producer
-        """To send with; None: it is not made yet, or another one is being made."""
-        if kafka_producer is not None:
+        """The one to send with; None before `open`, and while another one is being made."""
+        if isinstance(kafka_producer, KafkaProducer):
             self._survive_refusals(kafka_producer)
 
     def open(self) -> None:
-        """Make the first one, if it is not made.
+        """Make the first KafkaProducer; more calls do nothing.
 
         Raises:
             Unavailable: Kafka does not answer.
+            Invalid: The installed release of kafka-python is not supported.
         """
         with self._lock:
             if self.current is None and self._replacing is None and not self._closing.is_set():
                 self.current = self._connect(self._options)
                 self._on_connected()
 
-    def suspect(self, kafka: Kafka) -> None:
-        """It owes an answer: send no more with it. What is on its way may still be answered."""
+    def replace(self, kafka: Kafka) -> None:
+        """Send no more with a producer that owes answers, and make another one in the background.
+
+        Records in flight may still be answered by the old one. Nothing happens when it is not the current one.
+        """
         with self._lock:
             if kafka is None or self.current is not kafka or self._is_given or self._closing.is_set():
                 return
-            replacing = threading.Thread(target=self._replace, args=[kafka], name="kafka-again", daemon=True)
+            replacing = threading.Thread(target=self._replace, args=[kafka], name="kafka-reconnect", daemon=True)
             try:
                 replacing.start()
             except RuntimeError as error:  # no more threads, as when the interpreter exits
-                LOG.warning("%s: no other producer can take over: %s", self._options["client_id"], error)
+                LOG.warning("%s: cannot replace the Kafka producer: %s", self._options["client_id"], error)
                 return
             self.current, self._replacing = None, replacing
 
     def close(self, timeout_s: float) -> None:
-        """Wait for what is on its way, within the time, and disconnect."""
+        """Wait for records in flight, at most for the time-out, and disconnect."""
         self._closing.set()
         with self._lock:
             replacing = self._replacing
@@ -102,13 +110,13 @@ class LastingProducer:
             close_producer(kafka, timeout_s)
 
     def _replace(self, old: Kafka) -> None:
-        LOG.warning("%s: Kafka owes answers; another producer takes over", self._options["client_id"])
+        LOG.warning("%s: Kafka owes answers; replacing the Kafka producer", self._options["client_id"])
         while not self._closing.is_set():
             try:
                 made = self._connect({**self._options, "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS})
-            except Exception as error:  # noqa: BLE001 - whatever it is: without a producer nothing is ever sent
-                LOG.info("no other producer yet: %r", error)
-                self._closing.wait(AGAIN_S)
+            except Exception as error:  # noqa: BLE001 - without a producer nothing is ever sent, so any error is retried
+                LOG.info("%s: no new Kafka producer yet: %r", self._options["client_id"], error)
+                self._closing.wait(RECONNECT_PAUSE_S)
                 continue
             with self._lock:
                 self.current = made
@@ -125,14 +133,24 @@ class LastingProducer:
         except KafkaError as error:
             message = f"Kafka does not answer: {error!r}"
             raise Unavailable(message, subject=",".join(options["bootstrap_servers"])) from error
-        self._survive_refusals(kafka)
+        try:
+            self._survive_refusals(kafka)
+        except Invalid:
+            kafka.close(timeout=ABORT_TIMEOUT_S)
+            raise
         return kafka
 
     def _survive_refusals(self, kafka: Kafka) -> None:
-        """Go on after a refused record, with a new epoch: as after any other gap in the sequence numbers of a queue."""
-        manager = getattr(kafka, "_transaction_manager", None)
+        """Treat a refused record as a gap in the sequence numbers: the producer goes on with a new epoch.
+
+        Raises:
+            Invalid: A private member that is patched, or that `close_producer` uses, does not exist.
+        """
+        require_members(kafka, "_transaction_manager", "_sender.force_close", "_sender.join")
+        manager = kafka._transaction_manager  # noqa: SLF001 - checked above
         if manager is None:
-            return
+            return  # not idempotent: a refused record fails alone
+        require_members(manager, "classify_batch_error")
         classify = manager.classify_batch_error
 
         def classify_refusals(error: Kafka, batch: Kafka, log_start_offset: int = -1) -> Kafka:
@@ -146,16 +164,16 @@ class LastingProducer:
 
 
 def close_producer(kafka: Kafka, timeout_s: float) -> None:
-    """Close a KafkaProducer; what it cannot send within the time is given up, so that it ends."""
+    """Close a KafkaProducer; records that it cannot send within the time-out are abandoned."""
     try:
         kafka.close(timeout=timeout_s)
     except KafkaError as error:
-        LOG.warning("%s: what was on its way is given up: %r", kafka.config["client_id"], error)
-        kafka._sender.force_close()  # noqa: SLF001 - see above
-        kafka._sender.join(ABORT_S)  # noqa: SLF001
+        LOG.warning("%s: records in flight are abandoned: %r", kafka.config["client_id"], error)
+        kafka._sender.force_close()  # noqa: SLF001 - `close` has left the producer open
+        kafka._sender.join(ABORT_TIMEOUT_S)  # noqa: SLF001
 
 
 def _complete_as_unknown(complete: Callable[..., bool], error: Exception, _of_record: Kafka) -> bool:
-    """End a batch whose earlier try may have been written; none of its records is to be taken for refused."""
-    found = KafkaError(f"refused after another try: {error!r}")
+    """Complete a refused batch whose earlier attempt may have been written: none of its records counts as refused."""
+    found = KafkaError(f"refused after another attempt: {error!r}")
     return complete(found, lambda _index: found)

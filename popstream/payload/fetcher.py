@@ -245,7 +245,7 @@ class KafkaPayloads:
 def _raised(subject: str, error: Exception) -> PopstreamError:
     """What a call raises when its queue cannot be read."""
     message = f"{subject} cannot be read: {error!r}"
-    if isinstance(error, AuthorizationError):
+    if isinstance(error, (AuthorizationError, Invalid)):
         return Invalid(message, subject=subject)
     is_damaged = isinstance(error, (CorruptRecordError, UnsupportedCodecError)) or not isinstance(error, KafkaError)
     return (Corrupt if is_damaged else Unavailable)(message, subject=subject)

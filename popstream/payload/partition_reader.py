@@ -10,7 +10,9 @@ from kafka import KafkaConsumer
 from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 from kafka.metrics.stats import Total
 
+from popstream.kafka_internals import require_members
 from popstream.payload.payloads import Block, Payload
+from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
     from popstream.outcome import QueueKey
@@ -110,7 +112,7 @@ class PartitionReader:
         return blocks
 
     def _connect(self) -> None:
-        self._consumer = KafkaConsumer(
+        consumer = KafkaConsumer(
             **{
                 "bootstrap_servers": self._settings.bootstrap_servers.split(","),
                 "client_id": f"{self._settings.client_id}-payloads",
@@ -126,8 +128,14 @@ class PartitionReader:
                 "allow_auto_create_topics": False,
             }
         )
+        try:
+            require_members(consumer, "_fetcher._next_partition_records")
+        except Invalid:
+            consumer.close(autocommit=False)
+            raise
+        self._consumer = consumer
         # Its own metrics of bytes are rates over a window; the sensor below them can keep a total.
-        metrics: Any = getattr(self._consumer, "_metrics", None)
+        metrics: Any = getattr(consumer, "_metrics", None)
         sensor = metrics.get_sensor("bytes-received") if metrics else None
         if sensor:
             self._received = Total()
@@ -217,9 +225,9 @@ class PartitionReader:
         It (3.0.12) looks for them only while its slot for the partition being unpacked is None, but leaves an exhausted
         one in there: a partition resumed then is neither unpacked nor fetched until another one is paused.
         """
-        fetcher = getattr(self._consumer, "_fetcher", None)
-        if fetcher is not None and not getattr(fetcher, "_next_partition_records", True):
-            fetcher._next_partition_records = None  # noqa: SLF001 - see above
+        fetcher = self._consumer._fetcher  # noqa: SLF001 - checked by `_connect`
+        if not fetcher._next_partition_records:  # noqa: SLF001
+            fetcher._next_partition_records = None  # noqa: SLF001
 
 
 def _poll_records(before: int, record_bytes: int) -> int:

@@ -37,7 +37,7 @@ from kafka.errors import (
 
 from popstream.errors import NotWritten, OutcomeUnknown
 from popstream.exchange.kafka_link import producer_options
-from popstream.exchange.resilient_producer import LastingProducer
+from popstream.exchange.resilient_producer import ResilientProducer
 from popstream.outcome import SendResult
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.message_id import MessageIds
@@ -100,7 +100,7 @@ def fate_of(error: Exception, topic: str, *, is_alone: bool, is_only_try: bool =
     """What an answer of Kafka proves about a message, and whether it is worth another try by itself.
 
     What passes says nothing about the tries before it. A refusal of a record that was tried before does not come as
-    such (`LastingProducer`).
+    such (`ResilientProducer`).
 
     Args:
         error: What kafka-python gives for the record.
@@ -165,7 +165,7 @@ class KafkaWriter:
             "batch_size": KAFKA_BATCH_BYTES,
             "max_block_ms": BLOCK_MS,
         }
-        make = partial(LastingProducer, refusals=REFUSED, on_connected=on_connected, kafka_producer=kafka_producer)
+        make = partial(ResilientProducer, refusals=REFUSED, on_connected=on_connected, kafka_producer=kafka_producer)
         self._producers = {
             True: make(options),
             # One request at a time: it has no numbers by which Kafka keeps the order of several.
@@ -219,7 +219,7 @@ class KafkaWriter:
 
     def give_up(self, shipment: Shipment) -> None:
         """Its sender waits no longer for an answer."""
-        self._producers[shipment.wait_for_store].suspect(shipment.kafka)
+        self._producers[shipment.wait_for_store].replace(shipment.kafka)
 
     def close(self) -> None:
         """Wait for what is on its way, within the delivery time-out, and disconnect."""
@@ -304,7 +304,7 @@ class KafkaWriter:
             error, shipment.topic, is_alone=is_alone, is_only_try=self._tries_once and not shipment.wait_for_store
         )
         if isinstance(fate.error, OutcomeUnknown):
-            self._producers[shipment.wait_for_store].suspect(kafka)
+            self._producers[shipment.wait_for_store].replace(kafka)
         return fate
 
 

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from inspect import signature
+from threading import Thread
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.consumer.fetcher import Fetcher
 from kafka.errors import KafkaError, KafkaTimeoutError, MessageSizeTooLargeError, OutOfOrderSequenceNumberError
+from kafka.producer.producer_batch import ProducerBatch
+from kafka.producer.sender import Sender
+from kafka.producer.transaction_manager import TransactionManager
 
 from popstream.exchange import resilient_producer
-from popstream.exchange.resilient_producer import LastingProducer
-from popstream.wire.failures import Unavailable
+from popstream.exchange.resilient_producer import ResilientProducer
+from popstream.wire.failures import Invalid, Unavailable
 from tests.support.threads import eventually
 
 OPTIONS = {"client_id": "test", "bootstrap_servers": ["nowhere:1"], "delivery_timeout_ms": 1_000}
@@ -33,7 +41,8 @@ class Kafka:
             raise Kafka.failures.pop()
         self.options = options
         self.is_closed = False
-        self._transaction_manager = Manager()
+        self._transaction_manager: Any = Manager()
+        self._sender = SimpleNamespace(force_close=None, join=None)
         Kafka.made.append(self)
 
     def close(self, timeout: float) -> None:
@@ -57,9 +66,9 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resilient_producer, "KafkaProducer", Kafka)
 
 
-def make() -> tuple[LastingProducer, list[None]]:
+def make() -> tuple[ResilientProducer, list[None]]:
     connected: list[None] = []
-    producer = LastingProducer(
+    producer = ResilientProducer(
         OPTIONS, refusals=(MessageSizeTooLargeError,), on_connected=lambda: connected.append(None)
     )
     return producer, connected
@@ -82,11 +91,11 @@ def test_one_that_owes_an_answer_is_replaced_once_and_closed() -> None:
     first = producer.current
     Kafka.failures = [KafkaTimeoutError("still away")]
     for _ in range(3):
-        producer.suspect(first)
-        producer.suspect(None)
+        producer.replace(first)
+        producer.replace(None)
     eventually(lambda: len(Kafka.made) == 2)
     eventually(lambda: first.is_closed)
-    producer.suspect(first)
+    producer.replace(first)
     assert producer.current is Kafka.made[1]
     assert (len(Kafka.made), len(connected)) == (2, 2)
     producer.close(1)
@@ -98,7 +107,7 @@ def test_closing_ends_the_search_for_another_one() -> None:
     producer.open()
     first = producer.current
     Kafka.failures = [KafkaTimeoutError("away")] * 1_000
-    producer.suspect(first)
+    producer.replace(first)
     producer.close(5)
     assert first.is_closed
     assert Kafka.made == [first]
@@ -129,13 +138,55 @@ def test_a_refusal_after_another_try_proves_nothing() -> None:
 
 def test_one_that_is_given_survives_refusals_too_and_is_never_replaced() -> None:
     given = Kafka()
-    producer = LastingProducer(
+    producer = ResilientProducer(
         OPTIONS, refusals=(MessageSizeTooLargeError,), on_connected=lambda: None, kafka_producer=given
     )
     given._transaction_manager.classify_batch_error(MessageSizeTooLargeError(), Batch(attempts=0))
     assert given._transaction_manager.asked == [(OutOfOrderSequenceNumberError, -1)]
-    producer.suspect(given)
+    producer.replace(given)
     assert producer.current is given
+
+
+@pytest.mark.parametrize("missing", ["_transaction_manager", "_sender"])
+def test_another_kafka_python_is_refused_by_its_version(monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    class OtherRelease(Kafka):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            delattr(self, missing)
+
+    monkeypatch.setattr(resilient_producer, "KafkaProducer", OtherRelease)
+    refused = rf"kafka-python 3\.0\.\d+ is not supported: OtherRelease has no {missing}"
+    producer, connected = make()
+    with pytest.raises(Invalid, match=refused):
+        producer.open()
+    assert (Kafka.made[0].is_closed, connected) == (True, [])
+    with pytest.raises(Invalid, match=refused):
+        ResilientProducer(OPTIONS, refusals=(), on_connected=lambda: None, kafka_producer=OtherRelease())
+
+
+def test_a_producer_that_is_not_idempotent_needs_no_patch() -> None:
+    given = Kafka()
+    given._transaction_manager = None
+    made = ResilientProducer(OPTIONS, refusals=(), on_connected=lambda: None, kafka_producer=given)
+    assert made.current is given
+
+
+def test_the_installed_kafka_python_has_the_private_members() -> None:
+    for owner, names in (
+        (KafkaProducer, {"_transaction_manager", "_sender"}),
+        (Fetcher, {"_next_partition_records"}),
+        (KafkaConsumer, {"_fetcher"}),
+        (ProducerBatch, {"attempts"}),
+    ):
+        assert names <= set(owner.__init__.__code__.co_names)
+    assert [*signature(TransactionManager.classify_batch_error).parameters] == [
+        *("self", "error", "batch", "log_start_offset")
+    ]
+    assert [*signature(ProducerBatch.complete_exceptionally).parameters] == [
+        *("self", "top_level_exception", "record_exceptions_fn")
+    ]
+    assert issubclass(Sender, Thread)
+    assert callable(Sender.force_close)
 
 
 def test_without_another_thread_the_old_one_stays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,5 +196,5 @@ def test_without_another_thread_the_old_one_stays(monkeypatch: pytest.MonkeyPatc
     producer, _ = make()
     producer.open()
     monkeypatch.setattr("threading.Thread.start", refuse)
-    producer.suspect(producer.current)
+    producer.replace(producer.current)
     assert [producer.current] == Kafka.made

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -225,6 +226,7 @@ class ScriptedConsumer:
         if self.connect_error is not None:
             raise self.connect_error
         assert options["isolation_level"] == "read_committed"
+        self._fetcher = SimpleNamespace(_next_partition_records=None)
         self.positions: dict[TopicPartition, int | None] = {}
         self.paused: set[TopicPartition] = set()
         self.seeks: list[tuple[int, int]] = []
@@ -466,6 +468,22 @@ def test_places_that_nobody_wants_are_given_up(logs: dict[tuple[str, int], Log],
     (consumer,) = ScriptedConsumer.made
     assert len(consumer.positions) <= partition_reader.IDLE_MAX + 1
     assert TopicPartition("orders", 100) not in consumer.positions
+
+
+def test_another_kafka_python_is_refused_by_its_version(
+    monkeypatch: pytest.MonkeyPatch, logs: dict[tuple[str, int], Log]
+) -> None:
+    class OtherRelease(ScriptedConsumer):
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**options)
+            del self._fetcher
+
+    logs[QUEUE] = Log(end=1)
+    monkeypatch.setattr(partition_reader, "KafkaConsumer", OtherRelease)
+    payloads = KafkaPayloads(SETTINGS)
+    with pytest.raises(Invalid, match=r"kafka-python 3\.0\.\d+ is not supported: OtherRelease has no _fetcher"):
+        payloads.fetch(*QUEUE, [(0, 0)], timeout_s=10)
+    payloads.close()
 
 
 def test_a_closed_fetcher_refuses(logs: dict[tuple[str, int], Log]) -> None:
