@@ -82,11 +82,13 @@ class Consumer:
         topics: Message topics to iterate over or `run` with.
         client_id: Unique name of this consumer, for the audit and for `return_client`; by default a random one.
         prefix: Names the job, see `ClientSettings`.
-        order: Of the topics' queues, see `SubscriptionOptions`; so the next four.
+        order: Of the topics' queues, see `SubscriptionOptions`; so the next five.
         prefetch: At most so many messages asked for or held. More: fewer pops; fewer: less to give back.
         prefetch_bytes: At most so many bytes of records held, but for a single longer one.
         invisible_time_ms: Length of the first lease; the renewals' are the policy's.
         tags: Only messages with one of these tags.
+        init: Where the group begins at a queue that it has never popped: at its first message ("min"), or behind its
+            last one ("max"); at its first message in any case when the queue is added while the consumer runs.
         message_filter: Is asked about each message before it is handed out.
         renewal: How leases are renewed, of the topics' messages and of pops with `renew`; None: not at all.
         ack_delay_ms: Acks wait so long for others of the same queue. Longer: fewer records; shorter: sooner done.
@@ -121,6 +123,7 @@ class Consumer:
         prefetch_bytes: int = 64 * 1024 * 1024,
         invisible_time_ms: int = 60_000,
         tags: Sequence[str] | None = None,
+        init: Init = "min",
         message_filter: MessageFilter | None = None,
         renewal: RenewalPolicy | None = RenewalPolicy(),  # noqa: B008 - frozen
         ack_delay_ms: float = 5.0,
@@ -151,6 +154,7 @@ class Consumer:
             prefetch_bytes=prefetch_bytes,
             invisible_time_ms=invisible_time_ms,
             tags=_hashes(tags),
+            init=init,
         )
         if return_first is None:
             return_first = client_id is not None and transport is None

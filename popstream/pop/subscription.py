@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import msgspec
 
@@ -24,7 +24,7 @@ from popstream.lease.entries import RETURNED, Change
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.pops import LATE, POP_RESULTS, UNREADABLE, Filled
 from popstream.pop.visits import Visits
-from popstream.wire.command import Pop
+from popstream.wire.command import Init, Pop
 from popstream.wire.failures import Corrupt, Invalid, PopstreamError, Unavailable
 from popstream.wire.reason import Reason
 
@@ -66,6 +66,9 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         prefetch_bytes: At most so many bytes of records are in hand, but for a single record that is longer.
         invisible_time_ms: Length of a lease; a longer one finds out later that a process was killed.
         tags: Only messages with one of these tags, by their hash.
+        init: Where the group begins at a queue that it has never popped: at the queue's first message ("min"), or
+            behind the last one there is when its first pop is decided ("max"). A queue that is found later than the
+            topic's others, because it was added, begins at its first message in either case.
     """
 
     order: bool = False
@@ -73,18 +76,21 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_bytes: int = 64 * 1024 * 1024
     invisible_time_ms: int = 60_000
     tags: list[int] | None = None
+    init: Init = "min"
 
     def __post_init__(self) -> None:
         """Refuse what cannot work.
 
         Raises:
-            Invalid: A bound is not positive.
+            Invalid: A bound is not positive, or `init` is neither "min" nor "max".
         """
         wrong = [
             f"{name} must be at least 1, not {getattr(self, name)}"
             for name in ("prefetch", "prefetch_bytes", "invisible_time_ms")
             if getattr(self, name) < 1
         ]
+        if self.init not in get_args(Init):
+            wrong.append(f'init must be "min" or "max", not {self.init!r}')
         if wrong:
             message = "a subscription cannot work so"
             raise Invalid(message, subject="subscription", details=wrong)
@@ -139,6 +145,8 @@ class Subscription:
         self._look_at_s = dict.fromkeys(topics, 0.0)
         self._not_found: set[str] = set()
         """Topics whose trouble has been told."""
+        self._first_queues: dict[str, frozenset[int]] = {}
+        """The queues that each topic had when it was first found."""
         self._asked: dict[str, Visit] = {}
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
         self._sets: deque[PoppedSet] = deque()
@@ -388,16 +396,19 @@ class Subscription:
     def _visit(self, visit: Visit) -> None:
         op_id, options = new_op_id(), self._options
         is_left_out = self._visits.waiting_count > 0
+        topic, queue_id = visit.queue
         command = Pop(
             v=1,
-            topic=visit.queue[0],
-            queue_id=visit.queue[1],
+            topic=topic,
+            queue_id=queue_id,
             op_id=op_id,
             group=self._group,
             max_messages=visit.max_messages,
             invisible_time_ms=options.invisible_time_ms,
             order=options.order,
             poll_time_ms=POLL_MS_SHARED if is_left_out else POLL_MS_MAX,
+            # A queue that was added since must lose nothing of what was sent before it was found.
+            init=options.init if queue_id in self._first_queues.get(topic, ()) else "min",
             client_id=self._client_id,
             tags=options.tags,
         )
@@ -466,6 +477,7 @@ class Subscription:
                 self._look_at_s[topic] = now_s + TROUBLE_PAUSE_S
             else:
                 self._not_found.discard(topic)
+                self._first_queues.setdefault(topic, frozenset(queue_ids))
                 with self._changed:
                     self._visits.add((topic, queue_id) for queue_id in queue_ids)
                 self._look_at_s[topic] = now_s + LOOK_FOR_QUEUES_S
