@@ -48,7 +48,7 @@ def decide_declare(op: OpContext, command: Declare, *, is_new: bool) -> None:
     elif record.queue_type != command.queue_type:
         op.refuse(Reason.INVALID_PARAMETER, f"the queue is {record.queue_type}")
         return
-    op.row(Reason.OK, applied=is_new, detail=command.topic_id)
+    op.audit.operation(Reason.OK, applied=is_new, detail=command.topic_id)
     op.respond(Reason.OK, applied=is_new, commit_position=op.queue.written.floor)
 
 
@@ -91,7 +91,7 @@ def decide_policy(op: OpContext, command: Policy) -> None:
             lane.clear()
             record.orderly = command.orderly
         record.policy = policy
-    op.row(Reason.OK, applied=True, group=command.group)
+    op.audit.operation(Reason.OK, applied=True, group=command.group)
     op.respond(Reason.OK, applied=True)
 
 
@@ -135,7 +135,7 @@ def _append_run(
     op: OpContext, runs: list[Run], index: int, first: int, last: int, reason: Reason, *, applied: bool
 ) -> None:
     runs.append(Run(entry=index, first=first, last=last, code=code_of(reason), reason=reason, applied=applied))
-    op.row(reason, applied=applied, entry=index, first=first, end=last + 1)
+    op.audit.operation(reason, applied=applied, entry=index, first=first, end=last + 1)
 
 
 def _write(queue: QueueState, written: WrittenRange) -> bool:
@@ -215,7 +215,7 @@ def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
     record.acked = target - record.start_offset - record.holes
     record.reset_epoch = record.epoch
     absorb_holes(lane)
-    op.row(Reason.OK, applied=True, group=command.group, first=target, end=target + 1)
+    op.audit.operation(Reason.OK, applied=True, group=command.group, first=target, end=target + 1)
     op.respond(Reason.OK, applied=True, commit_offset=lane.acked.floor)
 
 
@@ -238,7 +238,7 @@ def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
         _end_all_leases(op, lane, "forget_lane")
         op.forget(lane)
         op.queue.forget_lane(lane)
-    op.row(Reason.OK, applied=lane is not None, group=command.group)
+    op.audit.operation(Reason.OK, applied=lane is not None, group=command.group)
     op.respond(Reason.OK, applied=lane is not None)
 
 
@@ -247,4 +247,4 @@ def _end_all_leases(op: OpContext, lane: LaneState, cause: str) -> None:
     record = lane.record
     if record.leased or record.available:
         every = Delivery(record.epoch, 0, op.now_ms, 0, 0, 0, 0, 0, False)
-        op.step(lane, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=cause)
+        op.audit.step(lane.record, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=cause)

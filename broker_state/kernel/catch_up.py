@@ -69,7 +69,7 @@ def _expire_handed_out(op: OpContext, lane: LaneState, first: int, end: int) -> 
                     record.leased -= stop - at
                 else:
                     record.available -= stop - at
-                op.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
+                op.audit.step(lane.record, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
             page.replace(page_first, page_end, None)
             lane.settle(page)
         gone += high - low

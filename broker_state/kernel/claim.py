@@ -1,13 +1,14 @@
-"""What entries ask of offsets, and what came of it."""
+"""What the entries of a record ask for, and what was decided about it."""
 
 import msgspec
 
+from broker_state.audit import OperationOutcome
 from broker_state.store.pages import Delivery
 from popstream.wire.command import Entry
 from popstream.wire.handle import Handle
 from popstream.wire.reason import Reason
 
-__all__ = ["Claim", "Header", "Outcome", "Piece", "Told"]
+__all__ = ["Claim", "Header", "Piece", "RunOutcome"]
 
 Header = tuple[int, int, int]
 """RocketMQ's answer to a change: pop time, invisible time, revive queue id."""
@@ -35,19 +36,9 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     header: Header | None = None
 
 
-class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What answer and audit tell of a piece; `handle` is the place of `handle_after` in the answer's handles."""
+class RunOutcome(OperationOutcome, frozen=True, gc=False):
+    """What the answer and the audit report about a piece."""
 
-    reason: Reason
-    code: int
-    applied: bool
-    header: Header | tuple[None, None, None]
-    handle: int | None
-    handle_after: str | None
-    deadline_before_ms: int | None
-    deadline_after_ms: int | None
-    attempt: int | None
-
-
-Told = tuple[Claim, int, int, Outcome]
-"""(claim, first, last, outcome): a run of the answer."""
+    header: Header | tuple[None, None, None] = (None, None, None)
+    handle: int | None = None
+    """Index of `handle_after` in the answer's handles."""

@@ -6,10 +6,10 @@ up, changed and settled once for all claims on it, however many those are.
 
 from collections.abc import Sequence
 
-from broker_state.audit import DeliveryStep
+from broker_state.audit import DeliveryStep, shortened
 from broker_state.kernel.claim import Claim, Piece
 from broker_state.kernel.delivery import end_lease
-from broker_state.kernel.op_context import OpContext, shortened
+from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows
 from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry, cause_of
@@ -132,11 +132,13 @@ class _Work:
         cause: str
         if isinstance(entry, AckEntry):
             cause = entry.cause or "ack"
-            op.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
+            op.audit.step(lane.record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
         else:
             cause = shortened(entry.cause) or "rejected"
             record.dead_lettered += end - first
-            op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
+            op.audit.step(
+                lane.record, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id
+            )
             op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
         self.pieces.append(Piece(first, end, Reason.OK, before))
 
@@ -152,7 +154,7 @@ class _Work:
         if not entry.invisible_time_ms:
             step = DeliveryStep.RELEASED
             return end_lease(op, lane, first, end, after, step=step, cause=cause, at_ms=op.now_ms)
-        op.step(lane, DeliveryStep.CHANGED, first, end, after, cause=cause, client_id=op.client_id)
+        op.audit.step(lane.record, DeliveryStep.CHANGED, first, end, after, cause=cause, client_id=op.client_id)
         return after
 
     def _changed(self, entry: ChangeEntry, before: Delivery) -> Delivery:

@@ -13,9 +13,11 @@ from broker_state.kernel.administration import (
     declare,
 )
 from broker_state.kernel.catch_up import catch_up
+from broker_state.kernel.close import close
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.delivery import end_lease
 from broker_state.kernel.entries import decide_entries
-from broker_state.kernel.op_context import Decision, OpContext, OpRecord
+from broker_state.kernel.op_context import OpContext, refuse_without_queue
 from broker_state.kernel.order_info import OrderInfo
 from broker_state.kernel.orderly import settle_batch
 from broker_state.kernel.parking import (
@@ -33,7 +35,6 @@ from broker_state.store.overlay import Overlay
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
 from broker_state.store.records import OpMemory, ParkedPop
 from popstream.wire.command import (
-    COMMAND_TYPES,
     Ack,
     Cancel,
     ChangeInvisible,
@@ -56,8 +57,6 @@ _LEASED, _AVAILABLE = DeliveryState.LEASED, DeliveryState.AVAILABLE
 _Event = tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop | OrderInfo, Delivery | None]
 """(deadline, group, 0 lease or batch or 1 parked pop, first or number, end, lane, subject, delivery)"""
 
-_KINDS = {command: kind for kind, command in COMMAND_TYPES.items()}
-
 
 def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState | None:
     """Decide one record: change the state of its queue in `overlay`, add what came of it to `decision`.
@@ -65,37 +64,30 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
     Returns the queue, whose deadlines may have moved; None when the record touched no queue.
     """
     command = record.command
-    kind = _KINDS[type(command)]
     if record.misrouted:
-        _refuse_without_queue(record, kind, decision, Reason.MISROUTED)
+        refuse_without_queue(record, decision, Reason.MISROUTED)
         return None
     is_name = is_queue_name(command.topic, command.queue_id)
     queue = load_queue(overlay, command.topic, command.queue_id) if is_name else None
     is_new = False
     if queue is None:
         if not isinstance(command, Declare):
-            _refuse_without_queue(record, kind, decision, Reason.TOPIC_NOT_EXIST)
+            refuse_without_queue(record, decision, Reason.TOPIC_NOT_EXIST)
             return None
         invalid = (_wrong_op_id(command) or what_is_invalid(command)) if is_name else "no queue can have this name"
         if invalid is not None:
-            _refuse_without_queue(record, kind, decision, Reason.INVALID_PARAMETER, invalid)
+            refuse_without_queue(record, decision, Reason.INVALID_PARAMETER, invalid)
             return None
         queue = declare(overlay, command, record.timestamp_ms)
         is_new = True
     now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)
-    op = OpContext(record, kind, decision, queue, now_ms)
+    op = OpContext(record, decision, queue, now_ms)
     if queue.deadlines.earliest_ms <= now_ms:
         _take_due(op, queue)
     waiting = _decide_command(op, is_new=is_new)
     _grant(op, waiting)
-    op.close()
+    close(op)
     return op.queue
-
-
-def _refuse_without_queue(
-    record: OpRecord, kind: str, decision: Decision, reason: Reason, detail: str | None = None
-) -> None:
-    OpContext(record, kind, decision, None, record.timestamp_ms).refuse(reason, detail)
 
 
 def _take_due(op: OpContext, queue: QueueState) -> None:
@@ -228,7 +220,7 @@ def _decide_at_once(op: OpContext, *, is_new: bool) -> None:
         case ForgetLane():
             decide_forget_lane(op, command)
         case Tick():
-            op.row(Reason.OK)
+            op.audit.operation(Reason.OK)
             op.respond(Reason.OK)
         case Pop():
             assert_never("a pop waits for step 3")  # type: ignore[arg-type]
@@ -241,7 +233,7 @@ def _repeat(op: OpContext, op_id: str, known: OpMemory) -> None:
     if known.digest != op.record.digest:
         op.refuse(Reason.OP_ID_REUSED, group=getattr(op.command, "group", None))
         return
-    op.row(Reason.OK, group=known.group, repeated=True)
+    op.audit.operation(Reason.OK, group=known.group, repeated=True)
     if not known.parked and op.command.reply_to is not None:
         answer = op_window.first_answer(op.queue, op_id, known)
         op.decision.answers.append((op.command.reply_to, answer))
@@ -266,7 +258,7 @@ def _grant(op: OpContext, waiting: LaneState | None) -> None:
     if op.serve_watching or queue.written.floor != op.commit_position_before:
         for lane in queue.watched_lanes():
             op.touch(lane)
-    for lane in op.touched():
+    for lane, _ in op.touched():
         catch_up(op, lane)
         if lane.record.parked:
             serve(op, lane)

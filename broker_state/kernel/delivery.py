@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.op_context import OpContext, client_hash
+from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.queue_state import LaneState, QueueState
-from broker_state.store.pages import Delivery, DeliveryState, UnitFacts, windows
+from broker_state.store.pages import Delivery, DeliveryState, UnitFacts, client_hash, windows
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
 from popstream.wire.answer import LeasedRange
 
@@ -120,7 +120,7 @@ def grant(
     ranges = []
     for first, end, delivery in work.leased:
         record.leased += end - first
-        op.step(lane, DeliveryStep.LEASED, first, end, delivery, cause="pop", client_id=client_id)
+        op.audit.step(lane.record, DeliveryStep.LEASED, first, end, delivery, cause="pop", client_id=client_id)
         ranges.append(LeasedRange(first, end - 1, delivery.attempt))
     return work.leased[0][2], work.leased[0][0], ranges
 
@@ -238,11 +238,11 @@ def end_lease(
     count = end - first
     suspended = delivery.suspended or not counted
     record.leased -= count
-    op.step(lane, step, first, end, delivery, cause=cause, at_ms=at_ms)
+    op.audit.step(lane.record, step, first, end, delivery, cause=cause, at_ms=at_ms)
     if not suspended and policy.max_attempts and delivery.attempt >= policy.max_attempts:
         ack_range(lane, first, end)
         record.dead_lettered += count
-        op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
+        op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
         op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
         return None
     record.available += count

@@ -5,17 +5,18 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from broker_state.audit import OperationRun, shortened
 from broker_state.kernel.catch_up import catch_up, enter
-from broker_state.kernel.claim import Claim, Outcome, Piece, Told
+from broker_state.kernel.claim import Claim, Piece, RunOutcome
 from broker_state.kernel.concurrent import decide_concurrently
-from broker_state.kernel.op_context import OpContext, handle_text, read_handle, shortened
+from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.orderly import decide_in_order
 from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.validation import is_of_lite_topic, is_range
 from broker_state.store.pages import Delivery
 from popstream.wire.answer import Run
 from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Entry, Reject, cause_of
-from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
+from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, read_handle
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.reason import Reason, code_of
 
@@ -198,7 +199,7 @@ class _Request:
         group, code = shortened(ref.group) if ref else None, code_of(reason)
         for first, last in entry.offsets or [(-1, -1)]:
             self.runs.append(Run(entry=index, first=first, last=last, code=code, reason=reason, applied=False))
-            self.op.row(
+            self.op.audit.operation(
                 reason,
                 group=group,
                 entry=index,
@@ -231,7 +232,7 @@ class _Request:
 
     def _tell(self, lane: LaneState, claims: list[Claim], pieces: list[Piece]) -> None:
         """What came of `claims`, as runs of the answer and rows."""
-        told: list[Told] = []
+        audited: list[OperationRun] = []
         last: Piece | None = None
         for claim, first, end, piece in _by_claim(claims, pieces):
             if piece is not last:  # mostly one piece is of many claims
@@ -251,30 +252,30 @@ class _Request:
                     handle=outcome.handle,
                 )
             )
-            told.append((claim, first, end - 1, outcome))
-        self.op.run_rows(lane.record.group, told)
+            audited.append((claim.index, first, end - 1, claim.text, cause_of(claim.entry), outcome))
+        self.op.audit.operation_runs(lane.record.group, audited)
 
-    def _outcome(self, lane: LaneState, handle: Handle, piece: Piece) -> Outcome:
+    def _outcome(self, lane: LaneState, handle: Handle, piece: Piece) -> RunOutcome:
         reason, before, after = piece.reason, piece.before, piece.after
         applied = reason is Reason.OK
         new = None if after is None or self.is_ack else self._handle_index(lane, after, handle)
-        return Outcome(
-            reason,
-            code_of(reason, is_ack=self.is_ack, orderly=bool(lane.record.orderly)),
-            applied,
-            piece.header or (None, None, None),
-            new,
-            None if new is None else self.handles[new],
-            before.deadline_ms or None if before else None,
-            after.deadline_ms or None if after and applied else None,
-            before.attempt if before else None,
+        return RunOutcome(
+            reason=reason,
+            code=code_of(reason, is_ack=self.is_ack, orderly=bool(lane.record.orderly)),
+            applied=applied,
+            handle_after=None if new is None else self.handles[new],
+            deadline_before_ms=before.deadline_ms or None if before else None,
+            deadline_after_ms=after.deadline_ms or None if after and applied else None,
+            attempt=before.attempt if before else None,
+            header=piece.header or (None, None, None),
+            handle=new,
         )
 
     def _handle_index(self, lane: LaneState, delivery: Delivery, handle: Handle) -> int:
         """Where in the answer's handles that of `delivery` stands; one that many messages share is listed once."""
         last_delivery, last_handle, known = self.last_handle
         if delivery is not last_delivery or handle is not last_handle:
-            text = handle_text(lane, delivery, handle.start_offset)
+            text = lane.handle_text(delivery, handle.start_offset)
             known = self.new_handles.setdefault(text, len(self.handles))
             if known == len(self.handles):
                 self.handles.append(text)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from broker_state.kernel.decide import decide
-from broker_state.kernel.op_context import Decision, OpRecord
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.queue_state import QueueState
 from broker_state.store.overlay import Overlay
 

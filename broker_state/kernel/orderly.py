@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from broker_state.audit import DeliveryStep
+from broker_state.audit import DeliveryStep, shortened
 from broker_state.kernel.claim import Claim, Header, Piece
 from broker_state.kernel.delivery import Choice, absorb_holes
-from broker_state.kernel.op_context import OpContext, client_hash, shortened
+from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.order_info import Member, OrderInfo
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.store.keys import DEADLINE_BATCH
-from broker_state.store.pages import Delivery, DeliveryState
+from broker_state.store.pages import Delivery, DeliveryState, client_hash
 from popstream.wire.answer import LeasedRange
 from popstream.wire.command import AckEntry, ChangeEntry, Entry, RejectEntry
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
@@ -52,7 +52,9 @@ def grant_in_order(
     if info.due_ms:  # the same attempt id: what it held is released to it
         for first, end, member in info.unacked():
             if not member.ended:
-                op.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id")
+                op.audit.step(
+                    lane.record, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id"
+                )
     record.epoch += 1
     info.update(
         epoch=record.epoch,
@@ -71,8 +73,14 @@ def grant_in_order(
     for first, end, member in info.runs():
         if not member.is_member:
             continue
-        op.step(
-            lane, DeliveryStep.LEASED, first, end, _delivery(info, member), cause="pop_in_order", client_id=client_id
+        op.audit.step(
+            lane.record,
+            DeliveryStep.LEASED,
+            first,
+            end,
+            _delivery(info, member),
+            cause="pop_in_order",
+            client_id=client_id,
         )
         if ranges and ranges[-1].last == first - 1 and ranges[-1].attempt == member.count + 1:
             ranges[-1] = LeasedRange(ranges[-1].first, end - 1, member.count + 1)
@@ -157,7 +165,7 @@ def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool
         info.change(first, end, op.now_ms, suspended=member.suspended or not counted, ended=True)
         if not member.ended:  # else a pop has passed it over, and nobody holds it
             lane.record.leased -= end - first
-            op.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
+            op.audit.step(lane.record, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
             released.append((first, end))
     settle_batch(op, lane)
     return released
@@ -172,7 +180,9 @@ def expire_members(op: OpContext, lane: LaneState, first: int, end: int, *, is_p
         # What the lane has passed already is marked, so that it blocks no more, and is not counted again.
         if stop > floor:
             low = max(at, floor)
-            op.step(lane, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start")
+            op.audit.step(
+                lane.record, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start"
+            )
             record.leased -= 0 if member.ended else stop - low
             record.expired_from_log += stop - low
         info.ack(at, stop)
@@ -231,7 +241,7 @@ def _change(
     info.change(first, end, next_visible_ms, suspended=entry.suspend, ended=is_release)
     lane.record.leased += (end - first) * (member.ended - is_release)
     step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
-    op.step(lane, step, first, end, after, cause="change_invisible", client_id=op.client_id)
+    op.audit.step(lane.record, step, first, end, after, cause="change_invisible", client_id=op.client_id)
     settle_batch(op, lane, is_release=is_release)
     return Piece(first, end, Reason.OK, before, after, _header(info.pop_time_ms, next_visible_ms))
 
@@ -243,11 +253,11 @@ def _ack(op: OpContext, lane: LaneState, info: OrderInfo, entry: Entry, first: i
     if isinstance(entry, RejectEntry):
         cause = shortened(entry.cause) or "rejected"
         lane.record.dead_lettered += end - first
-        op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
+        op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
         op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
     else:
         cause = (entry.cause if isinstance(entry, AckEntry) else None) or "ack"
-        op.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
+        op.audit.step(lane.record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
     settle_batch(op, lane)
     return Piece(first, end, Reason.OK, before)
 
@@ -260,7 +270,7 @@ def _end_leases(op: OpContext, lane: LaneState, info: OrderInfo) -> None:
             delivery = _delivery(info, member)
             lane.record.leased -= end - first
             ended_ms = min(delivery.deadline_ms, op.now_ms)
-            op.step(lane, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
+            op.audit.step(lane.record, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
             info.end_lease(first, end, member)
     limit = lane.policy.max_attempts
     for first, end, member in info.unacked() if limit else ():
@@ -271,7 +281,7 @@ def _end_leases(op: OpContext, lane: LaneState, info: OrderInfo) -> None:
         delivery = _delivery(info, member)
         info.ack(first, end)
         lane.record.dead_lettered += end - first
-        op.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
+        op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
         op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
 
 
@@ -299,7 +309,7 @@ def _pass_over_all(op: OpContext, lane: LaneState) -> None:
             low = max(first, floor)
             info.end_lease(low, end, member)
             lane.record.leased -= end - low
-            op.step(lane, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
+            op.audit.step(lane.record, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
     lane.record.passed_over += _move_commit_offset(lane, info, lane.queue.written.floor)
     _balance(lane)
 

@@ -1,19 +1,20 @@
 """pop, cancel, return_client, and the pops that wait: who is served, in which order, and what they are answered."""
 
-from broker_state.audit import DeliveryStep
+from broker_state.audit import DeliveryStep, Origin
 from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import end_lease, grant
-from broker_state.kernel.op_context import OpContext, client_hash, handle_text, read_handle
+from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.op_window import answered_pop, recall, remember_parked_answer
 from broker_state.kernel.orderly import grant_in_order, release_members
 from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.validation import what_is_invalid
 from broker_state.store.keys import DEADLINE_PARKED
-from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, windows
+from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
 from broker_state.store.records import ParkedPop
 from popstream.wire.answer import Answer, LeasedRange
 from popstream.wire.command import Cancel, Pop, ReturnClient
-from popstream.wire.reason import Reason, code_of
+from popstream.wire.handle import read_handle
+from popstream.wire.reason import Reason
 
 __all__ = ["answer_all_parked", "decide_cancel", "decide_pop", "decide_return_client", "serve", "serve_new", "time_out"]
 
@@ -63,7 +64,7 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     if lane.is_poppable or (record.orderly and lane.order_info.is_reentrant(command.attempt_id)):
         granted = _give(op, lane, command, tags)
     if granted is not None:
-        fields = _granted_fields(op, lane, granted, (op.kind, op.op_id, op.client_id))
+        fields = _granted_fields(op, lane, granted, op.audit.origin)
         op.respond(Reason.OK, applied=True, **fields)
         return None
     if not command.poll_time_ms:
@@ -140,7 +141,7 @@ def decide_cancel(op: OpContext, command: Cancel) -> None:
         else:
             released = _release_answered(op, lane, answered_pop(op.queue, command.target_op_id, memory))
             applied = bool(released)
-    op.row(Reason.OK, applied=applied, group=memory.group, detail=command.target_op_id)
+    op.audit.operation(Reason.OK, applied=applied, group=memory.group, detail=command.target_op_id)
     op.respond(Reason.OK, applied=applied, released=released)
 
 
@@ -187,7 +188,7 @@ def decide_return_client(op: OpContext, command: ReturnClient) -> None:
             lane.settle(page)
             page_no = lane.client_pages(client).first(page_no + 1)
     applied = applied or bool(released)
-    op.row(Reason.OK, applied=applied, group=command.group)
+    op.audit.operation(Reason.OK, applied=applied, group=command.group)
     op.respond(Reason.OK, applied=applied, released=released)
 
 
@@ -234,13 +235,13 @@ def _granted_fields(
     op: OpContext,
     lane: LaneState,
     granted: _Granted,
-    origin: tuple[str, str | None, str | None],
+    origin: Origin,
 ) -> dict[str, object]:
     """The fields of the answer to a served pop; writes a row of `operations` for each range."""
     delivery, start_offset, ranges = granted
-    text = handle_text(lane, delivery, start_offset)
+    text = lane.handle_text(delivery, start_offset)
     for leased in ranges:
-        op.row(
+        op.audit.operation(
             Reason.OK,
             applied=True,
             group=lane.record.group,
@@ -319,26 +320,13 @@ def _answer_parked(
     reason: Reason,
     granted: _Granted | None,
 ) -> None:
-    origin = ("pop", pop.op_id, pop.client_id)
+    origin = Origin("pop", pop.op_id, pop.client_id)
     fields: dict[str, object] = {}
     if granted is not None:
         fields = _granted_fields(op, lane, granted, origin)
     else:
-        op.row(reason, group=lane.record.group, origin=origin)
+        op.audit.operation(reason, group=lane.record.group, origin=origin)
     if pop.op_id is None:
         return
-    encoded = op.reply(
-        Answer(
-            op_id=pop.op_id,
-            type="pop",
-            code=code_of(reason),
-            reason=reason,
-            applied=granted is not None,
-            topic=lane.queue.topic,
-            queue_id=lane.queue.queue_id,
-            now_ms=op.now_ms,
-            **fields,  # type: ignore[arg-type]
-        ),
-        pop.reply_to,
-    )
+    encoded = op.reply("pop", pop.op_id, pop.reply_to, reason, applied=granted is not None, **fields)
     remember_parked_answer(op.queue, pop.op_id, encoded, op.now_ms)

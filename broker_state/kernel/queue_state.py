@@ -7,14 +7,15 @@ from broker_state.kernel.order_info import OrderInfo
 from broker_state.store.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
 from broker_state.store.marks import Marks, Position, Tree
 from broker_state.store.overlay import Overlay
-from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, DeliveryState, TagPage
+from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, TagPage
 from broker_state.store.records import LanePolicy, LaneRecord, LateSkip, ParkedPop, QueueRecord, Text
-from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, lane_check
+from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
 
 __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", "new_queue"]
 
 _FOREVER_MS = (1 << 63) - 1
 _SCAN_MAX = 10_000
+_U32_MAX = (1 << 32) - 1
 _AVAILABLE = DeliveryState.AVAILABLE
 
 
@@ -107,6 +108,21 @@ class LaneState:
             and (handle.epoch > 0 or bool(self.record.orderly))
             and handle.epoch <= self.record.epoch
             and handle.broker_name == BROKER_NAME
+        )
+
+    def handle_text(self, delivery: Delivery, start_offset: int) -> str:
+        """Return the handle of a delivery, as a pop or a change gives it out."""
+        return encode_handle(
+            Handle(
+                start_offset,
+                delivery.pop_time_ms,
+                min(delivery.invisible_time_ms, _U32_MAX),  # changes of an orderly delivery add up without a limit
+                self.revive_queue_id,
+                self.queue.queue_id,
+                delivery.epoch,
+                delivery.revision,
+                self.check,
+            )
         )
 
     @property

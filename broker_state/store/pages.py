@@ -4,7 +4,9 @@ A page's value is one format byte and MessagePack: a flat array, so many numbers
 stay below 4 KiB, whatever the history; that is why a page has 64 offsets and a segment 4096.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,6 +22,7 @@ __all__ = [
     "Runs",
     "TagPage",
     "UnitFacts",
+    "client_hash",
     "decode_ints",
     "encode_ints",
     "windows",
@@ -67,6 +70,13 @@ class Delivery(msgspec.Struct, frozen=True, gc=False):
     attempt: int
     state: int
     suspended: bool
+
+
+@lru_cache(maxsize=4096)
+def client_hash(client_id: str) -> int:
+    """Return the 64 bits that stand for a client id in the pages; never 0, which means none."""
+    digest = hashlib.blake2b(client_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") or 1
 
 
 class UnitFacts(msgspec.Struct, frozen=True, gc=False):

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from broker_state.audit import RejectedRow
-from broker_state.kernel.op_context import OpRecord
+from broker_state.kernel.decision import OpRecord
 from broker_state.kernel.validation import is_queue_name
 from popstream.exchange.partitioner import partition_of
 from popstream.wire.command import (
@@ -229,16 +229,16 @@ def _reject(
 ) -> Rejected:
     value = record.value or b""
     row = RejectedRow(
-        record.partition,
-        record.kafka_offset,
-        0,
-        record.timestamp_ms,
-        reason,
-        detail[:_TEXT_MAX],
-        record.value_bytes,
-        record.value_sha256 or hashlib.sha256(value).hexdigest(),
-        value[:VALUE_HEAD_BYTES],
-        None if op_id is None else op_id[:_TEXT_MAX],
-        reply_to,
+        partition=record.partition,
+        kafka_offset=record.kafka_offset,
+        ordinal=0,
+        now_ms=record.timestamp_ms,
+        reason=reason,
+        detail=detail[:_TEXT_MAX],
+        value_bytes=record.value_bytes,
+        value_sha256=record.value_sha256 or hashlib.sha256(value).hexdigest(),
+        value_head=value[:VALUE_HEAD_BYTES],
+        op_id=None if op_id is None else op_id[:_TEXT_MAX],
+        reply_to=reply_to,
     )
     return Rejected(row, reply_to, answer)

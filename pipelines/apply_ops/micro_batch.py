@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
-from broker_state.kernel.op_context import Decision, OpRecord
 from broker_state.kernel.queue_state import QueueState
 from broker_state.kernel.validation import is_op_id, is_queue_name
 from broker_state.store.keys import op_key, queue_prefix

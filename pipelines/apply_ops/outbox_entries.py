@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from broker_state.kernel.op_context import Decision
+from broker_state.kernel.decision import Decision
 from broker_state.store.stored import CorruptValueError
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES

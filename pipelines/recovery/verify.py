@@ -14,8 +14,8 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import SparkSession
 
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
-from broker_state.kernel.op_context import Decision, OpRecord
 from broker_state.store.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.applied import Applied, applied_of

@@ -19,7 +19,6 @@ from __future__ import annotations
 import enum
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
-from functools import lru_cache
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -27,7 +26,7 @@ import msgspec
 
 from popstream.wire.answer import Answer, LeasedRange, Run
 from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Pop, Reject
-from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, decode_handle
+from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, read_handle
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -41,8 +40,6 @@ Span = tuple[int, int]
 
 WRONG_FOR_A_DELIVERY = frozenset((Reason.UNKNOWN_HANDLE, Reason.OUTSIDE_POP, Reason.SUPERSEDED, Reason.ABOVE_MAX))
 """No ack with a handle of this lane and a message of its pop gets one of these, whatever came between but a reset."""
-
-read_handle = lru_cache(maxsize=65_536)(decode_handle)
 
 
 class ViolationKind(enum.StrEnum):

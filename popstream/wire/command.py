@@ -36,6 +36,7 @@ __all__ = [
     "WrittenRange",
     "cause_of",
     "encode_command",
+    "kind_of",
 ]
 
 WIRE_VERSION = 1
@@ -241,6 +242,8 @@ COMMAND_TYPES: dict[str, type[CommandBase]] = {
 }
 """Command class of each `type`."""
 
+_KINDS = {command: kind for kind, command in COMMAND_TYPES.items()}
+
 _encoder = msgspec.json.Encoder()
 
 
@@ -251,3 +254,12 @@ def encode_command(command: Command) -> bytes:
     b'{"type":"tick","topic":"orders","queue_id":0,"v":1}'
     """
     return _encoder.encode(command)
+
+
+def kind_of(command: Command) -> str:
+    """Return the `type` of a command.
+
+    >>> kind_of(Tick(topic="orders", queue_id=0, v=1))
+    'tick'
+    """
+    return _KINDS[type(command)]

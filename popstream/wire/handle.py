@@ -18,10 +18,20 @@ import hmac
 import struct
 import zlib
 from collections.abc import Mapping
+from functools import lru_cache
 
 import msgspec
 
-__all__ = ["BROKER_NAME", "REVIVE_QUEUE_ID_ORDERLY", "Handle", "Signer", "decode_handle", "encode_handle", "lane_check"]
+__all__ = [
+    "BROKER_NAME",
+    "REVIVE_QUEUE_ID_ORDERLY",
+    "Handle",
+    "Signer",
+    "decode_handle",
+    "encode_handle",
+    "lane_check",
+    "read_handle",
+]
 
 BROKER_NAME = "popstream"
 """Constant: it is part of answers, and nothing outside the log may be."""
@@ -94,6 +104,10 @@ def decode_handle(text: str) -> Handle | None:
         return Handle(start, pop_time, invisible_time, revive, queue_id, epoch, revision, check, name)
     except (binascii.Error, struct.error, ValueError):
         return None
+
+
+read_handle = lru_cache(maxsize=65_536)(decode_handle)
+"""`decode_handle` with a cache: the acks of one pop repeat its handle."""
 
 
 class Signer:

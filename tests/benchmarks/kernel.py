@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
-from broker_state.kernel.op_context import Decision, OpRecord
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore

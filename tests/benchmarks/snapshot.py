@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
-from broker_state.kernel.op_context import Decision, OpRecord
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
-from broker_state.kernel.op_context import Decision, OpRecord
 from broker_state.kernel.order_info import OrderInfo
 from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
 from broker_state.store.memory_kv import MemoryKv

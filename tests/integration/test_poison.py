@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from broker_state.kernel.op_context import Decision, OpRecord
+    from broker_state.kernel.decision import Decision, OpRecord
     from broker_state.kernel.queue_state import QueueState
     from broker_state.store.overlay import Overlay
     from connectors.kafka.embedded import EmbeddedKafka

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
+from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
-from broker_state.kernel.op_context import Decision, OpRecord
 from broker_state.kernel.order_info import OrderInfo
 from broker_state.store.keys import lane_prefix, queue_prefix
 from broker_state.store.memory_kv import MemoryKv

@@ -47,6 +47,24 @@ def test_rows_come_back_equal_and_in_order(count: int) -> None:
     assert [tuple(row.values()) for row in decoded.to_pylist()] == rows
 
 
+@pytest.mark.parametrize("name", AUDIT_TABLES)
+def test_each_value_comes_back_in_the_column_of_its_name(name: str) -> None:
+    columns = [column for column in AUDIT_TABLES[name].columns if column not in FLUSHER_COLUMNS]
+    sentinels = {
+        column.name: {Kind.STRING: column.name, Kind.BINARY: column.name.encode(), Kind.BOOLEAN: number % 2 == 0}.get(
+            column.kind, 100 + number
+        )
+        for number, column in enumerate(columns)
+    }
+    row_type = AUDIT_TABLES[name].row_type
+    assert row_type is not None
+    assert row_type._fields == tuple(sentinels)
+
+    (decoded,) = decode_rows(name, encode_rows(name, [row_type._make(sentinels.values())])).to_pylist()
+
+    assert decoded == sentinels
+
+
 @pytest.mark.parametrize(
     ("text_bytes", "rows_each"), [(1, [132_000, 132_000, 36_000]), (10_000, [8_000, 8_000, 4_000])]
 )

@@ -1,0 +1,58 @@
+"""The end of an operation: positions that moved become rows, and lanes that became poppable notifications."""
+
+from broker_state.kernel.op_context import OpContext
+from broker_state.kernel.queue_state import LaneState
+from popstream.wire.notification import Notification
+
+__all__ = ["close"]
+
+
+def close(op: OpContext) -> None:
+    """Finish a record that is decided: write the rows of its queue and lanes, and notify their consumers."""
+    queue = op.queue
+    queue.touch()
+    commit_position = queue.written.floor
+    if commit_position != op.commit_position_before:
+        op.audit.commit_position(queue.record, op.commit_position_before, commit_position)
+    for lane, commit_offset_before in op.touched():
+        if lane.acked.floor != commit_offset_before:
+            op.audit.commit_offset(lane.record, commit_offset_before, lane.acked.floor)
+        if lane.record.orderly:
+            _audit_batch(op, lane)
+        _notify(op, lane)
+
+
+def _notify(op: OpContext, lane: LaneState) -> None:
+    """Send a notification if the lane was empty or blocked and is poppable now; note whether it waits for messages."""
+    record = lane.record
+    queue = op.queue
+    poppable = lane.is_poppable
+    if record.empty and poppable:
+        op.decision.notifications.append(Notification(queue.topic, queue.queue_id, record.group, op.now_ms))
+    record.empty = not poppable
+    watching = record.empty or record.parked > 0
+    if watching != record.watching:
+        record.watching = watching
+        (queue.watching.add if watching else queue.watching.discard)(record.lane_no)
+
+
+def _audit_batch(op: OpContext, lane: LaneState) -> None:
+    """Write a row of `order_info` if the record changed the lane's batch."""
+    info = lane.order_info
+    if not info.is_changed:
+        return
+    info.is_changed = False
+    op.audit.batch(
+        group=lane.record.group,
+        epoch=info.epoch,
+        pop_time_ms=info.pop_time_ms,
+        invisible_time_ms=info.invisible_time_ms,
+        attempt_id=info.attempt_id,
+        first=info.first,
+        end=info.end,
+        members=info.member_count,
+        acked=info.acked_count,
+        commit_offset=lane.acked.floor,
+        free_at_ms=info.due_ms or None,
+        least_count=info.least_count,
+    )
