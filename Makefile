@@ -8,11 +8,14 @@ PYTHON_DIRS := broker_state checkpoints connectors expectations pipelines popstr
 # Code must not lean on the order of a set or on hash(): another seed every time, printed so that a failure can be repeated.
 PYTHONHASHSEED ?= $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 PYTEST = echo "PYTHONHASHSEED=$(PYTHONHASHSEED)" && PYTHONHASHSEED=$(PYTHONHASHSEED) $(BIN)/pytest
+# A worker has at most one Spark and one Kafka for all its tests. The tests of a file run on one worker, in their order.
+WORKERS ?= 2
+PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo example test unit model check format integration bench conformance soak simulate fuzz mutants crash lock lock-jars clean
+.PHONY: help setup demo example test quick all-tests model check format integration bench conformance soak simulate fuzz mutants crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -26,11 +29,15 @@ demo: setup ## run the whole pipeline once, on this machine
 example: setup ## play docs/examples/coffee_bar: a worker that is killed, and the account of every delivery
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
-test: setup ## unit, property and doc tests, and those with Spark and a real Kafka, but the longest
-	@$(PYTEST) -m "not crash and not long"
+test: setup ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
+	@$(PYTEST) $(PARALLEL) -m "not crash and not long"
 
-unit: setup ## only the tests that need neither Spark nor Kafka
-	@$(PYTEST) -m "not integration and not crash"
+quick: setup ## only the tests that need neither Spark nor Kafka, in 90 seconds
+	@$(PYTEST) $(PARALLEL) -m "not integration and not crash"
+
+SUITES ?= check quick integration crash model mutants conformance simulate fuzz example
+all-tests: setup ## run every suite (SUITES), also after one has failed, and print what ran, its result and its duration
+	@scripts/all_tests.sh $(SUITES)
 
 model: setup ## the kernel against the reference model over 1,000,000 records
 	@export POPSTREAM_MODEL_RECORDS=1000000; $(PYTEST) tests/property/test_reference_model.py --timeout 3600

@@ -1,4 +1,4 @@
-"""What tests with Spark and Kafka share: one real broker, and names that no other test uses."""
+"""Fixtures shared by tests with Spark and Kafka, and a report of one line per test file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from connectors.jars.resolve import kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
+from tests.support.file_report import FileReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,6 +18,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Report files instead of dots; `-q` keeps the dots, `-v` the names of tests."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is not None and config.get_verbosity() == 0:
+        config.pluginmanager.register(FileReport(config.rootpath, terminal), "file-report")
 
 
 @pytest.fixture(scope="session")
