@@ -16,6 +16,7 @@ from broker_state.store.records import LaneRecord, QueueRecord
 from popstream.wire.reason import Reason, code_of
 
 __all__ = [
+    "ERA_ENDING_KINDS",
     "TEXT_CHARACTERS_MAX",
     "AuditRows",
     "AuditTrail",
@@ -33,6 +34,13 @@ __all__ = [
 
 TEXT_CHARACTERS_MAX = 512
 """Rows and answers keep this much of a text that no rule bounds, such as the op_id of a refused operation."""
+
+ERA_ENDING_KINDS = ("reset_offset", "forget_lane", "declare")
+"""Operations that, when applied, end every lease of a lane at once: attempts and acks from before count no more.
+
+One row of `deliveries` reports the end of all leases: its step is `released`, its cause the kind of the operation, and
+its range may name offsets that nobody held.
+"""
 
 _I64_MAX = (1 << 63) - 1
 # Half the time of a NamedTuple's own constructor (133 ns against 307 ns with 23 columns), and an operation has several

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from great_expectations import ExpectationSuite
 
-from expectations.common import common_expectations
+from connectors.delta.views import ERA_ENDING_KINDS_SQL
+from expectations.common import MADE_ANEW, common_expectations
 from expectations.rows import ExpectNoRows
 
 __all__ = ["commit_positions_suite"]
@@ -14,36 +15,36 @@ class ExpectPositionsNeverToFall(ExpectNoRows):
     """The failure that consumers notice as "everything again"."""
 
     description: str = "A position goes back only by a reset_offset (or forget_lane, declare) of that record."
-    unexpected_rows_query: str = """
+    unexpected_rows_query: str = f"""
         SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p.`group`, p.from_offset, p.to_offset
-        FROM {batch} AS p
+        FROM {{batch}} AS p
         JOIN operations_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
         LEFT ANTI JOIN operations AS o
             ON o.ops_topic_id = p.ops_topic_id AND o.partition = p.partition AND o.kafka_offset = p.kafka_offset
-            AND o.applied AND o.kind IN ('reset_offset', 'forget_lane', 'declare')
+            AND o.applied AND o.kind IN ({ERA_ENDING_KINDS_SQL})
         WHERE p.from_offset > p.to_offset
-    """
+    """  # noqa: S608 - constants of the code
 
 
 class ExpectPositionsToChain(ExpectNoRows):
     """A move that has no row, or a row that was no move, breaks the chain."""
 
     description: str = "A position starts where the row before left it, unless its lane or queue was made anew between."
-    unexpected_rows_query: str = """
+    unexpected_rows_query: str = f"""
         SELECT c.* EXCEPT (state_epoch, apply_seq, ops_topic_id)
         FROM (
             SELECT ops_topic_id, state_epoch, apply_seq, partition, topic, queue_id, `group`, kafka_offset, from_offset,
                    lag(to_offset) OVER lane AS to_offset_before, lag(kafka_offset) OVER lane AS kafka_offset_before
-            FROM {batch}
+            FROM {{batch}}
             WINDOW lane AS (PARTITION BY ops_topic_id, topic, queue_id, `group` ORDER BY kafka_offset, ordinal)
         ) AS c
         JOIN operations_seen AS seen ON seen.state_epoch = c.state_epoch AND c.apply_seq <= seen.apply_seq
         LEFT ANTI JOIN operations AS o
             ON o.ops_topic_id = c.ops_topic_id AND o.topic = c.topic AND o.queue_id = c.queue_id
             AND o.kafka_offset > c.kafka_offset_before AND o.kafka_offset <= c.kafka_offset AND o.applied
-            AND (o.kind = 'declare' OR o.kind = 'forget_lane' AND o.`group` <=> c.`group`)
+            AND {MADE_ANEW}
         WHERE c.from_offset <> c.to_offset_before
-    """
+    """  # noqa: S608 - constants of the code
 
 
 class ExpectEveryMessageToBeAccountedFor(ExpectNoRows):

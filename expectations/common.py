@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from connectors.delta.tables import AUDIT_TABLES
 from expectations.rows import ExpectNoRows
 
-__all__ = ["common_expectations"]
+__all__ = ["MADE_ANEW", "common_expectations"]
+
+MADE_ANEW: Final = "(o.kind = 'declare' OR o.kind = 'forget_lane' AND o.`group` <=> c.`group`)"
+"""SQL condition: operation `o` deleted and made again the lane of row `c`, or its queue; positions start anew."""
 
 
 class ExpectKeysToBeUnique(ExpectNoRows):

@@ -7,7 +7,8 @@ from typing import Final
 from great_expectations import ExpectationSuite
 
 from broker_state.audit import DeliveryStep
-from expectations.common import common_expectations
+from connectors.delta.views import ENDS_ERA
+from expectations.common import MADE_ANEW, common_expectations
 from expectations.rows import ExpectNoRows
 
 __all__ = ["deliveries_suite"]
@@ -40,12 +41,12 @@ class ExpectRangesAndCountersInRange(ExpectNoRows):
     """Rows with an empty range would take part in no other rule."""
 
     description: str = "0 <= first_offset <= last_offset, epoch and attempt from 1, revision from 0."
-    unexpected_rows_query: str = """
+    unexpected_rows_query: str = f"""
         SELECT partition, kafka_offset, ordinal, step, first_offset, last_offset, epoch, revision, attempt
-        FROM {batch}
+        FROM {{batch}}
         WHERE (first_offset < 0 OR first_offset > last_offset OR epoch < 1 OR attempt < 1 OR revision < 0)
-          AND NOT (step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare'))
-    """
+          AND NOT ({ENDS_ERA})
+    """  # noqa: S608 - constants of the code
 
 
 class ExpectStepsAtTheirTime(ExpectNoRows):
@@ -113,7 +114,7 @@ class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
     """Below its commit offset a lane is done; only a reset_offset goes back, and its row says so."""
 
     description: str = "A leased range begins at or above the lane's commit offset at that record."
-    unexpected_rows_query: str = """
+    unexpected_rows_query: str = f"""
         SELECT c.* EXCEPT (state_epoch, apply_seq, ops_topic_id)
         FROM (
             SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, `group`,
@@ -124,7 +125,7 @@ class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
                 SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, `group`,
                        first_offset, last_offset, 1 AS phase,
                        CAST(NULL AS STRUCT<to_offset: BIGINT, kafka_offset: BIGINT>) AS moved
-                FROM {batch} WHERE step = 'leased'
+                FROM {{batch}} WHERE step = 'leased'
                 UNION ALL
                 SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, `group`,
                        NULL, NULL, 0, struct(to_offset, kafka_offset)
@@ -135,9 +136,9 @@ class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
         LEFT ANTI JOIN operations AS o
             ON o.ops_topic_id = c.ops_topic_id AND o.topic = c.topic AND o.queue_id = c.queue_id
             AND o.kafka_offset > c.moved.kafka_offset AND o.kafka_offset <= c.kafka_offset AND o.applied
-            AND (o.kind = 'declare' OR o.kind = 'forget_lane' AND o.`group` = c.`group`)
+            AND {MADE_ANEW}
         WHERE c.first_offset < c.moved.to_offset
-    """
+    """  # noqa: S608 - constants of the code
 
 
 def deliveries_suite() -> ExpectationSuite:

@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
 
+from connectors.delta.views import ENDS_ERA, ERA_ENDING_KINDS_SQL
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -36,8 +38,6 @@ _LANE: Final = "xxhash64(ops_topic_id, topic, queue_id, `group`)"
 # Every step as a small number: strings would be sorted again and again.
 _LEASED, _CHANGED, _ACKED, _EXPIRED, _RELEASED, _DEAD_LETTERED, _EXPIRED_FROM_LOG = range(1, 8)
 
-_ENDS_ERA: Final = "step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare')"
-
 _ROWS: Final = f"""
     SELECT {_LANE} AS lane, kafka_offset, ordinal, first_offset, last_offset + 1 AS end_offset, epoch, revision,
            attempt,
@@ -48,7 +48,7 @@ _ROWS: Final = f"""
            step = 'released' AND cause = 'change_invisible' AS is_change,
            CASE WHEN step = 'leased' THEN cause = 'pop' END AS is_concurrent
     FROM deliveries JOIN operations_seen AS seen USING (state_epoch)
-    WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({_ENDS_ERA})
+    WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({ENDS_ERA})
 """  # noqa: S608 - constants of this module
 
 # Few, so each lane's list of them is handed to every task. What a declare says of a queue, it says of each of its
@@ -56,14 +56,14 @@ _ROWS: Final = f"""
 _RESETS: Final = f"""
     SELECT lane, sort_array(collect_set(kafka_offset)) AS records
     FROM (
-        SELECT {_LANE} AS lane, kafka_offset FROM deliveries WHERE {_ENDS_ERA}
+        SELECT {_LANE} AS lane, kafka_offset FROM deliveries WHERE {ENDS_ERA}
         UNION ALL
         SELECT lanes.lane, o.kafka_offset
         FROM operations AS o
         JOIN (SELECT DISTINCT {_LANE} AS lane, ops_topic_id, topic, queue_id, `group` FROM deliveries) AS lanes
             ON lanes.ops_topic_id = o.ops_topic_id AND lanes.topic = o.topic AND lanes.queue_id = o.queue_id
             AND (o.kind = 'declare' OR lanes.`group` = o.`group`)
-        WHERE o.applied AND o.kind IN ('reset_offset', 'forget_lane', 'declare')
+        WHERE o.applied AND o.kind IN ({ERA_ENDING_KINDS_SQL})
     )
     GROUP BY lane
 """  # noqa: S608

@@ -57,7 +57,7 @@ def _replace_queue(op: OpContext, command: Declare) -> None:
     old = op.queue
     for lane in old.all_lanes():
         answer_all_parked(op, lane, Reason.TOPIC_NOT_EXIST)
-        _end_all_leases(op, lane, "declare")
+        _end_all_leases(op, lane)
         op.forget(lane)
         old.record.epoch_base = max(old.record.epoch_base, lane.record.epoch)
     erase_queue(old)
@@ -206,7 +206,7 @@ def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
     if target > lane.acked.floor:
         record.skipped_by_reset += _not_done(lane, target)
     parked = list(lane.parked_pops())
-    _end_all_leases(op, lane, "reset_offset")
+    _end_all_leases(op, lane)
     record.next_offset = target
     lane.clear()
     lane.restore_parked(parked)
@@ -235,16 +235,16 @@ def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
     if lane is not None:
         op.touch(lane)
         answer_all_parked(op, lane, Reason.CANCELLED)
-        _end_all_leases(op, lane, "forget_lane")
+        _end_all_leases(op, lane)
         op.forget(lane)
         op.queue.forget_lane(lane)
     op.audit.operation(Reason.OK, applied=lane is not None, group=command.group)
     op.respond(Reason.OK, applied=lane is not None)
 
 
-def _end_all_leases(op: OpContext, lane: LaneState, cause: str) -> None:
+def _end_all_leases(op: OpContext, lane: LaneState) -> None:
     """One row says that every lease of the lane has ended, however many there were."""
     record = lane.record
     if record.leased or record.available:
         every = Delivery(record.epoch, 0, op.now_ms, 0, 0, 0, 0, 0, False)
-        op.audit.step(lane.record, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=cause)
+        op.audit.step(lane.record, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=op.kind)

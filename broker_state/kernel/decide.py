@@ -48,7 +48,9 @@ from popstream.wire.command import (
     ResetOffset,
     ReturnClient,
     Tick,
+    group_of,
 )
+from popstream.wire.limits import OP_ID_BYTES_MAX
 from popstream.wire.reason import Reason
 
 __all__ = ["decide"]
@@ -175,34 +177,32 @@ def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
     op_window.forget_some(queue, op.now_ms)
     wrong = _wrong_op_id(command)
     if wrong is not None:
-        op.refuse(Reason.INVALID_PARAMETER, wrong, getattr(command, "group", None))
+        op.refuse(Reason.INVALID_PARAMETER, wrong, group_of(command))
         return None
     if op_id is not None:
         known = op_window.recall(queue, op_id, op.now_ms)
         if known is not None:
             _repeat(op, op_id, known)
             return None
-    if isinstance(command, Pop):
-        waiting = decide_pop(op, command)
-    else:
-        waiting = None
-        _decide_at_once(op, is_new=is_new)
+    waiting = _decide_by_kind(op, is_new=is_new)
     if op_id is not None and waiting is None:
         _remember(op, op_id, parked=0)
     return waiting
 
 
 def _wrong_op_id(command: Command) -> str | None:
-    return None if command.op_id is None or is_op_id(command.op_id) else "op_id takes 1..128 bytes"
+    return None if command.op_id is None or is_op_id(command.op_id) else f"op_id takes 1..{OP_ID_BYTES_MAX} bytes"
 
 
-def _decide_at_once(op: OpContext, *, is_new: bool) -> None:
+def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
     command = op.command
     invalid = what_is_invalid(command)
     if invalid is not None:
-        op.refuse(Reason.INVALID_PARAMETER, invalid, getattr(command, "group", None))
-        return
+        op.refuse(Reason.INVALID_PARAMETER, invalid, group_of(command))
+        return None
     match command:
+        case Pop():
+            return decide_pop(op, command)
         case Ack() | ChangeInvisible() | Reject():
             decide_entries(op, command)
         case Dispatch():
@@ -222,16 +222,15 @@ def _decide_at_once(op: OpContext, *, is_new: bool) -> None:
         case Tick():
             op.audit.operation(Reason.OK)
             op.respond(Reason.OK)
-        case Pop():
-            assert_never("a pop waits for step 3")  # type: ignore[arg-type]
         case _:
             assert_never(command)
+    return None
 
 
 def _repeat(op: OpContext, op_id: str, known: OpMemory) -> None:
     """The op_id was used before: the same bytes get the first answer, if there is one yet; others are refused."""
     if known.digest != op.record.digest:
-        op.refuse(Reason.OP_ID_REUSED, group=getattr(op.command, "group", None))
+        op.refuse(Reason.OP_ID_REUSED, group=group_of(op.command))
         return
     op.audit.operation(Reason.OK, group=known.group, repeated=True)
     if not known.parked and op.command.reply_to is not None:
@@ -245,7 +244,7 @@ def _remember(op: OpContext, op_id: str, *, parked: int) -> None:
         op_id,
         digest=op.record.digest,
         kind=op.kind,
-        group=known_group(getattr(op.command, "group", None)),
+        group=known_group(group_of(op.command)),
         answer=op.answer,
         parked=parked,
         now_ms=op.now_ms,

@@ -15,14 +15,12 @@ from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.validation import is_of_lite_topic, is_range
 from broker_state.store.pages import Delivery
 from popstream.wire.answer import Run
-from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Entry, Reject, cause_of
+from popstream.wire.command import ChangeEntry, ChangeInvisible, Entry, EntryCommand, cause_of
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, read_handle
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_entries"]
-
-Entries = Ack | ChangeInvisible | Reject
 
 _CLAIMS_MAX = 256
 """So many ranges are decided together. More make it slower by a third: the processor's caches hold them no more."""
@@ -106,7 +104,7 @@ class _Request:
         "subjects",
     )
 
-    def __init__(self, op: OpContext, command: Entries) -> None:
+    def __init__(self, op: OpContext, command: EntryCommand) -> None:
         self.op = op
         self.command = command
         self.is_ack = not isinstance(command, ChangeInvisible)
@@ -283,7 +281,7 @@ class _Request:
         return known
 
 
-def decide_entries(op: OpContext, command: Entries) -> None:
+def decide_entries(op: OpContext, command: EntryCommand) -> None:
     """Decide every entry at the record's `now` and answer with the runs."""
     request = _Request(op, command)
     entries: Sequence[Entry] = command.entries

@@ -7,7 +7,6 @@ from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.op_window import answered_pop, recall, remember_parked_answer
 from broker_state.kernel.orderly import grant_in_order, release_members
 from broker_state.kernel.queue_state import LaneState
-from broker_state.kernel.validation import what_is_invalid
 from broker_state.store.keys import DEADLINE_PARKED
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
 from broker_state.store.records import ParkedPop
@@ -23,12 +22,8 @@ _Granted = tuple[Delivery, int, list[LeasedRange]]
 
 
 def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
-    """Step 2 of a pop: the lane it waits in; None when it was refused."""
+    """Decide step 2 of a pop, whose fields are valid; return the lane it waits in, None if it is refused."""
     queue = op.queue
-    invalid = what_is_invalid(command)
-    if invalid is not None:
-        op.refuse(Reason.INVALID_PARAMETER, invalid, command.group)
-        return None
     lane = queue.lane(command.group)
     if lane is None:
         start = queue.record.min_offset if command.init == "min" else queue.written.floor

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import assert_never
 
 from popstream.wire.command import (
     Ack,
@@ -16,6 +17,7 @@ from popstream.wire.command import (
     Reject,
     ResetOffset,
     ReturnClient,
+    Tick,
 )
 from popstream.wire.limits import (
     ATTEMPTS_MAX,
@@ -124,7 +126,10 @@ def what_is_invalid(command: Command) -> str | None:
             return _name("topic_id", command.topic_id) or _number("min_offset", command.min_offset, 0, OFFSET_MAX)
         case Dispatch():
             return _number("number of ranges", len(command.ranges) + len(command.skip), 1, ENTRIES_MAX)
-    return None
+        case Tick():
+            return None
+        case _:
+            assert_never(command)
 
 
 def _fits(text: str, bytes_max: int) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
 
+from broker_state.audit import ERA_ENDING_KINDS
 from connectors.delta.tables import TABLES, table_path
 from popstream.wire.failures import Invalid
 
@@ -19,7 +20,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["register_tables", "register_views"]
+__all__ = ["ENDS_ERA", "ERA_ENDING_KINDS_SQL", "register_tables", "register_views"]
+
+ERA_ENDING_KINDS_SQL: Final = ", ".join(f"'{kind}'" for kind in ERA_ENDING_KINDS)
+"""`ERA_ENDING_KINDS` for an SQL `IN (...)`."""
+
+ENDS_ERA: Final = f"step = 'released' AND cause IN ({ERA_ENDING_KINDS_SQL})"
+"""SQL condition: a row of `deliveries` that ends every lease of its lane and is about no single message."""
 
 _BLOCK: Final = 4_096
 _EXPLODED_MAX: Final = 1_000_000
@@ -28,7 +35,7 @@ _EXPLODED_MAX: Final = 1_000_000
 # such a row stays one row, without a message.
 _NAMES_MESSAGES: Final = {
     "operations": f"first_offset >= 0 AND last_offset - first_offset BETWEEN 0 AND {_EXPLODED_MAX - 1}",
-    "deliveries": "NOT (step = 'released' AND cause IN ('reset_offset', 'forget_lane', 'declare'))",
+    "deliveries": f"NOT ({ENDS_ERA})",
 }
 
 # In two steps, so that no array is longer than a block, however long the range.

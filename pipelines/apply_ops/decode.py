@@ -19,14 +19,12 @@ from popstream.exchange.partitioner import partition_of
 from popstream.wire.command import (
     COMMAND_TYPES,
     WIRE_VERSION,
-    Ack,
     AckEntry,
     ChangeEntry,
-    ChangeInvisible,
     Command,
     Entry,
+    EntryCommand,
     HandleRef,
-    Reject,
     RejectEntry,
 )
 from popstream.wire.handle import Signer
@@ -117,7 +115,7 @@ class Decoder:
                 return _explain(record, value, str(error)[:_TEXT_MAX])  # it may quote all of a value
             command = entry_by_entry
         forged: frozenset[int] = frozenset()
-        if self._signer is not None and isinstance(command, Ack | ChangeInvisible | Reject):
+        if self._signer is not None and isinstance(command, EntryCommand):
             command, forged = self._verify(command, self._signer)
         return OpRecord(
             record.partition,
@@ -157,9 +155,7 @@ class Decoder:
                 self._routes[topic, queue_id] = route
         return route != (record.key, record.partition)
 
-    def _verify(
-        self, command: Ack | ChangeInvisible | Reject, signer: Signer
-    ) -> tuple[Ack | ChangeInvisible | Reject, frozenset[int]]:
+    def _verify(self, command: EntryCommand, signer: Signer) -> tuple[EntryCommand, frozenset[int]]:
         """The command with its handles as the kernel knows them, and which of them are forged."""
         handles = []
         forged = set()

@@ -22,7 +22,7 @@ What leaves the log while it is handed out must be in the history as a `skip`, o
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
@@ -36,12 +36,14 @@ from popstream.wire.command import (
     Command,
     Declare,
     Dispatch,
+    EntryCommand,
     ForgetLane,
     Policy,
     Pop,
     Reject,
     ResetOffset,
     ReturnClient,
+    Tick,
     encode_command,
 )
 from popstream.wire.failures import Invalid
@@ -224,14 +226,19 @@ class _QueueHistory:
     def _find_lanes(self) -> None:
         """Pops come first: what the others name are messages of pops."""
         for command, answer in self._operations:
-            if isinstance(command, Pop):
-                self._lane(command.group).add_pop(command, answer)
-                self._group_of_pop[command.op_id or ""] = command.group
-            elif isinstance(command, Ack | ChangeInvisible | Reject):
-                for ref in command.handles:
-                    self._lane(ref.group)
-            elif isinstance(command, ResetOffset | ForgetLane | ReturnClient):
-                self._lane(command.group)
+            match command:
+                case Pop():
+                    self._lane(command.group).add_pop(command, answer)
+                    self._group_of_pop[command.op_id or ""] = command.group
+                case Ack() | ChangeInvisible() | Reject():
+                    for ref in command.handles:
+                        self._lane(ref.group)
+                case ResetOffset() | ForgetLane() | ReturnClient():
+                    self._lane(command.group)
+                case Declare() | Dispatch() | Policy() | Cancel() | Tick():
+                    pass
+                case _:
+                    assert_never(command)
         for lane in self.lanes.values():
             lane.end_pops()
 
@@ -252,12 +259,15 @@ class _QueueHistory:
                     lane.add_release(answer)
             case ReturnClient():
                 self._lane(command.group).add_release(answer)
-            case ResetOffset() | ForgetLane() if answer.applied:
-                lane = self._lane(command.group)
-                lane.add_reset(answer.now_ms)
-                if isinstance(command, ResetOffset):
+            case ResetOffset():
+                if answer.applied:
+                    lane = self._lane(command.group)
+                    lane.add_reset(answer.now_ms)
                     lane.reset_target = max(lane.reset_target, command.queue_offset)
-                else:
+            case ForgetLane():
+                if answer.applied:
+                    lane = self._lane(command.group)
+                    lane.add_reset(answer.now_ms)
                     lane.was_forgotten = True
             case Declare():
                 self._commit_position = max(self._commit_position, answer.commit_position or 0)
@@ -267,10 +277,12 @@ class _QueueHistory:
                 self._tell_dispatch(command, answer)
             case Policy():
                 self._limit_attempts(command)
-            case _:
+            case Pop() | Tick():
                 pass
+            case _:
+                assert_never(command)
 
-    def _tell_entries(self, command: Ack | ChangeInvisible | Reject, answer: Answer) -> None:
+    def _tell_entries(self, command: EntryCommand, answer: Answer) -> None:
         for run in answer.runs:
             entry = command.entries[run.entry] if 0 <= run.entry < len(command.entries) else None
             if entry is not None and 0 <= entry.handle < len(command.handles):
@@ -309,12 +321,14 @@ class _QueueHistory:
                 self._lane(command.group).add_doubt(returned=command.client_id)
             case ResetOffset() | ForgetLane():
                 self._lane(command.group).add_reset(None)
-            case Declare() if self._may_be_replaced:
-                for lane in self.lanes.values():
+            case Declare():
+                for lane in self.lanes.values() if self._may_be_replaced else ():
                     lane.add_reset(None)
             case Dispatch():
                 self._skip(command)
             case Policy():
                 self._limit_attempts(command)
-            case _:
+            case Pop() | Tick():
                 pass
+            case _:
+                assert_never(command)

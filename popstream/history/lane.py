@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from popstream.wire.answer import Answer, LeasedRange, Run
-from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Pop, Reject
+from popstream.wire.command import ChangeEntry, EntryCommand, Pop
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, read_handle
 from popstream.wire.reason import Reason
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "LaneHistory", "Span", "Violation", "ViolationKind"]
 
-Entries = Ack | ChangeInvisible | Reject
 Span = tuple[int, int]
 """[first, last] of queue offsets."""
 
@@ -221,7 +220,7 @@ class LaneHistory:
         for message in self._messages.values():
             message.deliveries.sort(key=lambda pop: (pop.epoch, pop.now_ms))
 
-    def add_run(self, command: Entries, run: Run, answer: Answer) -> None:
+    def add_run(self, command: EntryCommand, run: Run, answer: Answer) -> None:
         """What came of neighbouring offsets of an entry of this lane."""
         entry = command.entries[run.entry]
         text = command.handles[entry.handle].handle
@@ -249,7 +248,7 @@ class LaneHistory:
         """The commit offset that an answer told."""
         self._commits.append(_Commit(answer.now_ms, commit_offset, answer.op_id))
 
-    def add_unanswered(self, command: Entries) -> None:
+    def add_unanswered(self, command: EntryCommand) -> None:
         """Acks, rejects or changes that may have been decided, or may yet be."""
         for entry in command.entries:
             ref = command.handles[entry.handle] if 0 <= entry.handle < len(command.handles) else None

@@ -21,6 +21,7 @@ __all__ = [
     "Declare",
     "Dispatch",
     "Entry",
+    "EntryCommand",
     "ForgetLane",
     "HandleRef",
     "Init",
@@ -36,6 +37,7 @@ __all__ = [
     "WrittenRange",
     "cause_of",
     "encode_command",
+    "group_of",
     "kind_of",
 ]
 
@@ -192,6 +194,10 @@ class Reject(CommandBase, frozen=True, tag="reject"):
     client_id: str | None = None
 
 
+EntryCommand = Ack | ChangeInvisible | Reject
+"""The commands with handles and entries, which are decided entry by entry."""
+
+
 class Cancel(CommandBase, frozen=True, tag="cancel"):
     """Take back the pop that was sent with `target_op_id`, answered or not."""
 
@@ -254,6 +260,11 @@ def encode_command(command: Command) -> bytes:
     b'{"type":"tick","topic":"orders","queue_id":0,"v":1}'
     """
     return _encoder.encode(command)
+
+
+def group_of(command: Command) -> str | None:
+    """Return the group that a command names as a whole; entries name theirs with the handle."""
+    return getattr(command, "group", None)
 
 
 def kind_of(command: Command) -> str:
