@@ -11,7 +11,8 @@ from popstream.wire.answer import Answer
 from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason, code_of
 from tests.conformance.broker import Broker, RocketHandle
-from tests.conformance.order_infos import OrderInfoTable, order_counts
+from tests.conformance.order_info_steps import OrderInfoSteps
+from tests.conformance.order_infos import order_counts
 from tests.conformance.rules import (
     CONTIGUOUS_COMMIT_OFFSET,
     EQUAL_DEADLINE,
@@ -26,7 +27,8 @@ from tests.conformance.rules import (
     map_ack,
     map_change,
 )
-from tests.conformance.verdict import Comparison, Outcome, Verdict
+from tests.conformance.step_fields import ORDER_INFO_STEPS, what_is_wrong
+from tests.conformance.verdict import Comparison, NotApplicableError, Outcome, Verdict
 
 __all__ = ["run_vector", "run_vectors"]
 
@@ -79,6 +81,8 @@ def run_vector(vector: dict[str, Any]) -> Verdict:
     subject = str(vector.get("id", "?")) if isinstance(vector, dict) else "?"
     try:
         return _run(subject, vector)
+    except NotApplicableError as error:
+        return Verdict(subject, Outcome.NOT_APPLICABLE, str(error))
     except Exception as error:  # noqa: BLE001 - whatever is in the file
         return Verdict(subject, Outcome.FAIL, f"cannot be read as a vector: {error!r}")
 
@@ -88,8 +92,10 @@ def _run(subject: str, vector: dict[str, Any]) -> Verdict:
     if component in _ELSEWHERE:
         return Verdict(subject, Outcome.NOT_APPLICABLE, _ELSEWHERE[component])
     comparison = Comparison()
-    run = (
-        OrderInfoTable(vector.get("clock") or 0, comparison) if component in _ORDER_INFO else _Steps(vector, comparison)
+    run: Any = (
+        OrderInfoSteps(vector.get("clock") or 0, steps, comparison)
+        if component in _ORDER_INFO
+        else _Steps(vector, comparison)
     )
     if component not in _ORDER_INFO | _KERNEL:
         return Verdict(subject, Outcome.FAIL, f"there is no component {component!r}")
@@ -97,9 +103,16 @@ def _run(subject: str, vector: dict[str, Any]) -> Verdict:
         part = next((what for op, what in _PARTS.items() if step["op"] == op or step["op"].startswith(f"{op}_")), None)
         if part is not None:
             return Verdict(subject, Outcome.NOT_APPLICABLE, part)
+    wrong = [
+        f"step {number}: {what}"
+        for number, step in enumerate(steps)
+        for what in (what_is_wrong(step, ORDER_INFO_STEPS) if component in _ORDER_INFO else ())
+    ]
+    if wrong:
+        return Verdict(subject, Outcome.FAIL, "; ".join(wrong))
+    for number, step in enumerate(steps):
         if not run.knows(step["op"]):
             return Verdict(subject, Outcome.FAIL, f"there is no step {step['op']!r}")
-    for number, step in enumerate(steps):
         run.run(f"step {number} ({step['op']})", step)
     return comparison.verdict(subject)
 
@@ -188,7 +201,7 @@ class _Steps:
     def _do_admin_reset_offset(self, _: str, step: dict[str, Any]) -> None:
         lane = (step["group"], step["topic"], step["queue_id"])
         info = self._broker.order_info(*lane)
-        if info is not None and info.is_blocked(self._broker.now_ms):
+        if info is not None and info.free_ms() > self._broker.now_ms:
             self._reset_while_blocked[lane] = info.free_ms()
         self._broker.reset_offset(*lane, step["offset"])
 
@@ -213,7 +226,8 @@ class _Steps:
 
     def _do_oi_check_block(self, where: str, step: dict[str, Any]) -> None:
         info = self._broker.order_info(step["group"], step["topic"], step["queue_id"])
-        ours = info is not None and info.check_block(step["attempt_id"], step["invisible_time"], self._broker.now_ms)
+        is_free = info is None or info.is_reentrant(step["attempt_id"]) or info.free_ms() <= self._broker.now_ms
+        ours = not is_free
         self._check(where, step, step.get("expect"), ours, [])
 
     def _do_pop(self, where: str, step: dict[str, Any]) -> None:
@@ -287,7 +301,7 @@ class _Steps:
         if lane in self._lost and offset >= (self._lost[lane] or 0):
             self._lost[lane] = offset + 1
         if info is not None and request.is_current and offset >= request.commit_offset and not ours["code"]:
-            self._woken += [] if info.is_blocked(self._broker.now_ms) else [f"{lane[1]}@{lane[0]}@{lane[2]}"]
+            self._woken += [] if info.free_ms() > self._broker.now_ms else [f"{lane[1]}@{lane[0]}@{lane[2]}"]
         mapped, rules = apply(map_ack, step.get("expect") or {"code": None}, request)
         self._check(where, step, mapped, ours, rules)
 

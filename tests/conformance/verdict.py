@@ -1,9 +1,17 @@
 """What became of one vector or history."""
 
 import enum
+from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Comparison", "Outcome", "Verdict", "plain"]
+__all__ = ["Comparison", "NotApplicableError", "Outcome", "Verdict", "plain"]
+
+
+_NOT_RECORDED = object()
+
+
+class NotApplicableError(Exception):
+    """A vector or history asks for something that popstream has no counterpart of; says for what."""
 
 
 class Outcome(enum.StrEnum):
@@ -50,6 +58,36 @@ class Comparison:
         for rule in rules:
             if rule not in self.rules:
                 self.rules.append(rule)
+
+    def compare(
+        self, where: str, *, rocketmq: object, ours: object, rules: Iterable[str], recorded: object = _NOT_RECORDED
+    ) -> None:
+        """RocketMQ's recorded value must be that of its shadow; where ours is another, `rules` must say why.
+
+        Args:
+            where: The step.
+            rocketmq: By the shadow of RocketMQ.
+            ours: From the kernel's answers.
+            rules: Names of those that let the two differ here; none: they must be equal.
+            recorded: What RocketMQ had; may be left out.
+        """
+        if recorded is not _NOT_RECORDED and plain(recorded) != plain(rocketmq):
+            self.fail(f"at {where}: RocketMQ has {recorded!r}, by its rules it has {rocketmq!r}")
+        if plain(ours) == plain(rocketmq):
+            return
+        used = list(dict.fromkeys(rules))
+        if not used:
+            self.fail(f"at {where}: RocketMQ has {rocketmq!r}, popstream {ours!r}")
+        self.rules += [rule for rule in used if rule not in self.rules]
+
+    def agree(self, where: str, disagreement: str | None) -> None:
+        """The kernel must agree with popstream's own rules."""
+        if disagreement is not None:
+            self.fail(f"at {where}: the kernel differs from popstream's rules: {disagreement}")
+
+    def fail(self, why: str) -> None:
+        """The first failure counts."""
+        self.failure = self.failure or why
 
     def verdict(self, subject: str) -> Verdict:
         """What the checks amount to."""

@@ -7,7 +7,7 @@ compared at the end of each micro-batch.
 
 import hashlib
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -47,9 +47,11 @@ def kernel_subject(seed: int | None = None) -> Callable[[], Subject]:
 
 
 class KernelSubject:
-    """One kernel over a store in memory."""
+    """One kernel over a store in memory; `groups` are those whose lanes are read back, `decision` the latest one."""
 
-    def __init__(self, seed: int | None) -> None:
+    def __init__(self, seed: int | None, groups: Iterable[str] = (*GROUPS, "nobody")) -> None:
+        self.decision = Decision()
+        self._groups = groups
         self._kv = MemoryKv()
         self._overlay = Overlay(self._kv)
         self._random = random.Random(seed)
@@ -62,7 +64,7 @@ class KernelSubject:
         key = queue_key(command.topic, command.queue_id)
         misrouted = record.key != key or record.partition != partition_of(key, PARTITIONS)
         digest = hashlib.blake2b(record.value, digest_size=16).digest()
-        decision = Decision()
+        decision = self.decision = Decision()
         op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
         fold(self._overlay, [op], decision)
         state = None
@@ -99,7 +101,7 @@ class KernelSubject:
         if queue is None:
             return None
         lanes = {}
-        for group in (*GROUPS, "nobody"):
+        for group in self._groups:
             lane = read(prefix + b"N" + group.encode(), LaneRecord.decode)
             if lane is not None:
                 lanes[group] = _lane_state(read, prefix, lane)
