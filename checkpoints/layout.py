@@ -1,20 +1,23 @@
-"""Where a job keeps what: one folder, made by `popstream up`, that nothing else writes to.
+"""The folder of a job: created by `popstream up`, written by nothing else.
 
+```
 var/job/
-  state/        RocksDB, the truth
-  spark/        Spark's checkpoint: which records a micro-batch has; begun anew with every start
+  state/        RocksDB: the state, which the rest is reconciled against
+  spark/        Spark's checkpoint, which says what a micro-batch contains; new at every start
   queues/       RocksDB of the builder: the consume queues of the message topics
-  spark_build/  Spark's checkpoint of the builder's query, begun anew with every query
+  spark_build/  Spark's checkpoint of the builder's query; new with every query
   delta/        the audit tables
   snapshots/    snapshots, unless the settings name another place
-  replaced/     what a restore has put aside
-  scratch/      what is made and removed again
-  last_done/    when what is due now and then was done, a file for each
-  attempts      what the job has begun to decide and not ended
-  lock          held by the job that owns all this
-  job.json      who that is and where it listens
-  kafka/        the embedded broker, when there is one
-  job.log       and jvm.log: what the job and its JVM say
+  replaced/     states that a restore replaced
+  scratch/      temporary files
+  last_done/    one empty file per periodic task: its time says when the task was last done
+  attempts      attempts to decide the next micro-batch, for the crash-loop breaker
+  lock          locked by the job that owns the folder
+  job.json      process id, addresses and token of the running job
+  control.sock  control socket of the running job
+  kafka/        data of the embedded broker, if any
+  job.log       log of the job; jvm.log: output of its JVM
+```
 """
 
 from pathlib import Path
@@ -31,12 +34,12 @@ class JobFolder(msgspec.Struct, frozen=True):
 
     @property
     def state(self) -> Path:
-        """RocksDB."""
+        """RocksDB of the job."""
         return self.root / "state"
 
     @property
     def spark(self) -> Path:
-        """Spark's checkpoints, one folder for each time one was begun anew."""
+        """Spark's checkpoints of the job's query."""
         return self.root / "spark"
 
     @property
@@ -46,7 +49,7 @@ class JobFolder(msgspec.Struct, frozen=True):
 
     @property
     def builder_spark(self) -> Path:
-        """Spark's checkpoints of the builder."""
+        """Spark's checkpoints of the builder's query."""
         return self.root / "spark_build"
 
     @property
@@ -61,30 +64,30 @@ class JobFolder(msgspec.Struct, frozen=True):
 
     @property
     def replaced(self) -> Path:
-        """What was there before a restore, a folder for each."""
+        """States that a restore replaced, one folder per restore."""
         return self.root / "replaced"
 
     @property
     def scratch(self) -> Path:
-        """What is made and removed again, on the same disk."""
+        """Temporary files on the same disk."""
         return self.root / "scratch"
 
     @property
     def last_done(self) -> Path:
-        """When what is due now and then was done: an empty file for each, by its time."""
+        """One empty file per periodic task, whose modification time says when the task was last done."""
         return self.root / "last_done"
 
     @property
     def attempts(self) -> Path:
-        """The note of what was begun to be decided."""
+        """Attempts to decide the next micro-batch."""
         return self.root / "attempts"
 
     @property
     def lock(self) -> Path:
-        """The file whose flock means ownership."""
+        """The file whose flock is the ownership of the folder."""
         return self.root / "lock"
 
     @property
-    def card(self) -> Path:
-        """The running job's process id, address and topics."""
+    def job_file(self) -> Path:
+        """How to reach the running job (pipelines/control/job_file.py)."""
         return self.root / "job.json"

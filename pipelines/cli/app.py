@@ -291,7 +291,7 @@ def status(
     """
     from checkpoints.layout import JobFolder
     from pipelines.cli.status import run_ready, run_status
-    from pipelines.control.server import StatusRequest
+    from pipelines.control.messages import StatusRequest
 
     root = load_settings(settings, folder=folder).folder
     if ready:

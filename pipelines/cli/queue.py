@@ -15,8 +15,9 @@ from pipelines.build_consume_queue.view import ConsumeQueueView, FoundMessage, F
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import require_left_alone, running_job
-from pipelines.control.job_file import JobCard
-from pipelines.control.server import RebuildRequest, Rebuilt, ask, stored_queues
+from pipelines.control.client import ask, stored_queues
+from pipelines.control.job_file import JobFile
+from pipelines.control.messages import RebuildRequest, Rebuilt
 from popstream.payload.payloads import Payloads
 from popstream.payload.records import records_of
 from popstream.payload.shared_payloads import shared_payloads
@@ -54,10 +55,10 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; what the last one left was shown all the same.
     """
-    card = running_job(folder)
-    if card is not None:
-        views = ask(card, request, list[ConsumeQueueView])
-        views = [opened(view, request, card) for view in views]
+    job = running_job(folder)
+    if job is not None:
+        views = ask(job, request, list[ConsumeQueueView])
+        views = [opened(view, request, job) for view in views]
     else:
         require_left_alone(folder)
         views = stored_queues(folder, request)
@@ -65,7 +66,7 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
         print(msgspec.json.encode(views).decode())
     else:
         _print(standard_output(), views)
-    if card is None:
+    if job is None:
         say(f"no job runs in {folder.root}; this is what the last one left")
         raise typer.Exit(Exit.UNAVAILABLE)
 
@@ -77,24 +78,24 @@ def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset
         Invalid: No queue was named, or there is no such one.
         Unavailable: No job runs, which alone can do it.
     """
-    card = running_job(folder)
+    job = running_job(folder)
     if queue_id is None:
         message = "name the queue to rebuild with --queue"
         raise Invalid(message)
-    if card is None:
+    if job is None:
         message = f"no job runs in {folder.root}: start one, it rebuilds while it runs"
         raise Unavailable(message, subject=str(folder.root))
     request = RebuildRequest(topic=topic, queue_id=queue_id, from_offset=from_offset)
-    found = ask(card, request, Rebuilt, timeout_s=REBUILD_TIMEOUT_S)
+    found = ask(job, request, Rebuilt, timeout_s=REBUILD_TIMEOUT_S)
     print(f"{topic}/{queue_id} is read again from offset {found.from_offset}")
 
 
-def opened(view: ConsumeQueueView, request: QueueRequest, card: JobCard) -> ConsumeQueueView:
+def opened(view: ConsumeQueueView, request: QueueRequest, job: JobFile) -> ConsumeQueueView:
     """With what was looked for inside units of many messages, which only the topic knows."""
     is_of_many = [found.unit is not None and found.unit.inner_count > 1 for found in view.found]
     if not any(is_of_many) or (request.key_hash is None and request.message_offset is None):
         return view
-    settings = ClientSettings(bootstrap_servers=card.bootstrap_servers, client_id=new_client_id(), prefix=card.prefix)
+    settings = ClientSettings(bootstrap_servers=job.bootstrap_servers, client_id=new_client_id(), prefix=job.prefix)
     payloads = shared_payloads(settings)
     try:
         opened = [

@@ -12,7 +12,8 @@ from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.cli.exits import say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import running_job
-from pipelines.control.server import SnapshotRequest, ask
+from pipelines.control.client import ask
+from pipelines.control.messages import SnapshotRequest
 from pipelines.recovery.snapshot_loop import take_snapshot
 from pipelines.settings import JobSettings
 
@@ -31,9 +32,9 @@ def run_snapshot(settings: JobSettings, *, as_json: bool) -> None:
         Fenced: A job is starting or stopping.
     """
     folder = JobFolder(settings.folder)
-    card = running_job(folder)
-    if card is not None:
-        snapshot = ask(card, SnapshotRequest(), Snapshot, timeout_s=TIMEOUT_S)
+    job = running_job(folder)
+    if job is not None:
+        snapshot = ask(job, SnapshotRequest(), Snapshot, timeout_s=TIMEOUT_S)
     else:
         snapshot = _of_a_stopped_job(folder, snapshots_of(settings))
     if as_json:

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from connectors.delta.session import build_session
 from connectors.jars.resolve import spark_jars
-from pipelines.process.jvm import ended_jvm, held_signals, output_in, silence_query_errors
+from pipelines.process.jvm import ended_jvm, output_in, silence_query_errors
+from pipelines.process.signals import held_signals
 
 __all__ = ["reading_session", "working"]
 

@@ -12,7 +12,8 @@ from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import require_left_alone, running_job
-from pipelines.control.server import Status, StatusRequest, ask, stored_status
+from pipelines.control.client import ask, stored_status
+from pipelines.control.messages import Status, StatusRequest
 from pipelines.control.state_view import LaneDetail
 from popstream.wire.failures import Unavailable
 
@@ -42,21 +43,21 @@ def run_ready(folder: JobFolder) -> None:
     Raises:
         Unavailable: No job runs, it does not answer, or something is in its way.
     """
-    card = running_job(folder)
-    if card is None:
+    job = running_job(folder)
+    if job is None:
         message = f"no job runs in {folder.root}"
         raise Unavailable(message, subject=str(folder.root))
-    status = ask(card, StatusRequest(limit=1), Status)
-    if status.obstacles:
+    status = ask(job, StatusRequest(limit=1), Status)
+    if status.not_ready_reasons:
         message = "the job is not ready:"
-        raise Unavailable(message, subject=str(folder.root), details=status.obstacles)
+        raise Unavailable(message, subject=str(folder.root), details=status.not_ready_reasons)
     say("ready")
 
 
 def _status(folder: JobFolder, request: StatusRequest) -> Status:
-    card = running_job(folder)
-    if card is not None:
-        return ask(card, request, Status)
+    job = running_job(folder)
+    if job is not None:
+        return ask(job, request, Status)
     require_left_alone(folder)
     return stored_status(folder, request)
 
@@ -91,8 +92,8 @@ def _print(console: Console, status: Status) -> None:
             f"{max(0, status.apply_seq - (status.delta_seq or 0)):,} micro-batches not in Delta yet,"
             f" outbox {status.outbox_bytes or 0:,} bytes"
         )
-    for number, obstacle in enumerate(status.obstacles):
-        facts[f"not ready {number + 1}" if number else "not ready"] = obstacle
+    for number, reason in enumerate(status.not_ready_reasons):
+        facts[f"not ready {number + 1}" if number else "not ready"] = reason
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined:,} records, of which nothing is decided: see `rejected`"
     if status.snapshot or status.snapshot_failure:

@@ -1,4 +1,4 @@
-"""Which job a command talks to: the one whose card lies in the folder, unless options say otherwise."""
+"""Which job a command talks to: the one of the folder, unless options say otherwise."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import msgspec
 
 from checkpoints.layout import JobFolder
 from pipelines.cli.options import load_settings
-from pipelines.control.job_file import JobCard
-from pipelines.control.server import is_owned
+from pipelines.control.client import is_owned
+from pipelines.control.job_file import JobFile
 from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.failures import Unavailable
 
@@ -35,33 +35,33 @@ class Target(msgspec.Struct, frozen=True):
 def find_target(
     folder: Path | None, bootstrap_servers: str | None, prefix: str | None, history_file: Path | None = None
 ) -> Target:
-    """Where to go: what options and settings say, else what the card of the running job says.
+    """Where to go: what options and settings say, else what the job file says.
 
     Raises:
         Unavailable: No job runs in the folder, and nothing else tells where Kafka is.
     """
     settings = load_settings(None, folder=folder, bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
-    card = running_job(JobFolder(settings.folder))
+    job = running_job(JobFolder(settings.folder))
     chosen = settings.model_fields_set
-    if card is None and not settings.bootstrap_servers:
+    if job is None and not settings.bootstrap_servers:
         message = (
             f"no job runs in {settings.folder}: start one with `popstream up`, name its --folder,"
             " or tell where Kafka is with --bootstrap-servers"
         )
         raise Unavailable(message, subject=str(settings.folder))
-    if card is None:
+    if job is None:
         return Target(settings.bootstrap_servers, settings.topic_prefix, history_file)
     return Target(
-        settings.bootstrap_servers or card.bootstrap_servers,
-        settings.topic_prefix if "topic_prefix" in chosen else card.prefix,
+        settings.bootstrap_servers or job.bootstrap_servers,
+        settings.topic_prefix if "topic_prefix" in chosen else job.prefix,
         history_file,
     )
 
 
-def running_job(folder: JobFolder) -> JobCard | None:
-    """The card of the job that runs in the folder, once it is ready."""
-    card = JobCard.read(folder.card)
-    return card if card is not None and is_owned(folder) else None
+def running_job(folder: JobFolder) -> JobFile | None:
+    """Return the job file of the job that runs in the folder, once it is ready, or None."""
+    job = JobFile.read(folder.job_file)
+    return job if job is not None and is_owned(folder) else None
 
 
 def require_left_alone(folder: JobFolder) -> None:

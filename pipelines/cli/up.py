@@ -90,13 +90,14 @@ def _introduce(console: Console, host: Host, metrics_host: str) -> None:
 
 
 def _summary(host: Host) -> str:
-    if host.obstacles:
-        return "not ready: " + " · ".join(host.obstacles)
-    totals = host.job.metrics.totals()
-    behind = max(0, host.job.apply_ops.applied.apply_seq - host.job.flush.delivered_seq)
+    if host.not_ready_reasons:
+        return "not ready: " + " · ".join(host.not_ready_reasons)
+    report = host.job.report()
+    totals = host.metrics.totals()
+    behind = max(0, report.apply_seq - (report.delta_seq or 0))
     took_ms = sum(totals.last_batch_ms.values())
-    rate = host.status_server.operations_per_s()
+    rate = host.control_server.operations_per_s()
     return (
         f"{totals.operations:,} operations, {rate:,.0f}/s · last micro-batch {took_ms:.0f} ms"
-        f" · Delta {behind} micro-batches behind · outbox {host.job.outbox.undelivered_bytes / 1024:,.0f} KiB"
+        f" · Delta {behind} micro-batches behind · outbox {(report.outbox_bytes or 0) / 1024:,.0f} KiB"
     )

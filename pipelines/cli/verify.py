@@ -17,7 +17,8 @@ from pipelines.cli.restore import log_of, the_kafka_of
 from pipelines.cli.snapshot import snapshots_of
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.target import running_job
-from pipelines.control.server import Image, ImageRequest, ask
+from pipelines.control.client import ask
+from pipelines.control.messages import Image, ImageRequest
 from pipelines.process.job import signer_of
 from pipelines.recovery.verify import Verified, verify
 from pipelines.settings import JobSettings
@@ -39,15 +40,15 @@ def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: 
     snapshots = snapshots_of(settings)
     scratch = folder.scratch / f"verify-{uuid.uuid4().hex}"
     with contextlib.ExitStack() as stack:
-        card = running_job(folder)
-        if card is None:
+        job = running_job(folder)
+        if job is None:
             stack.enter_context(Ownership(folder.lock))
             state = folder.state
         else:
             settings = settings.model_copy(
-                update={"bootstrap_servers": card.bootstrap_servers, "topic_prefix": card.prefix}
+                update={"bootstrap_servers": job.bootstrap_servers, "topic_prefix": job.prefix}
             )
-            state = Path(ask(card, ImageRequest(), Image, timeout_s=TIMEOUT_S).folder)
+            state = Path(ask(job, ImageRequest(), Image, timeout_s=TIMEOUT_S).folder)
             stack.callback(shutil.rmtree, state, ignore_errors=True)
         servers = stack.enter_context(the_kafka_of(settings, var))
         spark = stack.enter_context(reading_session(var))

@@ -1,4 +1,4 @@
-"""The card of a running job: what other commands must know to talk to it and to its Kafka."""
+"""The job file, `job.json`: what other commands need to reach a running job and its Kafka."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,20 @@ from typing import Self
 
 import msgspec
 
-__all__ = ["JobCard"]
+__all__ = ["JobFile"]
 
 
-class JobCard(msgspec.Struct, frozen=True, kw_only=True):
-    """`job.json` in the job's folder, there for as long as the job runs, readable by its user alone.
+class JobFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Written to the job's folder when the job is ready, and removed when it stops. Only the job's user may read it.
 
-    `address` is where `status` is answered: the path of a Unix socket, or `127.0.0.1:port`. Whoever asks gives the
-    `token`.
+    Attributes:
+        pid: The process.
+        bootstrap_servers: The Kafka of the job.
+        prefix: Prefix of the job's topics.
+        folder: The job's folder.
+        address: The control socket: path of a Unix socket, or `127.0.0.1:port`.
+        token: Secret that each request to the control socket carries.
+        started_at: Unix time in seconds.
     """
 
     pid: int
@@ -25,7 +31,7 @@ class JobCard(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
 
     def write(self, path: Path) -> None:
-        """Put the card where others find it, whole from the first moment."""
+        """Write the file atomically."""
         unfinished = path.with_name(f".{path.name}.{self.pid}")
         descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -34,9 +40,9 @@ class JobCard(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """The card at `path`; None when there is none, or it cannot be read.
+        """Return the job file at `path`, or None when it is missing or unreadable.
 
-        It says that a job was started, not that it still runs: one that was killed leaves its card behind.
+        A job file proves that a job was started, not that it still runs: a killed job leaves its file behind.
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)

@@ -1,4 +1,4 @@
-"""Reading the state for people: queues and lanes as they are stored, without deciding anything."""
+"""Read-only views of queues and lanes in the stored state, for `popstream status` and `queue`."""
 
 import itertools
 from collections.abc import Iterator
@@ -10,13 +10,25 @@ from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.records import LaneRecord, QueueRecord
 from broker_state.store.rocks_store import RocksStore
 
-__all__ = ["BatchView", "LaneDetail", "LaneView", "MemberView", "QueueView", "WaitingPop", "lane_detail", "queues_in"]
+__all__ = [
+    "LANES_SHOWN",
+    "BatchView",
+    "LaneDetail",
+    "LaneView",
+    "MemberView",
+    "ParkedPopView",
+    "QueueView",
+    "lane_detail",
+    "queues_in",
+    "selected_queues",
+]
 
+LANES_SHOWN = 1000
 RUNS_SHOWN = 100
 
 
 class MemberView(msgspec.Struct, frozen=True):
-    """Neighbouring members of a batch that are not acked; `next_visible_ms`: when they are offered again."""
+    """A run of unacked members of a pop batch; `next_visible_ms`: when they are redelivered."""
 
     first: int
     last: int
@@ -26,7 +38,7 @@ class MemberView(msgspec.Struct, frozen=True):
 
 
 class BatchView(msgspec.Struct, frozen=True):
-    """OrderInfo of an orderly lane; `free_at_ms` None: the lane is free. At most 100 runs of `unacked`."""
+    """The pop batch in flight of an orderly lane. `free_at_ms` None: the lane is free. `unacked`: at most 100 runs."""
 
     epoch: int
     pop_time_ms: int
@@ -40,8 +52,8 @@ class BatchView(msgspec.Struct, frozen=True):
     unacked: list[MemberView]
 
 
-class WaitingPop(msgspec.Struct, frozen=True):
-    """A pop that waits, in its turn."""
+class ParkedPopView(msgspec.Struct, frozen=True):
+    """A parked pop, in arrival order."""
 
     op_id: str | None
     client_id: str | None
@@ -51,10 +63,10 @@ class WaitingPop(msgspec.Struct, frozen=True):
 
 
 class LaneDetail(msgspec.Struct, frozen=True):
-    """Who waits (at most 100 pops), and what blocks them."""
+    """The pop batch in flight of a lane, and its parked pops: at most 100."""
 
     batch: BatchView | None
-    waiting: list[WaitingPop]
+    waiting: list[ParkedPopView]
 
 
 class LaneView(msgspec.Struct, frozen=True):
@@ -89,9 +101,9 @@ class QueueView(msgspec.Struct, frozen=True):
 
 
 def queues_in(store: RocksStore) -> Iterator[QueueView]:
-    """Every queue of the state with its lanes, in the order of their keys.
+    """Yield every queue of the state with its lanes, by key.
 
-    Keys of one queue share a prefix, so after its record only the records of its lanes are read.
+    The keys of a queue share a prefix, so only its record and the records of its lanes are read.
     """
     at = b""
     while True:
@@ -118,6 +130,37 @@ def queues_in(store: RocksStore) -> Iterator[QueueView]:
         at = prefix + b"\xff"
 
 
+def selected_queues(
+    store: RocksStore, group: str | None, topic: str | None, limit: int
+) -> tuple[list[QueueView], bool]:
+    """Return the matching queues with at most `limit` lanes, and whether the limit left lanes out.
+
+    Args:
+        store: The state.
+        group: Only lanes of this group, with their details.
+        topic: Only queues of this topic.
+        limit: A queue without lanes counts as one lane.
+    """
+    found: list[QueueView] = []
+    left = limit
+    for queue in queues_in(store):
+        if topic not in (None, queue.topic):
+            continue
+        lanes = [lane for lane in queue.lanes if group in (None, lane.group)]
+        if group is not None and not lanes:
+            continue
+        if left <= 0:
+            return found, True
+        if group is not None:
+            detail = lane_detail(store, queue.topic, queue.queue_id, group)
+            lanes = [msgspec.structs.replace(lane, detail=detail) for lane in lanes]
+        found.append(msgspec.structs.replace(queue, lanes=lanes[:left]))
+        if len(lanes) > left:
+            return found, True
+        left -= max(1, len(lanes))
+    return found, False
+
+
 def _lanes(store: RocksStore, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
     return store.scan(STATE, prefix + b"N", prefix + b"O")
 
@@ -139,13 +182,13 @@ def _lane(queue: QueueRecord, lane: LaneRecord) -> LaneView:
 
 
 def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> LaneDetail | None:
-    """What a lane holds and who waits for it, at one moment; None when the lane has gone meanwhile."""
+    """Return the pop batch and the parked pops of a lane from one snapshot; None: the lane no longer exists."""
     queue = load_queue(Overlay(store.frozen()), topic, queue_id)
     lane = None if queue is None else queue.lane(group)
     if lane is None:
         return None
     waiting = [
-        WaitingPop(pop.op_id, pop.client_id, pop.attempt_id, pop.max_messages, pop.deadline_ms)
+        ParkedPopView(pop.op_id, pop.client_id, pop.attempt_id, pop.max_messages, pop.deadline_ms)
         for pop in itertools.islice(lane.parked_pops(), RUNS_SHOWN)
     ]
     info = lane.order_info

@@ -1,11 +1,9 @@
-"""The JVM that PySpark starts: where what it prints goes, and that it is gone when we are."""
+"""The JVM that PySpark starts: its output, and its end together with this process."""
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
@@ -14,17 +12,16 @@ import structlog
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 
-__all__ = ["SIGNALS", "ended_jvm", "held_signals", "jvm_has_ended", "kill_jvm", "output_in", "silence_query_errors"]
+__all__ = ["ended_jvm", "jvm_has_ended", "kill_jvm", "output_in", "silence_query_errors"]
 
 _log = structlog.get_logger(__name__)
 
 GRACE_S = 10.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def ended_jvm() -> Iterator[None]:
-    """End the JVM that was started inside, and wait; by itself it would end only some time after this process."""
+    """End the JVM that was started inside, and wait for it: by itself it would outlive this process for a while."""
     try:
         yield
     finally:
@@ -32,31 +29,8 @@ def ended_jvm() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def held_signals() -> Iterator[None]:
-    """Let signals that come inside take effect at the end, by the handlers from before.
-
-    PySpark must not be interrupted while it launches its JVM: it removes the folder that the JVM is about to write to,
-    and the JVM then stays for ever, unknown to anyone. It also leaves a handler of its own for Ctrl-C, which goes too.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number in SIGNALS:
-        signal.signal(number, lambda which, _: came.append(which))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
-
-
-@contextlib.contextmanager
 def output_in(path: Path | None) -> Iterator[None]:
-    """Let what is started inside print to `path`, errors too: a JVM says things that no operator asked for."""
+    """Send standard output and error of child processes started inside to `path`; None: leave them as they are."""
     if path is None:
         yield
         return
@@ -82,19 +56,19 @@ def _redirected(stream: TextIO, descriptor: int, target: int) -> Iterator[None]:
 
 
 def kill_jvm() -> None:
-    """End the JVM at once; calls into it that are under way fail, instead of hanging."""
+    """Kill the JVM. Calls into it that are in flight fail instead of hanging."""
     if SparkContext._gateway is not None:  # noqa: SLF001 - PySpark has no public way to end its JVM
         SparkContext._gateway.proc.kill()  # noqa: SLF001
 
 
 def jvm_has_ended() -> bool:
-    """Whether there was a JVM and it is gone; another one can only serve another process."""
+    """Return whether the JVM has ended. A process cannot start a second one."""
     gateway = SparkContext._gateway  # noqa: SLF001 - as above
     return gateway is not None and gateway.proc.poll() is not None
 
 
 def silence_query_errors() -> None:
-    """Keep PySpark from printing what it raises as well: a page of JSON for a misspelt column."""
+    """Keep PySpark from also printing the errors that it raises, as a page of JSON."""
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
@@ -105,7 +79,7 @@ def _end_jvm() -> None:
     process: subprocess.Popen[bytes] = gateway.proc
     try:
         gateway.shutdown()
-    except Exception as error:  # noqa: BLE001 - py4j raises what it likes; the process is ended all the same
+    except Exception as error:  # noqa: BLE001 - py4j raises errors of many types; the process is ended anyway
         _log.warning("gateway_shutdown_failed", error=str(error))
     SparkContext._gateway = SparkContext._jvm = None  # noqa: SLF001 - so that a later session starts another one
     with contextlib.suppress(OSError):

@@ -1,31 +1,32 @@
-"""What malloc keeps for itself: few arenas, and given back now and then.
+"""Keeps glibc's allocator from holding memory that was freed.
 
-Threads that allocate side by side make glibc open an arena for each, and what is freed in between stays there: after an
-hour of load more of the process was free memory than used. Only glibc has these calls; elsewhere nothing is done.
+glibc gives each thread an arena of its own, up to eight per core, and memory that is freed within an arena stays there:
+after an hour of load more than half of the process was free memory. Other C libraries lack these calls, and nothing is
+done.
 """
 
 import ctypes
 import os
 
-__all__ = ["JVM_ENVIRONMENT", "bound_arenas", "give_back"]
+__all__ = ["JVM_ENVIRONMENT", "limit_arenas", "trim"]
 
 _ARENAS_MAX = 2
 _M_ARENA_MAX = -8
-"""Of malloc.h."""
+"""M_ARENA_MAX of malloc.h."""
 
 JVM_ENVIRONMENT = {"MALLOC_ARENA_MAX": str(_ARENAS_MAX)}
-"""For a JVM that is started: it cannot be told later."""
+"""Environment for a JVM, which takes the limit at its start only."""
 
 
-def bound_arenas() -> None:
-    """Let threads that begin later share two arenas."""
+def limit_arenas() -> None:
+    """Let the threads that start later share two arenas."""
     libc = _glibc()
     if libc is not None:
         libc.mallopt(_M_ARENA_MAX, _ARENAS_MAX)
 
 
-def give_back() -> None:
-    """Return to the system what is free in all arenas; some milliseconds."""
+def trim() -> None:
+    """Return the free memory of all arenas to the system. Takes some milliseconds."""
     libc = _glibc()
     if libc is not None:
         libc.malloc_trim(0)

@@ -33,7 +33,7 @@ from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, create_message_topic
-from pipelines.control.job_file import JobCard
+from pipelines.control.job_file import JobFile
 from pipelines.process.host import KAFKA_FOLDER
 from popstream.consumer import Consumer
 from popstream.exchange.partitioner import ops_key, partition_of
@@ -93,7 +93,7 @@ class Site:
     def _servers_of(self, job: subprocess.Popen[bytes]) -> str:
         deadline = time.monotonic() + COMMAND_S
         while time.monotonic() < deadline and job.poll() is None:
-            card = JobCard.read(self.folder.card)
+            card = JobFile.read(self.folder.job_file)
             if card is not None and card.pid == job.pid:
                 return card.bootstrap_servers
             time.sleep(0.2)

@@ -31,7 +31,7 @@ from connectors.kafka.own_topics import create_message_topic, describe
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
 from pipelines.build_consume_queue.view import QueueRequest
 from pipelines.cli.queue import opened
-from pipelines.control.job_file import JobCard
+from pipelines.control.job_file import JobFile
 from pipelines.control.state_view import QueueView, queues_in
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import restore
@@ -356,7 +356,7 @@ def test_a_producer_learns_the_types_and_its_messages_are_found_inside_their_uni
     lab.wait(topic)
     unit = lab.units(topic)[-1]
     assert (unit.queue_offset, unit.inner_count) == (places[0].queue_offset, 20)
-    card = JobCard(
+    job = JobFile(
         pid=0, bootstrap_servers=lab.servers, prefix=lab.prefix, folder="", address="", token="", started_at=0.0
     )
     for request, index in (
@@ -365,7 +365,7 @@ def test_a_producer_learns_the_types_and_its_messages_are_found_inside_their_uni
         (QueueRequest(topic=topic, message_offset=unit.message_base + 13), 13),
     ):
         (view,) = lab.running.views(lab.job.store, request)
-        (found,) = opened(view, request, card).found
+        (found,) = opened(view, request, job).found
         assert [(one.inner_index, one.message_id, one.key) for one in found.inside] == [
             (index, places[index].message_id, f"till-{index}")
         ]

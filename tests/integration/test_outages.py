@@ -18,7 +18,8 @@ from prometheus_client import generate_latest
 from checkpoints.snapshots import Snapshot
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import create_message_topic
-from pipelines.control.server import SnapshotRequest, Status, StatusRequest, ask
+from pipelines.control.client import ask
+from pipelines.control.messages import SnapshotRequest, Status, StatusRequest
 from pipelines.process.host import Host
 from pipelines.settings import JobSettings
 from popstream.wire.failures import Unavailable, is_transient
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from pipelines.control.job_file import JobCard
+    from pipelines.control.job_file import JobFile
     from pipelines.process.job import Job
 
 pytestmark = pytest.mark.integration
@@ -52,12 +53,12 @@ class Running:
         self._thread.start()
 
     @property
-    def card(self) -> JobCard:
-        assert self.host.card is not None
-        return self.host.card
+    def job_file(self) -> JobFile:
+        assert self.host.job_file is not None
+        return self.host.job_file
 
     def status(self) -> Status:
-        return ask(self.card, StatusRequest(), Status)
+        return ask(self.job_file, StatusRequest(), Status)
 
     def metric(self, name: str) -> float:
         lines = generate_latest(self.host.metrics.registry).decode().splitlines()
@@ -65,7 +66,7 @@ class Running:
         return float(value)
 
     def stop(self) -> None:
-        self.host.ask_to_stop()
+        self.host.request_stop()
         self._thread.join()
 
 
@@ -76,20 +77,22 @@ def go_away_and_come_back(host: Host, running: Running, own_kafka: EmbeddedKafka
         wire.ask("declare", topic_id="id")
         wire.ask("dispatch", ranges=[{"first": 0, "last": 9}])
         handle = wire.ask("pop", group="g", max_messages=1, invisible_time_ms=3_600_000)["handle"]
-    assert (running.status().obstacles, running.metric("popstream_ready")) == ([], 1.0)
+    assert (running.status().not_ready_reasons, running.metric("popstream_ready")) == ([], 1.0)
     own_kafka.kill()
-    (why,) = wait_for(lambda: running.status().obstacles)
+    (why,) = wait_for(lambda: running.status().not_ready_reasons)
     assert "Kafka has not answered" in why
     assert running.metric("popstream_ready") == 0.0
     fails(first)
     assert first.failure is not None
     assert is_transient(first.failure)
-    (why,) = wait_for(lambda: [why for why in running.status().obstacles if "no Kafka takes connections" in why])
+    (why,) = wait_for(
+        lambda: [why for why in running.status().not_ready_reasons if "no Kafka takes connections" in why]
+    )
     assert (running.ended_with, running.metric("popstream_ready")) == ([], 0.0)
     with pytest.raises(Unavailable, match="no Kafka takes connections"):
-        ask(running.card, SnapshotRequest(), Snapshot)
+        ask(running.job_file, SnapshotRequest(), Snapshot)
     own_kafka.restart()
-    wait_for(lambda: not running.status().obstacles)
+    wait_for(lambda: not running.status().not_ready_reasons)
     assert host.job is not first
     assert (running.metric("popstream_ready"), running.metric("popstream_restarts_total")) == (1.0, 1.0)
     with Wire(host.job) as wire:
@@ -160,9 +163,9 @@ def test_delta_away_until_the_outbox_is_full(
                 wire.producer.send(messages, b"%d" % number)
             for _ in range(SENT):
                 wire.send_later(pop(wire))
-            wait_for(lambda: len(job.obstacles) == 3, job)
-            assert ["Delta does not take" in obstacle for obstacle in job.obstacles] == [True, True, False]
-            assert "nothing is decided until" in job.obstacles[2]
+            wait_for(lambda: len(job.not_ready_reasons) == 3, job)
+            assert ["Delta does not take" in obstacle for obstacle in job.not_ready_reasons] == [True, True, False]
+            assert "nothing is decided until" in job.not_ready_reasons[2]
             wait_for(lambda: is_still(job), job)
             unheard = pop(wire)
             wire.send(unheard)
@@ -171,7 +174,7 @@ def test_delta_away_until_the_outbox_is_full(
             delta.unlink()
             away.rename(delta)
             assert wire.answer(unheard["op_id"])["code"] == code_of(Reason.NO_MESSAGE)
-            wait_for(lambda: not job.obstacles)
+            wait_for(lambda: not job.not_ready_reasons)
             wait_for(lambda: job.flush.delivered_seq == job.apply_ops.applied.apply_seq)
             op_ids = [row["op_id"] for row in audit_rows(delta, "operations") if row["kind"] == "pop"]
             assert len(op_ids) == len(set(op_ids)) == SENT + 1

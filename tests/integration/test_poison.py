@@ -14,7 +14,8 @@ import pytest
 
 from broker_state.kernel.fold import fold
 from pipelines.apply_ops import micro_batch
-from pipelines.control.server import Status, StatusRequest, ask
+from pipelines.control.client import ask
+from pipelines.control.messages import Status, StatusRequest
 from pipelines.process.host import Host
 from pipelines.settings import JobSettings
 from tests.support.left_behind import table_rows
@@ -69,8 +70,8 @@ def test_a_record_that_cannot_be_decided_costs_itself(
         (row,) = table_rows(job.folder.delta, "rejected")
         assert row["reason"] == "QUARANTINED"
         assert "KeyError: 'no branch for this'" in row["detail"]
-        assert host.card is not None
-        status = ask(host.card, StatusRequest(), Status)
-        assert (status.quarantined, status.obstacles) == (1, [])
+        assert host.job_file is not None
+        status = ask(host.job_file, StatusRequest(), Status)
+        assert (status.quarantined, status.not_ready_reasons) == (1, [])
         assert host.metrics.registry.get_sample_value("popstream_quarantined_records") == 1
         assert job.failure is None

@@ -187,7 +187,7 @@ def test_z_sigterm_stops_it_in_order(up: Up) -> None:
     code, left = up.stop(signal.SIGTERM)
     assert (code, left) == (0, [])
     assert up.lines[-1].startswith("stopped")
-    assert [path.name for path in up.folder.iterdir() if path.name in {"job.json", "status.sock"}] == []
+    assert [path.name for path in up.folder.iterdir() if path.name in {"job.json", "control.sock"}] == []
     done = run(up, "status", "--json")
     assert done.returncode == 3
     status = msgspec.json.decode(done.stdout)

@@ -36,8 +36,9 @@ from checkpoints.layout import JobFolder
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, TopicSettings, create_message_topic, ensure_topics
-from pipelines.control.job_file import JobCard
-from pipelines.control.server import Status, StatusRequest, ask
+from pipelines.control.client import ask
+from pipelines.control.job_file import JobFile
+from pipelines.control.messages import Status, StatusRequest
 from popstream.consumer import Consumer
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
@@ -126,7 +127,7 @@ class Job:
 
     def status(self) -> Status | None:
         """What it says; None: nothing."""
-        card = JobCard.read(self.folder.card)
+        card = JobFile.read(self.folder.job_file)
         if card is None:
             return None
         try:

@@ -152,14 +152,14 @@ def _run(orders: dict[str, Any]) -> int:
         def obey() -> None:
             for line in sys.stdin:
                 kill_at(line.strip())
-            host.ask_to_stop()
+            host.request_stop()
 
         def look() -> None:
             applied = host.job.apply_ops.applied
             is_decided = all(applied.next_offset.get(partition, 0) >= offset for partition, offset in until.items())
             # A cold Spark on a slow machine would need longer for the rows than a stop may take.
             if until and is_decided and host.job.flush.delivered_seq >= applied.apply_seq:
-                host.ask_to_stop()
+                host.request_stop()
 
         threading.Thread(target=obey, daemon=True).start()
         failure = host.wait(each=look, every_s=0.1)

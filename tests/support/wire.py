@@ -43,7 +43,7 @@ def start_job(spark: SparkSession, servers: str, folder: Path, prefix: str, **se
     more = {"ops_partitions": 2, "results_partitions": 4, "flush_interval_s": 0.5, **settings}
     ownership = Ownership(folder / "lock")
     try:
-        return OwnJob(JobSettings(folder=folder, topic_prefix=prefix, **more), servers, spark, ownership)
+        return OwnJob(JobSettings(folder=folder, topic_prefix=prefix, **more), servers, spark, ownership).start()
     except BaseException:
         ownership.release()
         raise

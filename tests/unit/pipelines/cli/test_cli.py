@@ -9,7 +9,7 @@ import socket
 import stat
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -29,11 +29,14 @@ from pipelines.cli.ops import EXAMPLES, read_operations
 from pipelines.cli.options import load_settings
 from pipelines.cli.query import require_reading
 from pipelines.cli.status import _print as print_status
-from pipelines.control.job_file import JobCard
-from pipelines.control.metrics import Totals
-from pipelines.control.server import SnapshotRequest, Status, StatusRequest, StatusServer, ask
-from pipelines.process.jvm import held_signals
+from pipelines.control.client import ask
+from pipelines.control.job_file import JobFile
+from pipelines.control.messages import JobReport, SnapshotRequest, Status, StatusRequest
+from pipelines.control.metrics import Metrics, Totals
+from pipelines.control.metrics_reference import with_metrics_table
+from pipelines.control.server import ControlServer
 from pipelines.process.preflight import reach_kafka, require_ready
+from pipelines.process.signals import held_signals
 from pipelines.settings_reference import settings_markdown
 from popstream import Message, ReceiptHandle
 from popstream.wire.command import COMMAND_TYPES
@@ -65,6 +68,11 @@ def run(*arguments: str, text: str = "") -> Result:
 def test_the_document_of_the_settings_is_current() -> None:
     document = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert document == settings_markdown(), "run: python -m pipelines.settings_reference > docs/settings.md"
+
+
+def test_the_table_of_metrics_is_current() -> None:
+    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
+    assert page == with_metrics_table(page), "run: python -m pipelines.control.metrics_reference docs/operating.md"
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
@@ -285,61 +293,74 @@ def test_a_message_is_one_line_whatever_it_holds() -> None:
     assert fields["headers"] == [["h", "v"], ["empty", None]]
 
 
+class StoredJob:
+    """A job that is only its state and its report."""
+
+    builder = None
+
+    def __init__(self, root: Path) -> None:
+        self.folder = JobFolder(root)
+        self.store = RocksStore(root / "state")
+
+    def report(self) -> JobReport:
+        return JobReport(
+            folder=str(self.folder.root),
+            apply_seq=5,
+            delta_seq=4,
+            outbox_bytes=9,
+            ops_lag=3,
+            totals=Totals(operations=7),
+            not_ready_reasons=["Delta is away"],
+            quarantined=1,
+            snapshot_failure="no room",
+        )
+
+    def take_snapshot(self) -> Snapshot:
+        raise NotImplementedError
+
+
 @pytest.fixture(params=["socket", "port"])
-def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StatusServer]:
-    """A status server for a job that is nothing but its state; with a folder whose socket path is too long for one."""
+def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlServer]:
+    """A control server; with a folder whose socket path is too long for one."""
     root = tmp_path if request.param == "socket" else tmp_path / ("x" * 120)
     root.mkdir(exist_ok=True)
-    job: Any = SimpleNamespace(
-        folder=JobFolder(root),
-        store=RocksStore(root / "state"),
-        metrics=SimpleNamespace(totals=lambda: Totals(operations=7)),
-        apply_ops=SimpleNamespace(applied=SimpleNamespace(apply_seq=5)),
-        flush=SimpleNamespace(delivered_seq=4),
-        outbox=SimpleNamespace(undelivered_bytes=9),
-        log_watch=SimpleNamespace(lag=3, overdue=0),
-        settings=SimpleNamespace(topic_prefix="p"),
-        builder=None,
-        bootstrap_servers="k:1",
-        failure=None,
-        obstacles=["Delta is away"],
-        quarantine=[(0, 7)],
-        snapshot_loop=SimpleNamespace(last=None, last_failure="no room"),
-    )
-    with StatusServer(job) as started:
+    job = StoredJob(root)
+    with ControlServer(job, Metrics()) as started:
         assert (request.param == "socket") == started.address.startswith("/")
         yield started
     job.store.close()
 
 
-def card_of(server: StatusServer, token: str) -> JobCard:
-    return JobCard(
+def job_file_of(server: ControlServer, token: str) -> JobFile:
+    return JobFile(
         pid=1, bootstrap_servers="", prefix="", folder="", address=server.address, token=token, started_at=0.0
     )
 
 
-def test_the_job_tells_its_state_over_its_socket(server: StatusServer) -> None:
-    status = ask(card_of(server, server.token), StatusRequest(), Status)
+def test_the_job_tells_its_state_over_its_socket(server: ControlServer) -> None:
+    status = ask(job_file_of(server, server.token), StatusRequest(), Status)
     assert (status.running, status.apply_seq, status.delta_seq, status.outbox_bytes) == (True, 5, 4, 9)
     assert status.ops_lag == 3
     assert status.totals == Totals(operations=7)
-    assert (status.obstacles, status.quarantined) == (["Delta is away"], 1)
+    assert (status.not_ready_reasons, status.quarantined) == (["Delta is away"], 1)
     assert (status.snapshot, status.snapshot_failure) == (None, "no room")
 
 
-def test_between_two_jobs_the_server_says_why(server: StatusServer) -> None:
-    card = card_of(server, server.token)
+def test_between_two_jobs_the_server_says_why(server: ControlServer) -> None:
+    job = job_file_of(server, server.token)
     server.detach("Kafka is away")
-    status = ask(card, StatusRequest(), Status)
-    assert (status.running, status.apply_seq, status.obstacles) == (True, 5, ["Kafka is away"])
+    status = ask(job, StatusRequest(), Status)
+    assert (status.running, status.apply_seq, status.not_ready_reasons) == (True, 5, ["Kafka is away"])
     with pytest.raises(Unavailable, match="Kafka is away"):
-        ask(card, SnapshotRequest(), Snapshot)
+        ask(job, SnapshotRequest(), Snapshot)
     server.attach(server._job)
-    assert ask(card, StatusRequest(), Status).obstacles == ["Delta is away"]
+    assert ask(job, StatusRequest(), Status).not_ready_reasons == ["Delta is away"]
 
 
-def test_every_obstacle_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    status = Status(running=True, folder="f", apply_seq=1, ops_lag=9, ops_overdue=4, obstacles=["no Delta", "no room"])
+def test_every_reason_for_not_being_ready_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    status = Status(
+        running=True, folder="f", apply_seq=1, ops_lag=9, ops_overdue=4, not_ready_reasons=["no Delta", "no room"]
+    )
     print_status(Console(width=200), status)
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["not", "ready", "no", "Delta"] in lines
@@ -364,27 +385,27 @@ def test_what_is_logged_by_a_command_is_not_among_what_it_prints(
     assert "flushed" not in said.err
 
 
-def test_who_has_not_the_token_is_told_nothing(server: StatusServer) -> None:
+def test_who_has_not_the_token_is_told_nothing(server: ControlServer) -> None:
     with pytest.raises(Invalid, match="wrong token"):
-        ask(card_of(server, "guess"), StatusRequest(), Status)
+        ask(job_file_of(server, "guess"), StatusRequest(), Status)
     assert b"unreadable request" in server.answer(b"{nope\n")
 
 
 def test_a_job_that_is_gone_is_told_so(tmp_path: Path) -> None:
-    card = JobCard(
+    job = JobFile(
         pid=7, bootstrap_servers="", prefix="", folder="", address=str(tmp_path / "s"), token="", started_at=0
     )
     with pytest.raises(Unavailable, match="the job of process 7 does not answer"):
-        ask(card, StatusRequest(), Status)
+        ask(job, StatusRequest(), Status)
 
 
-def test_a_card_is_for_its_user_alone(tmp_path: Path) -> None:
-    card = JobCard(pid=1, bootstrap_servers="a", prefix="b", folder="c", address="d", token="", started_at=1.0)
-    card.write(tmp_path / "job.json")
+def test_the_job_file_is_for_its_user_alone(tmp_path: Path) -> None:
+    job = JobFile(pid=1, bootstrap_servers="a", prefix="b", folder="c", address="d", token="", started_at=1.0)
+    job.write(tmp_path / "job.json")
     assert stat.S_IMODE((tmp_path / "job.json").stat().st_mode) == 0o600
-    assert JobCard.read(tmp_path / "job.json") == card
+    assert JobFile.read(tmp_path / "job.json") == job
     (tmp_path / "job.json").write_text("{")
-    assert JobCard.read(tmp_path / "job.json") is None
+    assert JobFile.read(tmp_path / "job.json") is None
 
 
 def test_a_signal_while_spark_is_launched_takes_effect_afterwards() -> None:

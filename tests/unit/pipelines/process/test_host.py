@@ -28,8 +28,8 @@ class MadeUpJob:
 
     def __init__(self, failure: BaseException | None = None, apply_seq: int = 7) -> None:
         self.failure = failure
-        self.apply_ops = SimpleNamespace(applied=SimpleNamespace(apply_seq=apply_seq))
-        self.obstacles: list[str] = []
+        self.applied = SimpleNamespace(apply_seq=apply_seq)
+        self.not_ready_reasons: list[str] = []
         self.may_stop = threading.Event()
         self.may_stop.set()
         self.is_stopped = False
@@ -61,7 +61,7 @@ class UnenteredHost(Host):
     """Its first job has failed; the next ones come from `made`, which may hold what keeps one from starting."""
 
     job: Any
-    status_server: Any
+    control_server: Any
 
     def __init__(self, folder: Path, failure: BaseException, made: list[MadeUpJob | Exception]) -> None:
         super().__init__(JobSettings(folder=folder, bootstrap_servers="127.0.0.1:1"), var=folder)
@@ -69,14 +69,14 @@ class UnenteredHost(Host):
         self.first = MadeUpJob(failure)
         self.job = self.first
         self.told = MadeUpServer()
-        self.status_server = self.told
+        self.control_server = self.told
         self._made = made
 
-    def _make_job(self) -> Any:
+    def _start_job(self) -> Any:
         made = self._made.pop(0)
         if isinstance(made, Exception):
             raise made
-        self.ask_to_stop()  # one turn is enough
+        self.request_stop()  # one turn is enough
         return made
 
 
@@ -93,7 +93,7 @@ def test_it_starts_another_one_however_often_kafka_is_not_ready_for_it(tmp_path:
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [*away, last])
     assert host.wait() is None
     assert host.job is last
-    assert not host.obstacles
+    assert not host.not_ready_reasons
     assert host.first.is_stopped
     assert host.told.told == [f"starting again after: {error}" for error in (host.first.failure, *away)] + [last]
 
@@ -103,7 +103,7 @@ def test_it_ends_with_what_would_not_pass(tmp_path: Path) -> None:
     corrupt = Corrupt("the log has lost records")
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [corrupt])
     assert host.wait() is corrupt
-    assert host.obstacles == ["starting again after: Kafka is away"]
+    assert host.not_ready_reasons == ["starting again after: Kafka is away"]
 
 
 def test_a_failure_that_would_not_pass_starts_nothing(tmp_path: Path) -> None:
@@ -118,15 +118,15 @@ def test_a_failure_that_would_not_pass_starts_nothing(tmp_path: Path) -> None:
 def test_a_job_that_does_not_stop_is_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may still write: no other job of this process, and the folder stays locked until the process ends."""
     killed: list[str] = []
-    monkeypatch.setattr(host_module, "STOP_TO_START_AGAIN_S_MAX", 0.1)
+    monkeypatch.setattr(host_module, "STOP_TO_RESTART_S_MAX", 0.1)
     monkeypatch.setattr(host_module, "STOP_BROKEN_S_MAX", 0.1)
     monkeypatch.setattr(host_module, "kill_jvm", lambda: killed.append("jvm"))
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [MadeUpJob()])
     host.first.may_stop.clear()
     ownership = Ownership(tmp_path / "lock")
     assert host.wait() is host.first.failure
-    host._stop_job_at_last()  # what the exit of an entered one does
-    host._let_go(ownership)
+    host._stop_last_job()  # what the exit of an entered one does
+    host._release_ownership(ownership)
     assert killed == ["jvm"]
     with pytest.raises(Fenced):
         Ownership(tmp_path / "lock")
@@ -142,13 +142,13 @@ def test_who_asks_it_to_stop_does_not_wait_for_another_job(
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [])
 
     def never(_servers: str, timeout_s: float) -> None:
-        host.ask_to_stop()
+        host.request_stop()
         message = f"no answer within {timeout_s} s"
         raise Unavailable(message)
 
     if ends == "while Kafka is away":
         monkeypatch.setattr(host_module, "reach_kafka", never)
     else:
-        host.first.on_stop = host.ask_to_stop
+        host.first.on_stop = host.request_stop
     assert host.wait() is None
     assert host.first.is_stopped

@@ -7,7 +7,7 @@ import sys
 
 CODE = """
 import ctypes, os, sys
-from pipelines.process.malloc_trim import bound_arenas, give_back
+from pipelines.process.malloc_trim import limit_arenas, trim
 
 def resident_mib():
     return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
@@ -15,7 +15,7 @@ def resident_mib():
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.free.argtypes = [ctypes.c_void_p]
-bound_arenas()
+limit_arenas()
 blocks = []
 for _ in range(2_000):
     block = libc.malloc(100_000)  # below what malloc would map by itself
@@ -24,7 +24,7 @@ for _ in range(2_000):
 for block in blocks[:-1]:
     libc.free(ctypes.c_void_p(block))
 before = resident_mib()
-give_back()
+trim()
 print(before, resident_mib())
 """
 

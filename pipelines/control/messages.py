@@ -1,0 +1,152 @@
+"""Requests to a running job and their answers, as they cross its control socket: one line of JSON each.
+
+The field `ask` of a request names its kind. Every request carries the token of the job file, which only the user of the
+job may read.
+"""
+
+import msgspec
+
+from checkpoints.snapshots import Snapshot
+from pipelines.build_consume_queue.view import BuilderView, ConsumeQueueView, QueueRequest
+from pipelines.control.metrics import Totals
+from pipelines.control.state_view import LANES_SHOWN, QueueView
+
+__all__ = [
+    "Answer",
+    "Failure",
+    "Image",
+    "ImageRequest",
+    "JobReport",
+    "RebuildRequest",
+    "Rebuilt",
+    "Request",
+    "SnapshotRequest",
+    "Status",
+    "StatusRequest",
+]
+
+
+class StatusRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="status"
+):
+    """Asks for the status of the job.
+
+    Attributes:
+        token: Token of the job file.
+        group: Only lanes of this group, with their details.
+        topic: Only queues of this topic.
+        limit: Lanes shown at most.
+    """
+
+    token: str = ""
+    group: str | None = None
+    topic: str | None = None
+    limit: int = LANES_SHOWN
+
+
+class RebuildRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="rebuild"
+):
+    """Asks the builder to forget a consume queue from a queue offset on, and to read it again."""
+
+    topic: str
+    queue_id: int
+    from_offset: int
+    token: str = ""
+
+
+class SnapshotRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="snapshot"
+):
+    """Asks for a snapshot now."""
+
+    token: str = ""
+
+
+class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="image"):
+    """Asks for a copy of the present state in the job's scratch folder; the caller removes it."""
+
+    token: str = ""
+
+
+Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest
+
+
+class JobReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job reports about itself. A field is None where nothing is known, because no job runs.
+
+    Attributes:
+        folder: The job's folder.
+        apply_seq: Micro-batches decided since the state was created.
+        bootstrap_servers: The Kafka of the job.
+        prefix: Prefix of the job's topics.
+        failure: The error that ended the job.
+        delta_seq: Last micro-batch whose audit rows are in Delta.
+        outbox_bytes: Bytes decided and not yet delivered.
+        ops_lag: Offsets of the ops topic not decided when Kafka was last asked.
+        ops_overdue: Those of `ops_lag` that are older than half of the topic's retention.
+        totals: Counts since the process started.
+        not_ready_reasons: What keeps the job from deciding or delivering. Empty: it is ready.
+        snapshot: Id of the newest snapshot that this job took.
+        snapshot_failure: Why the last snapshot could not be stored.
+        quarantined: Records that are skipped because deciding them failed; each has a row in `rejected`.
+        builder: Progress of the builder; None: the job builds no queues.
+    """
+
+    folder: str
+    apply_seq: int
+    bootstrap_servers: str | None = None
+    prefix: str | None = None
+    failure: str | None = None
+    delta_seq: int | None = None
+    outbox_bytes: int | None = None
+    ops_lag: int | None = None
+    ops_overdue: int | None = None
+    totals: Totals | None = None
+    not_ready_reasons: list[str] = []
+    snapshot: str | None = None
+    snapshot_failure: str | None = None
+    quarantined: int = 0
+    builder: BuilderView | None = None
+
+
+class Status(JobReport, frozen=True, kw_only=True):
+    """The report of a job, with its process and its queues.
+
+    Attributes:
+        running: False: read from the stored state, because no job runs.
+        pid: The process.
+        up_s: Seconds since the process opened its control socket.
+        operations_per_s: Operations decided per second, over the last ten seconds.
+        queues: Queues with their lanes, by key.
+        is_cut: The limit left lanes out.
+    """
+
+    running: bool
+    pid: int | None = None
+    up_s: float | None = None
+    operations_per_s: float | None = None
+    queues: list[QueueView] = []
+    is_cut: bool = False
+
+
+class Rebuilt(msgspec.Struct, frozen=True):
+    """The queue offset from which the queue is read again."""
+
+    from_offset: int
+
+
+class Image(msgspec.Struct, frozen=True, kw_only=True):
+    """The folder with the copy of the state."""
+
+    folder: str
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """Why a request failed; `is_transient`: the same request may succeed later."""
+
+    error: str
+    is_transient: bool = False
+
+
+Answer = Status | list[ConsumeQueueView] | Rebuilt | Snapshot | Image
