@@ -5,7 +5,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from connectors.delta.covered import unit_ends
-from connectors.kafka.own_topics import describe
+from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.builder import Audited
 
 __all__ = ["audited_queues"]

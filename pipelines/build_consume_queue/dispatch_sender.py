@@ -18,6 +18,7 @@ import structlog
 from broker_state.consume_queue import skips_of
 from pipelines.apply_ops.outbox import Entry, Outbox
 from pipelines.build_consume_queue.builder import Queue
+from popstream.back_off import back_off_s
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport
 from popstream.send.dispatcher import SETTLED, TRY_AGAIN
@@ -165,8 +166,8 @@ class DispatchSender:
         with self._changed:
             if operation.key not in self._open or self._is_closed:
                 return
-            pause_s = min(RETRY_AFTER_S_MIN * 2 ** min(operation.failures, 10), RETRY_AFTER_S_MAX)
             operation.failures += 1
+            pause_s = back_off_s(operation.failures, first_s=RETRY_AFTER_S_MIN, max_s=RETRY_AFTER_S_MAX)
             heapq.heappush(self._later, (time.monotonic() + pause_s, operation.key))
             self._changed.notify_all()
         if why == Reason.TOPIC_NOT_EXIST and (declare := self._declare_of(queue)) is not None:

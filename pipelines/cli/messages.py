@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import typer
 
-from connectors.kafka.own_topics import TopicFacts, create_message_topic, describe
+from connectors.kafka.topic_admin import TopicFacts, create_message_topic, describe
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.target import Target
 from popstream import Consumer, Message, NotDeclared, Producer, SendResult

@@ -13,7 +13,8 @@ from checkpoints.reconcile import LogFound
 from checkpoints.snapshots import SnapshotStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import Topics, describe
+from connectors.kafka.own_topics import Topics
+from connectors.kafka.topic_admin import describe
 from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.snapshot import snapshots_of

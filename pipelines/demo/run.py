@@ -16,7 +16,7 @@ from pydantic import SecretStr
 from checkpoints.ownership import Ownership
 from connectors.jars.resolve import JarError, kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.state_view import queues_in
 from pipelines.demo.cast import ORDERLY_GROUP, group_names, limited_groups, orders_of
 from pipelines.demo.crew import Crew

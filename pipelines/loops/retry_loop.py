@@ -7,16 +7,15 @@ import structlog
 from py4j.protocol import Py4JNetworkError
 from pyspark import InheritableThread
 
+from popstream.back_off import back_off_s
 from popstream.wire.failures import is_transient
 
 __all__ = ["RetryLoop"]
 
 _log = structlog.get_logger(__name__)
 
-RETRY_S = 0.5
+RETRY_S = 1.0
 RETRY_S_MAX = 30.0
-# More would exceed what a float holds after 1,024 failures, which is an outage of a night.
-DOUBLINGS_MAX = 16
 
 
 class RetryLoop:
@@ -74,11 +73,14 @@ class RetryLoop:
         if self._thread.is_alive():
             self._thread.join()
 
+    def _pause_s(self, failures: int) -> float:
+        return back_off_s(failures, first_s=RETRY_S, max_s=RETRY_S_MAX) if failures else self._interval_s
+
     def _run(self) -> None:
         failures = 0
         try:
             while not self._stopping.is_set():
-                self._wake.wait(_back_off_s(failures) if failures else self._interval_s)
+                self._wake.wait(self._pause_s(failures))
                 self._wake.clear()
                 if self._stopping.is_set():
                     break
@@ -99,15 +101,6 @@ class RetryLoop:
         except BaseException as error:  # noqa: BLE001 - any error ends the job, which reports it
             _log.error(f"{self._name}_failed", error=str(error))
             self._on_failure(error)
-
-
-def _back_off_s(failures: int) -> float:
-    """Return the pause after this number of failures in a row.
-
-    >>> [_back_off_s(failures) for failures in (1, 2, 9, 100_000)]
-    [1.0, 2.0, 30.0, 30.0]
-    """
-    return min(RETRY_S * (1 << min(failures, DOUBLINGS_MAX)), RETRY_S_MAX)
 
 
 def _first_line(error: Exception) -> str:

@@ -24,7 +24,8 @@ from checkpoints.replay import replay_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
-from connectors.kafka.own_topics import TopicFacts, Topics, TopicSettings, ensure_topics
+from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.dead_letter_copy import REQUEST_BYTES_MAX, KafkaLetterReader
 from pipelines.apply_ops.decode import Decoder
 from pipelines.apply_ops.delta_flush import Flush

@@ -8,7 +8,7 @@ import structlog
 from kafka import KafkaConsumer, TopicPartition
 
 from checkpoints.reconcile import require_same_topic
-from connectors.kafka.own_topics import TopicFacts, describe, retention_ms
+from connectors.kafka.topic_admin import TopicFacts, describe, retention_ms
 from pipelines.loops.periodic import Periodic
 from popstream.wire.failures import Corrupt, Unavailable
 

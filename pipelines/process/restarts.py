@@ -1,5 +1,6 @@
 """Decides whether and when a job that failed is started again in the same process."""
 
+from popstream.back_off import back_off_s
 from popstream.wire.failures import Unavailable, is_transient
 
 __all__ = ["NO_PROGRESS_MAX", "Restarts"]
@@ -8,6 +9,8 @@ NO_PROGRESS_MAX = 5
 """Restarts in a row without a newly decided micro-batch; after these the process ends and its supervisor decides."""
 HEALTHY_AFTER_S = 600.0
 """A job that ran this long was healthy: its failure is unrelated to the failures before it."""
+RESTART_S = 1.0
+"""Pause before the second restart without progress; it doubles with each further one."""
 NOT_STARTED_RETRY_S = 2.0
 """Pause after a start that failed because a service did not respond."""
 
@@ -50,4 +53,6 @@ class Restarts:
         self._no_progress += 1
         if self._no_progress > NO_PROGRESS_MAX:
             return None
-        return 0.0 if self._no_progress == 1 else 2.0 ** (self._no_progress - 2)
+        if self._no_progress == 1:
+            return 0.0
+        return back_off_s(self._no_progress - 1, first_s=RESTART_S, max_s=HEALTHY_AFTER_S)

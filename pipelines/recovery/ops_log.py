@@ -8,7 +8,7 @@ from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from checkpoints.reconcile import LogFound
-from connectors.kafka.own_topics import TopicFacts
+from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
 from popstream.wire.failures import Unavailable
 

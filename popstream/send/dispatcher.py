@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from popstream.back_off import back_off_s
 from popstream.errors import ClientClosed, NotDispatched
 from popstream.exchange.coalescer import Coalescer, ranges_by_label
 from popstream.wire.command import Declare, Dispatch, QueueType, WrittenRange
@@ -257,8 +258,8 @@ class Dispatcher:
             known.again.extend(ranges)
             if known.timer is not None or self._is_closed:
                 return
-            pause_s = min(RETRY_AFTER_S_MIN * 2**known.failures, RETRY_AFTER_S_MAX)
-            known.failures = min(known.failures + 1, 16)
+            known.failures += 1
+            pause_s = back_off_s(known.failures, first_s=RETRY_AFTER_S_MIN, max_s=RETRY_AFTER_S_MAX)
             known.timer = threading.Timer(pause_s, self._again, [queue])
             known.timer.daemon = True
             known.timer.start()

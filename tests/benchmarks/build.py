@@ -11,7 +11,7 @@ from typing import Any
 from kafka import KafkaProducer
 
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.state_view import queues_in
 from pipelines.process.host import Host
 from pipelines.process.job import Job

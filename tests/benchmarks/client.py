@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from popstream import Consumer, Producer, RenewalPolicy
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Ack, encode_command

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from popstream import Consumer, Producer, Transport
 from popstream.settings import ClientSettings
 from popstream.wire.answer import Answer

@@ -20,7 +20,7 @@ from kafka import KafkaProducer
 
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from popstream import Producer
 from popstream.wire.command import QueueType
 

@@ -20,7 +20,8 @@ from kafka.admin import KafkaAdminClient
 from broker_state.store.rocks_store import RocksStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import Topics, TopicSettings, describe, ensure_topics
+from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.quarantine import Quarantine
 from popstream.exchange.partitioner import ops_key, partition_of
 from tests.support.job_process import POPSTREAM, ROOT, JobProcess

@@ -32,7 +32,8 @@ from checkpoints.layout import JobFolder
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import Topics, create_message_topic
+from connectors.kafka.own_topics import Topics
+from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.job_file import JobFile
 from pipelines.process.host import KAFKA_FOLDER
 from popstream.consumer import Consumer

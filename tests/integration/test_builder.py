@@ -27,7 +27,7 @@ from broker_state.consume_queue import (
     units_between,
 )
 from checkpoints.snapshots import SnapshotStore
-from connectors.kafka.own_topics import create_message_topic, describe
+from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
 from pipelines.build_consume_queue.view import QueueRequest
 from pipelines.cli.queue import opened

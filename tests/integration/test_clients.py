@@ -18,7 +18,8 @@ from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import Topics, create_message_topic, ensure_topics
+from connectors.kafka.own_topics import Topics, ensure_topics
+from connectors.kafka.topic_admin import create_message_topic
 from popstream import (
     AnswerTimeout,
     ClientSettings,

@@ -20,7 +20,7 @@ import pytest
 from kafka import KafkaProducer
 
 from broker_state.consume_queue import units_between
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.state_view import queues_in
 from popstream import Transport
 from popstream.settings import ClientSettings

@@ -17,7 +17,7 @@ from kafka.admin import KafkaAdminClient
 
 from connectors.kafka import embedded
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import create_message_topic, describe
+from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream.exchange.partitioner import partition_of
 from popstream.wire.failures import Corrupt, Invalid, Unavailable
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from kafka import KafkaProducer
 
-from connectors.kafka.own_topics import create_message_topic, retention_ms
+from connectors.kafka.topic_admin import create_message_topic, retention_ms
 from pipelines.process.log_watch import LogWatch
 from tests.support.wire import wait_for
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from connectors.kafka.own_topics import TopicFacts
+    from connectors.kafka.topic_admin import TopicFacts
 
 pytestmark = pytest.mark.integration
 

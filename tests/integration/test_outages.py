@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 
 from checkpoints.snapshots import Snapshot
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask
 from pipelines.control.messages import SnapshotRequest, Status, StatusRequest
 from pipelines.process.host import Host

@@ -8,17 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.kafka import own_topics as topics_module
+from connectors.kafka import topic_admin as admin_module
 from connectors.kafka.loopback import free_port
-from connectors.kafka.own_topics import (
-    DAY_MS,
-    Topics,
-    TopicSettings,
-    check_topics,
-    create_message_topic,
-    describe,
-    ensure_topics,
-)
+from connectors.kafka.own_topics import DAY_MS, Topics, TopicSettings, check_topics, ensure_topics
+from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream.wire.failures import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -89,7 +82,7 @@ def test_refused_creation_is_invalid(kafka: EmbeddedKafka, topic_prefix: str) ->
 
 def test_no_broker_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """The address is in the error, and the client's thread is gone."""
-    monkeypatch.setattr(topics_module, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(admin_module, "TIMEOUT_S", 1.0)
     address = f"127.0.0.1:{free_port()}"
     threads = threading.active_count()
     with pytest.raises(Unavailable, match=address):

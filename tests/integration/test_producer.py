@@ -22,7 +22,7 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import create_message_topic
+from connectors.kafka.topic_admin import create_message_topic
 from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
 from popstream.payload.payloads import Payload
 from popstream.payload.records import records_of

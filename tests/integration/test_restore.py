@@ -29,7 +29,8 @@ from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import SnapshotStore
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS, table_path
-from connectors.kafka.own_topics import Topics, TopicSettings, describe, ensure_topics
+from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS
 from pipelines.apply_ops.quarantine import Quarantine

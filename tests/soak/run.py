@@ -35,7 +35,8 @@ import psutil
 from checkpoints.layout import JobFolder
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.kafka.own_topics import Topics, TopicSettings, create_message_topic, ensure_topics
+from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Status, StatusRequest

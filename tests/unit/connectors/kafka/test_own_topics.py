@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.own_topics import DAY_MS, OPS_BYTES, TopicFacts, Topics, deviations
+from connectors.kafka.own_topics import DAY_MS, OPS_BYTES, Topics, deviations
+from connectors.kafka.topic_admin import TopicFacts
 from popstream.wire.failures import Invalid, PopstreamError
 
 TOPICS = Topics.of("t")
