@@ -23,7 +23,7 @@ class Handoff(Generic[Work]):
 
     def __init__(self, apply: Callable[[Work], None], prepare: Callable[[], None] = lambda: None) -> None:
         self._apply = apply
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="apply", initializer=prepare)
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="decide", initializer=prepare)
         self._previous: Future[None] | None = None
 
     def hand_over(self, work: Work) -> None:

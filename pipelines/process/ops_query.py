@@ -1,8 +1,8 @@
 """Spark's query on the ops topic: fetches micro-batches in log order and hands them to the thread that decides them.
 
 ```
-callback of Spark's query   fetch n ── hand over ──> fetch n+1 ── hand over (waits until n is applied) ──> ...
-thread `apply`                          apply n ────────────────> apply n+1
+callback of Spark's query   fetch n ── hand over ──> fetch n+1 ── hand over (waits until n is decided) ──> ...
+thread `decide`                         decide n ───────────────> decide n+1
 ```
 """
 
@@ -32,7 +32,7 @@ class OpsQuery:
         spark: The session.
         source: Reads the ops topic.
         admit: Called before each fetch. Blocks while no more may be decided; raises when nothing may be decided.
-        apply: Decides one micro-batch. Called in the thread `apply`.
+        apply: Decides one micro-batch. Called in the thread `decide`.
         on_failure: Called with the error that ended the query.
         on_end: Called when the query has ended, for whatever reason.
     """
