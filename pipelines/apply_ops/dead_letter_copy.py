@@ -1,42 +1,55 @@
-"""Reads the messages that nobody could process, so that a dead letter is the message and not only its coordinates."""
+"""Dead letters: reads the messages from their topic, and copies each of them to the dead-letter topic."""
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import msgspec
 from kafka import KafkaConsumer, TopicPartition
 
 from pipelines.apply_ops.outbox import Entry
 from popstream.wire.dead_letter import DeadLetter
 
-__all__ = ["REQUEST_BYTES_MAX", "KafkaLetterReader", "LetterReader"]
+__all__ = [
+    "COPY_BYTES_MAX",
+    "REQUEST_BYTES_MAX",
+    "DeadLetterCopy",
+    "DeadLetterReader",
+    "KafkaDeadLetterReader",
+    "copy_of",
+]
 
 REQUEST_BYTES_MAX = 17 * 1024 * 1024
-_FETCH_SECONDS = 30.0
+"""Size of a fetch or produce request. The topics take records of 16 MiB."""
+
+COPY_BYTES_MAX = 15 * 1024 * 1024
+"""Key, value and headers of a message that is copied whole; the rest of 16 MiB is for our headers and Kafka's."""
+
+_CLOSE_TIMEOUT_S = 30.0
 
 OnRead = Callable[[Entry, DeadLetter, Iterator[tuple[int, Any]]], None]
-"""Takes an entry, its letter, and (queue offset, record or None if it is gone) of every message of the letter.
+"""Takes an entry, its dead letter, and (queue offset, Kafka record or None if it left the log) of each message.
 
-They come as they are read: a letter may be of ten thousand messages, of a mebibyte each.
+The iterator reads lazily: a dead letter may name ten thousand messages, of a mebibyte each.
 """
 
 
-class LetterReader(Protocol):
-    """What finds the messages of a letter."""
+class DeadLetterReader(Protocol):
+    """Reads the messages of dead letters."""
 
     def start(self, on_read: OnRead, on_failure: Callable[[Exception], None]) -> None:
-        """Begin; from now on `on_read` is called for each letter, or `on_failure` once."""
+        """Begin to call `on_read` for each dead letter, or once `on_failure`."""
 
     def read(self, entry: Entry, letter: DeadLetter) -> None:
-        """Find the messages of a letter; does not wait."""
+        """Queue a dead letter for reading; does not block."""
 
     def close(self) -> None:
-        """Finish what is under way."""
+        """Finish the dead letters that are queued."""
 
 
-class KafkaLetterReader:
-    """Reads from the message topics, in a thread of its own.
+class KafkaDeadLetterReader:
+    """Reads from the message topics, in its own thread.
 
     Args:
         client: Settings for kafka-python, `bootstrap_servers` among them.
@@ -44,29 +57,29 @@ class KafkaLetterReader:
 
     def __init__(self, client: Mapping[str, Any]) -> None:
         self._client = client
-        self._letters: queue.SimpleQueue[tuple[Entry, DeadLetter] | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[tuple[Entry, DeadLetter] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def start(self, on_read: OnRead, on_failure: Callable[[Exception], None]) -> None:
-        """See `LetterReader.start`."""
+        """See `DeadLetterReader.start`."""
         self._thread = threading.Thread(target=self._run, args=(on_read, on_failure), name="dead-letters", daemon=True)
         self._thread.start()
 
     def read(self, entry: Entry, letter: DeadLetter) -> None:
-        """See `LetterReader.read`."""
-        self._letters.put((entry, letter))
+        """See `DeadLetterReader.read`."""
+        self._queue.put((entry, letter))
 
     def close(self) -> None:
-        """See `LetterReader.close`."""
-        self._letters.put(None)
+        """Finish the dead letters that are queued, for at most 30 s."""
+        self._queue.put(None)
         if self._thread is not None:
-            self._thread.join(timeout=_FETCH_SECONDS)
+            self._thread.join(timeout=_CLOSE_TIMEOUT_S)
 
     def _run(self, on_read: OnRead, on_failure: Callable[[Exception], None]) -> None:
         consumer: KafkaConsumer | None = None
         try:
-            while (next_letter := self._letters.get()) is not None:
-                entry, letter = next_letter
+            while (queued := self._queue.get()) is not None:
+                entry, letter = queued
                 if consumer is None:
                     consumer = KafkaConsumer(
                         **self._client,
@@ -77,26 +90,74 @@ class KafkaLetterReader:
                         fetch_max_bytes=REQUEST_BYTES_MAX,
                     )
                 on_read(entry, letter, _read(consumer, letter))
-        except Exception as error:  # noqa: BLE001 - whatever it is, no letter gets through any more
+        except Exception as error:  # noqa: BLE001 - any error means that no dead letter is published any more
             on_failure(error)
         finally:
             if consumer is not None:
                 consumer.close()
 
 
+class DeadLetterCopy(NamedTuple):
+    """A record of the dead-letter topic."""
+
+    key: bytes | None
+    value: bytes | None
+    headers: list[tuple[str, bytes]]
+
+
+def copy_of(letter: DeadLetter, queue_offset: int, message: Any | None) -> DeadLetterCopy:  # noqa: ANN401 - kafka-python has no types
+    """Return the copy of a message, with headers that name its place, the reason and the history.
+
+    A message that left the log, or is too long to be copied, is represented by the headers alone.
+    """
+    headers = [
+        ("popstream.reason", letter.reason.encode()),
+        ("popstream.group", letter.group.encode()),
+        ("popstream.topic", letter.topic.encode()),
+        ("popstream.queue_id", str(letter.queue_id).encode()),
+        ("popstream.queue_offset", str(queue_offset).encode()),
+        ("popstream.attempts", str(letter.attempts).encode()),
+        ("popstream.history", msgspec.json.encode(_history(letter))),
+    ]
+    if message is None:
+        headers.append(("popstream.gone", b"the message had left the log; these are its coordinates"))
+        return DeadLetterCopy(None, b"", headers)
+    message_headers = message.headers or []
+    size = sum(len(part or b"") for part in (message.key, message.value))
+    size += sum(len(name.encode()) + len(text or b"") for name, text in message_headers)
+    if size > COPY_BYTES_MAX:
+        why = f"the message takes {size} bytes, more than a dead letter may; it is still at its coordinates"
+        headers.append(("popstream.too_large", why.encode()))
+        return DeadLetterCopy(None, b"", headers)
+    # kafka-python cannot send a record with neither key nor value.
+    value = b"" if message.key is None and message.value is None else message.value
+    return DeadLetterCopy(message.key, value, [*message_headers, *headers])
+
+
+def _history(letter: DeadLetter) -> dict[str, int]:
+    return {
+        "epoch": letter.epoch,
+        "last_pop_time_ms": letter.pop_time_ms,
+        "dead_lettered_ms": letter.at_ms,
+        "ops_partition": letter.partition,
+        "ops_kafka_offset": letter.kafka_offset,
+    }
+
+
 def _read(consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[tuple[int, Any]]:
-    at = letter.first
-    for message in _found(consumer, letter):
-        yield from ((gone, None) for gone in range(at, message.offset))
+    """Yield (queue offset, Kafka record or None if it left the log) of each message of a dead letter."""
+    queue_offset = letter.first
+    for message in _present_messages(consumer, letter):
+        yield from ((gone, None) for gone in range(queue_offset, message.offset))
         yield message.offset, message
-        at = message.offset + 1
-    yield from ((gone, None) for gone in range(at, letter.last + 1))
+        queue_offset = message.offset + 1
+    yield from ((gone, None) for gone in range(queue_offset, letter.last + 1))
 
 
-def _found(consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[Any]:
-    """Those messages of the letter that are still in the log."""
+def _present_messages(consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[Any]:
+    """Yield the messages of a dead letter that are still in the log."""
     partition = TopicPartition(letter.topic, letter.queue_id)
-    # The topic may be gone, or never was: a queue is what a `declare` says, and asking such a partition takes for ever.
+    # A queue exists by `declare`: its topic may be deleted, or never existed, and a fetch from it would never return.
     if letter.queue_id not in (consumer.partitions_for_topic(letter.topic) or ()):
         return
     consumer.assign([partition])

@@ -1,13 +1,13 @@
-"""Step 1, decode: bytes of the ops topic to commands, strictly. Nothing in a record can fail a micro-batch.
+"""Step 1, decode: records of the ops topic to commands, strictly. Nothing in a record can fail a micro-batch.
 
-*Rejected* means that no command can be read; the row keeps the coordinates, the reason and the head of the value, and
-the sender is answered when its op_id and reply_to can be read. A command whose values are out of range is no matter of
-this step: it is decided and refused.
+A record is *rejected* if no command can be read from it. Its row keeps the coordinates, the reason and the first bytes
+of the value; the sender is answered if op_id and reply_to can be read. A command with a value out of range is not
+rejected: it is decided, and refused there.
 """
 
 import enum
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
@@ -16,6 +16,7 @@ from broker_state.audit import RejectedRow
 from broker_state.kernel.decision import OpRecord
 from broker_state.kernel.validation import is_queue_name
 from popstream.exchange.partitioner import partition_of
+from popstream.wire.answer import Answer, encode_answer
 from popstream.wire.command import (
     COMMAND_TYPES,
     WIRE_VERSION,
@@ -27,8 +28,10 @@ from popstream.wire.command import (
     HandleRef,
     RejectEntry,
 )
+from popstream.wire.decoding import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.limits import ENTRIES_MAX
+from popstream.wire.reason import Reason, code_of
 
 __all__ = [
     "RECORD_BYTES_MAX",
@@ -41,12 +44,15 @@ __all__ = [
 ]
 
 RECORD_BYTES_MAX = 4 * 1024 * 1024
-"""The job's cap; the topic allows 16 MiB, so that a record over the cap becomes a row and not a lost send."""
+"""Longest value that is decoded. The topic takes 16 MiB, so that a longer one is rejected here and not by Kafka."""
 
 VALUE_HEAD_BYTES = 4096
+"""Bytes of the value that the row of a rejected record keeps."""
 
 _TEXT_MAX = 512
-# An entry that cannot be read, by the kind of its record: it names no handle and no message.
+_ROUTES_MAX = 100_000
+
+# Stands for an entry that cannot be read, by the type of its record: it names no handle and no message.
 _UNREADABLE: dict[str, Entry] = {
     "ack": AckEntry(-1, []),
     "change_invisible": ChangeEntry(-1, [], 0),
@@ -54,12 +60,16 @@ _UNREADABLE: dict[str, Entry] = {
 }
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _decode_entries = msgspec.json.Decoder(list[msgspec.Raw]).decode
-_CODE_INVALID = 29
-_CODE_NOT_SUPPORTED = 3
 
 
 class KafkaRecord(NamedTuple):
-    """One record as Spark hands it over. Of a value over the cap only the head came, with size and hash."""
+    """One record as read by Spark; sorts by (partition, Kafka offset).
+
+    Attributes:
+        value: Of a value over the cap, its first `VALUE_HEAD_BYTES`; None also for a long value not read yet.
+        value_bytes: Length of the whole value.
+        value_sha256: Hash of the whole value, only if it is over the cap.
+    """
 
     partition: int
     kafka_offset: int
@@ -84,7 +94,7 @@ class RejectReason(enum.StrEnum):
 
 
 class Rejected(NamedTuple):
-    """A row for the table, and the answer if somebody can be answered."""
+    """The audit row of a rejected record, and the encoded answer for `reply_to`, if the sender can be answered."""
 
     row: RejectedRow
     reply_to: int | None
@@ -92,7 +102,12 @@ class Rejected(NamedTuple):
 
 
 class Decoder:
-    """Decodes records of an ops topic with `partition_count` partitions; checks handles when there is a `signer`."""
+    """Decodes records of an ops topic.
+
+    Args:
+        partition_count: Partitions of the topic; a record on another partition than its queue's is misrouted.
+        signer: Checks the signatures of handles; None: handles are not signed.
+    """
 
     def __init__(self, partition_count: int, signer: Signer | None = None) -> None:
         self._partition_count = partition_count
@@ -101,7 +116,7 @@ class Decoder:
         self._routes: dict[tuple[str, int], tuple[bytes, int]] = {}
 
     def decode(self, record: KafkaRecord) -> OpRecord | Rejected:
-        """The record as a command to decide, or why there is none in it."""
+        """Return the command of a record, or why it has none."""
         value = record.value
         if record.value_bytes > RECORD_BYTES_MAX:
             return _reject(record, RejectReason.TOO_LARGE, f"{record.value_bytes} bytes, the cap is {RECORD_BYTES_MAX}")
@@ -109,14 +124,14 @@ class Decoder:
             return _reject(record, RejectReason.EMPTY, "no value")
         try:
             command = self._decode(value)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except DECODE_ERRORS as error:
             entry_by_entry = self._decode_entry_by_entry(value)
             if entry_by_entry is None:
-                return _explain(record, value, str(error)[:_TEXT_MAX])  # it may quote all of a value
+                return _reject_unreadable(record, value, str(error)[:_TEXT_MAX])  # it may quote the whole value
             command = entry_by_entry
         forged: frozenset[int] = frozenset()
         if self._signer is not None and isinstance(command, EntryCommand):
-            command, forged = self._verify(command, self._signer)
+            command, forged = _verify(command, self._signer)
         return OpRecord(
             record.partition,
             record.kafka_offset,
@@ -128,9 +143,10 @@ class Decoder:
         )
 
     def _decode_entry_by_entry(self, value: bytes) -> Command | None:
-        """The command in `value` where nothing but some of its entries cannot be read; those name no handle.
+        """Decode a command of which only some entries cannot be read; None if anything else cannot.
 
-        So the kernel refuses them, each as its own run (INVALID_PARAMETER), and decides the others.
+        Entries that cannot be read are replaced by ones that name no handle: the kernel refuses each of them as a run
+        of its own (INVALID_PARAMETER), and decides the others.
         """
         try:
             fields = _decode_fields(value)
@@ -138,103 +154,106 @@ class Decoder:
             raw_entries = _decode_entries(fields["entries"])
             if len(raw_entries) > ENTRIES_MAX:
                 return None
-            entries = [_read_entry(entry, unreadable) for entry in raw_entries]
+            entries = [_decode_entry(entry, unreadable) for entry in raw_entries]
             command: Command = self._decode(msgspec.json.encode({**fields, "entries": []}))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
+        except (*DECODE_ERRORS, KeyError, TypeError):
             return None
         return msgspec.structs.replace(command, entries=entries)
 
     def _is_misrouted(self, record: KafkaRecord, topic: str, queue_id: int) -> bool:
         route = self._routes.get((topic, queue_id))
         if route is None:
-            # Not `ops_key`, which refuses names that no queue can have: they are the kernel's to refuse.
+            # Not `ops_key`, which raises for names that no queue can have: the kernel refuses those.
             key = f"{topic}\0{queue_id}".encode()
             route = (key, partition_of(key, self._partition_count))
-            # Names that no queue can have may be as long as a record.
-            if len(self._routes) < 100_000 and is_queue_name(topic, queue_id):
+            # A name that no queue can have may be as long as a record.
+            if len(self._routes) < _ROUTES_MAX and is_queue_name(topic, queue_id):
                 self._routes[topic, queue_id] = route
         return route != (record.key, record.partition)
 
-    def _verify(self, command: EntryCommand, signer: Signer) -> tuple[EntryCommand, frozenset[int]]:
-        """The command with its handles as the kernel knows them, and which of them are forged."""
-        handles = []
-        forged = set()
-        for index, ref in enumerate(command.handles):
-            unsigned = signer.verify(ref.handle)
-            if unsigned is None:
-                forged.add(index)
-            handles.append(HandleRef(ref.group, unsigned if unsigned is not None else ref.handle))
-        return msgspec.structs.replace(command, handles=handles), frozenset(forged)
+
+def _verify(command: EntryCommand, signer: Signer) -> tuple[EntryCommand, frozenset[int]]:
+    """Return the command with unsigned handles, as the kernel knows them, and the indexes of forged handles."""
+    handles = []
+    forged = set()
+    for index, ref in enumerate(command.handles):
+        unsigned = signer.verify(ref.handle)
+        if unsigned is None:
+            forged.add(index)
+        handles.append(HandleRef(ref.group, unsigned if unsigned is not None else ref.handle))
+    return msgspec.structs.replace(command, handles=handles), frozenset(forged)
 
 
-def _read_entry(raw: msgspec.Raw, unreadable: Entry) -> Entry:
+def _decode_entry(raw: msgspec.Raw, unreadable: Entry) -> Entry:
     try:
         return msgspec.json.decode(raw, type=type(unreadable))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except DECODE_ERRORS:
         return unreadable
 
 
 def reject_quarantined(record: KafkaRecord, why: str) -> Rejected:
-    """A record that may be read and cannot be decided: `why` is what deciding it raised."""
-    return _explain(record, record.value or b"", why, RejectReason.QUARANTINED)
-
-
-def _explain(record: KafkaRecord, value: bytes, detail: str, known: RejectReason | None = None) -> Rejected:
-    """Say which of the reasons it is, unless that is known, and find out whom to answer."""
+    """Reject a record because deciding it raised `why`."""
     try:
-        parsed = msgspec.json.decode(value)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return _reject(record, known or RejectReason.NOT_JSON, detail)
-    if not isinstance(parsed, dict):
-        return _reject(record, known or RejectReason.NOT_AN_OBJECT, f"a JSON {type(parsed).__name__}")
-    reason = known or RejectReason.BAD_FIELD
-    version, kind = parsed.get("v"), parsed.get("type")
-    if known is not None:
-        pass
-    elif type(version) is int and version != WIRE_VERSION:
-        reason, detail = RejectReason.UNKNOWN_VERSION, f"version {version}, known: {WIRE_VERSION}"
-    elif isinstance(kind, str) and kind not in COMMAND_TYPES:
-        reason, detail = RejectReason.UNKNOWN_TYPE, f"type {kind[:64]!r}"
-    op_id, reply_to = parsed.get("op_id"), parsed.get("reply_to")
-    if not isinstance(op_id, str) or not op_id or type(reply_to) is not int:
-        return _reject(record, reason, detail)
-    unknown = reason in {RejectReason.UNKNOWN_VERSION, RejectReason.UNKNOWN_TYPE}
-    answer = msgspec.json.encode(
-        {
-            "op_id": op_id[:_TEXT_MAX],
-            "type": kind[:_TEXT_MAX] if isinstance(kind, str) else "",
-            "code": _CODE_NOT_SUPPORTED if unknown else _CODE_INVALID,
-            "reason": "NOT_SUPPORTED" if unknown else "INVALID_PARAMETER",
-            "applied": False,
-            "topic": parsed["topic"][:_TEXT_MAX] if isinstance(parsed.get("topic"), str) else "",
-            "queue_id": parsed["queue_id"] if type(parsed.get("queue_id")) is int else -1,
-            "now_ms": record.timestamp_ms,
-            "detail": f"{reason}: {detail}",
-        }
-    )
-    return _reject(record, reason, detail, op_id, reply_to, answer)
+        value = msgspec.json.decode(record.value or b"")
+    except DECODE_ERRORS:
+        value = None
+    return _reject(record, RejectReason.QUARANTINED, why, value if isinstance(value, dict) else {})
 
 
-def _reject(
-    record: KafkaRecord,
-    reason: RejectReason,
-    detail: str,
-    op_id: str | None = None,
-    reply_to: int | None = None,
-    answer: bytes | None = None,
-) -> Rejected:
+def _reject_unreadable(record: KafkaRecord, value: bytes, error: str) -> Rejected:
+    """Reject a record whose value could not be decoded, for the most specific reason."""
+    try:
+        fields = msgspec.json.decode(value)
+    except DECODE_ERRORS:
+        return _reject(record, RejectReason.NOT_JSON, error)
+    if not isinstance(fields, dict):
+        return _reject(record, RejectReason.NOT_AN_OBJECT, f"a JSON {type(fields).__name__}")
+    version, kind = fields.get("v"), fields.get("type")
+    if type(version) is int and version != WIRE_VERSION:
+        return _reject(record, RejectReason.UNKNOWN_VERSION, f"version {version}, known: {WIRE_VERSION}", fields)
+    if isinstance(kind, str) and kind not in COMMAND_TYPES:
+        return _reject(record, RejectReason.UNKNOWN_TYPE, f"type {kind[:64]!r}", fields)
+    return _reject(record, RejectReason.BAD_FIELD, error, fields)
+
+
+def _reject(record: KafkaRecord, reason: RejectReason, detail: str, fields: dict[str, Any] | None = None) -> Rejected:
+    """Reject a record, and answer its sender if the `fields` of its value say whom and what to answer."""
+    op_id = reply_to = answer = None
+    if fields and isinstance(fields.get("op_id"), str) and fields["op_id"] and type(fields.get("reply_to")) is int:
+        op_id, reply_to = fields["op_id"][:_TEXT_MAX], fields["reply_to"]
+        answer = encode_answer(_answer_to_rejected(op_id, fields, reason, detail, record.timestamp_ms))
     value = record.value or b""
     row = RejectedRow(
-        partition=record.partition,
-        kafka_offset=record.kafka_offset,
-        ordinal=0,
-        now_ms=record.timestamp_ms,
-        reason=reason,
-        detail=detail[:_TEXT_MAX],
-        value_bytes=record.value_bytes,
-        value_sha256=record.value_sha256 or hashlib.sha256(value).hexdigest(),
-        value_head=value[:VALUE_HEAD_BYTES],
-        op_id=None if op_id is None else op_id[:_TEXT_MAX],
-        reply_to=reply_to,
+        record.partition,
+        record.kafka_offset,
+        0,
+        record.timestamp_ms,
+        reason,
+        detail[:_TEXT_MAX],
+        record.value_bytes,
+        record.value_sha256 or hashlib.sha256(value).hexdigest(),
+        value[:VALUE_HEAD_BYTES],
+        op_id,
+        reply_to,
     )
     return Rejected(row, reply_to, answer)
+
+
+def _answer_to_rejected(
+    op_id: str, fields: dict[str, Any], reject_reason: RejectReason, detail: str, now_ms: int
+) -> Answer:
+    """Answer a record that is no command, with those of its fields that can be read."""
+    is_unknown = reject_reason in {RejectReason.UNKNOWN_VERSION, RejectReason.UNKNOWN_TYPE}
+    reason = Reason.NOT_SUPPORTED if is_unknown else Reason.INVALID_PARAMETER
+    kind, topic, queue_id = fields.get("type"), fields.get("topic"), fields.get("queue_id")
+    return Answer(
+        op_id=op_id,
+        type=kind[:_TEXT_MAX] if isinstance(kind, str) else "",
+        code=code_of(reason),
+        reason=reason,
+        applied=False,
+        topic=topic[:_TEXT_MAX] if isinstance(topic, str) else "",
+        queue_id=queue_id if type(queue_id) is int else -1,
+        now_ms=now_ms,
+        detail=f"{reject_reason}: {detail}",
+    )

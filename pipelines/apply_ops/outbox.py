@@ -1,15 +1,15 @@
-"""What is decided and not yet everywhere: it is part of the WriteBatch that decided.
+"""The outbox: everything that is decided and not delivered everywhere yet. It is part of the WriteBatch that decided.
 
     key    kind u8, apply_seq u64, number u32
-    value  of an answer frame: results partition u32, the record's value as it will be sent
+    value  of an answer frame: results partition u32, the value of the record
            of notifications: MessagePack list of (key, value)
            of a dead letter: MessagePack of DeadLetter
            of audit rows: table number u8, Arrow slice
-           of a dispatch: the operation as it goes on the ops topic (only in the builder's outbox, as the next)
-           of unit spans: MessagePack of the spans whose units are to go to Delta
+           of a dispatch (builder only): the operation as encoded for the ops topic
+           of unit spans (builder only): MessagePack of the spans whose units are to be written to Delta
 
-An entry stays until it is delivered, and is deleted by the WriteBatch after that. A killed process finds here all
-that it may not have delivered; delivering an answer twice is allowed, for the duplicates are identical.
+An entry stays until it is delivered, and is deleted by a later WriteBatch. After a kill, the next start delivers
+whatever is still here: answers may be sent twice, but then they are identical.
 """
 
 import struct
@@ -28,7 +28,7 @@ _KEY = struct.Struct(">BQI")
 
 
 class EntryKind:
-    """What an entry holds."""
+    """The first byte of an entry's key."""
 
     ANSWERS = 1
     NOTIFICATIONS = 2
@@ -39,7 +39,7 @@ class EntryKind:
 
 
 class Entry(NamedTuple):
-    """One entry of the outbox."""
+    """One entry of the outbox; `number` counts those of a kind in one WriteBatch."""
 
     kind: int
     apply_seq: int
@@ -48,62 +48,66 @@ class Entry(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """Its key."""
+        """Its key in the store."""
         return _KEY.pack(self.kind, self.apply_seq, self.number)
 
 
 class Outbox:
-    """Counts the entries in the store and remembers which are delivered; safe to use from several threads."""
+    """Tracks which entries in the store are delivered. Safe for use by several threads.
+
+    Args:
+        store: Its entries, left by an earlier process, count as undelivered.
+    """
 
     def __init__(self, store: RocksStore) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._sizes = {key: len(value) for key, value in store.scan(OUTBOX, b"")}
-        self._bytes = sum(self._sizes.values())
+        self._undelivered_bytes = sum(self._sizes.values())
         self._delivered: set[bytes] = set()
-        self._leaving: list[bytes] = []
+        self._deleting: list[bytes] = []
 
     @property
     def undelivered_bytes(self) -> int:
-        """Bytes of values that are not delivered yet."""
+        """Total size of the values that are not delivered."""
         with self._lock:
-            return self._bytes
+            return self._undelivered_bytes
 
     def __len__(self) -> int:
-        """Entries that are not delivered yet."""
+        """Return the number of entries that are not delivered."""
         with self._lock:
             return len(self._sizes) - len(self._delivered)
 
     def changes(self, entries: Iterable[Entry]) -> Iterator[Change]:
-        """For the WriteBatch: the new entries go in, delivered ones go out."""
+        """Yield the changes for the next WriteBatch: puts of new entries, deletes of delivered ones."""
         with self._lock:
-            self._leaving = list(self._delivered)
-        for key in self._leaving:
+            self._deleting = list(self._delivered)
+        for key in self._deleting:
             yield OUTBOX, key, None
         for entry in entries:
             yield OUTBOX, entry.key, entry.value
 
     def written(self, entries: Iterable[Entry]) -> None:
-        """The WriteBatch is durable."""
+        """Note that the WriteBatch with the changes for `entries` is durable."""
         with self._lock:
-            for key in self._leaving:
+            for key in self._deleting:
                 del self._sizes[key]
                 self._delivered.discard(key)
             for entry in entries:
                 self._sizes[entry.key] = len(entry.value)
-                self._bytes += len(entry.value)
-            self._leaving = []
+                self._undelivered_bytes += len(entry.value)
+            self._deleting = []
 
     def delivered(self, keys: Iterable[bytes]) -> None:
-        """These entries have reached their place for good."""
+        """Note that entries are delivered for good."""
         with self._lock:
             for key in keys:
                 if key not in self._delivered:
                     self._delivered.add(key)
-                    self._bytes -= self._sizes[key]
+                    self._undelivered_bytes -= self._sizes[key]
 
     def undelivered(self, kind: int, after_seq: int = -1, upto_seq: int = (1 << 63) - 1) -> Iterator[Entry]:
-        """The undelivered entries of a kind with apply_seq in (after_seq, upto_seq], in order."""
+        """Yield the undelivered entries of a kind with apply_seq in (after_seq, upto_seq], in order."""
         end = _KEY.pack(kind, upto_seq + 1, 0)
         for key, value in self._store.scan(OUTBOX, _KEY.pack(kind, after_seq + 1, 0), end):
             with self._lock:

@@ -1,9 +1,9 @@
-"""Step 5, the outbox part: a decision as entries, answers already in the frames that will be sent."""
+"""The outbox entries of a decision; answers are signed and framed here, as they will be sent (outbox.py: layout)."""
 
 import struct
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -14,21 +14,24 @@ from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.decode import Rejected
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX, Entry, EntryKind
 from popstream.exchange.partitioner import ops_key
-from popstream.wire.answer import Answer
+from popstream.wire.answer import Answer, encode_answer
 from popstream.wire.decoding import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.notification import Notification
 
 __all__ = ["TABLE_NUMBERS", "entries_of", "read_frame", "read_notifications", "read_slice", "rows_by_table"]
 
+TABLE_NUMBERS = {table: number for number, table in enumerate(AUDIT_TABLES)}
+
 _FRAME_HEAD, _FRAME_TAIL = b'{"v":1,"answers":[', b"]}"
-_FRAME_BYTES = ENTRY_BYTES_MAX - 64
-_LISTS = ("messages", "runs", "released")
+_FRAME_BYTES_MAX = ENTRY_BYTES_MAX - 64
+_PAIR_OVERHEAD_BYTES = 16
+_LISTS = ("messages", "runs", "released", "handles")
 _PARTITION = struct.Struct(">I")
+_TABLE_NAMES = list(AUDIT_TABLES)
 _decode_answer = msgspec.json.Decoder(Answer).decode
 
-TABLE_NUMBERS = {table: number for number, table in enumerate(AUDIT_TABLES)}
-_TABLE_NAMES = list(AUDIT_TABLES)
+Item = TypeVar("Item")
 
 
 def entries_of(
@@ -39,7 +42,15 @@ def entries_of(
     results_partitions: int,
     signer: Signer | None,
 ) -> list[Entry]:
-    """Everything that is to leave the job because of one micro-batch."""
+    """Return the outbox entries of one WriteBatch.
+
+    Args:
+        decision: Of its operations.
+        rejected: Its records that could not be read.
+        apply_seq: Its number.
+        results_partitions: Partition count of the results topic; answers to other partitions are dropped.
+        signer: Signs the handles in answers; None leaves them unsigned.
+    """
     entries: list[Entry] = []
 
     def add(kind: int, values: Iterable[bytes]) -> None:
@@ -62,7 +73,7 @@ def entries_of(
 
 
 def rows_by_table(decision: Decision, rejected: Sequence[Rejected]) -> dict[str, Sequence[Any]]:
-    """The audit rows of a decision."""
+    """Return the audit rows of a decision, by table."""
     return {
         "operations": decision.operations,
         "deliveries": decision.deliveries,
@@ -73,21 +84,33 @@ def rows_by_table(decision: Decision, rejected: Sequence[Rejected]) -> dict[str,
 
 
 def read_frame(value: bytes) -> tuple[int, bytes]:
-    """(results partition, record value) of an entry of answers."""
+    """Return (results partition, record value) of an entry of answers.
+
+    Raises:
+        CorruptValueError: The entry is too short.
+    """
     if len(value) < _PARTITION.size:
         raise CorruptValueError("frame of answers", value)
     return _PARTITION.unpack_from(value)[0], value[_PARTITION.size :]
 
 
 def read_slice(value: bytes) -> tuple[str, bytes]:
-    """(table, Arrow slice) of an entry of audit rows."""
+    """Return (table, Arrow slice) of an entry of audit rows.
+
+    Raises:
+        CorruptValueError: The entry is empty, or of an unknown table.
+    """
     if not value or value[0] >= len(_TABLE_NAMES):
         raise CorruptValueError("slice of rows", value)
     return _TABLE_NAMES[value[0]], value[1:]
 
 
 def read_notifications(value: bytes) -> list[tuple[bytes, bytes]]:
-    """(key, value) of each record of an entry of notifications."""
+    """Return (key, value) of each record in an entry of notifications.
+
+    Raises:
+        CorruptValueError: The entry cannot be decoded.
+    """
     try:
         return msgspec.msgpack.decode(value, type=list[tuple[bytes, bytes]])
     except DECODE_ERRORS as error:
@@ -97,72 +120,78 @@ def read_notifications(value: bytes) -> list[tuple[bytes, bytes]]:
 def _frames(
     answers: Iterable[tuple[int | None, bytes]], results_partitions: int, signer: Signer | None
 ) -> Iterator[bytes]:
-    """One frame for each reply partition, more when it would be too long; nobody reads other partitions."""
+    """Yield one frame per reply partition, or more if it would be too long."""
     by_partition: dict[int, list[bytes]] = defaultdict(list)
     for reply_to, answer in answers:
         if reply_to is not None and 0 <= reply_to < results_partitions:
-            by_partition[reply_to].append(answer)
+            by_partition[reply_to] += _parts(answer, signer)
     for partition, parts in by_partition.items():
-        head = _PARTITION.pack(partition)
-        frame: list[bytes] = []
-        size = 0
-        for answer in parts:
-            signed = answer if signer is None else _sign(answer, signer)
-            for part in [signed] if len(signed) <= _FRAME_BYTES else _split(signed):
-                if frame and size + len(part) > _FRAME_BYTES:
-                    yield head + _FRAME_HEAD + b",".join(frame) + _FRAME_TAIL
-                    frame, size = [], 0
-                frame.append(part)
-                size += len(part) + 1
-        yield head + _FRAME_HEAD + b",".join(frame) + _FRAME_TAIL
+        # A comma behind each part but the last one of a frame.
+        for packed in _packed(parts, lambda part: len(part) + 1, _FRAME_BYTES_MAX + 1):
+            yield _PARTITION.pack(partition) + _FRAME_HEAD + b",".join(packed) + _FRAME_TAIL
 
 
-def _sign(answer: bytes, signer: Signer) -> bytes:
-    if b'"handle' not in answer:
-        return answer
-    value = _decode_answer(answer)
-    return msgspec.json.encode(
-        msgspec.structs.replace(
-            value,
-            handle=None if value.handle is None else signer.sign(value.handle),
-            handles=[signer.sign(handle) for handle in value.handles],
-        )
+def _parts(encoded: bytes, signer: Signer | None) -> list[bytes]:
+    """Return an answer with signed handles, in parts if it is too long for a frame."""
+    if signer is None and len(encoded) <= _FRAME_BYTES_MAX:
+        return [encoded]
+    answer = _decode_answer(encoded)
+    if signer is not None and (answer.handle is not None or answer.handles):
+        answer = _signed(answer, signer)
+        encoded = encode_answer(answer)
+    return [encoded] if len(encoded) <= _FRAME_BYTES_MAX else _split(answer)
+
+
+def _signed(answer: Answer, signer: Signer) -> Answer:
+    return msgspec.structs.replace(
+        answer,
+        handle=None if answer.handle is None else signer.sign(answer.handle),
+        handles=[signer.sign(handle) for handle in answer.handles],
     )
 
 
-def _split(answer: bytes) -> list[bytes]:
-    """An answer too long for a frame as parts; each list is shared out, the parts' lists joined give it again."""
-    value = _decode_answer(answer)
-    items = max(len(value.commit_offsets), *(len(getattr(value, name)) for name in (*_LISTS, "handles")))
+def _split(answer: Answer) -> list[bytes]:
+    """Return an answer too long for a frame as parts: each has a share of every list, in order."""
+    items = max(len(answer.commit_offsets), *(len(getattr(answer, name)) for name in _LISTS))
     count = 2
     while True:
-        assert count < 2 * items, f"an answer of {len(answer)} bytes has {items} items at most: its texts are too long"
-        parts = [_part(value, index, count) for index in range(count)]
-        if all(len(part) <= _FRAME_BYTES for part in parts):
+        assert count < 2 * items, f"an answer with lists of {items} items at most is too long: its texts are"
+        parts = [_part(answer, index, count) for index in range(count)]
+        if all(len(part) <= _FRAME_BYTES_MAX for part in parts):
             return parts
         count *= 2
 
 
-def _part(value: Answer, index: int, count: int) -> bytes:
-    shares: dict[str, Any] = {"part": index, "parts": count}
-    for name in (*_LISTS, "handles"):
-        items = getattr(value, name)
-        shares[name] = items[len(items) * index // count : len(items) * (index + 1) // count]
-    offsets = list(value.commit_offsets.items())
-    shares["commit_offsets"] = dict(offsets[len(offsets) * index // count : len(offsets) * (index + 1) // count])
-    return msgspec.json.encode(msgspec.structs.replace(value, **shares))
+def _part(answer: Answer, index: int, count: int) -> bytes:
+    def share(items: list[Any]) -> list[Any]:
+        return items[len(items) * index // count : len(items) * (index + 1) // count]
+
+    shares: dict[str, Any] = {name: share(getattr(answer, name)) for name in _LISTS}
+    commit_offsets = dict(share(list(answer.commit_offsets.items())))
+    return encode_answer(
+        msgspec.structs.replace(answer, part=index, parts=count, commit_offsets=commit_offsets, **shares)
+    )
 
 
-def _notifications(notifications: Sequence[Notification]) -> Iterator[bytes]:
-    records: list[tuple[bytes, bytes]] = []
+def _notifications(notifications: Iterable[Notification]) -> Iterator[bytes]:
+    records = [
+        (ops_key(each.topic, each.queue_id) + b"\0" + each.group.encode(), msgspec.json.encode(each))
+        for each in notifications
+    ]
+    for packed in _packed(records, lambda pair: len(pair[0]) + len(pair[1]) + _PAIR_OVERHEAD_BYTES, ENTRY_BYTES_MAX):
+        yield msgspec.msgpack.encode(packed)
+
+
+def _packed(items: Iterable[Item], size_of: Callable[[Item], int], bytes_max: int) -> Iterator[list[Item]]:
+    """Yield consecutive items in lists of at most `bytes_max`; an item that is longer by itself is alone."""
+    packed: list[Item] = []
     size = 0
-    for notification in notifications:
-        key = ops_key(notification.topic, notification.queue_id) + b"\0" + notification.group.encode()
-        value = msgspec.json.encode(notification)
-        if size + len(key) + len(value) + 16 > ENTRY_BYTES_MAX:
-            yield msgspec.msgpack.encode(records)
-            records, size = [], 0
-        records.append((key, value))
-        size += len(key) + len(value) + 16
-    if records:
-        yield msgspec.msgpack.encode(records)
+    for item in items:
+        item_bytes = size_of(item)
+        if packed and size + item_bytes > bytes_max:
+            yield packed
+            packed, size = [], 0
+        packed.append(item)
+        size += item_bytes
+    if packed:
+        yield packed

@@ -1,8 +1,8 @@
-"""Records that nothing can be decided of: they failed alone, each time. From now on they are rejected.
+"""The quarantine: records that failed each time they were decided, even alone. They are rejected from then on.
 
-    meta   'quarantine', partition u32, kafka offset u64      why (UTF-8)
+    meta   'quarantine', partition u32, kafka offset u64      the error (UTF-8)
 
-The list is part of the state: a snapshot carries it, and a replay, which must come to the same decisions, reads it.
+The list is part of the state: a snapshot contains it, and a replay reads it to make the same decisions.
 """
 
 import struct
@@ -21,53 +21,53 @@ _log = structlog.get_logger(__name__)
 
 _PREFIX = b"quarantine"
 QUARANTINE: Erasure = (META, _PREFIX, _PREFIX + b"\xff")
-"""The whole list: its places are none of another topic's."""
+"""The key range of the list. Restoring for another topic erases it, as its coordinates belong to one topic."""
 _PLACE = struct.Struct(">IQ")
-_WHY_MAX = 400
+_ERROR_LENGTH_MAX = 400
 
 QuarantinedRecord = tuple[int, int]
-"""(partition, kafka offset)."""
+"""(partition, Kafka offset)."""
 
 
-def quarantine_change(partition: int, kafka_offset: int, why: str) -> Change:
-    """What puts a record on the list."""
-    return META, _PREFIX + _PLACE.pack(partition, kafka_offset), why.encode()
+def quarantine_change(partition: int, kafka_offset: int, error: str) -> Change:
+    """Return the change that adds a record to the list."""
+    return META, _PREFIX + _PLACE.pack(partition, kafka_offset), error.encode()
 
 
 class Quarantine:
-    """The list in the store, and in memory.
+    """The list in the store, cached in memory.
 
     Args:
         store: The job's state.
-        require_ownership: Raises Fenced when the state may not be written any more.
+        require_ownership: Raises Fenced once another process owns the state.
     """
 
     def __init__(self, store: RocksStore, require_ownership: Callable[[], None] = lambda: None) -> None:
         self._store = store
         self._require_ownership = require_ownership
-        self._why = {
+        self._errors = {
             (place[0], place[1]): value.decode()
             for key, value in store.scan(*QUARANTINE)
             for place in [_PLACE.unpack(key.removeprefix(_PREFIX))]
         }
 
     def decode(self, record: KafkaRecord, decoder: Decoder) -> OpRecord | Rejected:
-        """The operation of a record; what is on the list is rejected unread."""
-        why = self._why.get((record.partition, record.kafka_offset)) if self._why else None
-        return decoder.decode(record) if why is None else reject_quarantined(record, why)
+        """Decode a record, or reject it if it is on the list."""
+        error = self._errors.get((record.partition, record.kafka_offset)) if self._errors else None
+        return decoder.decode(record) if error is None else reject_quarantined(record, error)
 
-    def add(self, partition: int, kafka_offset: int, why: str) -> None:
-        """Put a record on the list, durably, before anything is decided without it."""
+    def add(self, partition: int, kafka_offset: int, error: str) -> None:
+        """Add a record, durably, before anything is decided without it."""
         self._require_ownership()
-        why = why[:_WHY_MAX]
-        self._store.write_changes([quarantine_change(partition, kafka_offset, why)])
-        self._why[partition, kafka_offset] = why
-        _log.critical("record_quarantined", partition=partition, kafka_offset=kafka_offset, why=why)
+        error = error[:_ERROR_LENGTH_MAX]
+        self._store.write_changes([quarantine_change(partition, kafka_offset, error)])
+        self._errors[partition, kafka_offset] = error
+        _log.critical("record_quarantined", partition=partition, kafka_offset=kafka_offset, error=error)
 
     def __iter__(self) -> Iterator[tuple[QuarantinedRecord, str]]:
-        """Every record of the list with what went wrong, in order."""
-        return iter(sorted(self._why.items()))
+        """Iterate over (record, error), by partition and offset."""
+        return iter(sorted(self._errors.items()))
 
     def __len__(self) -> int:
-        """How many there are."""
-        return len(self._why)
+        """Return the number of records on the list."""
+        return len(self._errors)

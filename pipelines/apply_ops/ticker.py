@@ -1,7 +1,7 @@
-"""Asks for a `tick` when a deadline of a queue is due and nothing else moves the queue.
+"""Sends a `tick` when a deadline of a queue is due and no other record arrives for the queue.
 
-A tick carries no time: the record's own timestamp decides, and that is the broker's clock, not ours. So the wait for a
-deadline is measured from the append time that the broker gave the last record it answered for.
+A tick carries no time: the timestamp that the broker gives its record is the time of the decision. The broker's clock
+may differ from ours, so the wait for a deadline starts at the latest append time that the broker has reported.
 """
 
 import functools
@@ -22,12 +22,12 @@ _IDLE_S = 60.0
 
 
 class Ticker:
-    """Keeps the earliest deadline of every queue, and at most one unanswered tick for each.
+    """Tracks the earliest deadline of every queue, with at most one unanswered tick per queue.
 
     Args:
-        send: Puts a record for (topic, queue id) on the ops topic and calls back with the append time in ms, or None
+        send: Sends a record for (topic, queue id) to the ops topic, and calls back with its append time in ms, or None
             if it could not be sent.
-        on_failure: Called with what ended the thread.
+        on_failure: Called with the error that ended the thread.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
     def start(self) -> None:
-        """Begin watching."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a deadline that comes due now waits for the next start."""
+        """Stop the thread; deadlines that fall due later are ticked after the next start."""
         with self._lock:
             self._stopping = True
             self._lock.notify()
@@ -59,13 +59,16 @@ class Ticker:
             self._thread.join()
 
     def learn(self, deadlines: Mapping[tuple[str, int], int], append_ms: int, *, behind: bool) -> None:
-        """What a micro-batch left: the earliest deadline of each queue it touched, and the newest append time it saw.
+        """Take over what a micro-batch left.
 
-        While the job is `behind` the log no tick is sent: a record that is there already may do.
+        Args:
+            deadlines: The earliest deadline of each queue that it touched, in ms.
+            append_ms: The timestamp of its newest record.
+            behind: The job is behind the log: no tick is sent, as a record of the queue may follow.
         """
         with self._lock:
             self._behind = behind
-            if append_ms > self.broker_ms:  # it took a while to get here: only a later time says anything
+            if append_ms > self.broker_ms:  # an earlier one is out of date
                 self._set_broker_ms(append_ms)
             for queue, due_ms in deadlines.items():
                 self._unanswered.discard(queue)
@@ -77,7 +80,7 @@ class Ticker:
 
     @property
     def broker_ms(self) -> int:
-        """The broker's clock, as far as can be told from here."""
+        """The broker's clock, estimated from the last append time."""
         return self._broker_ms + int((time.monotonic() - self._broker_seen_at) * 1000)
 
     def _set_broker_ms(self, append_ms: int) -> None:
@@ -97,11 +100,11 @@ class Ticker:
                     self._unanswered.add(queue)
                 tick = Tick(topic=queue[0], queue_id=queue[1], v=1)
                 self._send(queue, encode_command(tick), functools.partial(self._sent, queue))
-        except Exception as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
+        except Exception as error:  # noqa: BLE001 - any error ends the job, which reports it
             self._on_failure(error)
 
     def _next(self) -> tuple[float, tuple[str, int] | None]:
-        """How long to wait, or the queue to tick now."""
+        """Return the seconds to wait, and the queue to tick now or None."""
         waiting = [(due_ms, queue) for queue, due_ms in self._due_ms.items() if queue not in self._unanswered]
         if not waiting or self._behind:
             return _IDLE_S, None
@@ -112,7 +115,7 @@ class Ticker:
         return 0.0, queue
 
     def _sent(self, queue: tuple[str, int], append_ms: int | None) -> None:
-        """The broker answered for a tick with its append time, or (None) did not take it."""
+        """Handle the append time of a tick, or None if the broker did not accept it."""
         with self._lock:
             if append_ms is None:
                 self._unanswered.discard(queue)

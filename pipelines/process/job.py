@@ -26,9 +26,9 @@ from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.apply_ops.dead_letter_copy import REQUEST_BYTES_MAX, KafkaLetterReader
+from pipelines.apply_ops.dead_letter_copy import REQUEST_BYTES_MAX, KafkaDeadLetterReader
 from pipelines.apply_ops.decode import Decoder
-from pipelines.apply_ops.delta_flush import Flush
+from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import PIPELINE, MicroBatchApplier, MicroBatchReport
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
@@ -81,7 +81,7 @@ class Job:
     publisher: Publisher
     ticker: Ticker
     apply_ops: MicroBatchApplier
-    flush: Flush
+    flush: DeltaFlush
     flush_loop: RetryLoop
     log_watch: LogWatch
     snapshot_loop: SnapshotLoop
@@ -279,8 +279,8 @@ class Job:
             linger_ms=0,
             max_request_size=REQUEST_BYTES_MAX,
         )
-        letters = KafkaLetterReader({"bootstrap_servers": self.bootstrap_servers})
-        self.publisher = Publisher(self.topics, self.outbox, producer, letters, self._fail_unless_stopping)
+        dead_letters = KafkaDeadLetterReader({"bootstrap_servers": self.bootstrap_servers})
+        self.publisher = Publisher(self.topics, self.outbox, producer, dead_letters, self._fail_unless_stopping)
         self._stack.callback(self.publisher.close)
 
     def _wire_apply_ops(self, applied: Applied, checkpoint: Path) -> None:
@@ -307,7 +307,7 @@ class Job:
 
     def _start_audit(self) -> None:
         """Start the watch of the log and the flush of audit rows to Delta."""
-        self.flush = Flush(self.outbox, self._flusher, applied_seq=lambda: self.applied.apply_seq)
+        self.flush = DeltaFlush(self.outbox, self._flusher, applied_seq=lambda: self.applied.apply_seq)
         self.flush_loop = RetryLoop(
             "flush",
             self.settings.flush_interval_s,

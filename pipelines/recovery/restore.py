@@ -45,7 +45,7 @@ from connectors.delta.flusher import AuditFlusher
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES
 from connectors.delta.transactions import known_versions
-from pipelines.apply_ops.delta_flush import Flush
+from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
@@ -255,7 +255,7 @@ def _flush_rows_of(before: Applied, outbox: Outbox, state_epoch: str, spark: Spa
     flusher = AuditFlusher(
         spark, delta, PIPELINE, state_epoch, ops_topic_id=before.ops_topic_id, covered=there, compared_from=there
     )
-    Flush(outbox, flusher, applied_seq=lambda: before.apply_seq).flush()
+    DeltaFlush(outbox, flusher, applied_seq=lambda: before.apply_seq).flush()
 
 
 def _begin_queues(folder: JobFolder, audited: Audited) -> None:

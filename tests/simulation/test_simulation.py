@@ -13,7 +13,7 @@ from broker_state.store.rocks_store import FAMILIES, RocksStore
 from checkpoints.applied import Applied
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops import micro_batch
-from pipelines.apply_ops.delta_flush import Flush
+from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
 from popstream.wire.failures import PopstreamError
 from tests.simulation.disk import SimulatedTables
@@ -149,13 +149,13 @@ def let_a_zombie_write(patch: pytest.MonkeyPatch) -> None:
 
 def note_the_flush_too_early(patch: pytest.MonkeyPatch) -> None:
     """Entries leave the outbox as soon as a flush begins."""
-    flush = Flush.flush
+    flush = DeltaFlush.flush
 
-    def early(self: Flush) -> None:
+    def early(self: DeltaFlush) -> None:
         self._outbox.delivered([entry.key for entry in self._outbox.undelivered(4)])
         flush(self)
 
-    patch.setattr(Flush, "flush", early)
+    patch.setattr(DeltaFlush, "flush", early)
 
 
 HOLES = [

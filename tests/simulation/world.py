@@ -19,7 +19,7 @@ from connectors.delta.tables import AUDIT_TABLES
 from connectors.kafka.own_topics import Topics
 from pipelines import failpoints
 from pipelines.apply_ops.decode import Decoder, KafkaRecord
-from pipelines.apply_ops.delta_flush import Flush
+from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import MicroBatchApplier
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
@@ -99,15 +99,15 @@ class Letters:
     """In place of the dead letters' reader: every message has left its topic."""
 
     def start(self, on_read: Callable[..., None], on_failure: Callable[[Exception], None]) -> None:  # noqa: ARG002
-        """See `LetterReader.start`."""
+        """See `DeadLetterReader.start`."""
         self._on_read = on_read
 
     def read(self, entry: Entry, letter: DeadLetter) -> None:
-        """See `LetterReader.read`."""
+        """See `DeadLetterReader.read`."""
         self._on_read(entry, letter, ((offset, None) for offset in range(letter.first, letter.last + 1)))
 
     def close(self) -> None:
-        """See `LetterReader.close`."""
+        """See `DeadLetterReader.close`."""
 
 
 class Instance:
@@ -151,7 +151,7 @@ class Instance:
             publish=self.publisher.publish,
             after_batch=lambda *_: failpoints.failpoint("commit"),
         )
-        self.flush = Flush(self.outbox, self.tables, applied_seq=lambda: self.apply_ops.applied.apply_seq)
+        self.flush = DeltaFlush(self.outbox, self.tables, applied_seq=lambda: self.apply_ops.applied.apply_seq)
 
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
         """See `RecordSource.records`: one slice, or two."""

@@ -19,7 +19,7 @@ from broker_state.store.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.store.rocks_store import FAMILIES, META, OUTBOX, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines.apply_ops.delta_flush import Flush
+from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.failures import Corrupt, Invalid, PopstreamError
@@ -318,7 +318,7 @@ def test_a_table_without_rows_is_no_lag(tmp_path: Path) -> None:
         applied = job.apply_ops.applied.apply_seq
 
         def delivered_seq() -> int:
-            return Flush(job.outbox, Tables(delivered=-1), applied_seq=lambda: applied).delivered_seq
+            return DeltaFlush(job.outbox, Tables(delivered=-1), applied_seq=lambda: applied).delivered_seq
 
         first, *others = list(job.outbox.undelivered(EntryKind.AUDIT))
         assert delivered_seq() == first.apply_seq - 1 == 0
@@ -336,7 +336,7 @@ def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path)
         again = SmallJob(tmp_path, store)
         tables = Tables(delivered=1)
         failures: list[BaseException] = []
-        flush = Flush(again.outbox, tables, applied_seq=lambda: again.apply_ops.applied.apply_seq)
+        flush = DeltaFlush(again.outbox, tables, applied_seq=lambda: again.apply_ops.applied.apply_seq)
         loop = RetryLoop("flush", 60, flush.flush, failures.append, problem_prefix="no Delta")
         loop.start()
         loop.stop()

@@ -1,4 +1,4 @@
-"""Work that is handed over: in order, one at a time, and nothing after a failure."""
+"""Claim: items are applied in order, one at a time, and none after a failure."""
 
 import threading
 
@@ -7,29 +7,29 @@ import pytest
 from pipelines.apply_ops.handoff import Handoff
 
 
-def test_the_next_is_begun_when_the_one_before_is_done() -> None:
-    """The caller is free while the first is worked on, and waits with the second in hand."""
+def test_the_next_item_starts_when_the_previous_one_ends() -> None:
+    """The caller is free during the first item, and waits with the second."""
     done: list[int] = []
-    may_go_on = threading.Event()
+    may_continue = threading.Event()
 
     def work(number: int) -> None:
-        assert may_go_on.wait(10)
+        assert may_continue.wait(10)
         done.append(number)
 
-    line = Handoff(work)
-    line.hand_over(1)
+    handoff = Handoff(work)
+    handoff.hand_over(1)
     assert done == []
-    second = threading.Thread(target=line.hand_over, args=(2,))
+    second = threading.Thread(target=handoff.hand_over, args=(2,))
     second.start()
     second.join(0.05)
-    assert second.is_alive(), "the second was taken over before the first was done"
-    may_go_on.set()
+    assert second.is_alive(), "the second was accepted before the first ended"
+    may_continue.set()
     second.join(10)
-    line.close()
+    handoff.close()
     assert done == [1, 2]
 
 
-def test_what_fails_is_told_to_the_next_and_nothing_follows() -> None:
+def test_a_failure_is_raised_by_every_later_call() -> None:
     done: list[int] = []
 
     def work(number: int) -> None:
@@ -38,10 +38,10 @@ def test_what_fails_is_told_to_the_next_and_nothing_follows() -> None:
             raise OSError(message)
         done.append(number)
 
-    line = Handoff(work)
-    line.hand_over(1)
+    handoff = Handoff(work)
+    handoff.hand_over(1)
     for number in (2, 3):
         with pytest.raises(OSError, match="the disk is full"):
-            line.hand_over(number)
-    line.close()
+            handoff.hand_over(number)
+    handoff.close()
     assert done == []

@@ -1,4 +1,4 @@
-"""What leaves the outbox for Kafka: dead letters of any number and size, and who hears when Kafka takes no more."""
+"""Publishing from the outbox: dead letters of any number and size, and failures of Kafka."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from broker_state.store.rocks_store import RocksStore
 from connectors.kafka.own_topics import Topics
+from pipelines.apply_ops.dead_letter_copy import COPY_BYTES_MAX
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
-from pipelines.apply_ops.publish import LETTER_BYTES_MAX, Publisher
+from pipelines.apply_ops.publish import Publisher
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.failures import Unavailable
 
@@ -29,7 +30,7 @@ class Message(NamedTuple):
 
 
 class Sent:
-    """Is answered when the test says so."""
+    """A future that the test completes."""
 
     def __init__(self, record: dict[str, Any]) -> None:
         self.record = record
@@ -58,7 +59,7 @@ class Producer:
 
 
 class Letters:
-    """Gives the messages one by one, and notes which of them were sent when the next was asked for."""
+    """Reads the given messages one by one, and notes how many were sent before each."""
 
     def __init__(self, producer: Producer, messages: list[tuple[int, Message | None]]) -> None:
         self._producer = producer
@@ -77,7 +78,7 @@ class Letters:
             yield message
 
     def close(self) -> None:
-        """Nothing is under way."""
+        """Nothing is in flight."""
 
 
 class Scene:
@@ -101,7 +102,7 @@ def store(tmp_path: Path) -> Iterator[RocksStore]:
         yield store
 
 
-def test_a_letter_is_sent_as_it_is_read_and_delivered_with_its_last_message(store: RocksStore) -> None:
+def test_a_dead_letter_is_sent_message_by_message_and_delivered_with_the_last_one(store: RocksStore) -> None:
     message = Message(b"k", b"v", [("h", b"1")])
     scene = Scene(store, (10, message), (11, None), (12, Message(None, None, [])))
     assert scene.letters.sent_before == [0, 1, 2]
@@ -120,16 +121,16 @@ def test_a_letter_is_sent_as_it_is_read_and_delivered_with_its_last_message(stor
 @pytest.mark.parametrize(
     "message",
     [
-        Message(b"k", b"v" * LETTER_BYTES_MAX, [("h", b"1")]),
-        Message(b"k" * (LETTER_BYTES_MAX + 1), None, []),
-        Message(None, b"v", [("h", b"1" * LETTER_BYTES_MAX)]),
+        Message(b"k", b"v" * COPY_BYTES_MAX, [("h", b"1")]),
+        Message(b"k" * (COPY_BYTES_MAX + 1), None, []),
+        Message(None, b"v", [("h", b"1" * COPY_BYTES_MAX)]),
     ],
     ids=["value", "key", "headers"],
 )
-def test_a_message_that_no_dead_letter_can_carry_is_named_and_stops_nothing(
+def test_a_message_too_long_for_a_dead_letter_is_named_and_the_others_follow(
     store: RocksStore, message: Message
 ) -> None:
-    """In its own topic a compressed batch may be as long as it likes."""
+    """A message topic may allow longer messages than the dead-letter topic."""
     scene = Scene(store, (10, message), (11, Message(b"k", b"v", [])), (12, None))
     record = scene.producer.sent[0].record
     assert (record["key"], record["value"]) == (None, b"")
@@ -138,13 +139,13 @@ def test_a_message_that_no_dead_letter_can_carry_is_named_and_stops_nothing(
     assert scene.producer.sent[1].record["value"] == b"v"
 
 
-def test_a_failure_is_told_at_once_and_to_whoever_publishes_next(store: RocksStore) -> None:
+def test_a_failure_is_reported_at_once_and_raised_by_the_next_publish(store: RocksStore) -> None:
     scene = Scene(store, (10, None))
     refused = ValueError("the broker says no")
     scene.producer.sent[0].on_failure(refused)
-    (told,) = scene.failures
-    assert told.__cause__ is refused
-    with pytest.raises(Unavailable, match="nothing more is decided: the broker says no"):
+    (reported,) = scene.failures
+    assert reported.__cause__ is refused
+    with pytest.raises(Unavailable, match="the job stops deciding: the broker says no"):
         scene.publisher.publish([])
     assert len(scene.outbox) == 1
     scene.publisher.close()
