@@ -3,7 +3,7 @@
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.delivery import absorb_holes, ack_range
 from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.orderly import expire_members
+from broker_state.kernel.orderly import expire_members, note_operation
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import DeliveryState, windows
 
@@ -17,7 +17,7 @@ def enter(op: OpContext, lane: LaneState) -> None:
     op.touch(lane)
     catch_up(op, lane)
     if lane.record.orderly:
-        lane.order_info.note_operation(op.now_ms)
+        note_operation(lane, op.now_ms)
 
 
 def catch_up(op: OpContext, lane: LaneState) -> None:

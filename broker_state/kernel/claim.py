@@ -8,10 +8,18 @@ from popstream.wire.command import Entry
 from popstream.wire.handle import Handle
 from popstream.wire.reason import Reason
 
-__all__ = ["Claim", "Header", "Piece", "RunOutcome"]
+__all__ = ["NO_HEADER", "Claim", "Header", "Piece", "RunOutcome"]
 
-Header = tuple[int, int, int]
-"""RocketMQ's answer to a change: pop time, invisible time, revive queue id."""
+
+class Header(msgspec.Struct, frozen=True, gc=False):
+    """Fields of the handle after a change (RocketMQ: ChangeInvisibleTimeResponseHeader); None in any other answer."""
+
+    pop_time_ms: int | None = None
+    invisible_time_ms: int | None = None
+    revive_queue_id: int | None = None
+
+
+NO_HEADER = Header()
 
 
 class Claim(msgspec.Struct, frozen=True, gc=False):
@@ -33,12 +41,12 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
     reason: Reason
     before: Delivery | None = None
     after: Delivery | None = None
-    header: Header | None = None
+    header: Header = NO_HEADER
 
 
 class RunOutcome(OperationOutcome, frozen=True, gc=False):
     """What the answer and the audit report about a piece."""
 
-    header: Header | tuple[None, None, None] = (None, None, None)
+    header: Header = NO_HEADER
     handle: int | None = None
     """Index of `handle_after` in the answer's handles."""

@@ -42,17 +42,18 @@ def _audit_batch(op: OpContext, lane: LaneState) -> None:
     if not info.is_changed:
         return
     info.is_changed = False
+    head = info.head
     op.audit.batch(
         group=lane.record.group,
-        epoch=info.epoch,
-        pop_time_ms=info.pop_time_ms,
-        invisible_time_ms=info.invisible_time_ms,
-        attempt_id=info.attempt_id,
-        first=info.first,
-        end=info.end,
-        members=info.member_count,
-        acked=info.acked_count,
+        epoch=head.epoch,
+        pop_time_ms=head.pop_time_ms,
+        invisible_time_ms=head.invisible_time_ms,
+        attempt_id=head.attempt_id,
+        first=head.first,
+        end=head.end,
+        members=head.member_count,
+        acked=head.acked_count,
         commit_offset=lane.acked.floor,
-        free_at_ms=info.due_ms or None,
-        least_count=info.least_count,
+        free_at_ms=head.due_ms or None,
+        least_count=head.least_count,
     )

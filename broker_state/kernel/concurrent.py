@@ -7,7 +7,7 @@ up, changed and settled once for all claims on it, however many those are.
 from collections.abc import Sequence
 
 from broker_state.audit import DeliveryStep, shortened
-from broker_state.kernel.claim import Claim, Piece
+from broker_state.kernel.claim import Claim, Header, Piece
 from broker_state.kernel.delivery import end_lease
 from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.queue_state import LaneState
@@ -149,7 +149,7 @@ class _Work:
             lane.record.available -= end - first
             lane.record.leased += end - first
         after = self._changed(entry, before)
-        header = (after.pop_time_ms, after.invisible_time_ms, 0)
+        header = Header(after.pop_time_ms, after.invisible_time_ms, 0)
         self.pieces.append(Piece(first, end, Reason.OK, before, after, header))
         if not entry.invisible_time_ms:
             step = DeliveryStep.RELEASED

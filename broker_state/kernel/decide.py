@@ -145,8 +145,8 @@ def _due_subjects(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState,
                 continue
         elif lane is not None and ref.kind == DEADLINE_BATCH:
             info = lane.order_info
-            if info.due_ms == ref.deadline_ms:
-                others.append((info.due_ms, lane.record.group.encode(), 0, 0, 0, lane, info, None))
+            if info.head.due_ms == ref.deadline_ms:
+                others.append((info.head.due_ms, lane.record.group.encode(), 0, 0, 0, lane, info, None))
                 continue
         elif lane is not None:
             pop = lane.parked(ref.number)

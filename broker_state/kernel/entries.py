@@ -235,7 +235,7 @@ class _Request:
         for claim, first, end, piece in _by_claim(claims, pieces):
             if piece is not last:  # mostly one piece is of many claims
                 last, outcome = piece, self._outcome(lane, claim.handle, piece)
-                pop_time_ms, invisible_time_ms, revive_queue_id = outcome.header
+                header = outcome.header
             self.runs.append(
                 Run(
                     entry=claim.index,
@@ -244,9 +244,9 @@ class _Request:
                     code=outcome.code,
                     reason=outcome.reason,
                     applied=outcome.applied,
-                    pop_time_ms=pop_time_ms,
-                    invisible_time_ms=invisible_time_ms,
-                    revive_queue_id=revive_queue_id,
+                    pop_time_ms=header.pop_time_ms,
+                    invisible_time_ms=header.invisible_time_ms,
+                    revive_queue_id=header.revive_queue_id,
                     handle=outcome.handle,
                 )
             )
@@ -265,7 +265,7 @@ class _Request:
             deadline_before_ms=before.deadline_ms or None if before else None,
             deadline_after_ms=after.deadline_ms or None if after and applied else None,
             attempt=before.attempt if before else None,
-            header=piece.header or (None, None, None),
+            header=piece.header,
             handle=new,
         )
 

@@ -1,21 +1,56 @@
-"""An orderly lane: its batch is handed out, changed and done with (docs/semantics.md, "...in an orderly lane")."""
+"""The rules of an orderly lane (RIP-51): a pop makes a batch, entries are judged by it, and the batch becomes free.
+
+docs/semantics.md, "A message in an orderly lane", has the rules; `order_info` stores the batch. Read downwards:
+
+    rule here               RocketMQ's ConsumerOrderInfoManager
+    grant_in_order          update, OrderInfo.mergeOffsetConsumedCount
+    decide_in_order         commitAndNext, updateNextVisibleTime
+    settle_batch            checkBlock, getLockFreeTimestamp
+    release_members         (none: cancel and return_client)
+    expire_members          (none: a batch keeps members that have left the log)
+    note_operation          autoClean
+"""
 
 from collections.abc import Iterator, Sequence
 
+from msgspec.structs import replace
+
 from broker_state.audit import DeliveryStep, shortened
-from broker_state.kernel.claim import Claim, Header, Piece
+from broker_state.kernel.claim import NO_HEADER, Claim, Header, Piece
 from broker_state.kernel.delivery import Choice, absorb_holes
 from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.order_info import Member, OrderInfo
+from broker_state.kernel.order_info import Member, MemberRun, OrderInfo
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.store.keys import DEADLINE_BATCH
-from broker_state.store.pages import Delivery, DeliveryState, client_hash
+from broker_state.store.pages import Delivery, DeliveryState, Runs, client_hash
+from broker_state.store.span import Span, append_span
 from popstream.wire.answer import LeasedRange
 from popstream.wire.command import AckEntry, ChangeEntry, Entry, RejectEntry
-from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle
+from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY
 from popstream.wire.reason import Reason
 
-__all__ = ["acked_within", "decide_in_order", "expire_members", "grant_in_order", "release_members", "settle_batch"]
+__all__ = [
+    "acked_within",
+    "decide_in_order",
+    "expire_members",
+    "grant_in_order",
+    "is_same_attempt",
+    "note_operation",
+    "release_members",
+    "settle_batch",
+]
+
+_IDLE_MS = 24 * 60 * 60 * 1000
+_FIRST_DELIVERY = Member(is_member=True)
+_ZERO_HEADER = Header(0, 0, 0)
+
+
+# A pop: the batch is made.
+
+
+def is_same_attempt(info: OrderInfo, attempt_id: str | None) -> bool:
+    """Whether a pop with this attempt id may have the batch again, blocked or not (RocketMQ: OrderInfo.needBlock)."""
+    return attempt_id is not None and info.head.attempt_id == attempt_id
 
 
 def grant_in_order(
@@ -28,65 +63,119 @@ def grant_in_order(
     tags: tuple[int, ...] | None,
     attempt_id: str | None,
 ) -> tuple[Delivery, int, list[LeasedRange]] | None:
-    """Make what follows the commit offset the new batch; the caller has seen that the lane is not blocked.
+    """Make what follows the commit offset the new batch (RocketMQ: ConsumerOrderInfoManager.update).
 
+    The caller has seen that the lane is not blocked, or that the batch is that of the same attempt.
     Returns a delivery of the new epoch, the first member and the ranges; None when the tags let nothing through.
     """
-    limit = lane.policy.in_flight_max
-    choice = Choice(lane.queue, max_messages, min(max_messages, limit) if limit else max_messages, tags)
-    members: list[tuple[int, int]] = []
-    for first, end in _written_runs(lane.queue, lane.acked.floor):
-        for low, high, given in choice.cut(first, end):
-            if not given:
-                continue
-            if members and members[-1][1] == low:
-                members[-1] = (members[-1][0], high)
-            else:
-                members.append((low, high))
-        if not choice.is_open():
-            break
+    info = lane.order_info
+    members = _choose_members(lane, max_messages, tags)
     if not members:
         _pass_over_all(op, lane)
         return None
-    record, info = lane.record, lane.order_info
-    if info.due_ms:  # the same attempt id: what it held is released to it
+    if info.head.due_ms:  # the same attempt: what it still holds is released to it
         for first, end, member in info.unacked():
             if not member.ended:
                 op.audit.step(
                     lane.record, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id"
                 )
-    record.epoch += 1
-    info.update(
-        epoch=record.epoch,
-        pop_time_ms=op.now_ms,
-        invisible_time_ms=invisible_time_ms,
-        members=members,
+    lane.record.epoch += 1
+    batch = _with_counts(info, members, attempt_id)
+    info.begin(
+        batch,
+        epoch=lane.record.epoch,
         now_ms=op.now_ms,
+        invisible_time_ms=invisible_time_ms,
         attempt_id=attempt_id,
         client=client_hash(client_id) if client_id else 0,
+        least_count=_least_count(batch),
     )
     _begin_beyond(lane)
-    record.next_offset = info.end
-    record.leased = info.member_count
+    lane.record.next_offset = info.head.end
+    lane.record.leased = info.head.member_count
     settle_batch(op, lane)
+    return _delivery(info, _FIRST_DELIVERY), info.head.first, _lease_members(op, lane, client_id)
+
+
+def _choose_members(lane: LaneState, max_messages: int, tags: tuple[int, ...] | None) -> list[Span]:
+    """Return what one pop takes from the commit offset on: written offsets that are not holes and pass the tags."""
+    limit = lane.policy.in_flight_max
+    choice = Choice(lane.queue, max_messages, min(max_messages, limit) if limit else max_messages, tags)
+    members: list[Span] = []
+    for written in _written_spans(lane.queue, lane.acked.floor):
+        for first, end, is_given in choice.cut(*written):
+            if is_given:
+                append_span(members, first, end)
+        if not choice.is_open():
+            break
+    return members
+
+
+def _with_counts(info: OrderInfo, members: list[Span], attempt_id: str | None) -> list[MemberRun]:
+    """Give each of `members` the deliveries before this one (RocketMQ: OrderInfo.mergeOffsetConsumedCount).
+
+    A member of the last batch, acked or not, has one more than then, but for a suspended one. For the same attempt all
+    counts stay, also those of offsets that are not members any more.
+    """
+    is_same = is_same_attempt(info, attempt_id)
+    counts: Runs[int] = Runs([])
+    for first, end, member in info.runs():
+        count = member.count if is_same or member.suspended else member.count + 1
+        if count and (is_same or member.is_member):
+            counts.runs.append((first, end, count))
+    batch: list[MemberRun] = [
+        (first, end, Member(True, count=count) if count else _FIRST_DELIVERY)
+        for first, end, count, _ in counts.within_each((first, end, None) for first, end in members)
+    ]
+    if is_same:
+        chosen = Runs([(first, end, True) for first, end in members])
+        batch += [
+            (first, end, Member(False, count=count))
+            for first, end, is_member, count in chosen.within_each(counts.runs)
+            if not is_member
+        ]
+        batch.sort(key=lambda run: run[0])
+    return batch
+
+
+def _least_count(batch: list[MemberRun]) -> int:
+    """Return the least count when as many offsets have one as there are members, else 0 (RocketMQ: the order count)."""
+    counted = sum(end - first for first, end, member in batch if member.count)
+    if counted != sum(end - first for first, end, member in batch if member.is_member):
+        return 0
+    return min(member.count for _, _, member in batch if member.count)
+
+
+def _lease_members(op: OpContext, lane: LaneState, client_id: str | None) -> list[LeasedRange]:
+    """Report the lease of each member, and return the ranges for the answer."""
+    info, leased = lane.order_info, DeliveryStep.LEASED
     ranges: list[LeasedRange] = []
     for first, end, member in info.runs():
         if not member.is_member:
             continue
         op.audit.step(
-            lane.record,
-            DeliveryStep.LEASED,
-            first,
-            end,
-            _delivery(info, member),
-            cause="pop_in_order",
-            client_id=client_id,
+            lane.record, leased, first, end, _delivery(info, member), cause="pop_in_order", client_id=client_id
         )
         if ranges and ranges[-1].last == first - 1 and ranges[-1].attempt == member.count + 1:
             ranges[-1] = LeasedRange(ranges[-1].first, end - 1, member.count + 1)
         else:
             ranges.append(LeasedRange(first, end - 1, member.count + 1))
-    return _delivery(info, Member(True)), info.first, ranges
+    return ranges
+
+
+def _pass_over_all(op: OpContext, lane: LaneState) -> None:
+    """The tags of a pop let nothing through: the lane is done up to the commit position, and its batch stays."""
+    info, floor = lane.order_info, lane.acked.floor
+    for first, end, member in info.unacked():
+        if end > floor and not member.ended:  # leased still, when the same attempt comes again
+            low = max(first, floor)
+            _become(lane, low, end, member, replace(member, ended=True))
+            op.audit.step(lane.record, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
+    lane.record.passed_over += _move_commit_offset(lane, lane.queue.written.floor)
+    _balance(lane)
+
+
+# Entries: each offset is judged, and what is good is applied.
 
 
 def decide_in_order(op: OpContext, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
@@ -97,102 +186,232 @@ def decide_in_order(op: OpContext, lane: LaneState, claims: Sequence[Claim]) -> 
     """
     pieces: list[Piece] = []
     for claim in claims:
-        pieces += _decide_range(op, lane, claim.handle, claim.entry, claim.first, claim.end)
+        at = claim.first
+        while at < claim.end:
+            pieces += _judge(op, lane, claim, at)
+            at = pieces[-1].end
     return pieces
 
 
-def _decide_range(op: OpContext, lane: LaneState, handle: Handle, entry: Entry, first: int, end: int) -> list[Piece]:
-    info = lane.order_info
+def _judge(op: OpContext, lane: LaneState, claim: Claim, first: int) -> list[Piece]:
+    """Judge the offsets of `claim` from `first` on, as far as they are alike; the first rule that holds decides.
+
+    RocketMQ: AckMessageProcessor.ackOrderly, ChangeInvisibleTimeProcessor.processChangeInvisibleTimeForOrder.
+    """
+    info, floor, entry = lane.order_info, lane.acked.floor, claim.entry
+    head = info.head
     next_visible_ms = op.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else None
-    is_current = info.member_count > 0 and handle.epoch == info.epoch
-    pieces: list[Piece] = []
-    at = first
-    while at < end:
-        if at < lane.acked.floor:
-            stop = min(end, lane.acked.floor)
-            header = None if next_visible_ms is None else (0, 0, 0)
-            pieces.append(Piece(at, stop, Reason.ALREADY_ACKED, header=header))
-        elif not is_current:
-            stop = end
-            header = _header(handle.pop_time_ms, next_visible_ms)
-            pieces.append(Piece(at, stop, Reason.STALE_HANDLE, header=header))
-        else:
-            stop, member = info.at(at, end)
-            if member is None or not member.is_member:
-                pieces += [
-                    Piece(low, high, Reason.ALREADY_ACKED if is_hole else Reason.OUTSIDE_POP)
-                    for low, high, is_hole in _cut_by_holes(lane.queue, at, stop)
-                ]
-            elif member.acked:
-                for low, high, is_hole in _cut_by_holes(lane.queue, at, stop):
-                    header = None if is_hole else _header(info.pop_time_ms, next_visible_ms)
-                    before = None if is_hole else _delivery(info, member)
-                    pieces.append(Piece(low, high, Reason.ALREADY_ACKED, before, header=header))
-            elif isinstance(entry, ChangeEntry):
-                if not entry.invisible_time_ms and lane.policy.max_attempts:
-                    stop = at + 1  # it may be the last attempt of those that follow too
-                pieces.append(_change(op, lane, info, entry, at, stop, member))
-            else:
-                pieces.append(_ack(op, lane, info, entry, at, stop, member))
-        at = stop
-    return pieces
+    if first < floor:
+        header = NO_HEADER if next_visible_ms is None else _ZERO_HEADER
+        return [Piece(first, min(claim.end, floor), Reason.ALREADY_ACKED, header=header)]
+    if not head.member_count or claim.handle.epoch != head.epoch:
+        header = _header(claim.handle.pop_time_ms, next_visible_ms)
+        return [Piece(first, claim.end, Reason.STALE_HANDLE, header=header)]
+    end, member = info.at(first, claim.end)
+    if member is None or not member.is_member:
+        return [
+            Piece(low, high, Reason.ALREADY_ACKED if is_hole else Reason.OUTSIDE_POP)
+            for low, high, is_hole in _cut_by_holes(lane.queue, first, end)
+        ]
+    if member.acked:
+        before, header = _delivery(info, member), _header(head.pop_time_ms, next_visible_ms)
+        return [
+            Piece(low, high, Reason.ALREADY_ACKED)
+            if is_hole
+            else Piece(low, high, Reason.ALREADY_ACKED, before, header=header)
+            for low, high, is_hole in _cut_by_holes(lane.queue, first, end)
+        ]
+    if isinstance(entry, ChangeEntry):
+        if not entry.invisible_time_ms and lane.policy.max_attempts:
+            end = first + 1  # this release may dead-letter the offsets that follow
+        return [_change(op, lane, entry, first, end, member)]
+    return [_ack(op, lane, entry, first, end, member)]
+
+
+def _ack(op: OpContext, lane: LaneState, entry: Entry, first: int, end: int, member: Member) -> Piece:
+    """An ack or a reject of unacked members (RocketMQ: ConsumerOrderInfoManager.commitAndNext)."""
+    before = _delivery(lane.order_info, member)
+    _become(lane, first, end, member, replace(member, acked=True))
+    if isinstance(entry, RejectEntry):
+        reason = shortened(entry.cause) or "rejected"
+        _dead_letter(op, lane, first, end, before, reason=reason, at_ms=op.now_ms, client_id=op.client_id)
+    else:
+        cause = (entry.cause if isinstance(entry, AckEntry) else None) or "ack"
+        op.audit.step(lane.record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
+    settle_batch(op, lane)
+    return Piece(first, end, Reason.OK, before)
+
+
+def _change(op: OpContext, lane: LaneState, entry: ChangeEntry, first: int, end: int, member: Member) -> Piece:
+    """A change of unacked members, to 0 ms a release (RocketMQ: ConsumerOrderInfoManager.updateNextVisibleTime)."""
+    info = lane.order_info
+    is_release = not entry.invisible_time_ms
+    next_visible_ms = op.now_ms + entry.invisible_time_ms
+    changed = replace(member, next_visible_ms=next_visible_ms, suspended=entry.suspend, ended=is_release)
+    before, after = _delivery(info, member), _delivery(info, changed)
+    _become(lane, first, end, member, changed)
+    info.touch()
+    step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
+    op.audit.step(lane.record, step, first, end, after, cause="change_invisible", client_id=op.client_id)
+    settle_batch(op, lane, is_release=is_release)
+    return Piece(first, end, Reason.OK, before, after, _header(info.head.pop_time_ms, next_visible_ms))
+
+
+def _header(pop_time_ms: int, next_visible_ms: int | None) -> Header:
+    """Keep the pop time and move the invisible time, as RocketMQ does for an orderly handle; an ack has no header."""
+    if next_visible_ms is None:
+        return NO_HEADER
+    return Header(pop_time_ms, next_visible_ms - pop_time_ms, REVIVE_QUEUE_ID_ORDERLY)
+
+
+# Freeing: leases end, and the commit offset follows the acks.
 
 
 def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) -> None:
-    """The batch was changed, or is due: move the commit offset, tell what has ended, store the deadline.
+    """Bring the lane in line with its batch, which was changed or is due.
 
-    With `is_release` a client gave something back, which ends a lease also when the lane was free already.
+    The batch blocks the lane while an unacked member is invisible (RocketMQ: ConsumerOrderInfoManager.checkBlock). The
+    lane is free when the last one becomes visible; that moment is the stored deadline (RocketMQ: getLockFreeTimestamp,
+    which takes the first one). With `is_release` a client gave something back: leases end although the lane was free.
     """
     info = lane.order_info
-    free_ms = info.free_ms()
-    if (info.due_ms or is_release) and free_ms <= op.now_ms:
-        _end_leases(op, lane, info)
-    _follow_acks(lane, info)
+    head = info.head
+    free_ms = info.latest_visible_ms()
+    if (head.due_ms or is_release) and free_ms <= op.now_ms:
+        _end_leases(op, lane)
+    if head.acked_count:  # without an ack the offsets before the first member, which tags left out, are not passed
+        lane.record.passed_over += _move_commit_offset(lane, head.next_offset)
     due_ms = free_ms if free_ms > op.now_ms else 0
-    if due_ms != info.due_ms:
-        lane.queue.set_deadline(lane.record.lane_no, DEADLINE_BATCH, 0, info.due_ms, due_ms)
-        info.set_due_ms(due_ms)
+    if due_ms != head.due_ms:
+        lane.queue.set_deadline(lane.record.lane_no, DEADLINE_BATCH, 0, head.due_ms, due_ms)
+        head.due_ms = due_ms
+        info.touch()
     _balance(lane)
 
 
-def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
-    """Make every invisible, unacked member visible now; the ranges that a client held, half-open."""
+def _end_leases(op: OpContext, lane: LaneState) -> None:
+    """The batch is free: leases of unacked members expire, and those at the attempt limit are dead-lettered."""
+    info, limit = lane.order_info, lane.policy.max_attempts
+    at_ms = min(info.head.due_ms, op.now_ms) or op.now_ms
+    for first, end, member in info.unacked() if lane.record.leased else ():
+        if not member.ended:
+            delivery = _delivery(info, member)
+            ended_ms = min(delivery.deadline_ms, op.now_ms)
+            _become(lane, first, end, member, replace(member, ended=True))
+            op.audit.step(lane.record, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
+    for first, end, member in info.unacked() if limit else ():
+        if end <= lane.acked.floor:
+            continue  # a pop has passed it over
+        if member.count + 1 < limit or member.suspended:
+            return  # the members that follow are delivered again with this one: a dead letter must not be
+        _become(lane, first, end, member, replace(member, acked=True))
+        delivery = _delivery(info, member)
+        _dead_letter(op, lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
+
+
+def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool) -> list[Span]:
+    """Make every invisible, unacked member visible now; return those that a client held."""
     info = lane.order_info
-    released: list[tuple[int, int]] = []
-    for first, end, member in list(info.unacked()):
+    released: list[Span] = []
+    for first, end, member in info.unacked():
         if info.next_visible_ms(member) <= op.now_ms:
             continue
-        info.change(first, end, op.now_ms, suspended=member.suspended or not counted, ended=True)
+        suspended = member.suspended or not counted
+        released_member = replace(member, next_visible_ms=op.now_ms, suspended=suspended, ended=True)
+        _become(lane, first, end, member, released_member)
+        info.touch()
         if not member.ended:  # else a pop has passed it over, and nobody holds it
-            lane.record.leased -= end - first
             op.audit.step(lane.record, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
-            released.append((first, end))
+            append_span(released, first, end)
     settle_batch(op, lane)
     return released
 
 
 def expire_members(op: OpContext, lane: LaneState, first: int, end: int, *, is_prefix: bool) -> None:
-    """[first, end) left the log; with `is_prefix` everything below `end` did, and the commit offset moves to it."""
+    """[first, end) left the log: its members count as acked, so that they block no more.
+
+    With `is_prefix` everything below `end` left the log, and the commit offset moves to it.
+    """
     info, record, floor = lane.order_info, lane.record, lane.acked.floor
-    for at, stop, member in list(info.runs(first, end)):
+    for at, stop, member in info.runs(first, end):
         if not member.is_member or member.acked:
             continue
-        # What the lane has passed already is marked, so that it blocks no more, and is not counted again.
-        if stop > floor:
+        _become(lane, at, stop, member, replace(member, acked=True))
+        if stop > floor:  # what lies below was counted when the commit offset passed it
             low = max(at, floor)
+            record.expired_from_log += stop - low
             op.audit.step(
                 lane.record, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start"
             )
-            record.leased -= 0 if member.ended else stop - low
-            record.expired_from_log += stop - low
-        info.ack(at, stop)
     if is_prefix:
-        record.expired_from_log += _move_commit_offset(lane, info, end)
+        record.expired_from_log += _move_commit_offset(lane, end)
     settle_batch(op, lane)
 
 
+def note_operation(lane: LaneState, now_ms: int) -> None:
+    """Drop the consumed counts when the lane's last operation is more than 24 hours ago.
+
+    RocketMQ's ConsumerOrderInfoManager.autoClean drops the whole entry then, and with it what blocks the lane.
+    """
+    info = lane.order_info
+    head = info.head
+    if head.member_count and now_ms - head.last_op_ms > _IDLE_MS:
+        info.forget_counts()
+    if now_ms > head.last_op_ms:
+        head.last_op_ms = now_ms
+        info.put_head()
+
+
+def _become(lane: LaneState, first: int, end: int, before: Member, after: Member) -> None:
+    """Store members of one page as they are now, and keep the lane's count of leases."""
+    lane.order_info.replace(first, end, before, after)
+    lane.record.leased += (end - first) * (_is_leased(after) - _is_leased(before))
+
+
+def _is_leased(member: Member) -> bool:
+    """Whether a client holds a member."""
+    return not (member.acked or member.ended)
+
+
+def _dead_letter(
+    op: OpContext,
+    lane: LaneState,
+    first: int,
+    end: int,
+    delivery: Delivery,
+    *,
+    reason: str,
+    at_ms: int,
+    client_id: str | None = None,
+) -> None:
+    lane.record.dead_lettered += end - first
+    op.audit.step(
+        lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause=reason, at_ms=at_ms, client_id=client_id
+    )
+    op.dead_letter(lane, first, end, delivery, reason=reason, at_ms=at_ms)
+
+
+def _delivery(info: OrderInfo, member: Member) -> Delivery:
+    """Return a member's lease in the form of concurrent lanes, for rows and handles."""
+    head, deadline_ms = info.head, info.next_visible_ms(member)
+    return Delivery(
+        epoch=head.epoch,
+        revision=0,
+        pop_time_ms=head.pop_time_ms,
+        deadline_ms=deadline_ms,
+        invisible_time_ms=deadline_ms - head.pop_time_ms,
+        client=head.client,
+        attempt=member.count + 1,
+        state=DeliveryState.LEASED,
+        suspended=member.suspended,
+    )
+
+
+# The account of the lane: commit offset, holes, leased, available.
+
+
 def acked_within(lane: LaneState, first: int, end: int) -> int:
-    """How many members of [first, end) are acked and no holes."""
+    """How many members of [first, end) are acked and not holes."""
     return sum(
         stop - at - lane.queue.count_holes(at, stop)
         for at, stop, member in lane.order_info.runs(first, end)
@@ -200,8 +419,46 @@ def acked_within(lane: LaneState, first: int, end: int) -> int:
     )
 
 
-def _written_runs(queue: QueueState, first: int) -> Iterator[tuple[int, int]]:
-    """Runs of written offsets from `first` on that are no holes."""
+def _move_commit_offset(lane: LaneState, to: int) -> int:
+    """Everything below `to` is done; return how many messages of it were not acked."""
+    head, record, queue, floor = lane.order_info.head, lane.record, lane.queue, lane.acked.floor
+    if to <= floor:
+        return 0
+    _begin_beyond(lane)
+    holes = queue.count_holes(floor, to)
+    is_acked = lane.order_info.is_whole and head.first <= floor and to <= head.next_offset and not holes
+    acked = to - floor if is_acked else acked_within(lane, floor, to)
+    done = to - floor - holes
+    record.acked += done
+    record.holes_passed += holes
+    record.next_offset = max(record.next_offset, to)
+    lane.acked.mark(floor, to)
+    if to == record.next_offset:
+        record.holes = record.holes_passed
+    return done - acked
+
+
+def _begin_beyond(lane: LaneState) -> None:
+    """Nothing is handed out beyond the commit offset: all holes that were counted lie below it."""
+    if lane.acked.floor == lane.record.next_offset:
+        lane.record.holes_passed = lane.record.holes
+
+
+def _balance(lane: LaneState) -> None:
+    """Count what lies in [commit offset, next_offset): holes, what a client holds, and the rest."""
+    record, floor = lane.record, lane.acked.floor
+    if floor == record.next_offset:
+        absorb_holes(lane)
+        assert not record.leased, "a message that a client holds lies beyond the commit offset"
+        record.available = 0
+        return
+    holes = lane.queue.count_holes(floor, record.next_offset)
+    record.holes = record.holes_passed + holes
+    record.available = record.next_offset - floor - holes - record.leased
+
+
+def _written_spans(queue: QueueState, first: int) -> Iterator[tuple[int, int]]:
+    """Spans of written offsets from `first` on that are not holes."""
     end = queue.written.floor
     if first >= end:
         return
@@ -221,138 +478,3 @@ def _cut_by_holes(queue: QueueState, first: int, end: int) -> Iterator[tuple[int
         at = high
     if at < end:
         yield at, end, False
-
-
-def _header(pop_time_ms: int, next_visible_ms: int | None) -> Header | None:
-    """RocketMQ keeps the pop time of an orderly handle and moves its invisible time (ChangeInvisibleTimeProcessor)."""
-    if next_visible_ms is None:
-        return None
-    return pop_time_ms, next_visible_ms - pop_time_ms, REVIVE_QUEUE_ID_ORDERLY
-
-
-def _change(
-    op: OpContext, lane: LaneState, info: OrderInfo, entry: ChangeEntry, first: int, end: int, member: Member
-) -> Piece:
-    next_visible_ms = op.now_ms + entry.invisible_time_ms
-    is_release = not entry.invisible_time_ms
-    before = _delivery(info, member)
-    changed = Member(True, False, next_visible_ms, member.count, entry.suspend, is_release)
-    after = _delivery(info, changed)
-    info.change(first, end, next_visible_ms, suspended=entry.suspend, ended=is_release)
-    lane.record.leased += (end - first) * (member.ended - is_release)
-    step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
-    op.audit.step(lane.record, step, first, end, after, cause="change_invisible", client_id=op.client_id)
-    settle_batch(op, lane, is_release=is_release)
-    return Piece(first, end, Reason.OK, before, after, _header(info.pop_time_ms, next_visible_ms))
-
-
-def _ack(op: OpContext, lane: LaneState, info: OrderInfo, entry: Entry, first: int, end: int, member: Member) -> Piece:
-    before = _delivery(info, member)
-    info.ack(first, end)
-    lane.record.leased -= 0 if member.ended else end - first
-    if isinstance(entry, RejectEntry):
-        cause = shortened(entry.cause) or "rejected"
-        lane.record.dead_lettered += end - first
-        op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
-        op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
-    else:
-        cause = (entry.cause if isinstance(entry, AckEntry) else None) or "ack"
-        op.audit.step(lane.record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
-    settle_batch(op, lane)
-    return Piece(first, end, Reason.OK, before)
-
-
-def _end_leases(op: OpContext, lane: LaneState, info: OrderInfo) -> None:
-    """Nothing blocks any more: what was not acked has expired; from the front on, what has no attempt left is dead."""
-    at_ms = min(info.due_ms, op.now_ms) or op.now_ms
-    for first, end, member in list(info.unacked()) if lane.record.leased else ():  # else a client holds none of them
-        if not member.ended:
-            delivery = _delivery(info, member)
-            lane.record.leased -= end - first
-            ended_ms = min(delivery.deadline_ms, op.now_ms)
-            op.audit.step(lane.record, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
-            info.end_lease(first, end, member)
-    limit = lane.policy.max_attempts
-    for first, end, member in info.unacked() if limit else ():
-        if end <= lane.acked.floor:
-            continue  # a pop has passed it over
-        if member.count + 1 < limit or member.suspended:
-            return  # what follows comes again with it: a message that is dead must not
-        delivery = _delivery(info, member)
-        info.ack(first, end)
-        lane.record.dead_lettered += end - first
-        op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
-        op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
-
-
-def _delivery(info: OrderInfo, member: Member) -> Delivery:
-    """A member's lease in the words of concurrent lanes, for rows and handles."""
-    deadline_ms = info.next_visible_ms(member)
-    return Delivery(
-        info.epoch,
-        0,
-        info.pop_time_ms,
-        deadline_ms,
-        deadline_ms - info.pop_time_ms,
-        info.client,
-        member.count + 1,
-        DeliveryState.LEASED,
-        member.suspended,
-    )
-
-
-def _pass_over_all(op: OpContext, lane: LaneState) -> None:
-    """The tags of a pop let nothing through: the lane is done up to the commit position, and its batch stays."""
-    info, floor = lane.order_info, lane.acked.floor
-    for first, end, member in list(info.unacked()):
-        if end > floor and not member.ended:  # as the same attempt id may find it
-            low = max(first, floor)
-            info.end_lease(low, end, member)
-            lane.record.leased -= end - low
-            op.audit.step(lane.record, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
-    lane.record.passed_over += _move_commit_offset(lane, info, lane.queue.written.floor)
-    _balance(lane)
-
-
-def _follow_acks(lane: LaneState, info: OrderInfo) -> None:
-    """The commit offset is the batch's; a pop alone does not pass what its tags left out before its first member."""
-    if info.acked_count:
-        lane.record.passed_over += _move_commit_offset(lane, info, info.next_offset)
-
-
-def _begin_beyond(lane: LaneState) -> None:
-    """Nothing is handed out beyond the commit offset: all holes that were counted lie below it."""
-    if lane.acked.floor == lane.record.next_offset:
-        lane.record.holes_passed = lane.record.holes
-
-
-def _balance(lane: LaneState) -> None:
-    """Beyond the commit offset: holes, what a client holds, and what is neither."""
-    record, floor = lane.record, lane.acked.floor
-    if floor == record.next_offset:
-        absorb_holes(lane)
-        assert not record.leased, "who holds a message holds it beyond the commit offset"
-        record.available = 0
-        return
-    holes = lane.queue.count_holes(floor, record.next_offset)
-    record.holes = record.holes_passed + holes
-    record.available = record.next_offset - floor - holes - record.leased
-
-
-def _move_commit_offset(lane: LaneState, info: OrderInfo, to: int) -> int:
-    """Everything below `to` is done; how many messages of it were not acked."""
-    record, queue, first = lane.record, lane.queue, lane.acked.floor
-    if to <= first:
-        return 0
-    _begin_beyond(lane)
-    holes = queue.count_holes(first, to)
-    is_acked = info.is_whole and info.first <= first and to <= info.next_offset and not holes
-    acked = to - first if is_acked else acked_within(lane, first, to)
-    done = to - first - holes
-    record.acked += done
-    record.holes_passed += holes
-    record.next_offset = max(record.next_offset, to)
-    lane.acked.mark(first, to)
-    if to == record.next_offset:
-        record.holes = record.holes_passed
-    return done - acked

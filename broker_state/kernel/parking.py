@@ -5,7 +5,7 @@ from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import end_lease, grant
 from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.op_window import answered_pop, recall, remember_parked_answer
-from broker_state.kernel.orderly import grant_in_order, release_members
+from broker_state.kernel.orderly import grant_in_order, is_same_attempt, release_members
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.keys import DEADLINE_PARKED
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
@@ -56,7 +56,7 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     tags = None if command.tags is None else tuple(command.tags)
     record = lane.record
     granted = None
-    if lane.is_poppable or (record.orderly and lane.order_info.is_reentrant(command.attempt_id)):
+    if lane.is_poppable or (record.orderly and is_same_attempt(lane.order_info, command.attempt_id)):
         granted = _give(op, lane, command, tags)
     if granted is not None:
         fields = _granted_fields(op, lane, granted, op.audit.origin)
@@ -145,7 +145,7 @@ def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[tu
     if handle is None:
         return []
     if lane.record.orderly:
-        is_current = lane.order_info.epoch == handle.epoch
+        is_current = lane.order_info.head.epoch == handle.epoch
         return _release_in_order(op, lane, "cancel", counted=False) if is_current else []
     released: list[tuple[int, int]] = []
     for granted in answer.messages:
@@ -170,7 +170,7 @@ def decide_return_client(op: OpContext, command: ReturnClient) -> None:
         enter(op, lane)
         applied = answer_all_parked(op, lane, Reason.CANCELLED, command.client_id)
         client = client_hash(command.client_id)
-        if lane.record.orderly and lane.order_info.client == client:
+        if lane.record.orderly and lane.order_info.head.client == client:
             released = _release_in_order(op, lane, "return_client", counted=True)
         page_no = lane.client_pages(client).first()
         while page_no is not None:

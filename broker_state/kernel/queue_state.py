@@ -150,7 +150,7 @@ class LaneState:
         """Whether a pop without a tag set would get something now, every due deadline having taken effect."""
         record = self.record
         if record.orderly:
-            return not self.order_info.due_ms and self.acked.floor < self.queue.written.floor
+            return not self.order_info.head.due_ms and self.acked.floor < self.queue.written.floor
         limit = self.policy.in_flight_max
         if limit and record.leased >= limit:
             return False

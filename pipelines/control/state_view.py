@@ -192,22 +192,23 @@ def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> Lan
         for pop in itertools.islice(lane.parked_pops(), RUNS_SHOWN)
     ]
     info = lane.order_info
-    if not info.member_count:
+    head = info.head
+    if not head.member_count:
         return LaneDetail(None, waiting)
     unacked = [
         MemberView(first, end - 1, info.next_visible_ms(member), member.count + 1, member.suspended)
         for first, end, member in itertools.islice(info.unacked(), RUNS_SHOWN)
     ]
     batch = BatchView(
-        epoch=info.epoch,
-        pop_time_ms=info.pop_time_ms,
-        invisible_time_ms=info.invisible_time_ms,
-        attempt_id=info.attempt_id,
-        first=info.first,
-        last=info.end - 1,
-        members=info.member_count,
-        acked=info.acked_count,
-        free_at_ms=info.due_ms or None,
+        epoch=head.epoch,
+        pop_time_ms=head.pop_time_ms,
+        invisible_time_ms=head.invisible_time_ms,
+        attempt_id=head.attempt_id,
+        first=head.first,
+        last=head.end - 1,
+        members=head.member_count,
+        acked=head.acked_count,
+        free_at_ms=head.due_ms or None,
         unacked=unacked,
     )
     return LaneDetail(batch, waiting)

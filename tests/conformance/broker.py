@@ -191,7 +191,7 @@ class Broker:
             offset=offset,
             known=known,
             zero_header=not handle.pop_time_ms and not handle.revive_queue_id,
-            is_current=info is not None and info.member_count > 0 and info.pop_time_ms == handle.pop_time_ms,
+            is_current=info is not None and info.head.member_count > 0 and info.head.pop_time_ms == handle.pop_time_ms,
             is_queue=queue is not None,
             min_offset=queue.record.min_offset if queue else 0,
             max_offset=queue.written.floor if queue else 0,

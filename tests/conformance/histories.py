@@ -170,7 +170,7 @@ class _Replay:
             return
         expected = self._history["final_order_info"]
         info = self._broker.order_info(*self._lane)
-        ours = stored_form(info) if info is not None and info.member_count else None
+        ours = stored_form(info) if info is not None and info.head.member_count else None
         if expected is None or ours is None:
             self._check("the final order info", expected, ours)
             return

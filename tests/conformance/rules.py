@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from broker_state.kernel.order_info import OrderInfo
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY
 from popstream.wire.reason import Reason, code_of
+from tests.conformance.order_infos import is_member
 
 __all__ = [
     "CHANGE_OUTSIDE_ITS_POP",
@@ -148,7 +149,7 @@ def _change_of_no_member(expected: dict[str, Any], request: Request) -> dict[str
     info = request.order_info
     if info is None or expected["code"] or not request.is_current or request.offset < request.commit_offset:
         return expected
-    if info.members_within(request.offset, request.offset + 1):
+    if is_member(info, request.offset):
         return expected
     return _refused(expected, _OUTSIDE_POP)
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import msgspec
 
+from broker_state.kernel.orderly import is_same_attempt
 from popstream.wire.answer import Answer
 from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason, code_of
 from tests.conformance.broker import Broker, RocketHandle
 from tests.conformance.order_info_steps import OrderInfoSteps
-from tests.conformance.order_infos import order_counts
+from tests.conformance.order_infos import is_member, order_counts
 from tests.conformance.rules import (
     CONTIGUOUS_COMMIT_OFFSET,
     EQUAL_DEADLINE,
@@ -133,7 +134,7 @@ def _single_code(request: Request) -> int:
         return code_of(Reason.ABOVE_MAX)
     info = request.order_info
     if info is not None and request.is_current and request.offset >= request.commit_offset:
-        return 0 if info.members_within(request.offset, request.offset + 1) else code_of(Reason.OUTSIDE_POP)
+        return 0 if is_member(info, request.offset) else code_of(Reason.OUTSIDE_POP)
     return 0
 
 
@@ -201,8 +202,8 @@ class _Steps:
     def _do_admin_reset_offset(self, _: str, step: dict[str, Any]) -> None:
         lane = (step["group"], step["topic"], step["queue_id"])
         info = self._broker.order_info(*lane)
-        if info is not None and info.free_ms() > self._broker.now_ms:
-            self._reset_while_blocked[lane] = info.free_ms()
+        if info is not None and info.head.due_ms > self._broker.now_ms:
+            self._reset_while_blocked[lane] = info.head.due_ms
         self._broker.reset_offset(*lane, step["offset"])
 
     def _do_notified(self, where: str, step: dict[str, Any]) -> None:
@@ -226,7 +227,7 @@ class _Steps:
 
     def _do_oi_check_block(self, where: str, step: dict[str, Any]) -> None:
         info = self._broker.order_info(step["group"], step["topic"], step["queue_id"])
-        is_free = info is None or info.is_reentrant(step["attempt_id"]) or info.free_ms() <= self._broker.now_ms
+        is_free = info is None or is_same_attempt(info, step["attempt_id"]) or info.head.due_ms <= self._broker.now_ms
         ours = not is_free
         self._check(where, step, step.get("expect"), ours, [])
 
@@ -301,7 +302,7 @@ class _Steps:
         if lane in self._lost and offset >= (self._lost[lane] or 0):
             self._lost[lane] = offset + 1
         if info is not None and request.is_current and offset >= request.commit_offset and not ours["code"]:
-            self._woken += [] if info.free_ms() > self._broker.now_ms else [f"{lane[1]}@{lane[0]}@{lane[2]}"]
+            self._woken += [] if info.head.due_ms > self._broker.now_ms else [f"{lane[1]}@{lane[0]}@{lane[2]}"]
         mapped, rules = apply(map_ack, step.get("expect") or {"code": None}, request)
         self._check(where, step, mapped, ours, rules)
 
@@ -365,7 +366,7 @@ class _Steps:
         info = self._broker.order_info(*lane)
         if lane in self._lost and info is not None:
             if expected == {"consumer": self._lost[lane]} != ours:
-                first = next((first for first, _, _ in info.unacked()), info.end)
+                first = next((first for first, _, _ in info.unacked()), info.head.end)
                 mapped, rules = {"consumer": first}, [NEVER_LOST]
         elif info is None and expected == {"consumer": self._consumer_offsets.get(lane)} != ours:
             mapped, rules = {"consumer": self._first_not_done(lane)}, [CONTIGUOUS_COMMIT_OFFSET]

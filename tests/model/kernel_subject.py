@@ -152,13 +152,13 @@ def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dic
 
 
 def _batch(info: OrderInfo) -> dict[str, Any] | None:
-    if not info.epoch:  # no pop of this lane yet, or a reset since
+    if not info.head.epoch:  # no pop of this lane yet, or a reset since
         return None
     return {
-        "epoch": info.epoch,
-        "pop_time_ms": info.pop_time_ms,
-        "invisible_time_ms": info.invisible_time_ms,
-        "attempt_id": info.attempt_id,
+        "epoch": info.head.epoch,
+        "pop_time_ms": info.head.pop_time_ms,
+        "invisible_time_ms": info.head.invisible_time_ms,
+        "attempt_id": info.head.attempt_id,
         "members": {
             offset: (member.acked, info.next_visible_ms(member), member.count, member.suspended)
             for first, end, member in info.runs()

@@ -23,16 +23,16 @@ MUTANTS = [
     Mutant(
         "free_a_moment_late",
         "RIP-51 3.3: at now == its next visible time a member is visible, and the batch is free",
-        "kernel/order_info.py",
-        "        return self.free_ms() > now_ms\n",
-        "        return self.free_ms() >= now_ms\n",
+        "kernel/orderly.py",
+        "    due_ms = free_ms if free_ms > op.now_ms else 0\n",
+        "    due_ms = free_ms if free_ms >= op.now_ms else 0\n",
     ),
     Mutant(
         "batch_settled_a_moment_late",
         "semantics.md, three steps: a deadline at `now` takes effect at `now`",
         "kernel/orderly.py",
-        "    if (info.due_ms or is_release) and free_ms <= op.now_ms:\n",
-        "    if (info.due_ms or is_release) and free_ms < op.now_ms:\n",
+        "    if (head.due_ms or is_release) and free_ms <= op.now_ms:\n",
+        "    if (head.due_ms or is_release) and free_ms < op.now_ms:\n",
     ),
     Mutant(
         "lease_expires_a_moment_late",
@@ -73,9 +73,9 @@ MUTANTS = [
     Mutant(
         "suspended_counts_in_order",
         "semantics.md, orderly lanes: the consumed count of a suspended member does not grow",
-        "kernel/order_info.py",
-        "            if not is_same and not member.suspended:\n",
-        "            if not is_same:\n",
+        "kernel/orderly.py",
+        "        count = member.count if is_same or member.suspended else member.count + 1\n",
+        "        count = member.count if is_same else member.count + 1\n",
     ),
     Mutant(
         "epoch_not_increased",
@@ -88,8 +88,8 @@ MUTANTS = [
         "epoch_not_increased_in_order",
         "differences.md, fenced handles, of an orderly lane",
         "kernel/orderly.py",
-        "    record.epoch += 1\n",
-        "    record.epoch = max(record.epoch, 1)\n",
+        "    lane.record.epoch += 1\n",
+        "    lane.record.epoch = max(lane.record.epoch, 1)\n",
     ),
     Mutant(
         "ack_judged_by_revision",
@@ -116,8 +116,8 @@ MUTANTS = [
         "commit_offset_jumps_in_order",
         "RIP-51 3.4: the commit offset is that of the first member not acked",
         "kernel/order_info.py",
-        "        if done and first <= head.next_offset < end:\n",
-        "        if done and head.next_offset < end:\n",
+        "        if first <= head.next_offset < end:\n",
+        "        if head.next_offset < end:\n",
     ),
     Mutant(
         "late_skip_ignored",

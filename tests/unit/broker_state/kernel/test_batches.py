@@ -4,7 +4,7 @@ import random
 
 import msgspec
 
-from broker_state.kernel.order_info import OrderInfo
+from broker_state.kernel.order_info import Member, OrderInfo
 from broker_state.store.marks import Marks, Position
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
@@ -81,25 +81,24 @@ def test_a_batch_is_free_when_its_last_unacked_member_is_visible() -> None:
     chance = random.Random(7)
     for _ in range(30):
         info = OrderInfo(Overlay(MemoryKv()), b"lane")
-        members = {
+        visible = {
             page * PAGE_OFFSETS + PAGE_OFFSETS - 1 - page % 2: 10_000 for page in range(0, 60, chance.randrange(1, 4))
         }
-        info.update(
-            epoch=1,
-            pop_time_ms=0,
-            invisible_time_ms=10_000,
-            members=[(offset, offset + 1) for offset in members],
-            now_ms=0,
-        )
-        while members:
-            offset = chance.choice(list(members))
+        batch = [(offset, offset + 1, Member(True)) for offset in visible]
+        info.begin(batch, epoch=1, now_ms=0, invisible_time_ms=10_000)
+        while visible:
+            offset = chance.choice(list(visible))
+            _, member = info.at(offset, offset + 1)
+            assert member is not None
             if chance.random() < 0.5:
-                assert info.commit_and_next(offset, 1) == min([at for at in members if at != offset], default=info.end)
-                del members[offset]
+                del visible[offset]
+                info.replace(offset, offset + 1, member, msgspec.structs.replace(member, acked=True))
+                assert info.head.next_offset == min(visible, default=info.head.end)
             else:
-                members[offset] = chance.randrange(1, 50_000)
-                info.update_next_visible_time(offset, 1, members[offset])
-            assert info.free_ms() == max(members.values(), default=0)
+                visible[offset] = chance.randrange(1, 50_000)
+                changed = msgspec.structs.replace(member, next_visible_ms=visible[offset])
+                info.replace(offset, offset + 1, member, changed)
+            assert info.latest_visible_ms() == max(visible.values(), default=0)
 
 
 def apart(chance: random.Random, span: int) -> list[tuple[int, int]]:
