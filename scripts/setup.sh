@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Makes the project ready to run: .venv with the locked packages, the project itself in it, and the jars in var/jars.
+# Set up the project: .venv with the locked packages and the project itself, and the jars in var/jars.
 #
-# Idempotent. Each step leaves a stamp with the hash of what it depends on, and only when it is done: a second run costs
-# nothing, and an interrupted one continues. `--check-only` looks at the machine and installs nothing.
+# Idempotent. Each finished step leaves a stamp with the hash of its inputs: a second run does nothing, and an
+# interrupted run continues. `--check-only` checks the machine and installs nothing.
 #
 #   PYTHON     the Python to use, instead of the newest of python3.13, 3.12, 3.11 that works
 #   JAVA_HOME  the Java to use, instead of the one on PATH
@@ -69,7 +69,7 @@ check_java() {
   if ((version > 21)); then fail "Java $version is too new for Spark 4: $todo"; fi
 }
 
-# Packages and jars take 1.5 GiB, pip's cache another 1; the rest is for what runs afterwards.
+# Packages and jars take 1.5 GiB, pip's cache another 1; the rest is for running the job.
 check_disk() {
   local place free_kib
   for place in "$PWD" "${HOME:-$PWD}"; do
@@ -98,7 +98,7 @@ is_done() { [[ -f "$venv/.done-$1" && "$(<"$venv/.done-$1")" == "$2" ]]; }
 
 mark_done() { printf '%s' "$2" >"$venv/.done-$1"; }
 
-# Two at once would write into each other's environment; the second one waits and then finds everything done.
+# Two set-ups at once would write into the same environment: the second one waits, and finds everything done.
 mkdir -p var
 exec 9>var/setup.lock
 if command -v flock >/dev/null && ! flock --nonblock 9; then
@@ -106,7 +106,7 @@ if command -v flock >/dev/null && ! flock --nonblock 9; then
   flock 9
 fi
 
-# Scripts in an environment hold its path, and compiled packages its Python version: another of either means a new one.
+# Scripts in an environment contain its path, and compiled packages its Python version: if either changes, make a new one.
 environment="$PWD $(python_version "$python")"
 if ! is_done environment "$environment" || [[ -z "$(python_version "$venv/bin/python")" ]]; then
   say "[1/4] virtual environment: $venv, $("$python" --version)"

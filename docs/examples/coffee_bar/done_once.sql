@@ -1,4 +1,4 @@
--- How often each order was done: one line says it all when every order was done once.
+-- Number of acks per order: a single row if every order was acked once.
 SELECT done_count, count(*) AS orders
 FROM (SELECT queue_id, queue_offset, count_if(step = 'acked') AS done_count
       FROM deliveries_by_message WHERE topic = 'orders' AND `group` = 'baristas'

@@ -1,6 +1,6 @@
-"""Plays the example: a job, 2,000 orders, a worker that is killed in the middle and started again, and the account.
+"""Run the example: a job, 2,000 orders, and a worker that is killed halfway and started again. Then query the tables.
 
-`.venv/bin/python docs/examples/coffee_bar/play.py`; exit code 1 when the tables do not account for every delivery.
+`.venv/bin/python docs/examples/coffee_bar/play.py` exits with 1 if the tables do not account for every delivery.
 """
 
 import argparse
@@ -21,7 +21,7 @@ TIMEOUT_S = 300
 
 
 def orders() -> str:
-    """Orders as JSON, one a line: some fail at their first attempts, some take longer than a lease."""
+    """Return orders as JSON lines: some fail at their first attempt, some take longer than a lease."""
     return "\n".join(
         json.dumps(
             {
@@ -35,7 +35,7 @@ def orders() -> str:
 
 
 class Bar:
-    """The job in a folder of its own, and the commands that talk to it."""
+    """A job in a folder of its own, and the commands that talk to it."""
 
     def __init__(self, folder: Path, var: Path) -> None:
         self._options = ["--folder", str(folder)]
@@ -50,7 +50,7 @@ class Bar:
         raise SystemExit(message)
 
     def ask(self, command: str, *words: str, text: str | None = None) -> str:
-        """Run a command of popstream, and give what it prints."""
+        """Run a popstream command and return its output."""
         options = self._options + (self._var if command == "query" else [])
         done = subprocess.run(
             [POPSTREAM, command, *options, *words], input=text, stdout=subprocess.PIPE, text=True, check=True
@@ -58,29 +58,29 @@ class Bar:
         return done.stdout
 
     def is_served(self) -> bool:
-        """Whether every order is done."""
+        """Return whether every order is acked."""
         lanes = [lane for queue in json.loads(self.ask("status", "--json"))["queues"] for lane in queue["lanes"]]
         return bool(lanes) and all(lane["lag"] == lane["leased"] == 0 for lane in lanes)
 
     @property
     def bootstrap_servers(self) -> str:
-        """Where its Kafka is."""
+        """Return the address of its Kafka."""
         return str(json.loads(self.ask("status", "--json"))["bootstrap_servers"])
 
     def close(self) -> None:
-        """Stop it in order: the tables are complete then."""
+        """Stop the job in order, so that the tables are complete."""
         self._job.send_signal(signal.SIGTERM)
         self._job.wait(TIMEOUT_S)
 
 
 def worker(servers: str) -> subprocess.Popen[str]:
-    """A worker, always with the same client id."""
+    """Start a worker, always with the same client id."""
     command = [sys.executable, str(HERE / "worker.py"), servers, "bar-1"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 
 
 def serve(bar: Bar) -> None:
-    """Kill a worker in the middle of its work, start it again, and wait until all is done."""
+    """Kill a worker halfway, start it again, and wait until every order is acked."""
     servers = bar.bootstrap_servers
     first = worker(servers)
     for count, _ in enumerate(first.stdout or (), 1):
@@ -100,10 +100,10 @@ def serve(bar: Bar) -> None:
 
 
 def main() -> int:
-    """Play, and tell whether every delivery is accounted for."""
+    """Run the example; return 0 if the tables account for every delivery."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("var/coffee_bar"), help="of the job; must not exist yet")
-    parser.add_argument("--var", type=Path, default=Path("var"), help="in which `make setup` has put the jars")
+    parser.add_argument("--folder", type=Path, default=Path("var/coffee_bar"), help="folder of the job; must not exist yet")
+    parser.add_argument("--var", type=Path, default=Path("var"), help="folder with the jars that `make setup` fetched")
     options = parser.parse_args()
     bar = Bar(options.folder, options.var)
     try:

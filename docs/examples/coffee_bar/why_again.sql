@@ -1,4 +1,4 @@
--- Every delivery after the first, by what ended the one before it.
+-- Redeliveries by the cause that ended the delivery before.
 SELECT CASE
          WHEN ended = 'released' AND why = 'return_client' THEN 'its process was killed: the next one gave it back'
          WHEN ended = 'released' AND why = 'change_invisible' THEN 'the consumer gave it back'
