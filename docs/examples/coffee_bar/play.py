@@ -102,7 +102,9 @@ def serve(bar: Bar) -> None:
 def main() -> int:
     """Run the example; return 0 if the tables account for every delivery."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--folder", type=Path, default=Path("var/coffee_bar"), help="folder of the job; must not exist yet")
+    parser.add_argument(
+        "--folder", type=Path, default=Path("var/coffee_bar"), help="folder of the job; must not exist yet"
+    )
     parser.add_argument("--var", type=Path, default=Path("var"), help="folder with the jars that `make setup` fetched")
     options = parser.parse_args()
     bar = Bar(options.folder, options.var)
