@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from great_expectations import ExpectationSuite
 
+from broker_state.audit import REJECTED_HEAD_BYTES
 from expectations.common import common_expectations
 from expectations.rows import ExpectNoRows
 
@@ -14,13 +15,13 @@ class ExpectHeadToBeTheStartOfTheValue(ExpectNoRows):
     """The head is evidence: it must be as long as it can be, and match the digest where it is the whole value."""
 
     description: str = "`value_head` is the first 4 KiB of a value with this length and digest."
-    unexpected_rows_query: str = """
+    unexpected_rows_query: str = f"""
         SELECT partition, kafka_offset, ordinal, value_bytes, length(value_head) AS head_bytes, value_sha256
-        FROM {batch}
-        WHERE length(value_head) <> least(value_bytes, 4096)
-           OR NOT value_sha256 RLIKE '^[0-9a-f]{{64}}$'
-           OR value_bytes <= 4096 AND value_sha256 <> sha2(value_head, 256)
-    """
+        FROM {{batch}}
+        WHERE length(value_head) <> least(value_bytes, {REJECTED_HEAD_BYTES})
+           OR NOT value_sha256 RLIKE '^[0-9a-f]{{{{64}}}}$'
+           OR value_bytes <= {REJECTED_HEAD_BYTES} AND value_sha256 <> sha2(value_head, 256)
+    """  # noqa: S608 - constants of the code
 
 
 class ExpectReasonsToBeWords(ExpectNoRows):

@@ -23,12 +23,13 @@ from popstream.payload.shared_payloads import shared_payloads
 from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require
 from popstream.pop.pops import Pops
-from popstream.pop.subscription import POP_MESSAGES_MAX, Subscription, SubscriptionOptions
+from popstream.pop.subscription import Subscription, SubscriptionOptions
 from popstream.pop.work import Work, each
 from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.command import Cancel, Pop, ReturnClient
 from popstream.wire.failures import Invalid, PopstreamError
 from popstream.wire.headers import tag_hash
+from popstream.wire.limits import POP_MESSAGES_MAX
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from popstream.errors import ClientClosed, NotDispatched, NotWritten
 from popstream.exchange.partitioner import partition_of
 from popstream.exchange.transport import Transport
 from popstream.outcome import SendResult
-from popstream.send.accumulator import MESSAGES_MAX, BatchLimits
+from popstream.send.accumulator import BatchLimits
 from popstream.send.dispatcher import Dispatcher
 from popstream.send.kafka_writer import KafkaWriter
 from popstream.send.ordered_sender import OrderedSender
@@ -26,6 +26,7 @@ from popstream.topics.queue_types import QueueTypes
 from popstream.wire.command import QueueType
 from popstream.wire.failures import Invalid, PopstreamError, Unavailable
 from popstream.wire.headers import NO_TAG, tag_hash
+from popstream.wire.limits import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -440,8 +441,8 @@ class Producer:
         """Refuse what cannot be one batch (RocketMQ: MessageBatch.generateFromList; vectors ACC-04 to ACC-08)."""
         first = messages[0]
         wrong = []
-        if len(messages) > MESSAGES_MAX:
-            wrong.append(f"it has {len(messages)} messages, and may have {MESSAGES_MAX}")
+        if len(messages) > POP_MESSAGES_MAX:
+            wrong.append(f"it has {len(messages)} messages, and may have {POP_MESSAGES_MAX}")
         if any(message.topic != first.topic for message in messages):
             wrong.append("its messages are of several topics")
         if any(message.wait_for_store != first.wait_for_store for message in messages):

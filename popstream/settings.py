@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from popstream.wire.failures import Invalid
+from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["ClientSettings", "new_client_id"]
 
@@ -65,7 +66,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     resend_after_ms: int = 5_000
     resend_after_ms_max: int = 60_000
     delivery_timeout_ms: int = 30_000
-    ops_bytes_max: int = 4 * 1024 * 1024
+    ops_bytes_max: int = RECORD_BYTES_MAX
     kafka: dict[str, Any] = {}
     history_file: Path | None = None
 

@@ -13,13 +13,10 @@ from broker_state.store.pages import Delivery, TagPage, UnitFacts, windows
 from broker_state.store.records import LanePolicy, QueueRecord
 from popstream.wire.answer import Run
 from popstream.wire.command import Declare, Dispatch, ForgetLane, Policy, ResetOffset, WrittenRange
-from popstream.wire.limits import RANGE_OFFSETS_MAX
+from popstream.wire.limits import RANGE_OFFSETS_MAX, TAG_HASH_MAX, UNIT_MESSAGES_MAX
 from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_declare", "decide_dispatch", "decide_forget_lane", "decide_policy", "decide_reset_offset", "declare"]
-
-_U64_MAX = (1 << 64) - 1
-_COUNT_MAX = (1 << 31) - 1
 
 
 def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
@@ -104,7 +101,7 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
     runs: list[Run] = []
     for index, written in enumerate(command.ranges):
         reason = Reason.INVALID_PARAMETER
-        if 0 <= written.tag <= _U64_MAX and 1 <= written.count <= _COUNT_MAX:
+        if 0 <= written.tag <= TAG_HASH_MAX and 1 <= written.count <= UNIT_MESSAGES_MAX:
             reason = _judge_range(queue, written.first, written.last)
         applied = reason is Reason.OK and _write(queue, written)
         _append_run(op, runs, index, written.first, written.last, reason, applied=applied)

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Iterator
 
 from broker_state.kernel.order_info import OrderInfo
-from broker_state.store.keys import DEADLINE_PAGE, DEADLINE_PARKED, DeadlineRef, lane_prefix, queue_prefix
+from broker_state.store.keys import DEADLINE_PAGE, DEADLINE_PARKED, NEVER_MS, DeadlineRef, lane_prefix, queue_prefix
 from broker_state.store.marks import Marks, Position, Tree
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, TagPage
@@ -13,7 +13,6 @@ from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, 
 
 __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", "new_queue"]
 
-_FOREVER_MS = (1 << 63) - 1
 _SCAN_MAX = 10_000
 _U32_MAX = (1 << 32) - 1
 _AVAILABLE = DeliveryState.AVAILABLE
@@ -28,10 +27,10 @@ class Deadlines:
         self._overlay = overlay
         self._prefix = prefix
         self._heap: list[DeadlineRef] = []
-        self._stored = overlay.stored_deadlines(prefix, None, _FOREVER_MS, 1)
+        self._stored = overlay.stored_deadlines(prefix, None, NEVER_MS, 1)
         self.generation = overlay.generation
         self.earliest_ms = self._find_earliest_ms()
-        """No deadline is earlier; `_FOREVER_MS` when there is none."""
+        """No deadline is earlier; `NEVER_MS` when there is none."""
 
     def push(self, ref: DeadlineRef) -> None:
         """Something is due; that it moved again later is for the taker to find out."""
@@ -39,7 +38,7 @@ class Deadlines:
         self.earliest_ms = min(self.earliest_ms, ref.deadline_ms)
 
     def _find_earliest_ms(self) -> int:
-        heap = self._heap[0].deadline_ms if self._heap else _FOREVER_MS
+        heap = self._heap[0].deadline_ms if self._heap else NEVER_MS
         return min(heap, self._stored[0].deadline_ms) if self._stored else heap
 
     def take(self, now_ms: int) -> set[DeadlineRef]:
@@ -53,7 +52,7 @@ class Deadlines:
             if taken.deadline_ms > now_ms:
                 self._stored = [ref for ref in self._stored if ref.deadline_ms > now_ms]
             else:
-                self._stored = self._overlay.stored_deadlines(self._prefix, taken, _FOREVER_MS, _SCAN_MAX)
+                self._stored = self._overlay.stored_deadlines(self._prefix, taken, NEVER_MS, _SCAN_MAX)
         self.earliest_ms = self._find_earliest_ms()
         return due
 

@@ -31,6 +31,7 @@ __all__ = [
     "DEADLINE_BATCH",
     "DEADLINE_PAGE",
     "DEADLINE_PARKED",
+    "NEVER_MS",
     "DeadlineRef",
     "deadline_key",
     "end_of_prefix",
@@ -43,6 +44,9 @@ __all__ = [
 DEADLINE_PAGE = 0
 DEADLINE_PARKED = 1
 DEADLINE_BATCH = 2
+
+NEVER_MS = (1 << 63) - 1
+"""Later than every deadline."""
 
 _DEADLINE = struct.Struct(">QIBQ")
 

@@ -7,7 +7,7 @@ changed: a WriteBatch is applied in order, so a late delete of a key would kill 
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
-from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix
+from broker_state.store.keys import NEVER_MS, DeadlineRef, deadline_key, end_of_prefix
 from broker_state.store.segment import decode_segment, encode_segment
 
 __all__ = ["Change", "Encodable", "Family", "Kv", "Overlay"]
@@ -128,7 +128,7 @@ class Overlay:
     def erase_deadlines(self, queue: bytes, lane_no: int | None) -> None:
         """Nothing of the lane (None: of the queue) is due any more; what is stored of it goes with this micro-batch."""
         after: DeadlineRef | None = None
-        while stored := self._kv.deadlines(queue, after, (1 << 63) - 1, 1_000):
+        while stored := self._kv.deadlines(queue, after, NEVER_MS, 1_000):
             after = stored[-1]
             self._spent.update(deadline_key(queue, ref) for ref in stored if lane_no is None or ref.lane_no == lane_no)
         moved = self._deadlines.get(queue, {})

@@ -9,6 +9,7 @@ from typing import Self
 import msgspec
 
 from broker_state.store.stored import FORMAT_1, read_stored
+from popstream.wire.limits import PARKED_DEFAULT, WINDOW_OFFSETS_DEFAULT
 
 __all__ = [
     "OP_LOG_ENTRIES",
@@ -42,7 +43,7 @@ class LanePolicy(msgspec.Struct, array_like=True, frozen=True):
 
     max_attempts: int = 0
     back_off_ms: tuple[int, ...] = ()
-    parked_max: int = 1024
+    parked_max: int = PARKED_DEFAULT
     in_flight_max: int = 0
 
 
@@ -58,7 +59,7 @@ class QueueRecord(_Stored):
     holes: int = 0
     late_skips: int = 0
     has_unit_facts: bool = False
-    window_max: int = 4_194_304
+    window_max: int = WINDOW_OFFSETS_DEFAULT
     policy: LanePolicy = LanePolicy()
     next_lane_no: int = 1
     epoch_base: int = 0

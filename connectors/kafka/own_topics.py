@@ -19,6 +19,7 @@ import msgspec
 
 from connectors.kafka.topic_admin import BROKER_DEFAULT, FOREVER, NewTopic, TopicAdmin, TopicFacts, open_admin
 from popstream.wire.failures import Invalid
+from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX, TOPIC_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -36,9 +37,8 @@ __all__ = [
 MIB = 1024 * 1024
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-# Kafka's limit is 249 characters; the longest suffix takes 14.
-PREFIX_LENGTH_MAX = 235
-OPS_BYTES = 16 * MIB
+# The longest suffix takes 14.
+PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - 14
 RESULTS_BYTES_MIN = MIB
 # Retention deletes whole segments: without a new one every ten minutes, records would stay for a week.
 SHORT_LIVED = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segment.ms": "600000"}
@@ -236,7 +236,8 @@ def deviations(
         elif name == topics.results:
             rules.at_least("max.message.bytes", RESULTS_BYTES_MIN, "a frame of answers must fit")
         elif name == topics.dead_letters:
-            rules.at_least("max.message.bytes", OPS_BYTES, "a message must fit with the reason added to it")
+            why = "a message must fit with the reason added to it"
+            rules.at_least("max.message.bytes", OPS_TOPIC_RECORD_BYTES_MAX, why)
     return found
 
 
@@ -266,7 +267,7 @@ def _check_ops(rules: _Rules, facts: TopicFacts, oldest_snapshot_age_ms: int, pa
     rules.equal("message.timestamp.type", "LogAppendTime", "the time of a record decides leases: no client may set it")
     rules.equal("compression.type", "uncompressed", "a record of any size can hide in a compressed batch")
     rules.equal("unclean.leader.election.enable", "false", "decided records could vanish from the log")
-    rules.at_least("max.message.bytes", OPS_BYTES, "a large batch of acks must fit")
+    rules.at_least("max.message.bytes", OPS_TOPIC_RECORD_BYTES_MAX, "a large batch of acks must fit")
     reason = "the oldest snapshot could not be replayed to the end"
     rules.at_least("retention.ms", oldest_snapshot_age_ms, reason, no_limit=FOREVER)
     if partitions_expected is not None and facts.partition_count != partitions_expected:
@@ -279,7 +280,7 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
         "cleanup.policy": "delete",
         "message.timestamp.type": "LogAppendTime",
         "compression.type": "uncompressed",
-        "max.message.bytes": str(OPS_BYTES),
+        "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX),
         "retention.ms": str(settings.ops_retention_ms),
         "retention.bytes": str(settings.ops_retention_bytes),
         "unclean.leader.election.enable": "false",
@@ -288,7 +289,7 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
         "cleanup.policy": "delete",
         "retention.ms": str(FOREVER),
         "retention.bytes": str(FOREVER),
-        "max.message.bytes": str(OPS_BYTES),
+        "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX),
     }
     results = SHORT_LIVED | {"max.message.bytes": str(4 * RESULTS_BYTES_MIN)}
     copies = settings.replication_factor

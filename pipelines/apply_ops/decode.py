@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from broker_state.audit import RejectedRow
+from broker_state.audit import REJECTED_HEAD_BYTES, RejectedRow
 from broker_state.kernel.decision import OpRecord
 from broker_state.kernel.validation import is_queue_name
 from popstream.exchange.partitioner import partition_of
@@ -30,24 +30,16 @@ from popstream.wire.command import (
 )
 from popstream.wire.decoding import DECODE_ERRORS
 from popstream.wire.handle import Signer
-from popstream.wire.limits import ENTRIES_MAX
+from popstream.wire.limits import ENTRIES_MAX, RECORD_BYTES_MAX
 from popstream.wire.reason import Reason, code_of
 
 __all__ = [
-    "RECORD_BYTES_MAX",
-    "VALUE_HEAD_BYTES",
     "Decoder",
     "KafkaRecord",
     "RejectReason",
     "Rejected",
     "reject_quarantined",
 ]
-
-RECORD_BYTES_MAX = 4 * 1024 * 1024
-"""Longest value that is decoded. The topic takes 16 MiB, so that a longer one is rejected here and not by Kafka."""
-
-VALUE_HEAD_BYTES = 4096
-"""Bytes of the value that the row of a rejected record keeps."""
 
 _TEXT_MAX = 512
 _ROUTES_MAX = 100_000
@@ -66,7 +58,7 @@ class KafkaRecord(NamedTuple):
     """One record as read by Spark; sorts by (partition, Kafka offset).
 
     Attributes:
-        value: Of a value over the cap, its first `VALUE_HEAD_BYTES`; None also for a long value not read yet.
+        value: Of a value over the cap, its first `REJECTED_HEAD_BYTES`; None also for a long value not read yet.
         value_bytes: Length of the whole value.
         value_sha256: Hash of the whole value, only if it is over the cap.
     """
@@ -232,7 +224,7 @@ def _reject(record: KafkaRecord, reason: RejectReason, detail: str, fields: dict
         detail[:_TEXT_MAX],
         record.value_bytes,
         record.value_sha256 or hashlib.sha256(value).hexdigest(),
-        value[:VALUE_HEAD_BYTES],
+        value[:REJECTED_HEAD_BYTES],
         op_id,
         reply_to,
     )

@@ -13,8 +13,10 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from pipelines.apply_ops.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
+from broker_state.audit import REJECTED_HEAD_BYTES
+from pipelines.apply_ops.decode import KafkaRecord
 from popstream.wire.failures import Unavailable
+from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]
 
@@ -132,7 +134,7 @@ def _columns(frame: DataFrame, value_bytes_max: int) -> DataFrame:
         "offset",
         f.unix_millis("timestamp").alias("timestamp_ms"),
         "key",
-        f.when(is_over, f.substring("value", 1, VALUE_HEAD_BYTES))
+        f.when(is_over, f.substring("value", 1, REJECTED_HEAD_BYTES))
         .when(size <= value_bytes_max, f.col("value"))
         .alias("value"),
         size.alias("value_bytes"),

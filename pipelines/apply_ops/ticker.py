@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping
 
 import structlog
 
+from broker_state.store.keys import NEVER_MS
 from popstream.wire.command import Tick, encode_command
 
 __all__ = ["Ticker"]
 
 _log = structlog.get_logger(__name__)
 
-_NEVER_MS = 1 << 62
 _IDLE_S = 60.0
 
 
@@ -72,7 +72,7 @@ class Ticker:
                 self._set_broker_ms(append_ms)
             for queue, due_ms in deadlines.items():
                 self._unanswered.discard(queue)
-                if due_ms >= _NEVER_MS:
+                if due_ms >= NEVER_MS:
                     self._due_ms.pop(queue, None)
                 else:
                     self._due_ms[queue] = due_ms

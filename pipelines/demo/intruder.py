@@ -19,6 +19,7 @@ from pipelines.demo.recorder import Recorder
 from popstream import Message
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, encode_command
+from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
 from popstream.wire.reason import code_of
 
 __all__ = ["run_intruder"]
@@ -28,7 +29,6 @@ HELD_INVISIBLE_MS = 120_000
 QUEUES_MAX = 4
 ABANDONED_MS = 3_000
 POLL_MS = 20_000
-REQUEST_BYTES_MAX = 16 * 1024 * 1024
 ROUND_COUNT = 50
 ROUND_PAUSE_S = 0.1
 """Spread over the run: what is wrong must not disturb what is right beside it."""
@@ -158,7 +158,7 @@ class _RawOps:
             client_id=f"{orders.name}-raw",
             acks="all",
             enable_idempotence=True,
-            max_request_size=REQUEST_BYTES_MAX,
+            max_request_size=OPS_TOPIC_RECORD_BYTES_MAX,
             allow_auto_create_topics=False,
         )
 

@@ -17,6 +17,7 @@ from popstream.wire.command import (
     Tick,
     encode_command,
 )
+from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.reason import Reason
 
 __all__ = ["BadRecord", "forged", "out_of_range", "refused_counts", "rejected_records", "stale", "tampered"]
@@ -26,7 +27,6 @@ HUGE_COUNT = 6
 """Each takes 8 MiB of disk and of the way through Spark: enough to be seen, not a thousand of them."""
 
 REFUSED_KINDS = ("stale", "forged", "misrouted", "reused", "out_of_range")
-HOURS_12_MS = 12 * 60 * 60 * 1000
 
 
 class BadRecord(msgspec.Struct, frozen=True):
@@ -99,7 +99,7 @@ def out_of_range(topic: str, queue_id: int, group: str, number: int) -> Command:
         pop(max_messages=0),
         pop(max_messages=10_001),
         pop(invisible_time_ms=0),
-        pop(invisible_time_ms=HOURS_12_MS + 1),
+        pop(invisible_time_ms=INVISIBLE_TIME_MS_MAX + 1),
         pop(poll_time_ms=-1),
         pop(op_id="x" * 129),
         Ack(v=1, topic=topic, queue_id=queue_id, handles=[], entries=[]),

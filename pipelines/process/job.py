@@ -13,7 +13,7 @@ import structlog
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
-from broker_state.store.keys import queue_prefix
+from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
 from checkpoints.attempts import Attempts
@@ -431,7 +431,7 @@ class Job:
         queues = list(queues_in(self.store))
         for queue in queues:
             prefix = queue_prefix(queue.topic, queue.queue_id)
-            first = self.store.deadlines(prefix, None, (1 << 63) - 1, 1)
+            first = self.store.deadlines(prefix, None, NEVER_MS, 1)
             if first:
                 deadlines[queue.topic, queue.queue_id] = first[0].deadline_ms
         self.ticker.learn(deadlines, max((queue.now_ms for queue in queues), default=0), behind=False)

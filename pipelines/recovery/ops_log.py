@@ -7,10 +7,12 @@ from typing import Any
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
+from broker_state.audit import REJECTED_HEAD_BYTES
 from checkpoints.reconcile import LogFound
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.apply_ops.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES, KafkaRecord
+from pipelines.apply_ops.decode import KafkaRecord
 from popstream.wire.failures import Unavailable
+from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["found_log", "read_records"]
 
@@ -81,5 +83,5 @@ def _to_record(record: Any) -> KafkaRecord:  # noqa: ANN401 - kafka-python has n
     size = len(value or b"")
     if value is None or size <= RECORD_BYTES_MAX:
         return KafkaRecord(record.partition, record.offset, record.timestamp, record.key, value, size)
-    head, digest = value[:VALUE_HEAD_BYTES], hashlib.sha256(value).hexdigest()
+    head, digest = value[:REJECTED_HEAD_BYTES], hashlib.sha256(value).hexdigest()
     return KafkaRecord(record.partition, record.offset, record.timestamp, record.key, head, size, digest)

@@ -12,6 +12,7 @@ from kafka.errors import KafkaError
 from popstream.exchange.partitioner import partition_of
 from popstream.exchange.resilient_producer import ResilientProducer
 from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,6 @@ __all__ = ["KafkaLink", "producer_options"]
 LOG = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_MS = 30_000
-RECORD_BYTES_MAX = 16 * 1024 * 1024
 FRAMES_MAX = 500
 RECONNECT_MS_MAX = 1_000
 # Two partitions of one broker share a request, so this bounds how long `close` waits for the thread, not how soon
@@ -40,7 +40,7 @@ def producer_options(settings: ClientSettings) -> dict[str, Any]:
         "delivery_timeout_ms": settings.delivery_timeout_ms,
         "request_timeout_ms": min(10_000, settings.delivery_timeout_ms // 2),
         "max_block_ms": settings.delivery_timeout_ms,
-        "max_request_size": RECORD_BYTES_MAX,
+        "max_request_size": OPS_TOPIC_RECORD_BYTES_MAX,
         "allow_auto_create_topics": False,
         # kafka-python's 30 s are as long as a record has: a broker that is back would be found too late.
         "reconnect_backoff_max_ms": RECONNECT_MS_MAX,

@@ -19,6 +19,7 @@ import msgspec
 from popstream.errors import AnswerTimeout, AnswerUnreadable
 from popstream.exchange.coalescer import ranges_by_label
 from popstream.outcome import Outcome, ReceiptHandle
+from popstream.wire.limits import ENTRIES_MAX
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -31,10 +32,9 @@ __all__ = ["DELIVERY_OVER", "RETURNED", "Change", "Gathering", "Plan", "PlannedE
 
 Label = TypeVar("Label", bound="Hashable")
 
-# With a handle and a group of their greatest length a record of so many is still below the job's limit of 4 MiB, and so
-# many messages are at most as many ranges as the job takes.
+# A record with this many handles and groups of their greatest length stays below RECORD_BYTES_MAX. A record also stops
+# at ENTRIES_MAX messages, which are at most as many ranges.
 HANDLES_MAX = 2_000
-MESSAGES_MAX = 10_000
 
 DELIVERY_OVER = frozenset(
     (
@@ -150,7 +150,7 @@ def plan(wishes: Sequence[Wish[Label]]) -> list[Plan[Label]]:
     handles: set[str] = set()
     for wish in wishes:
         offset, handle = wish.receipt.queue_offset, wish.handle
-        is_full = len(current) == MESSAGES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
+        is_full = len(current) == ENTRIES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
         if offset in offsets or is_full:
             plans.append(_plan_one(current))
             current, offsets, handles = [], set(), set()

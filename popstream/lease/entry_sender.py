@@ -26,6 +26,7 @@ from popstream.message import Message, MessageState
 from popstream.outcome import Outcome, queue_of
 from popstream.wire.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, HandleRef, Reject, RejectEntry
 from popstream.wire.handle import decode_handle
+from popstream.wire.limits import ENTRIES_MAX
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
@@ -42,7 +43,6 @@ __all__ = ["EntrySender"]
 
 LOG = logging.getLogger(__name__)
 
-WAITING_ACKS_MAX = 10_000
 EXPIRED_LOCALLY = Outcome(False, Reason.EXPIRED_LOCALLY, code_of(Reason.EXPIRED_LOCALLY))
 
 
@@ -93,7 +93,7 @@ class EntrySender:
         self._acks: Coalescer[QueueKey, Wish[Cause | None]] = Coalescer(
             f"{client_id}-acks",
             delay_ms=ack_delay_ms,
-            items_max=WAITING_ACKS_MAX,
+            items_max=ENTRIES_MAX,
             emit=partial(self._send, _ACK),
             failed=_fail,
         )

@@ -30,6 +30,7 @@ from popstream.payload.message_id import message_id_of
 from popstream.payload.redelivery import Resent
 from popstream.wire.command import Cancel, ReturnClient
 from popstream.wire.failures import Corrupt
+from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -57,10 +58,6 @@ UNREADABLE = Change(1_000)
 """Attempts at a record that nobody can read count, so that it ends in the dead letters where the lane has a limit."""
 FILTERED = Change(1_000)
 """What a filter returns is for others; at once it would come here again (RocketMQ's proxy uses 1 s as well)."""
-
-
-WAIT_MS_MAX = 12 * 3_600_000
-"""The longest invisible time there is; what is to wait for longer is looked at then."""
 
 
 class Filled(msgspec.Struct, frozen=True):
@@ -287,7 +284,7 @@ class Pops:
         elif resent.reject is not None:
             self._settling.reject([message], resent.reject or None)
         elif resent.not_before_ms > broker_ms:
-            wait_ms = min(resent.not_before_ms - broker_ms, WAIT_MS_MAX)
+            wait_ms = min(resent.not_before_ms - broker_ms, INVISIBLE_TIME_MS_MAX)
             self._settling.change([(message, Change(wait_ms, suspend=True))], keeps=False)
         else:
             message.attempt += resent.attempts

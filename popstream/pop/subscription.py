@@ -26,6 +26,7 @@ from popstream.pop.pops import LATE, POP_RESULTS, UNREADABLE, Filled
 from popstream.pop.visits import Visits
 from popstream.wire.command import Init, Pop
 from popstream.wire.failures import Corrupt, Invalid, PopstreamError, Unavailable
+from popstream.wire.limits import POP_MESSAGES_MAX
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -52,7 +53,6 @@ LOOK_FOR_QUEUES_S = 30.0
 UNKNOWN_PAUSE_S = 1.0
 TROUBLE_PAUSE_S = 2.0
 PART_COUNT_MAX = 200
-POP_MESSAGES_MAX = 10_000
 ROOM_PART = 8
 ROOM_A_QUEUE = 4
 

@@ -15,6 +15,7 @@ import msgspec
 
 from popstream.send.outgoing import is_in_order
 from popstream.wire.failures import Invalid
+from popstream.wire.limits import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,12 +24,10 @@ if TYPE_CHECKING:
 
     _Place = tuple[Destination, bool]
 
-__all__ = ["MESSAGES_MAX", "Accumulator", "BatchLimits", "OpenBatch"]
+__all__ = ["Accumulator", "BatchLimits", "OpenBatch"]
 
 HOLD_MS_MAX = 30_000
 BATCH_BYTES_MAX = 2 * 1024 * 1024
-MESSAGES_MAX = 10_000
-"""As many as a pop may lease; with two key hashes each they are within the bound of an inner batch's header."""
 
 
 class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +80,8 @@ class OpenBatch(msgspec.Struct, eq=False):
         return (
             self.body_bytes > limits.batch_bytes_max
             or now_s >= self.created_s + limits.hold_ms / 1000
-            or len(self.messages) >= MESSAGES_MAX
+            # As many as a pop may lease; two key hashes of each are within the bound of the header of an inner batch.
+            or len(self.messages) >= POP_MESSAGES_MAX
         )
 
 

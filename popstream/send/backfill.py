@@ -14,12 +14,13 @@ from popstream.errors import Refused
 from popstream.exchange.coalescer import ranges_by_label, ranges_of
 from popstream.exchange.transport import Transport
 from popstream.payload.inner_batch import inner_count
-from popstream.send.dispatcher import RANGE_LENGTH_MAX, RANGES_MAX, declare_of
+from popstream.send.dispatcher import RANGES_MAX, declare_of
 from popstream.settings import ClientSettings, new_client_id
 from popstream.topics.describe import describe_topic
 from popstream.wire.command import Dispatch, QueueType, WrittenRange
 from popstream.wire.failures import Invalid, Unavailable
 from popstream.wire.headers import tag_hash, tag_value
+from popstream.wire.limits import RANGE_OFFSETS_MAX
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -174,7 +175,7 @@ def _holes(offsets: list[int], first: int, end: int) -> list[tuple[int, int]]:
     at = first
     for low, high in [*ranges_of(offsets), (end, end)]:
         while at < low:
-            holes.append((at, min(low, at + RANGE_LENGTH_MAX) - 1))
+            holes.append((at, min(low, at + RANGE_OFFSETS_MAX) - 1))
             at = holes[-1][1] + 1
         at = high + 1
     return holes

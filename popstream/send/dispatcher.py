@@ -36,12 +36,11 @@ if TYPE_CHECKING:
     from popstream.topics.message_topics import MessageTopic
     from popstream.wire.answer import Answer
 
-__all__ = ["RANGES_MAX", "RANGE_LENGTH_MAX", "Dispatcher", "declare_of", "still_to_dispatch"]
+__all__ = ["RANGES_MAX", "Dispatcher", "declare_of", "still_to_dispatch"]
 
 LOG = logging.getLogger(__name__)
 
 RANGES_MAX = 5_000
-RANGE_LENGTH_MAX = 1_000_000
 WAITING_MAX = 20_000
 RETRY_AFTER_S_MIN = 0.05
 RETRY_AFTER_S_MAX = 10.0

@@ -9,6 +9,8 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
+from popstream.wire.limits import PARKED_DEFAULT, WINDOW_OFFSETS_DEFAULT
+
 __all__ = [
     "COMMAND_TYPES",
     "WIRE_VERSION",
@@ -140,9 +142,9 @@ class Policy(CommandBase, frozen=True, tag="policy"):
     orderly: bool | None = None
     max_attempts: int = 0
     back_off_ms: list[int] = []
-    parked_max: int = 1024
+    parked_max: int = PARKED_DEFAULT
     in_flight_max: int = 0
-    window_max: int = 4_194_304
+    window_max: int = WINDOW_OFFSETS_DEFAULT
 
 
 class Dispatch(CommandBase, frozen=True, tag="dispatch"):

@@ -11,7 +11,9 @@ __all__ = [
     "IN_FLIGHT_MAX",
     "NAME_BYTES_MAX",
     "OFFSET_MAX",
+    "OPS_TOPIC_RECORD_BYTES_MAX",
     "OP_ID_BYTES_MAX",
+    "PARKED_DEFAULT",
     "PARKED_MAX",
     "POLL_TIME_MS_MAX",
     "POP_MESSAGES_MAX",
@@ -21,38 +23,58 @@ __all__ = [
     "RECORD_BYTES_MAX",
     "TAG_HASH_MAX",
     "TOPIC_BYTES_MAX",
+    "UNIT_MESSAGES_MAX",
+    "WINDOW_OFFSETS_DEFAULT",
     "WINDOW_OFFSETS_MAX",
     "WINDOW_OFFSETS_MIN",
 ]
 
 RECORD_BYTES_MAX = 4 * 1024 * 1024
 """Value of one record of the ops topic. The topic allows more, so that the job can answer what is too large."""
+OPS_TOPIC_RECORD_BYTES_MAX = 16 * 1024 * 1024
+"""`max.message.bytes` of the ops topic, and what a producer of ours may send in one request."""
 
 ENTRIES_MAX = 10_000
 """Entries of one operation; also its handles and its offset ranges."""
 
 OFFSET_MAX = (1 << 63) - 1
+"""Greatest queue offset: Kafka's."""
 RANGE_OFFSETS_MAX = 1_000_000
-"""Offsets of one dispatched range."""
+"""Offsets of one dispatched or skipped range."""
+UNIT_MESSAGES_MAX = (1 << 31) - 1
+"""Messages in one unit: `count` of a dispatched range."""
 
 INVISIBLE_TIME_MS_MAX = 12 * 60 * 60 * 1000
+"""12 hours, as in Amazon SQS. Also the longest step of a back-off."""
 POLL_TIME_MS_MAX = INVISIBLE_TIME_MS_MAX
+"""How long a pop may wait for its first message."""
 
 POP_MESSAGES_MAX = 10_000
+"""Messages that one pop may lease."""
 POP_TAGS_MAX = 64
+"""Tags that one pop may choose by."""
 TAG_HASH_MAX = (1 << 64) - 1
+"""Greatest hash of a tag; the least is 1, and 0 means no tag."""
 
 OP_ID_BYTES_MAX = 128
+"""An op_id, in UTF-8; at least 1."""
 NAME_BYTES_MAX = 255
-"""Group, client_id, attempt_id, topic_id."""
+"""Group, client_id, attempt_id, topic_id, in UTF-8; at least 1."""
 TOPIC_BYTES_MAX = 249
-"""As in Kafka."""
+"""Name of a topic; Kafka's limit."""
 QUEUE_ID_MAX = (1 << 31) - 1
+"""Greatest queue id: Kafka's greatest partition."""
 
 ATTEMPTS_MAX = 65_535
+"""Greatest `max_attempts` of a policy; 0 means no limit."""
 BACK_OFF_STEPS_MAX = 32
+"""Values in `back_off_ms` of a policy."""
+PARKED_DEFAULT = 1024
+"""Parked pops of a lane whose policy does not say otherwise."""
 PARKED_MAX = 65_536
 """Parked pops of one lane that a policy may allow."""
 IN_FLIGHT_MAX = (1 << 31) - 1
+"""Greatest `in_flight_max` of a policy; 0 means no limit."""
+WINDOW_OFFSETS_DEFAULT = 4_194_304
 WINDOW_OFFSETS_MIN, WINDOW_OFFSETS_MAX = 1_000_000, 1 << 30
-"""What a policy may set as the offsets between the first hole and the last offset written."""
+"""Bounds and default of `window_max` of a policy: the offsets between the commit position and the last one written."""

@@ -34,7 +34,7 @@ from broker_state.store.segment import decode_segment, encode_segment
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
 from connectors.delta.rows import decode_rows, encode_rows
-from pipelines.apply_ops.decode import RECORD_BYTES_MAX, Decoder, KafkaRecord, Rejected
+from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS, read_frame, read_notifications, read_slice
 from pipelines.cli import options
 from pipelines.settings import JobSettings
@@ -52,6 +52,7 @@ from popstream.wire.answer import Answer
 from popstream.wire.command import encode_command
 from popstream.wire.failures import Corrupt, Invalid
 from popstream.wire.handle import Handle, Signer, decode_handle, encode_handle
+from popstream.wire.limits import RECORD_BYTES_MAX
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.histories import compare_history
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
-from pipelines.apply_ops.decode import RECORD_BYTES_MAX, VALUE_HEAD_BYTES
+from broker_state.audit import REJECTED_HEAD_BYTES
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
 from popstream.wire.failures import Fenced
+from popstream.wire.limits import RECORD_BYTES_MAX
 from tests.support.left_behind import end_offsets, records_between
 from tests.support.wire import Wire, start_job, wait_for
 
@@ -122,7 +123,7 @@ def test_records_over_the_cap_are_rows(size: int, wire: Wire, queue: str) -> Non
     row = wire.row("rejected", partition=partition, kafka_offset=offset)
     assert (row["reason"], row["value_bytes"]) == ("TOO_LARGE", size)
     assert row["value_sha256"] == hashlib.sha256(value).hexdigest()
-    assert row["value_head"] == value[:VALUE_HEAD_BYTES]
+    assert row["value_head"] == value[:REJECTED_HEAD_BYTES]
     assert wire.ask("pop", queue, group="g", max_messages=1, invisible_time_ms=1)["messages"] == [[0, 0, 1]]
     assert wire.parts(operation["op_id"]) == []
 
@@ -151,7 +152,7 @@ def test_what_cannot_be_read_is_a_row(value: bytes | None, reason: str, wire: Wi
     row = wire.row("rejected", partition=0, kafka_offset=offset)
     assert row["reason"] == reason
     assert row["value_bytes"] == len(value or b"")
-    assert row["value_head"] == (value or b"")[:VALUE_HEAD_BYTES]
+    assert row["value_head"] == (value or b"")[:REJECTED_HEAD_BYTES]
     assert row["value_sha256"] == hashlib.sha256(value or b"").hexdigest()
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.own_topics import DAY_MS, OPS_BYTES, Topics, deviations
+from connectors.kafka.own_topics import DAY_MS, Topics, deviations
 from connectors.kafka.topic_admin import TopicFacts
 from popstream.wire.failures import Invalid, PopstreamError
+from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
 
 TOPICS = Topics.of("t")
 FACTS = {name: TopicFacts(name, "00000000-0000-0000-0000-000000000001", 4) for name in TOPICS.names}
@@ -15,7 +16,7 @@ GOOD = {
     "message.timestamp.type": "LogAppendTime",
     "compression.type": "uncompressed",
     "unclean.leader.election.enable": "false",
-    "max.message.bytes": str(OPS_BYTES),
+    "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX),
     "retention.ms": str(7 * DAY_MS),
 }
 
@@ -40,7 +41,7 @@ def test_good_settings_pass() -> None:
         ("ops", "compression.type", "producer"),
         ("ops", "compression.type", "gzip"),
         ("ops", "unclean.leader.election.enable", "true"),
-        ("ops", "max.message.bytes", str(OPS_BYTES - 1)),
+        ("ops", "max.message.bytes", str(OPS_TOPIC_RECORD_BYTES_MAX - 1)),
         ("ops", "retention.ms", str(DAY_MS - 1)),
         ("results", "cleanup.policy", "compact"),
         ("results", "max.message.bytes", "1048575"),

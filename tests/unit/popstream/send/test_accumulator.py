@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from popstream.send.accumulator import MESSAGES_MAX, Accumulator, BatchLimits
+from popstream.send.accumulator import Accumulator, BatchLimits
 from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, Sent
 from popstream.wire.failures import Invalid
+from popstream.wire.limits import POP_MESSAGES_MAX
 
 LIMITS = BatchLimits()
 
@@ -64,10 +65,10 @@ def test_the_message_beyond_the_size_still_goes_with_its_batch() -> None:
 
 def test_a_batch_of_empty_bodies_has_a_bound_too() -> None:
     accumulator = Accumulator(LIMITS)
-    for _ in range(MESSAGES_MAX - 1):
+    for _ in range(POP_MESSAGES_MAX - 1):
         assert accumulator.add(destination(), outgoing(b""), 0.0, is_waited=False) == []
     (ready,) = accumulator.add(destination(), outgoing(b""), 0.0, is_waited=False)
-    assert len(ready.messages) == MESSAGES_MAX
+    assert len(ready.messages) == POP_MESSAGES_MAX
 
 
 def test_a_message_does_not_overtake_one_of_its_key_with_another_tag() -> None:
