@@ -1,1 +1,1 @@
-"""The command line: one module for each command, imported when it is called, so that `--help` starts no Spark."""
+"""The command line. The code of a command is a module that is imported when it is called: `--help` starts no Spark."""

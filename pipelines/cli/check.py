@@ -1,4 +1,4 @@
-"""`popstream check`: the expectations on the tables as they are now."""
+"""`popstream check`: validate the tables against the expectations."""
 
 import dataclasses
 from pathlib import Path
@@ -18,14 +18,14 @@ __all__ = ["run_check"]
 
 
 def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) -> None:
-    """Validate, print, and tell where the Data Docs are.
+    """Validate the tables, print the report, and write Data Docs.
 
     Raises:
         Invalid: There are no tables.
-        typer.Exit: An expectation did not hold.
+        typer.Exit: An expectation does not hold.
     """
     with reading_session(var) as spark, working("checking"):
-        # Great Expectations takes seconds to import: by now a person sees that something goes on.
+        # Great Expectations takes seconds to import: the spinner runs already.
         from expectations.validate import validate  # noqa: PLC0415
 
         data_docs.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""How a command ends: one clear line on standard error, and a number that a script can tell apart."""
+"""How a command ends: one clear line on standard error, and an exit code that scripts can tell apart."""
 
 import sys
 from enum import IntEnum
@@ -26,14 +26,14 @@ class Exit(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 done (also when stopped by Ctrl-C or SIGTERM); 1 an operation was refused, an expectation failed, or"
-    " something unforeseen happened; 2 wrong options or settings, or another process owns the folder; 3 something does"
-    " not answer: try again; 4 stored data contradicts itself."
+    "Exit codes: 0 success (also when stopped by Ctrl-C or SIGTERM); 1 an operation was refused, an expectation failed,"
+    " or an unexpected error occurred; 2 invalid options or settings, or another process owns the folder; 3 a service"
+    " does not respond: try again; 4 stored data is inconsistent."
 )
 
 
 class Group(TyperGroup):
-    """Turns the project's errors into lines and exit codes, for every command."""
+    """A group of commands that turns the errors of this project into messages and exit codes."""
 
     def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - typer's own types are private
         """Run the command."""
@@ -45,13 +45,24 @@ class Group(TyperGroup):
         except KeyboardInterrupt:
             raise typer.Exit(Exit.OK) from None
         except BrokenPipeError:
-            # Whoever read the output has seen enough. Nothing may be flushed into the closed pipe at exit.
+            # The reader of the output has closed the pipe. Nothing may be flushed into it at exit.
             sys.stdout = None
             raise typer.Exit(Exit.OK) from None
 
+    def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
+        """Return the options of the group."""
+        return _without_flag_types(super().get_params(ctx))
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ANN401
+        """Return a command of the group."""
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            _without_flag_types(command.get_params(ctx))
+        return command
+
 
 def exit_code(error: BaseException) -> Exit:
-    """The number for an error.
+    """Return the exit code for an error.
 
     >>> exit_code(Unavailable("no Kafka")).value, exit_code(ValueError()).value
     (3, 1)
@@ -64,7 +75,7 @@ def exit_code(error: BaseException) -> Exit:
 
 
 def described(error: BaseException) -> str:
-    """What an operator reads of an error: ours whole, of any other its kind and first line.
+    """Return the text of an error for operators: errors of this project in full, others as type and first line.
 
     >>> described(OSError("disk on fire"))
     'OSError: disk on fire'
@@ -76,5 +87,13 @@ def described(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """One message to the person, on standard error."""
+    """Print one message for the user on standard error."""
     print(f"popstream: {text}", file=sys.stderr, flush=True)
+
+
+def _without_flag_types(params: Any) -> Any:  # noqa: ANN401
+    """Keep typer's help from showing `<bool>` after a flag, which takes no value."""
+    for param in params:
+        if getattr(param, "is_bool_flag", False):
+            param.metavar = ""
+    return params

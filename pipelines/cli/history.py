@@ -1,6 +1,6 @@
-"""`popstream history`: what clients recorded of their operations, judged."""
+"""`popstream history`: check what clients recorded of their operations."""
 
-# ruff: noqa: PLC0415 - as in `app`: help comes at once
+# ruff: noqa: PLC0415 - so that `--help` imports little
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -18,7 +18,7 @@ __all__ = ["history"]
 history = typer.Typer(
     name="history",
     cls=Group,
-    help="Histories that clients record with the setting `history_file`: one line for each invoke, answer, or none.",
+    help="Check the histories that clients record with the setting `history_file`.",
     epilog=EPILOG,
     no_args_is_help=True,
 )
@@ -26,22 +26,22 @@ history = typer.Typer(
 
 @history.callback()
 def _is_a_group() -> None:
-    """So that `check` is named also while it is the only command."""
+    """Make typer keep the name `check` although it is the only command."""
 
 
 @history.command(epilog=EPILOG)
 def check(
-    files: Annotated[list[Path], typer.Argument(help="histories to judge together", metavar="FILE")],
+    files: Annotated[list[Path], typer.Argument(help="histories to check together", metavar="FILE")],
     *,
     drained: Annotated[
-        bool, typer.Option("--drained", help="every group had consumed everything: tell what never came, too")
+        bool, typer.Option("--drained", help="every group had consumed everything: also report undelivered messages")
     ] = False,
     as_json: JsonOutput = False,
 ) -> None:
-    """Tell what the clients saw that must not happen; exit code 1 when there is something.
+    """Report what the clients saw that must not happen. Exit code 1: there is a violation.
 
-    Give the histories of all clients of the groups at once, and of whoever
-    administered them: what one client did explains what another one saw.
+    Pass the histories of all clients and administrators of the groups at
+    once: the operations of one client explain what another one saw.
     """
     from popstream.history.check import check_history
     from popstream.history.recorder import read_history
@@ -63,6 +63,6 @@ def _print(report: "Report") -> None:
         f" an unknown outcome, {report.delivery_count:,} deliveries"
     )
     if report.unjudged_lane_count:
-        typer.echo(f"{report.unjudged_lane_count} lanes are not judged: their mode was changed")
+        typer.echo(f"{report.unjudged_lane_count} lanes are not checked: their mode was changed")
     kinds = ", ".join(f"{count} {kind}" for kind, count in report.counts.items())
     typer.echo(f"{len(report.violations)} violations in {report.lane_count} lanes{f': {kinds}' if kinds else ''}")

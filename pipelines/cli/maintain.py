@@ -1,4 +1,4 @@
-"""`popstream maintain`: compact the tables, and remove what no version of the last week needs."""
+"""`popstream maintain`: compact the tables, and delete files that no version of the last week uses."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ __all__ = ["run_maintain"]
 
 
 def run_maintain(folder: JobFolder, *, var: Path, as_json: bool) -> None:
-    """Maintain all tables of a job, whether it runs or not.
+    """Maintain all tables of a job. The job may run.
 
     Raises:
         Invalid: There are no tables.
-        Unavailable: Some of them could not be maintained.
+        Unavailable: Some tables could not be maintained.
     """
     if not folder.delta.is_dir():
         message = f"there are no tables in {folder.root}"
@@ -28,5 +28,5 @@ def run_maintain(folder: JobFolder, *, var: Path, as_json: bool) -> None:
     if as_json:
         print(msgspec.json.encode(done).decode())
         return
-    facts = {each.table: f"{each.compacted:,} files made {each.into:,}, {each.removed:,} removed" for each in done}
+    facts = {each.table: f"{each.compacted:,} files joined to {each.into:,}, {each.removed:,} deleted" for each in done}
     print_facts(standard_output(), facts)

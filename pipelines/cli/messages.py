@@ -1,4 +1,4 @@
-"""`popstream send` and `popstream consume`: messages from the shell and to it."""
+"""`popstream send` and `popstream consume`: messages between the shell and message topics."""
 
 import base64
 import contextlib
@@ -29,12 +29,12 @@ UNDECLARED_PAUSE_S = 0.2
 def run_send(
     target: Target, topic: str, file: Path | None, *, queue_id: int | None, tag: str | None, create: int
 ) -> None:
-    """Send one message a line and wait until they can be popped.
+    """Send one message per line and wait until they can be popped.
 
     Raises:
-        Invalid: There is no such topic, queue or file.
-        NotDispatched: They are written, but not known to be poppable.
-        Unavailable: Kafka did not take one.
+        Invalid: The topic, queue or file does not exist.
+        NotDispatched: The messages are written, but not confirmed as dispatched.
+        Unavailable: Kafka did not accept a message.
     """
     if create:
         create_message_topic(target.bootstrap_servers, topic, create)
@@ -72,11 +72,11 @@ def run_consume(
     ack: bool,
     as_json: bool,
 ) -> None:
-    """Pop from the queues of the topic by turns, print, ack.
+    """Pop from the queues of the topic in turn, print the messages, and ack them.
 
     Raises:
-        Invalid: There is no such topic.
-        NotDeclared: The job knows none of its queues, and nobody wants to wait for one.
+        Invalid: The topic does not exist.
+        NotDeclared: The job has no queue of the topic, and none was added within `wait_ms`.
         Unavailable: Kafka or the job does not answer.
     """
     require_topic(target, topic)
@@ -92,16 +92,16 @@ def run_consume(
     try:
         _consume(consumer, topic, counted, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json)
     finally:
-        # What was printed and not acked, because that was interrupted, is given back; with --no-ack it stays leased.
+        # An interrupt may leave printed messages unacked: they are released; with --no-ack they stay leased.
         consumer.close(release=ack)
-        late = f"; {counted.lost} acked too late, so they come again" if counted.lost else ""
+        late = f"; {counted.lost} acked too late: they will be redelivered" if counted.lost else ""
         say(f"{counted.printed} message{'' if counted.printed == 1 else 's'} of {topic} for {group}{late}")
     if counted.lost:
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
 def printable(message: Message, *, as_json: bool) -> str:
-    """A message as one line."""
+    """Return a message as one line."""
     if not as_json:
         return _text(message.value).replace("\n", "\\n").replace("\r", "\\r")
     fields: dict[str, Any] = {
@@ -120,7 +120,7 @@ def printable(message: Message, *, as_json: bool) -> str:
 
 
 class _Counted:
-    """What was printed, and how much of it others will get again."""
+    """Counts printed messages, and those whose ack came too late."""
 
     def __init__(self, count_max: int) -> None:
         self.printed = 0
@@ -129,7 +129,7 @@ class _Counted:
         self._seen: set[tuple[int, int]] = set()
 
     def is_first(self, message: Message) -> bool:
-        """Whether this run has not had it before; for --no-ack, which would go round for ever."""
+        """Return whether this run has not printed it before. Without it, --no-ack would never end."""
         before = len(self._seen)
         self._seen.add((message.queue_id, message.queue_offset))
         return len(self._seen) > before
@@ -152,20 +152,20 @@ def _consume(
 ) -> None:
     last_s = time.monotonic()
     while counted.left > 0:
-        is_over = not follow and _waited_ms(last_s) >= wait_ms
+        is_last = not follow and _waited_ms(last_s) >= wait_ms
         poll_time_ms = POLL_MS if follow else min(POLL_MS, wait_ms)
         try:
             popped = consumer.pop(
-                topic, None, min(counted.left, POP_MESSAGES_MAX), invisible_time_ms, 0 if is_over else poll_time_ms
+                topic, None, min(counted.left, POP_MESSAGES_MAX), invisible_time_ms, 0 if is_last else poll_time_ms
             )
         except NotDeclared as error:
-            if is_over:
-                reason = f"the job knows no queue of {topic}: is it among its message_topics?"
+            if is_last:
+                reason = f"the job has no queue of {topic}: is it among its message_topics?"
                 raise NotDeclared(reason, subject=topic) from error
             time.sleep(UNDECLARED_PAUSE_S)
             continue
         if not popped.messages:
-            if is_over:
+            if is_last:
                 return
             continue
         last_s = time.monotonic()
@@ -178,7 +178,7 @@ def _consume(
                 again += 1
         sys.stdout.flush()
         if again:
-            say("stopped: messages come again, their invisible time is over")
+            say("stopped: messages are redelivered, because their invisible time is over")
             return
         if ack:
             counted.lost += sum(not outcome.applied for outcome in consumer.ack(popped.messages))
@@ -189,16 +189,16 @@ def _waited_ms(since_s: float) -> float:
 
 
 def require_topic(target: Target, topic: str) -> TopicFacts:
-    """What Kafka knows of a message topic.
+    """Return the facts of a message topic.
 
     Raises:
-        Invalid: There is no such topic.
+        Invalid: The topic does not exist.
         Unavailable: Kafka does not answer.
     """
     found = describe(target.bootstrap_servers, [topic]).get(topic)
     if found is None:
         message = (
-            f"there is no topic {topic} at {target.bootstrap_servers}; `popstream send {topic} --create 4` makes it"
+            f"there is no topic {topic} at {target.bootstrap_servers}; `popstream send {topic} --create 4` creates it"
         )
         raise Invalid(message, subject=topic)
     return found
@@ -229,7 +229,7 @@ def _text(value: bytes | None) -> str:
 
 
 def _payload(name: str, value: bytes | None) -> dict[str, str | None]:
-    """The bytes as text where they are text, else in base 64 under another name."""
+    """Return the bytes as text if they are UTF-8, otherwise in base 64 under another name."""
     if value is None:
         return {name: None}
     try:

@@ -1,4 +1,4 @@
-"""`popstream ops`: send operations from the shell and see their answers."""
+"""`popstream ops`: send operations from the shell and print their answers."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -43,7 +43,7 @@ EXAMPLES = {name: {"type": name, "topic": "orders", "queue_id": 0, **fields} for
 
 
 def example_lines(kind: str) -> list[str]:
-    """One operation of a type, or (`all`) one of each, as JSON.
+    """Return an operation of a type, or with `all` one of each type, as JSON.
 
     >>> example_lines("tick")
     ['{"type":"tick","topic":"orders","queue_id":0}']
@@ -52,12 +52,12 @@ def example_lines(kind: str) -> list[str]:
 
 
 def read_operations(text: str) -> list[Command]:
-    """Operations from JSON text: an object, a list of them, or one a line.
+    """Parse operations from JSON text: one object, a list of objects, or one object per line.
 
-    `v` may be left out. What the job would reject is refused here, before anything is sent.
+    `v` may be left out. Invalid operations are refused before anything is sent.
 
     Raises:
-        Invalid: One line for each that is no operation.
+        Invalid: Its details list every invalid operation.
     """
     try:
         objects = msgspec.json.decode(text)
@@ -79,11 +79,11 @@ def read_operations(text: str) -> list[Command]:
 
 
 def run_ops(target: Target, commands: Sequence[Command], *, timeout_ms: int, as_json: bool) -> None:
-    """Send the operations in order, print the answers in order.
+    """Send the operations, and print the answers in the same order.
 
     Raises:
         AnswerTimeout: The job does not answer.
-        typer.Exit: One was refused as a whole.
+        typer.Exit: An operation was refused as a whole.
     """
     refused = False
     with Transport(target.client_settings("ops")) as transport:
@@ -100,7 +100,7 @@ def run_ops(target: Target, commands: Sequence[Command], *, timeout_ms: int, as_
 
 
 def read_text(operation: str | None) -> str:
-    """The argument, or standard input."""
+    """Return the argument, or the text of standard input."""
     if operation not in (None, "-"):
         return operation or ""
     if sys.stdin.isatty():
@@ -113,17 +113,17 @@ def _decoded(line: str, number: int) -> object:
     try:
         return msgspec.json.decode(line)
     except msgspec.DecodeError as error:
-        message = f"line {number} is no JSON: {error}"
+        message = f"line {number} is not JSON: {error}"
         raise Invalid(message) from error
 
 
 def _explained(error: msgspec.ValidationError, fields: object) -> str:
     kind = fields.get("type") if isinstance(fields, dict) else None
     if kind is None:
-        return f"{error}; one is a JSON object with `type`, `topic` and `queue_id`"
+        return f"{error}; an operation is a JSON object with `type`, `topic` and `queue_id`"
     if kind not in COMMAND_TYPES:
         return f"there is no type {kind!r}, only {', '.join(COMMAND_TYPES)}"
-    return f"{error}; `popstream ops --example {kind}` shows a right one"
+    return f"{error}; `popstream ops --example {kind}` shows a valid one"
 
 
 def _print(console: Console, answer: Answer) -> None:

@@ -1,8 +1,12 @@
-"""Options that several commands share, and the settings they make together with the environment and a file."""
+"""Options that several commands share, and the settings from options, environment and file together."""
 
+import functools
+import inspect
 import os
 import re
 import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,51 +18,50 @@ from pipelines.settings import JobSettings
 from popstream.wire.failures import Invalid
 
 __all__ = [
+    "DEFAULT_VAR",
     "Duration",
     "Folder",
-    "HistoryFile",
+    "JobOptions",
     "JobPrefix",
     "JobServers",
     "JsonOutput",
-    "Prefix",
-    "Servers",
+    "RecoveryOptions",
     "SettingsFile",
     "Snapshots",
+    "TargetOptions",
+    "Topic",
     "Var",
     "load_settings",
     "meaning",
+    "with_options",
 ]
 
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
+DEFAULT_VAR = Path("var")
 
 
 def meaning(field: str) -> str:
-    """What a setting means, for the help of its option."""
+    """Return the meaning of a setting, for the help of its option."""
     return f"{JobSettings.model_fields[field].description} (POPSTREAM_{field.upper()})"
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of a duration with its unit.
+    """Return the milliseconds of a duration with its unit.
 
     >>> duration_ms("30s"), duration_ms("1.5m"), duration_ms("250ms"), duration_ms("0s")
     (30000, 90000, 250, 0)
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
     if found is None:
-        message = f"{text!r} is no duration: write a number and ms, s, m or h, as in 30s"
+        message = f"{text!r} is not a duration: write a number and ms, s, m or h, as in 30s"
         raise typer.BadParameter(message)
     return round(float(found[1]) * UNIT_MS[found[2]])
 
 
 Folder = Annotated[Path | None, typer.Option("--folder", help=meaning("folder"), show_default="var/job")]
-Servers = Annotated[
-    str | None,
-    typer.Option(
-        "--bootstrap-servers", help="Kafka to talk to; by default that of the running job", metavar="HOST:PORT,..."
-    ),
-]
-Prefix = Annotated[
-    str | None, typer.Option("--prefix", help="names the job's topics; by default those of the running job")
+SettingsFile = Annotated[
+    Path | None,
+    typer.Option("--settings", help="TOML file with settings; POPSTREAM_... variables and options override it"),
 ]
 JobServers = Annotated[
     str | None,
@@ -66,21 +69,94 @@ JobServers = Annotated[
 ]
 JobPrefix = Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))]
 Snapshots = Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))]
-HistoryFile = Annotated[
-    Path | None,
-    typer.Option("--history", metavar="FILE", help="record there what is asked and answered: see `history check`"),
-]
-SettingsFile = Annotated[
-    Path | None, typer.Option("--settings", help="TOML file with settings; POPSTREAM_... and options override it")
-]
-JsonOutput = Annotated[bool, typer.Option("--json", help="for scripts")]
+JsonOutput = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
+Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
 Var = Annotated[
-    Path, typer.Option("--var", help="folder in which `make setup` has put the jars", envvar="POPSTREAM_VAR")
+    Path, typer.Option("--var", help="folder into which `make setup` has put the jars", envvar="POPSTREAM_VAR")
 ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions:
+    """Options that choose the job to send operations to."""
+
+    folder: Folder = None
+    bootstrap_servers: Annotated[
+        str | None,
+        typer.Option(
+            "--bootstrap-servers", help="Kafka to talk to; by default that of the running job", metavar="HOST:PORT,..."
+        ),
+    ] = None
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", help="prefix of the job's topics; by default that of the running job")
+    ] = None
+    history_file: Annotated[
+        Path | None,
+        typer.Option("--history", metavar="FILE", help="record operations and answers there; see `history check`"),
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobOptions:
+    """Options that choose a job by its folder."""
+
+    folder: Folder = None
+    settings_file: SettingsFile = None
+
+    def load(self, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are
+        """Return the settings of the job. Raises Invalid."""
+        return load_settings(self.settings_file, folder=self.folder, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryOptions:
+    """Options of the commands that read the log of a job and its snapshots."""
+
+    snapshots: Snapshots = None
+    folder: Folder = None
+    bootstrap_servers: JobServers = None
+    prefix: JobPrefix = None
+    settings_file: SettingsFile = None
+
+    def load(self) -> JobSettings:
+        """Return the settings of the job. Raises Invalid."""
+        return load_settings(
+            self.settings_file,
+            folder=self.folder,
+            bootstrap_servers=self.bootstrap_servers,
+            topic_prefix=self.prefix,
+            snapshots=self.snapshots,
+        )
+
+
+def with_options(
+    **groups: type[TargetOptions | JobOptions | RecoveryOptions],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take the options of a class above as one parameter, named as here."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(command)
+        parameters: list[inspect.Parameter] = []
+        for name, parameter in signature.parameters.items():
+            found = inspect.signature(groups[name]).parameters.values() if name in groups else [parameter]
+            parameters += [each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in found]
+
+        @functools.wraps(command)
+        def run(**given: Any) -> None:  # noqa: ANN401 - as the options are
+            for name, group in groups.items():
+                given[name] = group(**{option: given.pop(option) for option in inspect.signature(group).parameters})
+            command(**given)
+
+        # typer reads both.
+        run.__dict__["__signature__"] = signature.replace(parameters=parameters)
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
 class Duration(int):
-    """Milliseconds; as an option it is written with a unit.
+    """Milliseconds, written with a unit on the command line.
 
     >>> str(Duration(30_000)), str(Duration(1_500)), str(Duration(7_200_000))
     ('30s', '1500ms', '2h')
@@ -88,20 +164,20 @@ class Duration(int):
 
     @classmethod
     def parse(cls, text: "str | Duration") -> "Duration":
-        """Read it, or refuse it as typer wants it."""
+        """Parse an option. Raises typer.BadParameter."""
         return text if isinstance(text, Duration) else cls(duration_ms(text))
 
     def __str__(self) -> str:
-        """As it is written."""
+        """Return it with the largest unit that divides it."""
         unit = next(unit for unit in reversed(UNIT_MS) if self % UNIT_MS[unit] == 0)
         return f"{int(self) // UNIT_MS[unit]}{unit}"
 
 
 def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are
-    """Options (those that are not None) over `POPSTREAM_...` variables over the file over the defaults.
+    """Load the settings: options that are not None, then `POPSTREAM_...` variables, then the file, then the defaults.
 
     Raises:
-        Invalid: Every setting that is wrong, one line each.
+        Invalid: Its details list every invalid setting.
     """
     if file is not None and not file.is_file():
         message = f"there is no settings file {file}"
@@ -109,15 +185,15 @@ def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: AN
     try:
         return _settings_class(file)(**{name: value for name, value in options.items() if value is not None})
     except (tomllib.TOMLDecodeError, UnicodeError, RecursionError) as error:
-        message = f"{file} is no TOML: {error}"
+        message = f"{file} is not TOML: {error}"
         raise Invalid(message, subject=str(file)) from error
     except ValidationError as error:
-        # Never the value: it may be a secret.
+        # Without the values: they may be secrets.
         wrong = [f"{_place(found['loc'])}: {found['msg']}" for found in error.errors(include_input=False)]
-        message = "the settings cannot work:"
+        message = "invalid settings:"
         raise Invalid(message, details=wrong) from error
-    except ValueError as error:  # Python reads no integer of thousands of digits
-        message = f"{file} is no TOML: {error}"
+    except ValueError as error:  # Python refuses integers of thousands of digits
+        message = f"{file} is not TOML: {error}"
         raise Invalid(message, subject=str(file)) from error
 
 

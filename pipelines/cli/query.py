@@ -1,4 +1,4 @@
-"""`popstream query`: SQL over the audit tables, whether or not the job runs."""
+"""`popstream query`: SQL on the audit tables. The job may run."""
 
 import csv
 import itertools
@@ -27,7 +27,7 @@ READING = frozenset(("SELECT", "WITH", "DESCRIBE", "DESC", "SHOW", "EXPLAIN", "V
 
 
 class Output(StrEnum):
-    """How rows are printed."""
+    """Format of the printed rows."""
 
     TABLE = "table"
     JSON = "json"
@@ -38,7 +38,7 @@ def run_query(delta_root: Path, sql: str, *, var: Path, output: Output, rows_max
     """Run one statement and print its rows.
 
     Raises:
-        Invalid: It is no SQL, would write, or names what is not there.
+        Invalid: The statement is not valid SQL, writes, or names unknown tables or columns.
     """
     require_reading(sql)
     if not delta_root.is_dir():
@@ -62,13 +62,13 @@ def run_query(delta_root: Path, sql: str, *, var: Path, output: Output, rows_max
 
 
 def require_reading(sql: str) -> None:
-    r"""Refuse what is not a query: the tables are the job's.
+    r"""Refuse a statement that is not a query: only the job writes to its tables.
 
     >>> require_reading("(select 1)")
     >>> require_reading("-- how many?\nselect 1")
 
     Raises:
-        Invalid: It starts with another word.
+        Invalid: The statement does not start like a query.
     """
     words = re.sub(r"^(\s|\(|--[^\n]*\n|/\*.*?\*/)*", "", sql, flags=re.DOTALL).split(maxsplit=1)
     if not words or words[0].upper() not in READING:
@@ -77,7 +77,7 @@ def require_reading(sql: str) -> None:
 
 
 def _require_no_insert(spark: SparkSession, sql: str) -> None:
-    """`WITH ... INSERT INTO` and `EXPLAIN ... INSERT` start with a word of a query."""
+    """Refuse `WITH ... INSERT INTO` and `EXPLAIN ... INSERT`, which start like a query."""
     plan = spark._jsparkSession.sessionState().sqlParser().parsePlan(sql)  # noqa: SLF001 - no public parser
     if "InsertInto" in plan.treeString():
         message = "only queries are run here; this one writes"
@@ -99,19 +99,19 @@ def _print(columns: Sequence[str], rows: Iterable[Row], output: Output) -> None:
         table = Table(*columns)
         for row in rows:
             table.add_row(*(_text(value) for value in row))
-        # Wider than the terminal: whole lines for a pager are worth more than squeezed columns.
+        # In a file or pipe, lines are not wrapped: a pager shows whole rows.
         console = Console(highlight=False, markup=False)
         console.print(table, soft_wrap=not console.is_terminal)
 
 
-def _text(value: Any) -> str:  # noqa: ANN401 - whatever Spark has
+def _text(value: Any) -> str:  # noqa: ANN401 - any value of Spark
     if value is None:
         return ""
     return bytes(value).hex() if isinstance(value, bytes | bytearray) else str(value)
 
 
 def _first_lines(error: Exception) -> str:
-    """What the person who wrote the statement needs: not the plan, not the stack."""
+    """Return the message of an error without its query plan and stack trace."""
     text = str(error.java_exception.getMessage() if isinstance(error, Py4JJavaError) else error)
     kept = itertools.takewhile(lambda line: not line.startswith(("'", "JVM stacktrace", "\tat ")), text.splitlines())
     return "\n".join(line for line in kept if line.strip()) or type(error).__name__

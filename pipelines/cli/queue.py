@@ -1,4 +1,4 @@
-"""`popstream queue`: the consume queues of a topic, and single units of them."""
+"""`popstream queue`: the consume queues of a topic, and single units."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ READ_TIMEOUT_S = 10.0
 
 
 def moment_ms(text: str) -> int:
-    """Milliseconds since 1970 of a moment: such a number, or ISO 8601 (UTC where it names no zone).
+    """Return milliseconds since 1970 of such a number, or of an ISO 8601 time (UTC if it names no zone).
 
     >>> moment_ms("1893456000000"), moment_ms("2030-01-01"), moment_ms("2030-01-01T00:00:00.5Z")
     (1893456000000, 1893456000000, 1893456000500)
@@ -42,18 +42,18 @@ def moment_ms(text: str) -> int:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError as error:
-        message = f"{text!r} is no moment: write milliseconds since 1970, or ISO 8601 as in 2030-01-31T12:00:00Z"
+        message = f"{text!r} is not a time: write milliseconds since 1970, or ISO 8601 as in 2030-01-31T12:00:00Z"
         raise typer.BadParameter(message) from error
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> None:
-    """Ask the job, or without one read what it left.
+    """Print the queues of the running job, or the stored queues.
 
     Raises:
         Invalid: No such queue is built.
         Unavailable: There is neither job nor state, or the job does not answer.
-        typer.Exit: No job runs; what the last one left was shown all the same.
+        typer.Exit: No job runs; the stored queues were printed.
     """
     job = running_job(folder)
     if job is not None:
@@ -67,23 +67,23 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
     else:
         _print(standard_output(), views)
     if job is None:
-        say(f"no job runs in {folder.root}; this is what the last one left")
+        say(f"no job runs in {folder.root}; these are the stored queues")
         raise typer.Exit(Exit.UNAVAILABLE)
 
 
 def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset: int) -> None:
-    """Have a queue read anew from an offset on.
+    """Let the running job read a queue again, from an offset on.
 
     Raises:
-        Invalid: No queue was named, or there is no such one.
-        Unavailable: No job runs, which alone can do it.
+        Invalid: No queue was named, or it does not exist.
+        Unavailable: No job runs.
     """
     job = running_job(folder)
     if queue_id is None:
         message = "name the queue to rebuild with --queue"
         raise Invalid(message)
     if job is None:
-        message = f"no job runs in {folder.root}: start one, it rebuilds while it runs"
+        message = f"no job runs in {folder.root}: start one, which can rebuild while it runs"
         raise Unavailable(message, subject=str(folder.root))
     request = RebuildRequest(topic=topic, queue_id=queue_id, from_offset=from_offset)
     found = ask(job, request, Rebuilt, timeout_s=REBUILD_TIMEOUT_S)
@@ -91,7 +91,7 @@ def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset
 
 
 def opened(view: ConsumeQueueView, request: QueueRequest, job: JobFile) -> ConsumeQueueView:
-    """With what was looked for inside units of many messages, which only the topic knows."""
+    """Return the view with the requested messages inside inner batches, read from the message topic."""
     is_of_many = [found.unit is not None and found.unit.inner_count > 1 for found in view.found]
     if not any(is_of_many) or (request.key_hash is None and request.message_offset is None):
         return view
@@ -110,10 +110,10 @@ def opened(view: ConsumeQueueView, request: QueueRequest, job: JobFile) -> Consu
 
 
 def _inside(view: ConsumeQueueView, unit: Unit, request: QueueRequest, payloads: Payloads) -> Iterator[FoundMessage]:
-    """The messages of a unit that were looked for. A hash may be that of a key, or of a message id."""
+    """Yield the requested messages of a unit. A hash may be that of a key or of a message id."""
     for queue_offset, payload in payloads.read(view.topic, view.queue_id, unit.queue_offset, 1, READ_TIMEOUT_S):
         if queue_offset != unit.queue_offset:
-            return  # it has left the log
+            return  # retention has deleted it
         for record in records_of(view.topic, view.queue_id, queue_offset, payload):
             message_offset = unit.message_base + record.inner_index
             hashes = {key_hash(record.key), key_hash(record.message_id.encode())} - {0}
@@ -153,27 +153,27 @@ def _print(console: Console, views: list[ConsumeQueueView]) -> None:
             runs = ", ".join(f"{first:,}..{end - 1:,}" for first, end in view.holes)
             console.print(f"holes of {name}: {runs}", soft_wrap=True)
         for found in view.found:
-            console.print(f"{name} {_told(found)}", soft_wrap=True, markup=False)
+            console.print(f"{name} {_unit_text(found)}", soft_wrap=True, markup=False)
             for message in found.inside:
-                console.print(f"    {_message_told(message)}", soft_wrap=True, markup=False)
+                console.print(f"    {_message_text(message)}", soft_wrap=True, markup=False)
     console.print(
-        "from, read to, poppable to: queue offsets, which are those of Kafka; behind: not read yet", style="dim"
+        "from, read to, poppable to: queue offsets, which equal Kafka offsets; behind: offsets to read", style="dim"
     )
 
 
-def _message_told(message: FoundMessage) -> str:
+def _message_text(message: FoundMessage) -> str:
     key = "" if message.key is None else f", key {message.key}"
     what = f"message {message.inner_index} of it, offset {message.message_offset:,}, {message.size_bytes:,} bytes"
     return f"{what}, id {message.message_id}{key}"
 
 
-def _told(found: FoundUnit) -> str:
+def _unit_text(found: FoundUnit) -> str:
     if found.unit is None:
         return f"{found.by}: {found.why}"
     unit: Unit = found.unit
     stored = datetime.fromtimestamp(unit.store_time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
     messages = "" if unit.inner_count == 1 else f", {unit.inner_count:,} messages from {unit.message_base:,}"
     tag = f", tag {unit.tag_hash}" if unit.tag_hash else ""
-    unreadable = "" if unit.is_readable else ", UNREADABLE: its headers lie about its inner batch"
+    unreadable = "" if unit.is_readable else ", UNREADABLE: the headers of its inner batch are malformed"
     what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {stored}"
     return f"{found.by}: {what}{messages}{tag}{unreadable}"

@@ -1,4 +1,4 @@
-"""`popstream restore`: put the best state in place, so that `popstream up` goes on from there."""
+"""`popstream restore`: replace the state by the best candidate, from which `popstream up` continues."""
 
 import contextlib
 from collections.abc import Iterator
@@ -31,13 +31,13 @@ __all__ = ["log_of", "run_restore", "the_kafka_of"]
 
 
 def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | None, as_json: bool) -> None:
-    """Restore, and tell what was put in place.
+    """Restore, and report the new state.
 
     Raises:
         Fenced: A job owns the folder.
-        Invalid: There is no ops topic, or no such snapshot.
+        Invalid: The ops topic or the snapshot does not exist.
         Unavailable: Kafka does not answer.
-        Corrupt: No state can be continued.
+        Corrupt: No candidate can be continued.
     """
     folder = JobFolder(settings.folder.absolute())
     snapshots = snapshots_of(settings)
@@ -46,7 +46,7 @@ def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | No
             log = log_of(servers, settings.topic_prefix)
             restored = restore(folder, log, servers, spark, snapshots, lossy=lossy, only=only)
         if restored.since_loss and not _has_base(restored, snapshots):
-            # The log does not lead here any more: from now on everything begins with this.
+            # The log no longer leads to this state: later restores and verifications start from it.
             _take_base(folder, settings)
     if as_json:
         print(msgspec.json.encode(restored).decode())
@@ -56,24 +56,24 @@ def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | No
 
 @contextlib.contextmanager
 def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[str]:
-    """Servers of the job's Kafka; its own broker is started for as long as this takes."""
+    """Yield the servers of the job's Kafka. An embedded broker is started for this time."""
     if settings.bootstrap_servers:
         reach_kafka(settings.bootstrap_servers)
         yield settings.bootstrap_servers
         return
     folder = settings.folder.absolute() / KAFKA_FOLDER
     if not folder.is_dir():
-        message = f"there is no Kafka in {folder}: name the job's by --bootstrap-servers"
+        message = f"there is no embedded Kafka in {folder}: name the job's Kafka with --bootstrap-servers"
         raise Invalid(message, subject=str(folder))
     with EmbeddedKafka(folder, jars=kafka_jars(var.absolute())) as kafka:
         yield kafka.bootstrap_servers
 
 
 def log_of(servers: str, prefix: str) -> LogFound:
-    """The ops topic of a job as it is now.
+    """Return the offsets of a job's ops topic.
 
     Raises:
-        Invalid: There is none.
+        Invalid: The topic does not exist.
     """
     name = Topics.of(prefix).ops
     facts = describe(servers, [name]).get(name)
@@ -97,15 +97,15 @@ def _take_base(folder: JobFolder, settings: JobSettings) -> None:
 def _print(restored: Restored) -> None:
     facts = {
         "restored from": restored.source,
-        "goes on after": f"{restored.apply_seq:,} micro-batches",
+        "continues after": f"{restored.apply_seq:,} micro-batches",
         "to replay": f"{restored.to_replay:,} records, whose rows are compared with those in Delta",
     }
-    facts["looked at"] = restored.snapshots
+    facts["snapshots in"] = restored.snapshots
     if restored.replaced:
-        facts["former state"] = restored.replaced
-    for number, why in enumerate(restored.passed_over, 1):
-        facts[f"passed over {number}"] = why
-    for number, what in enumerate(restored.lost, 1):
-        facts[f"lost {number}"] = what
+        facts["replaced state"] = restored.replaced
+    for number, reason in enumerate(restored.passed_over, 1):
+        facts[f"skipped {number}"] = reason
+    for number, loss in enumerate(restored.lost, 1):
+        facts[f"lost {number}"] = loss
     print_facts(standard_output(), facts)
     say("start the job: `popstream up`")

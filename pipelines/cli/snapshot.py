@@ -1,4 +1,4 @@
-"""`popstream snapshot`: keep the state as it is now, or tell which snapshots there are."""
+"""`popstream snapshot`: take a snapshot of the state, or list the snapshots."""
 
 from datetime import UTC, datetime
 
@@ -19,16 +19,16 @@ from pipelines.settings import JobSettings
 
 __all__ = ["run_list", "run_snapshot"]
 
-# It carries every file away before it answers.
+# The job copies every file before it answers.
 TIMEOUT_S = 600.0
 
 
 def run_snapshot(settings: JobSettings, *, as_json: bool) -> None:
-    """Ask the running job for one, or take it of what the last job left.
+    """Ask the running job for a snapshot, or take one of the stored state.
 
     Raises:
         Invalid: Nothing was decided yet.
-        Unavailable: It cannot be kept, or the job does not answer.
+        Unavailable: The snapshot cannot be stored, or the job does not answer.
         Fenced: A job is starting or stopping.
     """
     folder = JobFolder(settings.folder)
@@ -44,10 +44,10 @@ def run_snapshot(settings: JobSettings, *, as_json: bool) -> None:
 
 
 def run_list(settings: JobSettings, *, as_json: bool) -> None:
-    """Tell which there are, the newest first.
+    """List the snapshots, the newest first.
 
     Raises:
-        Unavailable: The place cannot be read.
+        Unavailable: Their location cannot be read.
     """
     snapshots = snapshots_of(settings).list()
     if as_json:
@@ -63,7 +63,7 @@ def run_list(settings: JobSettings, *, as_json: bool) -> None:
 
 
 def snapshots_of(settings: JobSettings) -> SnapshotStore:
-    """Where the job of these settings keeps them."""
+    """Return the store of the job's snapshots."""
     return SnapshotStore(settings.snapshots or str(JobFolder(settings.folder.absolute()).snapshots))
 
 

@@ -1,4 +1,4 @@
-"""A Spark session for the commands that only read: beside a running job, gone when they end."""
+"""A Spark session for commands that only read; a job may run at the same time."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ __all__ = ["reading_session", "working"]
 
 @contextlib.contextmanager
 def reading_session(var: Path, *, driver_memory: str = "1g") -> Iterator[SparkSession]:
-    """Start Spark, and end it; what its JVM prints on the way is thrown away, errors come as exceptions."""
+    """Start Spark, and stop it at the exit. The output of its JVM is discarded: errors come as exceptions."""
     jars = spark_jars(var.absolute())
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch, ended_jvm():
         conf = {"spark.sql.warehouse.dir": str(Path(scratch, "warehouse")), "spark.local.dir": scratch}
@@ -34,8 +34,8 @@ def reading_session(var: Path, *, driver_memory: str = "1g") -> Iterator[SparkSe
 
 @contextlib.contextmanager
 def working(text: str) -> Iterator[None]:
-    """Show that something takes a while, where a person watches; on standard error, so that output stays clean."""
-    # Of its own, for descriptor 2 may be elsewhere meanwhile (`output_in`).
+    """Show a spinner on standard error if it is a terminal."""
+    # On a copy: `output_in` may redirect descriptor 2 meanwhile.
     with os.fdopen(os.dup(2), "w") as stderr:
         console = Console(file=stderr)
         with console.status(text) if console.is_terminal else contextlib.nullcontext():

@@ -1,4 +1,4 @@
-"""`popstream status`: how the job is doing, or what it left behind."""
+"""`popstream status`: status of the running job, or its stored state."""
 
 from datetime import UTC, datetime, timedelta
 
@@ -21,11 +21,11 @@ __all__ = ["run_ready", "run_status"]
 
 
 def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> None:
-    """Ask the job, or without one read its state.
+    """Print the status of the running job, or the stored state.
 
     Raises:
         Unavailable: There is neither job nor state, or the job does not answer.
-        typer.Exit: No job runs; its state was shown all the same.
+        typer.Exit: No job runs; the stored state was printed.
     """
     status = _status(folder, request)
     if as_json:
@@ -33,15 +33,15 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
     else:
         _print(standard_output(), status)
     if not status.running:
-        say(f"no job runs in {folder.root}; this is the state that the last one left")
+        say(f"no job runs in {folder.root}; this is the stored state")
         raise typer.Exit(Exit.UNAVAILABLE)
 
 
 def run_ready(folder: JobFolder) -> None:
-    """Tell whether a job decides and delivers, as a probe asks.
+    """Report whether the job is ready, for probes.
 
     Raises:
-        Unavailable: No job runs, it does not answer, or something is in its way.
+        Unavailable: No job runs, it does not answer, or it is not ready.
     """
     job = running_job(folder)
     if job is None:
@@ -69,13 +69,13 @@ def _print(console: Console, status: Status) -> None:
         facts["job"] = f"process {status.pid}, up {up}, prefix {status.prefix}"
         facts["Kafka"] = status.bootstrap_servers or ""
     facts["folder"] = status.folder
-    facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was made"
+    facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was created"
     if status.ops_lag is not None:
-        facts["decided"] += f", {status.ops_lag:,} records of the log are not"
+        facts["decided"] += f", lag {status.ops_lag:,} records"
     if status.ops_overdue:
         facts["at risk"] = (
-            f"{status.ops_overdue:,} of these have waited for half of the time that the log keeps them:"
-            " let the ops topic keep more (retention.ms) until the job has caught up"
+            f"{status.ops_overdue:,} of these are older than half of the ops topic's retention:"
+            " raise its retention.ms until the job has caught up"
         )
     if status.failure:
         facts["failed"] = status.failure
@@ -95,7 +95,7 @@ def _print(console: Console, status: Status) -> None:
     for number, reason in enumerate(status.not_ready_reasons):
         facts[f"not ready {number + 1}" if number else "not ready"] = reason
     if status.quarantined:
-        facts["quarantined"] = f"{status.quarantined:,} records, of which nothing is decided: see `rejected`"
+        facts["quarantined"] = f"{status.quarantined:,} records that are not decided: see the table `rejected`"
     if status.snapshot or status.snapshot_failure:
         facts["snapshot"] = status.snapshot_failure or status.snapshot or ""
     if status.builder is not None:
@@ -109,7 +109,7 @@ def _print(console: Console, status: Status) -> None:
 
 
 def _print_detail(console: Console, name: str, detail: LaneDetail) -> None:
-    """What an orderly lane holds, when it is free, and who waits."""
+    """Print the pop batch in flight of an orderly lane, and the parked pops."""
     facts = {}
     batch = detail.batch
     if batch is not None:
@@ -142,7 +142,7 @@ def _print_queues(console: Console, status: Status) -> None:
         console.print("no queues to show")
         return
     table = Table()
-    for column in ("queue", "written to", "group", "acked to", "lag", "leased", "again", "parked", "dead"):
+    for column in ("queue", "written to", "group", "acked to", "lag", "leased", "available", "parked", "dead"):
         is_name = column in {"queue", "group"}
         table.add_column(column, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
     for queue in status.queues:
@@ -165,6 +165,6 @@ def _print_queues(console: Console, status: Status) -> None:
         for lane in queue.lanes:
             if lane.detail is not None:
                 _print_detail(console, f"{queue.topic}/{queue.queue_id} {lane.group}", lane.detail)
-    console.print("again: was handed out before and waits to be handed out again; dead: dead-lettered", style="dim")
+    console.print("available: waits for redelivery; dead: dead-lettered", style="dim")
     if status.is_cut:
-        console.print("there are more; --lane, --topic and --limit choose")
+        console.print("there are more lanes: use --lane, --topic or --limit")

@@ -1,11 +1,11 @@
-"""Which job a command talks to: the one of the folder, unless options say otherwise."""
+"""The job that a command talks to: the one that runs in the folder, unless options say otherwise."""
 
 from pathlib import Path
 
 import msgspec
 
 from checkpoints.layout import JobFolder
-from pipelines.cli.options import load_settings
+from pipelines.cli.options import TargetOptions, load_settings
 from pipelines.control.client import is_owned
 from pipelines.control.job_file import JobFile
 from popstream.settings import ClientSettings, new_client_id
@@ -15,14 +15,14 @@ __all__ = ["Target", "find_target", "require_left_alone", "running_job"]
 
 
 class Target(msgspec.Struct, frozen=True):
-    """Where the job's Kafka is, how its topics are called, and where what a client sees is recorded, if anywhere."""
+    """The Kafka and the topics of a job. `history_file`: where a client records its operations, if anywhere."""
 
     bootstrap_servers: str
     prefix: str
     history_file: Path | None = None
 
     def client_settings(self, kind: str) -> ClientSettings:
-        """For a client with a name that tells it is a command."""
+        """Return settings of a client whose id names the command."""
         client_id = new_client_id().replace("popstream-", f"popstream-{kind}-", 1)
         return ClientSettings(
             bootstrap_servers=self.bootstrap_servers,
@@ -32,29 +32,32 @@ class Target(msgspec.Struct, frozen=True):
         )
 
 
-def find_target(
-    folder: Path | None, bootstrap_servers: str | None, prefix: str | None, history_file: Path | None = None
-) -> Target:
-    """Where to go: what options and settings say, else what the job file says.
+def find_target(options: TargetOptions) -> Target:
+    """Return where to send operations: as options and settings say, by default as the job file says.
 
     Raises:
-        Unavailable: No job runs in the folder, and nothing else tells where Kafka is.
+        Unavailable: No job runs in the folder, and no option or setting names a Kafka.
     """
-    settings = load_settings(None, folder=folder, bootstrap_servers=bootstrap_servers, topic_prefix=prefix)
+    settings = load_settings(
+        None,
+        folder=options.folder,
+        bootstrap_servers=options.bootstrap_servers,
+        topic_prefix=options.prefix,
+    )
     job = running_job(JobFolder(settings.folder))
     chosen = settings.model_fields_set
     if job is None and not settings.bootstrap_servers:
         message = (
             f"no job runs in {settings.folder}: start one with `popstream up`, name its --folder,"
-            " or tell where Kafka is with --bootstrap-servers"
+            " or name its Kafka with --bootstrap-servers"
         )
         raise Unavailable(message, subject=str(settings.folder))
     if job is None:
-        return Target(settings.bootstrap_servers, settings.topic_prefix, history_file)
+        return Target(settings.bootstrap_servers, settings.topic_prefix, options.history_file)
     return Target(
         settings.bootstrap_servers or job.bootstrap_servers,
         settings.topic_prefix if "topic_prefix" in chosen else job.prefix,
-        history_file,
+        options.history_file,
     )
 
 
@@ -65,16 +68,16 @@ def running_job(folder: JobFolder) -> JobFile | None:
 
 
 def require_left_alone(folder: JobFolder) -> None:
-    """Check that a state lies in the folder and that no process owns it, so that it can be read.
+    """Check that the folder holds a state that no process owns, so that it can be read.
 
     Raises:
-        Unavailable: One does, or there is none.
+        Unavailable: A process owns it, or there is no state.
     """
     if is_owned(folder):
         message = f"the job in {folder.root} is starting or stopping: ask again in a few seconds"
         raise Unavailable(message, subject=str(folder.root))
     if not folder.state.is_dir():
         message = (
-            f"no job runs in {folder.root}, and none ever did: start one with `popstream up`, or name its --folder"
+            f"no job runs in {folder.root}, and none ever ran: start one with `popstream up`, or name its --folder"
         )
         raise Unavailable(message, subject=str(folder.root))

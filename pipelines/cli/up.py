@@ -1,4 +1,4 @@
-"""`popstream up`: the job in the foreground, with a broker of its own unless it is given one."""
+"""`popstream up`: run the job in the foreground, with an embedded Kafka unless one is given."""
 
 import time
 from pathlib import Path
@@ -17,10 +17,10 @@ __all__ = ["run_up"]
 
 
 def run_up(settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: str, log_to_terminal: bool) -> None:
-    """Start, show how it goes, stop when asked to.
+    """Start the job, show its progress, and stop it at a signal.
 
     Raises:
-        typer.Exit: The job failed.
+        typer.Exit: Always: with the exit code.
     """
     console = standard_output()
     started = time.monotonic()
@@ -44,14 +44,14 @@ def run_up(settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: s
     if failure is not None:
         say(f"the job ended: {described(failure)}")
         if host.log_file is not None:
-            say(f"more is in {host.log_file}")
+            say(f"see {host.log_file}")
         raise typer.Exit(exit_code(failure))
     console.print("stopped; everything that was decided is kept")
     raise typer.Exit(Exit.OK)
 
 
 class _Line:
-    """One line that changes, where there is a terminal; else a line for each step and none for numbers."""
+    """Shows progress: on a terminal one line that changes, otherwise one line per step."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

@@ -1,4 +1,4 @@
-"""`popstream verify`: is what is stored what the log leads to?"""
+"""`popstream verify`: decide the log again and compare state and tables with the result."""
 
 import contextlib
 import shutil
@@ -29,7 +29,7 @@ TIMEOUT_S = 60.0
 
 
 def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: bool) -> None:
-    """Verify the state of a stopped job, or that of a running one as it is now.
+    """Verify the stored state, or a copy of the state of the running job.
 
     Raises:
         Corrupt: The log does not reach back far enough.
@@ -67,12 +67,12 @@ def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: 
     if as_json:
         print(msgspec.json.encode(verified).decode())
     else:
-        print_facts(standard_output(), dict(_told(verified)))
+        print_facts(standard_output(), dict(_facts(verified)))
     if verified.differences:
         raise typer.Exit(Exit.CORRUPT)
 
 
-def _told(verified: Verified) -> Iterator[tuple[str, str]]:
+def _facts(verified: Verified) -> Iterator[tuple[str, str]]:
     yield "decided again", f"{verified.records:,} records, from {verified.base}"
     yield "state", f"{verified.keys:,} keys are equal byte for byte"
     for table, rows in verified.rows.items():

@@ -95,9 +95,9 @@ def test_what_a_killed_consumer_held_is_released(up: Up) -> None:
         leasing = {**pop, "invisible_time_ms": 3_600_000, "client_id": "worker-1"}
         assert run(up, "ops", msgspec.json.encode(leasing).decode()).returncode == 0
     done = run(up, "release", "held", "--client", "worker-1", "--group", "g")
-    assert (done.returncode, done.stderr) == (0, "popstream: 3 messages of worker-1 in g given back\n")
+    assert (done.returncode, done.stderr) == (0, "popstream: 3 messages of worker-1 in g released\n")
     again = run(up, "release", "held", "--client", "worker-1", "--group", "g")
-    assert again.stderr == "popstream: 0 messages of worker-1 in g given back\n"
+    assert again.stderr == "popstream: 0 messages of worker-1 in g released\n"
     consumed = run(up, "consume", "held", "--group", "g", "--json")
     assert [msgspec.json.decode(line)["attempt"] for line in consumed.stdout.splitlines()] == [2, 2, 2]
 

@@ -79,7 +79,7 @@ def test_help_names_every_command_and_the_exit_codes() -> None:
     result = run("--help")
     assert result.exit_code == 0
     assert [name for name in COMMANDS if name not in result.stdout] == []
-    assert "3 something does not answer" in " ".join(result.stdout.split())
+    assert "3 a service does not respond" in " ".join(result.stdout.split())
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -96,7 +96,7 @@ def test_each_command_has_help(command: str) -> None:
         (("up", "--no-such-option"), "No such option"),
         (("up", "--settings", "missing.toml"), "there is no settings file missing.toml"),
         (("consume", "orders"), "Missing option"),
-        (("consume", "orders", "--group", "g", "--invisible-time", "30"), "'30' is no duration"),
+        (("consume", "orders", "--group", "g", "--invisible-time", "30"), "'30' is not a duration"),
         (("ops", "--example", "pap"), "there is no type 'pap', only declare, policy"),
         (("query", "drop table operations"), "only queries are run here"),
         (("query", "select 1"), "there are no tables in var/job/delta"),
@@ -114,7 +114,7 @@ def test_wrong_options_are_refused_in_clear_words(arguments: tuple[str, ...], wo
     ("text", "words"),
     [
         ("", "no operation is given"),
-        ("{nope", "line 1 is no JSON"),
+        ("{nope", "line 1 is not JSON"),
         ('{"type":"pap"}', "operation 1: there is no type 'pap', only declare, policy"),
         ("[1]", "operation 1: "),
         (POP.replace('"group":"g",', ""), "missing required field `group`; `popstream ops --example pop` shows"),
@@ -183,7 +183,7 @@ def test_without_a_job_a_command_says_where_it_looked(command: tuple[str, ...]) 
 def test_status_says_that_no_job_ever_ran() -> None:
     result = run("status", "--json")
     assert result.exit_code == 3
-    assert "no job runs in var/job, and none ever did" in result.stderr
+    assert "no job runs in var/job, and none ever ran" in result.stderr
     assert result.stdout == ""
 
 
@@ -226,7 +226,7 @@ def test_wrong_settings_are_told_all_at_once_and_without_secrets(
 
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("folder =")
-    with pytest.raises(Invalid, match="is no TOML"):
+    with pytest.raises(Invalid, match="is not TOML"):
         load_settings(tmp_path / "x.toml")
 
 

@@ -1,0 +1,129 @@
+"""The commands that are clients of a job: `ops`, `send`, `consume` and `release`."""
+
+# ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, with_options
+
+__all__ = ["consume", "ops", "release", "send"]
+
+HALF_A_MINUTE = Duration(30_000)
+A_MOMENT = Duration(3_000)
+Timeout = Annotated[
+    Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="how long to wait for the answers")
+]
+
+
+@with_options(target=TargetOptions)
+def ops(
+    operation: Annotated[
+        str | None, typer.Argument(help="an operation as JSON; - or nothing: standard input, one per line")
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(metavar="TYPE", help="print an operation of this type as a template (all: one of each type)"),
+    ] = None,
+    timeout: Timeout = HALF_A_MINUTE,
+    *,
+    target: TargetOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Send operations to the job and print their answers.
+
+    `v`, `op_id` and `reply_to` are filled in. Exit code 1: an operation was refused as a whole.
+
+    popstream ops --example pop | popstream ops --json
+    """
+    from pipelines.cli.ops import EXAMPLES, example_lines, read_operations, read_text, run_ops
+    from pipelines.cli.target import find_target
+
+    if example is not None:
+        if example not in {*EXAMPLES, "all"}:
+            message = f"there is no type {example!r}, only {', '.join(EXAMPLES)}"
+            raise typer.BadParameter(message, param_hint="--example")
+        print("\n".join(example_lines(example)))
+        return
+    commands = read_operations(read_text(operation))
+    run_ops(find_target(target), commands, timeout_ms=int(timeout), as_json=as_json)
+
+
+@with_options(target=TargetOptions)
+def send(
+    topic: Topic,
+    file: Annotated[Path | None, typer.Argument(help="one message per line; - or nothing: standard input")] = None,
+    queue: Annotated[int | None, typer.Option(help="queue to send to; by default the producer chooses", min=0)] = None,
+    tag: Annotated[str | None, typer.Option(help="tag of the messages")] = None,
+    create: Annotated[
+        int, typer.Option(metavar="QUEUES", help="create the topic with this number of queues", min=0)
+    ] = 0,
+    *,
+    target: TargetOptions,
+) -> None:
+    """Send one message per line, and wait until they can be popped."""
+    from pipelines.cli.messages import run_send
+    from pipelines.cli.target import find_target
+
+    run_send(find_target(target), topic, file, queue_id=queue, tag=tag, create=create)
+
+
+@with_options(target=TargetOptions)
+def consume(
+    topic: Topic,
+    group: Annotated[str, typer.Option(help="consumer group")],
+    count_max: Annotated[
+        int, typer.Option("--max", metavar="N", help="stop after this number of messages; 0: no limit", min=0)
+    ] = 0,
+    invisible_time: Annotated[
+        Duration,
+        typer.Option(parser=Duration.parse, metavar="DURATION", help="invisible time of each message"),
+    ] = HALF_A_MINUTE,
+    wait: Annotated[
+        Duration,
+        typer.Option(parser=Duration.parse, metavar="DURATION", help="stop when no message has arrived for this time"),
+    ] = A_MOMENT,
+    follow: Annotated[bool, typer.Option("--follow", help="do not stop when no message arrives")] = False,  # noqa: FBT002
+    no_ack: Annotated[  # noqa: FBT002
+        bool, typer.Option("--no-ack", help="leave the messages leased: they are redelivered after the invisible time")
+    ] = False,
+    *,
+    target: TargetOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Pop messages from all queues of a topic in turn, print one per line, and ack them."""
+    from pipelines.cli.messages import run_consume
+    from pipelines.cli.target import find_target
+
+    run_consume(
+        find_target(target),
+        topic,
+        group,
+        count_max=count_max,
+        invisible_time_ms=int(invisible_time),
+        wait_ms=int(wait),
+        follow=follow,
+        ack=not no_ack,
+        as_json=as_json,
+    )
+
+
+@with_options(target=TargetOptions)
+def release(
+    topics: Annotated[list[str], typer.Argument(help="message topics", metavar="TOPIC...")],
+    client: Annotated[str, typer.Option(help="client id of the consumer that was killed")],
+    group: Annotated[str, typer.Option(help="consumer group")],
+    timeout: Timeout = HALF_A_MINUTE,
+    *,
+    target: TargetOptions,
+) -> None:
+    """Release the leases of a consumer whose process was killed.
+
+    Otherwise they expire at their deadlines. A consumer that starts
+    with the same client id releases them itself.
+    """
+    from pipelines.cli.release import run_release
+    from pipelines.cli.target import find_target
+
+    run_release(find_target(target), topics, group, client, timeout_ms=int(timeout))

@@ -1,0 +1,152 @@
+"""The commands on the state of a job: `status`, `queue`, `snapshot`, `restore` and `verify`."""
+
+# ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
+from typing import Annotated
+
+import typer
+
+from pipelines.cli.options import (
+    DEFAULT_VAR,
+    JobOptions,
+    JsonOutput,
+    RecoveryOptions,
+    Snapshots,
+    Topic,
+    Var,
+    with_options,
+)
+
+__all__ = ["queue", "restore", "snapshot", "status", "verify"]
+
+
+@with_options(job=JobOptions)
+def status(
+    lane: Annotated[str | None, typer.Option(metavar="GROUP", help="lanes of this group only")] = None,
+    topic: Annotated[str | None, typer.Option(help="queues of this topic only")] = None,
+    limit: Annotated[int, typer.Option(help="lanes shown at most", min=1)] = 1000,
+    ready: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--ready", help="only report whether the job decides and delivers; exit code 3 if not")
+    ] = False,
+    *,
+    job: JobOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Show job status: totals, queues and lanes.
+
+    If no job runs, shows the stored state, and exits with code 3.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.status import run_ready, run_status
+    from pipelines.control.messages import StatusRequest
+
+    folder = JobFolder(job.load().folder)
+    if ready:
+        run_ready(folder)
+    else:
+        run_status(folder, StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
+
+
+@with_options(job=JobOptions)
+def queue(
+    topic: Topic,
+    queue_id: Annotated[int | None, typer.Option("--queue", help="only this queue", min=0)] = None,
+    offset: Annotated[int | None, typer.Option(help="show the unit at or after this queue offset", min=0)] = None,
+    message: Annotated[int | None, typer.Option(help="show the unit with this message offset", min=0)] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(metavar="MOMENT", help="show the first unit at or after this time, and the last one until it"),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="show the newest units with this key or message id")] = None,
+    limit: Annotated[int, typer.Option(help="units with a key, and runs of holes, at most", min=1, max=1000)] = 10,
+    rebuild_from: Annotated[
+        int | None, typer.Option(metavar="OFFSET", help="forget --queue from this offset on, and read it again", min=0)
+    ] = None,
+    *,
+    job: JobOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Show how far the queues of a topic are built, their holes, and single units.
+
+    If no job runs, shows the stored queues, and exits with code 3.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.build_consume_queue.view import QueueRequest
+    from pipelines.cli.queue import moment_ms, run_queue, run_rebuild
+    from popstream.wire.key_hash import key_hash
+
+    folder = JobFolder(job.load().folder)
+    if rebuild_from is not None:
+        run_rebuild(folder, topic, queue_id, rebuild_from)
+        return
+    request = QueueRequest(
+        topic=topic,
+        queue_id=queue_id,
+        queue_offset=offset,
+        message_offset=message,
+        time_ms=None if time is None else moment_ms(time),
+        key_hash=None if key is None else key_hash(key.encode()),
+        limit=limit,
+    )
+    run_queue(folder, request, as_json=as_json)
+
+
+@with_options(job=JobOptions)
+def snapshot(
+    listed: Annotated[bool, typer.Option("--list", help="list the snapshots instead of taking one")] = False,  # noqa: FBT002
+    to: Snapshots = None,
+    *,
+    job: JobOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Take a snapshot of the state. The job may run.
+
+    A running job stores it where its own settings say.
+    """
+    from pipelines.cli.snapshot import run_list, run_snapshot
+
+    (run_list if listed else run_snapshot)(job.load(snapshots=to), as_json=as_json)
+
+
+@with_options(job=RecoveryOptions)
+def restore(
+    lossy: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--lossy", help="accept losses when every candidate has some; they are reported")
+    ] = False,
+    only: Annotated[str | None, typer.Option("--snapshot", metavar="ID", help="use this snapshot only")] = None,
+    var: Var = DEFAULT_VAR,
+    *,
+    job: RecoveryOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Replace a state that is lost or contradicts log and tables by the best candidate.
+
+    Candidates in order: the present state, snapshots from the newest to the
+    oldest, an empty state, states that earlier restores replaced. The job
+    must not run; the replaced state is kept. The next `popstream up` decides
+    the rest of the log again, and compares the resulting rows with those that
+    are in Delta already.
+    """
+    from pipelines.cli.restore import run_restore
+
+    run_restore(job.load(), var=var, lossy=lossy, only=only, as_json=as_json)
+
+
+@with_options(job=RecoveryOptions)
+def verify(
+    since: Annotated[
+        str | None,
+        typer.Option("--since", metavar="ID", help="start from this snapshot, or from the `newest`"),
+    ] = None,
+    var: Var = DEFAULT_VAR,
+    *,
+    job: RecoveryOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Decide the log again, and compare state and tables with the result.
+
+    Starts at the beginning of the log, or at the oldest snapshot from which
+    the log is complete. Exit code 4: something differs.
+    """
+    from pipelines.cli.verify import run_verify
+
+    run_verify(job.load(), var=var, since=since, as_json=as_json)
