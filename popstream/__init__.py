@@ -19,6 +19,7 @@ The public names load on first use, so `import popstream.wire` loads no Kafka cl
 
 from importlib import import_module
 from importlib.metadata import version as _version
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 __version__ = _version("popstream")
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 else:  # a type checker that saw `__getattr__` would accept any name
 
     def __getattr__(name: str) -> object:
-        if name == "__all__" or not name.startswith("_"):
+        if name == "__all__" or not (name.startswith("_") or _is_module(name)):
             api = import_module("popstream._api")
             if name == "__all__" or name in api.__all__:
                 globals()[name] = value = getattr(api, name)
@@ -38,3 +39,7 @@ else:  # a type checker that saw `__getattr__` would accept any name
 
     def __dir__() -> list[str]:
         return import_module("popstream._api").__all__
+
+    def _is_module(name: str) -> bool:
+        """Tell whether Python asks because of `from popstream import MODULE`, which needs nothing else."""
+        return find_spec(f"popstream.{name}") is not None

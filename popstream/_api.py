@@ -15,7 +15,7 @@ from popstream.errors import (
 )
 from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.renewal import RenewalPolicy
-from popstream.lease.settling import Resender
+from popstream.lease.settlement import Resender
 from popstream.message import FilterVerdict, Message, MessageFilter, PopResult
 from popstream.outcome import Outcome, Receipt, ReceiptHandle, Record, SendResult, all_applied
 from popstream.payload.payloads import FetchCounts

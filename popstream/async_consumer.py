@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from popstream.consumer import Consumer
 from popstream.lease.entries import RETURNED, Change
-from popstream.shutdown import exit_on_sigterm
+from popstream.shutdown import install_sigterm_handler
 from popstream.wire.failures import PopstreamError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class AsyncConsumer:
         """
         if self._consumer is None:
             if self._exits_on_sigterm:
-                exit_on_sigterm()  # the consumer is made in another thread, which may not do this
+                install_sigterm_handler()  # the consumer is made in another thread, which may not do this
             self._consumer = await self._in_thread(self._open)
         return self
 

@@ -9,23 +9,23 @@ from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from popstream import shutdown
 from popstream.errors import AnswerTimeout, ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.entries import Change
 from popstream.lease.entry_sender import EntrySender
-from popstream.lease.held import Held
-from popstream.lease.renewal import Keeper, RenewalPolicy
-from popstream.lease.settling import Settling
+from popstream.lease.held_messages import HeldMessages
+from popstream.lease.renewal import LeaseRenewer, RenewalPolicy
+from popstream.lease.settlement import Settlement
 from popstream.outcome import Outcome
 from popstream.payload.records import records_of
 from popstream.payload.shared_payloads import shared_payloads
+from popstream.pop.handler_pool import HandlerPool, each
 from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require
 from popstream.pop.pops import Pops
 from popstream.pop.subscription import Subscription, SubscriptionOptions
-from popstream.pop.work import Work, each
 from popstream.settings import ClientSettings, new_client_id
+from popstream.shutdown import close_at_exit, install_sigterm_handler
 from popstream.wire.command import Cancel, Pop, ReturnClient
 from popstream.wire.failures import Invalid, PopstreamError
 from popstream.wire.headers import tag_hash
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from popstream.lease.entries import OutcomesFuture
-    from popstream.lease.settling import Resender
+    from popstream.lease.settlement import Resender
     from popstream.message import Message, MessageFilter, PopResult
     from popstream.outcome import Receipt, Record
     from popstream.payload.payloads import FetchCounts, Payloads
@@ -164,7 +164,7 @@ class Consumer:
         self._payloads: Payloads = payloads or shared_payloads(self.settings)
         self._listen: Listen = notifications or partial(listen, self.settings, group)
         self._renews = renewal is not None
-        self._held = Held()
+        self._held = HeldMessages()
         self._entries = EntrySender(
             self._transport,
             group=group,
@@ -173,34 +173,36 @@ class Consumer:
             held=self._held,
             batches_changes=enable_batch_change_invisible,
         )
-        self._settling = Settling(
+        self._settlement = Settlement(
             self._entries,
             self._held,
             group=group,
             broker_clock=self._transport.broker_clock,
             resender=resend_with,
         )
-        self._keeper = Keeper(f"{self.client_id}-keeper", self._held, self._entries, renewal or RenewalPolicy())
-        self._held.on_hold(self._keeper.watch)
+        self._renewer = LeaseRenewer(
+            f"{self.client_id}-renewals", self._held, self._entries, renewal or RenewalPolicy()
+        )
+        self._held.on_hold(self._renewer.watch)
         self._pops = Pops(
             self._transport,
             self._payloads,
             self._held,
-            self._settling,
+            self._settlement,
             group=group,
             settler=self,
             fetch_timeout_ms=fetch_timeout_ms,
             message_filter=message_filter,
             returns_first=(group, self.client_id) if return_first else None,
         )
-        self._pop_calls = PopCalls(self._pops, self._held, self._settling, self._payloads.queue_ids)
+        self._pop_calls = PopCalls(self._pops, self._held, self._settlement, self._payloads.queue_ids)
         self._lock = threading.Lock()
-        self._works: set[Work] = set()
+        self._handler_pools: set[HandlerPool] = set()
         self._subscription: Subscription | None = None
         self._is_closed = False
-        self._stay_at_exit = shutdown.at_exit(self)
+        self._unregister_at_exit = close_at_exit(self)
         if exit_on_sigterm:
-            shutdown.exit_on_sigterm()
+            install_sigterm_handler()
 
     @property
     def client_id(self) -> str:
@@ -243,7 +245,7 @@ class Consumer:
             Invalid: There are no topics, or one does not exist.
         """
         set_size = POP_MESSAGES_MAX if self._options.order else 1
-        self._work(each(handle, self._settling), set_size, workers, failure_delay_ms)
+        self._work(each(handle, self._settlement), set_size, workers, failure_delay_ms)
 
     def run_sets(
         self,
@@ -377,7 +379,7 @@ class Consumer:
         The future's callbacks run on a background thread: they must be short, and must not wait for another answer.
         """
         self._require_open()
-        return self._settling.ack(messages, cause)
+        return self._settlement.ack(messages, cause)
 
     def change_invisible(
         self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
@@ -399,7 +401,7 @@ class Consumer:
         """
         self._require_open()
         change = Change(invisible_time_ms, suspend)
-        return self._settling.change((message, change) for message in messages).result()
+        return self._settlement.change((message, change) for message in messages).result()
 
     def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
         """Send messages to the dead-letter topic now; `cause` is kept with them.
@@ -409,7 +411,7 @@ class Consumer:
             ClientClosed: The consumer was closed.
         """
         self._require_open()
-        return self._settling.reject(messages, cause).result()
+        return self._settlement.reject(messages, cause).result()
 
     def ack_one(self, message: Message) -> Future[Outcome]:
         """`Message.ack`."""
@@ -418,17 +420,17 @@ class Consumer:
     def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
         """`Message.extend`."""
         self._require_open()
-        return _first(self._settling.change([(message, Change(invisible_time_ms))]))
+        return _first(self._settlement.change([(message, Change(invisible_time_ms))]))
 
     def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
         """`Message.release`."""
         self._require_open()
-        return _first(self._settling.change([(message, Change(invisible_time_ms))], keeps=False))
+        return _first(self._settlement.change([(message, Change(invisible_time_ms))], keeps=False))
 
     def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
         """`Message.reject`."""
         self._require_open()
-        return _first(self._settling.reject([message], cause))
+        return _first(self._settlement.reject([message], cause))
 
     def cancel(self, topic: str, queue_id: int, op_id: str) -> Outcome:
         """Take back a pop: one that waits ends with CANCELLED, one that was answered loses its leases.
@@ -477,7 +479,7 @@ class Consumer:
 
     def renew_due(self) -> None:
         """Look after what is held now, as a thread does every few seconds: renew what is due, forget what is over."""
-        self._keeper.look(time.monotonic())
+        self._renewer.look(time.monotonic())
 
     def flush(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
         """Send the acks that wait for company, and wait until everything about messages is answered, or sent again.
@@ -486,7 +488,7 @@ class Consumer:
             AnswerTimeout: Some is not, within the time.
         """
         deadline_s = time.monotonic() + timeout_ms / 1000
-        self._settling.flush(_left_s(deadline_s))
+        self._settlement.flush(_left_s(deadline_s))
         self._entries.flush(_left_s(deadline_s))
 
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
@@ -514,7 +516,7 @@ class Consumer:
                 self._transport.close()
             LOG.info("%s is closed; records of this process so far: %s", self.client_id, self._payloads.counts())
             self._payloads.close()
-            self._stay_at_exit()
+            self._unregister_at_exit()
 
     def __enter__(self) -> Self:
         """Give the open consumer."""
@@ -528,14 +530,14 @@ class Consumer:
 
     def _finish(self, deadline_s: float, *, release: bool) -> None:
         self.stop()
-        for work in list(self._works):
+        for work in list(self._handler_pools):
             work.wait(_left_s(deadline_s))
         if self._subscription is not None:
             self._subscription.close(_left_s(deadline_s))
-        self._keeper.close(_left_s(deadline_s))
+        self._renewer.close(_left_s(deadline_s))
         self._pops.close(_left_s(deadline_s))
         try:
-            self._settling.flush(_left_s(deadline_s))
+            self._settlement.flush(_left_s(deadline_s))
         except AnswerTimeout as error:
             LOG.warning("%s: %s; their units come again", self.client_id, error)
         self._entries.close()
@@ -565,7 +567,7 @@ class Consumer:
                     is_renewed=self._renews,
                     pops=self._pops,
                     held=self._held,
-                    settling=self._settling,
+                    settlement=self._settlement,
                     queues_of=self._payloads.queue_ids,
                     listen=self._listen,
                 )
@@ -574,19 +576,19 @@ class Consumer:
     def _work(
         self, handle: Callable[[Sequence[Message]], object], set_size: int, workers: int, failure_delay_ms: int
     ) -> None:
-        work = Work(
+        work = HandlerPool(
             f"{self.client_id}-worker",
             self.subscribe(),
-            self._settling,
+            self._settlement,
             handle,
             set_size=set_size,
             failure_delay_ms=failure_delay_ms,
         )
-        self._works.add(work)
+        self._handler_pools.add(work)
         try:
             work.run(workers)
         finally:
-            self._works.discard(work)
+            self._handler_pools.discard(work)
 
     def _require_open(self) -> None:
         if self._is_closed:

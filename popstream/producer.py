@@ -10,7 +10,6 @@ from concurrent.futures import Future
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Self, get_args
 
-from popstream import shutdown
 from popstream.errors import ClientClosed, NotDispatched, NotWritten
 from popstream.exchange.partitioner import partition_of
 from popstream.exchange.transport import Transport
@@ -19,8 +18,9 @@ from popstream.send.accumulator import BatchLimits
 from popstream.send.dispatcher import Dispatcher
 from popstream.send.kafka_writer import KafkaWriter
 from popstream.send.ordered_sender import OrderedSender
-from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, Sent
+from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, SendFuture
 from popstream.settings import ClientSettings, new_client_id
+from popstream.shutdown import close_at_exit
 from popstream.topics.describe import describe_topic
 from popstream.topics.queue_types import QueueTypes
 from popstream.wire.command import QueueType
@@ -154,13 +154,13 @@ class Producer:
                 type_of=self._type_of,
                 delay_ms=dispatch_delay_ms,
             )
-        self._stay_at_exit: Callable[[], None] | None = None
+        self._unregister_at_exit: Callable[[], None] | None = None
         try:
             self._writer = KafkaWriter(
                 self.settings,
                 compression_type=compression_type,
                 on_written=self._on_written,
-                on_connected=self._leave_first,
+                on_connected=self._register_at_exit,
                 kafka_producer=kafka_producer,
             )
         except Unavailable:
@@ -172,7 +172,7 @@ class Producer:
             self._writer,
             answer_timeout_s=self._delivery_timeout_s + ANSWER_GRACE_S,
         )
-        self._leave_first()
+        self._register_at_exit()
 
     def send(
         self,
@@ -299,8 +299,8 @@ class Producer:
                 return
             self._is_closed = True
         with contextlib.ExitStack() as stack:  # each of them, whatever the others raise, an interrupt included
-            if self._stay_at_exit is not None:
-                stack.callback(self._stay_at_exit)
+            if self._unregister_at_exit is not None:
+                stack.callback(self._unregister_at_exit)
             stack.callback(self._types.close)
             stack.callback(self._close_dispatching)
             stack.callback(self._sender.end)
@@ -353,7 +353,7 @@ class Producer:
             )
             destination = self._destination(message)
         except (PopstreamError, TypeError, ValueError) as error:
-            refused = Sent()
+            refused = SendFuture()
             refused.set_exception(error if isinstance(error, PopstreamError) else Invalid(str(error), subject=topic))
             return refused
         outgoing = self._outgoing(message, is_waited=is_waited)
@@ -362,7 +362,7 @@ class Producer:
         return outgoing.future
 
     def _outgoing(self, message: OutgoingMessage, *, is_waited: bool = False) -> Outgoing:
-        sent = Sent() if is_waited else Sent(self._shared_condition())
+        sent = SendFuture() if is_waited else SendFuture(self._shared_condition())
         return Outgoing(message, sent, int(time.time() * 1000), time.monotonic() + self._delivery_timeout_s)
 
     def _shared_condition(self) -> threading.Condition:
@@ -447,7 +447,7 @@ class Producer:
             wrong.append("its messages are of several topics")
         if any(message.wait_for_store != first.wait_for_store for message in messages):
             wrong.append("some of its messages are to wait for the store, and some are not")
-        if any(message.is_sent_again for message in messages):
+        if any(message.is_redelivery for message in messages):
             wrong.append("a message that is sent again, or delayed, goes by itself")
         if wrong:
             text = "the messages cannot be one batch"
@@ -463,11 +463,11 @@ class Producer:
             text = "a callback of a result must not wait for results: they come one after the other, on its thread"
             raise Invalid(text, subject=self.settings.client_id)
 
-    def _leave_first(self) -> None:
+    def _register_at_exit(self) -> None:
         """Be closed ahead of the KafkaProducers when the interpreter exits: what came last goes first."""
-        if self._stay_at_exit is not None:
-            self._stay_at_exit()
-        self._stay_at_exit = shutdown.at_exit(self)
+        if self._unregister_at_exit is not None:
+            self._unregister_at_exit()
+        self._unregister_at_exit = close_at_exit(self)
 
     def _on_written(self, result: SendResult, tag: str | None, count: int) -> None:
         if self._dispatcher is None:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["Leaving", "at_exit", "exit_on_sigterm"]
+__all__ = ["ClosedAtExit", "close_at_exit", "install_sigterm_handler"]
 
 EXIT_STATUS = 128 + signal.SIGTERM
 """What a shell reports of a process that SIGTERM ended."""
 
 
-class Leaving(Protocol):
+class ClosedAtExit(Protocol):
     """Who has something to do when the process ends."""
 
     def stop(self) -> None:
@@ -32,10 +32,10 @@ class Leaving(Protocol):
         """Finish."""
 
 
-_open: weakref.WeakSet[Leaving] = weakref.WeakSet()
+_open: weakref.WeakSet[ClosedAtExit] = weakref.WeakSet()
 
 
-def at_exit(leaving: Leaving) -> Callable[[], None]:
+def close_at_exit(leaving: ClosedAtExit) -> Callable[[], None]:
     """Close it when this process exits, if it still lives then; gives what takes that back."""
     reference = weakref.ref(leaving)
     process_id = os.getpid()
@@ -55,7 +55,7 @@ def at_exit(leaving: Leaving) -> Callable[[], None]:
     return forget
 
 
-def exit_on_sigterm() -> bool:
+def install_sigterm_handler() -> bool:
     """Make SIGTERM end the process as `sys.exit` does, so that `with` blocks and exit handlers run.
 
     Whoever waits for messages in another thread is woken, so that the thread can end. Only where SIGTERM would end the

@@ -1,10 +1,10 @@
 """Sends operations to the ops topic and brings back their answers; one for each client, or one shared by several.
 
 ```
-caller ── submit ──> Exchange ──────────────┐ waits by op_id
+caller ── submit ──> PendingOperations ──────────────┐ waits by op_id
                 └──> Link.send ──> ops topic │
-background thread:  Link.receive <── results topic, one partition ── Exchange.accept ──> Future
-                    Exchange.due ──> Link.send (the same bytes again)
+background thread:  Link.receive <── results topic, one partition ── PendingOperations.accept ──> Future
+                    PendingOperations.due ──> Link.send (the same bytes again)
 ```
 """
 
@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 import msgspec
 
 from popstream.errors import ClientClosed
-from popstream.exchange.exchange import Exchange, Pending
 from popstream.exchange.kafka_link import KafkaLink
 from popstream.exchange.partitioner import ops_key
+from popstream.exchange.pending_operations import PendingOperation, PendingOperations
 from popstream.history.recorder import HistoryRecorder
 from popstream.wire.command import Command, Pop, encode_command
 from popstream.wire.failures import Invalid
@@ -95,7 +95,7 @@ class Transport:
         self.settings = settings
         self._clock = clock
         self._link: Link = KafkaLink(settings) if link is None else link
-        self._exchange = Exchange(settings.resend_after_ms_max / 1000)
+        self._pending = PendingOperations(settings.resend_after_ms_max / 1000)
         self._history = (
             None if settings.history_file is None else HistoryRecorder(settings.history_file, settings.client_id)
         )
@@ -116,12 +116,12 @@ class Transport:
     @property
     def broker_clock(self) -> BrokerClock:
         """The broker's clock, as the answers tell it."""
-        return self._exchange.broker_clock
+        return self._pending.broker_clock
 
     @property
     def waiting_count(self) -> int:
         """Count the operations without an answer yet."""
-        return len(self._exchange)
+        return len(self._pending)
 
     def submit(self, command: Command, *, timeout_ms: int | None = None) -> Future[Answer]:
         """Send an operation; the future brings its answer, or raises `AnswerTimeout` or `ClientClosed`.
@@ -146,7 +146,7 @@ class Transport:
         parked_s = command.poll_time_ms / 1000 if isinstance(command, Pop) else 0.0
         wait_ms = self.settings.answer_timeout_ms if timeout_ms is None else timeout_ms
         resend_after_s = self.settings.resend_after_ms / 1000
-        pending = Pending(
+        pending = PendingOperation(
             op_id=op_id,
             what=f"{type(command).__name__} {op_id} on {command.topic}/{command.queue_id}",
             key=key,
@@ -160,7 +160,7 @@ class Transport:
         )
         if self._history is not None:
             self._history.follow(addressed, pending.future)
-        self._exchange.add(pending)
+        self._pending.add(pending)
         self._send(pending)
         return pending.future
 
@@ -196,7 +196,7 @@ class Transport:
         if self._is_closing.is_set():
             return
         self._is_closing.set()
-        self._exchange.close()
+        self._pending.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
         self._link.close()
@@ -224,9 +224,9 @@ class Transport:
         if self._history is not None:
             self._history.close()
 
-    def _send(self, pending: Pending) -> None:
+    def _send(self, pending: PendingOperation) -> None:
         def on_sent(error: Exception | None) -> None:
-            self._exchange.sent(pending.op_id, error, self._clock(), RETRY_AFTER_S)
+            self._pending.sent(pending.op_id, error, self._clock(), RETRY_AFTER_S)
 
         try:
             self._link.send(pending.key, pending.value, on_sent)
@@ -236,12 +236,12 @@ class Transport:
     def _run(self) -> None:
         while not self._is_closing.is_set():
             try:
-                for frame in self._link.receive(self._exchange.wait_s(self._clock(), RECEIVE_S_MAX)):
-                    self._exchange.accept(frame, self._clock())
+                for frame in self._link.receive(self._pending.wait_s(self._clock(), RECEIVE_S_MAX)):
+                    self._pending.accept(frame, self._clock())
             except Exception:
                 # Answers may come again; the deadlines of those who wait go on.
                 LOG.exception("answers cannot be read now")
                 self._is_closing.wait(TROUBLE_PAUSE_S)
-            for pending in self._exchange.due(self._clock()):
+            for pending in self._pending.due(self._clock()):
                 LOG.info("%s is sent again (%d. time)", pending.what, pending.sent_count)
                 self._send(pending)

@@ -28,7 +28,17 @@ if TYPE_CHECKING:
     from popstream.outcome import Receipt
     from popstream.wire.answer import Answer, Run
 
-__all__ = ["DELIVERY_OVER", "RETURNED", "Change", "Gathering", "Plan", "PlannedEntry", "Wish", "outcomes", "plan"]
+__all__ = [
+    "DELIVERY_OVER",
+    "RETURNED",
+    "BatchFuture",
+    "Change",
+    "MessageRequest",
+    "Plan",
+    "PlannedEntry",
+    "outcomes",
+    "plan",
+]
 
 Label = TypeVar("Label", bound="Hashable")
 
@@ -63,7 +73,7 @@ RETURNED = Change(0, suspend=True)
 """Back at once, as if it had not come: for what was not handed out, or is behind a message that comes again."""
 
 
-class Gathering:
+class BatchFuture:
     """Collects the outcomes of one call, which may be spread over several records.
 
     Its future brings them in the caller's order. When some remain unknown the future raises, and the error carries
@@ -110,14 +120,14 @@ class Gathering:
         return joined
 
 
-class Wish(msgspec.Struct, Generic[Label], frozen=True, gc=False):
+class MessageRequest(msgspec.Struct, Generic[Label], frozen=True, gc=False):
     """What is asked for one message, and where its outcome belongs."""
 
     receipt: Receipt
     handle: str
     """Text of the receipt's handle when this was asked: an answer to another request may replace it meanwhile."""
     label: Label
-    gathering: Gathering
+    batch_future: BatchFuture
     index: int
 
 
@@ -134,27 +144,27 @@ class Plan(msgspec.Struct, Generic[Label], frozen=True):
 
     handles: list[str]
     entries: list[PlannedEntry[Label]]
-    wishes: list[Wish[Label]]
+    requests: list[MessageRequest[Label]]
 
 
-def plan(wishes: Sequence[Wish[Label]]) -> list[Plan[Label]]:
-    """Records for the wishes of one queue, to be sent in this order.
+def plan(requests: Sequence[MessageRequest[Label]]) -> list[Plan[Label]]:
+    """Records for the requests of one queue, to be sent in this order.
 
     A message comes at most once in each: the job would refuse the second as DUPLICATE_ENTRY, even if only the second
-    has a good handle. So the wishes of callers who know nothing of each other are judged one after the other, as if
+    has a good handle. So the requests of callers who know nothing of each other are judged one after the other, as if
     they were not joined.
     """
     plans: list[Plan[Label]] = []
-    current: list[Wish[Label]] = []
+    current: list[MessageRequest[Label]] = []
     offsets: set[int] = set()
     handles: set[str] = set()
-    for wish in wishes:
-        offset, handle = wish.receipt.queue_offset, wish.handle
+    for request in requests:
+        offset, handle = request.receipt.queue_offset, request.handle
         is_full = len(current) == ENTRIES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
         if offset in offsets or is_full:
             plans.append(_plan_one(current))
             current, offsets, handles = [], set(), set()
-        current.append(wish)
+        current.append(request)
         offsets.add(offset)
         handles.add(handle)
     if current:
@@ -162,23 +172,25 @@ def plan(wishes: Sequence[Wish[Label]]) -> list[Plan[Label]]:
     return plans
 
 
-def _plan_one(wishes: list[Wish[Label]]) -> Plan[Label]:
+def _plan_one(requests: list[MessageRequest[Label]]) -> Plan[Label]:
     handles: dict[str, int] = {}
-    for wish in wishes:
-        handles.setdefault(wish.handle, len(handles))
-    ranges = ranges_by_label((wish.receipt.queue_offset, (handles[wish.handle], wish.label)) for wish in wishes)
+    for request in requests:
+        handles.setdefault(request.handle, len(handles))
+    ranges = ranges_by_label(
+        (request.receipt.queue_offset, (handles[request.handle], request.label)) for request in requests
+    )
     entries = [PlannedEntry(handle, label, found) for (handle, label), found in ranges.items()]
-    return Plan(list(handles), entries, wishes)
+    return Plan(list(handles), entries, requests)
 
 
 def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
-    """Outcome of each wish of a record, in their order. An answer without runs speaks for all of them.
+    """Outcome of each request of a record, in their order. An answer without runs speaks for all of them.
 
     Raises:
         AnswerUnreadable: The answer is silent about one of them.
     """
     if not answer.runs and answer.reason is not Reason.OK:
-        return [Outcome(answer.applied, answer.reason, answer.code)] * len(sent.wishes)
+        return [Outcome(answer.applied, answer.reason, answer.code)] * len(sent.requests)
     handle_of_entry = [(sent.handles[entry.handle], entry.label) for entry in sent.entries]
     found: dict[tuple[str, Label, int], Outcome] = {}
     for run in answer.runs:
@@ -189,7 +201,7 @@ def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
         for offset in range(run.first, run.last + 1):
             found[handle, label, offset] = outcome
     try:
-        return [found[wish.handle, wish.label, wish.receipt.queue_offset] for wish in sent.wishes]
+        return [found[request.handle, request.label, request.receipt.queue_offset] for request in sent.requests]
     except KeyError as error:
         where = f"offset {error.args[0][2]} of {answer.topic}/{answer.queue_id}"
         message = f"the answer to {answer.op_id} says nothing about {where}"

@@ -2,8 +2,8 @@
 
 ```
 ack ─> Coalescer (a few ms, by queue) ─┐
-change ─> those that are expired out ──┤
-reject ─> by queue ────────────────────┴─> plan ─> Transport ─> outcomes ─> Held, handles ─> Gathering ─> caller
+change ─> without expired leases ──────┤
+reject ─> by queue ────────────────────┴─> plan ─> Transport ─> outcomes, new handles ─> BatchFuture ─> caller
 ```
 """
 
@@ -21,7 +21,7 @@ import msgspec
 
 from popstream.errors import AnswerTimeout, ClientClosed
 from popstream.exchange.coalescer import Coalescer
-from popstream.lease.entries import DELIVERY_OVER, Change, Gathering, Wish, outcomes, plan
+from popstream.lease.entries import DELIVERY_OVER, BatchFuture, Change, MessageRequest, outcomes, plan
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome, queue_of
 from popstream.wire.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, HandleRef, Reject, RejectEntry
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture, Plan, PlannedEntry
-    from popstream.lease.held import Held
+    from popstream.lease.held_messages import HeldMessages
     from popstream.outcome import QueueKey, Receipt
     from popstream.wire.answer import Answer
     from popstream.wire.command import Cause, Entry
@@ -80,7 +80,7 @@ class EntrySender:
         group: str,
         client_id: str,
         ack_delay_ms: float,
-        held: Held,
+        held: HeldMessages,
         batches_changes: bool = True,
     ) -> None:
         self._transport = transport
@@ -90,7 +90,7 @@ class EntrySender:
         self._batches_changes = batches_changes
         self._lock = threading.Lock()
         self._unanswered: set[OutcomesFuture] = set()
-        self._acks: Coalescer[QueueKey, Wish[Cause | None]] = Coalescer(
+        self._acks: Coalescer[QueueKey, MessageRequest[Cause | None]] = Coalescer(
             f"{client_id}-acks",
             delay_ms=ack_delay_ms,
             items_max=ENTRIES_MAX,
@@ -104,15 +104,15 @@ class EntrySender:
         Raises:
             ClientClosed: `close` was called.
         """
-        wishes, future = self._wishes((receipt, cause) for receipt in receipts)
+        requests, future = self._requests((receipt, cause) for receipt in receipts)
         try:
-            self._acks.add((queue_of(wish.receipt), wish) for wish in wishes)
+            self._acks.add((queue_of(request.receipt), request) for request in requests)
         except RuntimeError as error:
             message = f"consumer {self._client_id} is closed"
             closed = ClientClosed(message, subject=self._client_id)
-            _fail(wishes, closed)
+            _fail(requests, closed)
             raise closed from error
-        self._let_go(wishes, MessageState.FINISHED)
+        self._let_go(requests, MessageState.FINISHED)
         return future
 
     def change(
@@ -128,9 +128,11 @@ class EntrySender:
                 however soon they come again.
             timeout_ms: How long to wait for the answers; by default as the settings say.
         """
-        wishes, future = self._wishes(changes)
-        self._let_go([wish for wish in wishes if not (keeps and wish.label.invisible_time_ms)], MessageState.RETURNED)
-        good = self._without_expired(wishes)
+        requests, future = self._requests(changes)
+        self._let_go(
+            [request for request in requests if not (keeps and request.label.invisible_time_ms)], MessageState.RETURNED
+        )
+        good = self._without_expired(requests)
         if keeps:
             self._keep(good)
         self._send_now(_CHANGE, good, timeout_ms)
@@ -138,9 +140,9 @@ class EntrySender:
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
         """Reject now."""
-        wishes, future = self._wishes((receipt, cause) for receipt in receipts)
-        self._let_go(wishes, MessageState.FINISHED)
-        self._send_now(_REJECT, wishes, None)
+        requests, future = self._requests((receipt, cause) for receipt in receipts)
+        self._let_go(requests, MessageState.FINISHED)
+        self._send_now(_REJECT, requests, None)
         return future
 
     def send_waiting(self) -> None:
@@ -165,63 +167,72 @@ class EntrySender:
         """Send the acks that wait; later ones are refused."""
         self._acks.close()
 
-    def _wishes(self, labelled: Iterable[tuple[Receipt, Hashable]]) -> tuple[list[Wish[Any]], OutcomesFuture]:
+    def _requests(
+        self, labelled: Iterable[tuple[Receipt, Hashable]]
+    ) -> tuple[list[MessageRequest[Any]], OutcomesFuture]:
         listed = list(labelled)
-        gathering = Gathering(len(listed))
+        batch_future = BatchFuture(len(listed))
         with self._lock:
-            self._unanswered.add(gathering.future)
-        gathering.future.add_done_callback(self._forget)
-        wishes = [
-            Wish(receipt, receipt.handle.text, label, gathering, index) for index, (receipt, label) in enumerate(listed)
+            self._unanswered.add(batch_future.future)
+        batch_future.future.add_done_callback(self._forget)
+        requests = [
+            MessageRequest(receipt, receipt.handle.text, label, batch_future, index)
+            for index, (receipt, label) in enumerate(listed)
         ]
-        return wishes, gathering.future
+        return requests, batch_future.future
 
     def _forget(self, future: OutcomesFuture) -> None:
         with self._lock:
             self._unanswered.discard(future)
 
-    def _let_go(self, wishes: list[Wish[Any]], state: MessageState) -> None:
-        for wish in wishes:
-            if isinstance(wish.receipt, Message) and not wish.receipt.is_settled:
-                wish.receipt.state = state
-        self._held.release(wish.receipt for wish in wishes)
+    def _let_go(self, requests: list[MessageRequest[Any]], state: MessageState) -> None:
+        for request in requests:
+            if isinstance(request.receipt, Message) and not request.receipt.is_settled:
+                request.receipt.state = state
+        self._held.release(request.receipt for request in requests)
 
-    def _keep(self, wishes: list[Wish[Change]]) -> None:
+    def _keep(self, requests: list[MessageRequest[Change]]) -> None:
         """Take in hand what is to stay there and is not: its lease had ended unnoticed, or another consumer had it."""
         now_s = time.monotonic()
-        for wish in wishes:
+        for request in requests:
             # A bare receipt is of a message that somebody else works on.
-            if isinstance(wish.receipt, Message) and wish.label.invisible_time_ms and not self._held.find(wish.receipt):
-                self._held.hold([wish.receipt], now_s + wish.label.invisible_time_ms / 1000, now_s)
+            if (
+                isinstance(request.receipt, Message)
+                and request.label.invisible_time_ms
+                and not self._held.find(request.receipt)
+            ):
+                self._held.hold([request.receipt], now_s + request.label.invisible_time_ms / 1000, now_s)
 
-    def _without_expired(self, wishes: list[Wish[Change]]) -> list[Wish[Change]]:
-        """Answer for the wishes whose lease is over, and give the others (seed 000: filter expired handles)."""
+    def _without_expired(self, requests: list[MessageRequest[Change]]) -> list[MessageRequest[Change]]:
+        """Answer for the requests whose lease is over, and give the others (seed 000: filter expired handles)."""
         now_ms = self._transport.broker_clock.now_ms(time.monotonic())
         if now_ms is None:
-            return wishes
-        expired = [wish for wish in wishes if _is_expired(wish.receipt, now_ms)]
+            return requests
+        expired = [request for request in requests if _is_expired(request.receipt, now_ms)]
         if not expired:
-            return wishes
-        self._held.release(wish.receipt for wish in expired)
+            return requests
+        self._held.release(request.receipt for request in expired)
         _settle_all(expired, [EXPIRED_LOCALLY] * len(expired))
         found = set(map(id, expired))
-        return [wish for wish in wishes if id(wish) not in found]
+        return [request for request in requests if id(request) not in found]
 
-    def _send_now(self, kind: _Kind, wishes: list[Wish[Any]], timeout_ms: int | None) -> None:
+    def _send_now(self, kind: _Kind, requests: list[MessageRequest[Any]], timeout_ms: int | None) -> None:
         self.send_waiting()
-        by_queue: defaultdict[QueueKey, list[Wish[Any]]] = defaultdict(list)
-        for wish in wishes:
-            by_queue[queue_of(wish.receipt)].append(wish)
+        by_queue: defaultdict[QueueKey, list[MessageRequest[Any]]] = defaultdict(list)
+        for request in requests:
+            by_queue[queue_of(request.receipt)].append(request)
         for queue, found in by_queue.items():
             self._send(kind, queue, found, timeout_ms)
 
-    def _send(self, kind: _Kind, queue: QueueKey, wishes: list[Wish[Any]], timeout_ms: int | None = None) -> None:
-        parts = [wishes] if kind is not _CHANGE or self._batches_changes else [[wish] for wish in wishes]
+    def _send(
+        self, kind: _Kind, queue: QueueKey, requests: list[MessageRequest[Any]], timeout_ms: int | None = None
+    ) -> None:
+        parts = [requests] if kind is not _CHANGE or self._batches_changes else [[request] for request in requests]
         for planned in (planned for part in parts for planned in plan(part)):
             try:
                 future = self._transport.submit(self._command(kind, queue, planned), timeout_ms=timeout_ms)
             except Exception as error:  # noqa: BLE001 - it reaches the callers through their futures
-                _fail(planned.wishes, error)
+                _fail(planned.requests, error)
             else:
                 future.add_done_callback(partial(self._on_answer, kind, planned))
 
@@ -239,24 +250,24 @@ class EntrySender:
     def _on_answer(self, kind: _Kind, planned: Plan[Any], future: Future[Answer]) -> None:
         try:
             answer = future.result()
-            if answer.reason is Reason.NOT_SUPPORTED and kind is _CHANGE and len(planned.wishes) > 1:
+            if answer.reason is Reason.NOT_SUPPORTED and kind is _CHANGE and len(planned.requests) > 1:
                 # Nothing of the record was decided. After a time-out it may have been: that never comes here.
                 LOG.warning("the job takes changes of one message only: %s", answer.detail)
                 self._batches_changes = False
                 # It is asked anew for as long as the settings say.
-                self._send(kind, queue_of(planned.wishes[0].receipt), planned.wishes)
+                self._send(kind, queue_of(planned.requests[0].receipt), planned.requests)
                 return
             found = outcomes(planned, answer)
             if kind is _CHANGE:
-                for wish, outcome in zip(planned.wishes, found, strict=True):
-                    self._changed(wish, outcome)
+                for request, outcome in zip(planned.requests, found, strict=True):
+                    self._changed(request, outcome)
         except Exception as error:  # noqa: BLE001 - it reaches the callers through their futures
-            _fail(planned.wishes, error)
+            _fail(planned.requests, error)
         else:
-            _settle_all(planned.wishes, found)
+            _settle_all(planned.requests, found)
 
-    def _changed(self, wish: Wish[Change], outcome: Outcome) -> None:
-        receipt = wish.receipt
+    def _changed(self, request: MessageRequest[Change], outcome: Outcome) -> None:
+        receipt = request.receipt
         if outcome.handle is not None:
             receipt.handle = outcome.handle
         if outcome.applied and outcome.next_visible_time_ms is not None:
@@ -288,15 +299,17 @@ def _is_expired(receipt: Receipt, now_ms: int) -> bool:
     return handle is not None and handle.next_visible_time_ms <= now_ms
 
 
-def _settle_all(wishes: list[Wish[Any]], found: list[Outcome] | list[None], error: Exception | None = None) -> None:
+def _settle_all(
+    requests: list[MessageRequest[Any]], found: list[Outcome] | list[None], error: Exception | None = None
+) -> None:
     """Tell each call the outcomes of its own messages."""
-    settled: dict[int, tuple[Gathering, list[tuple[int, Outcome | None]]]] = {}
-    for wish, outcome in zip(wishes, found, strict=True):
-        _, own = settled.setdefault(id(wish.gathering), (wish.gathering, []))
-        own.append((wish.index, outcome))
-    for gathering, own in settled.values():
-        gathering.settle(own, error)
+    settled: dict[int, tuple[BatchFuture, list[tuple[int, Outcome | None]]]] = {}
+    for request, outcome in zip(requests, found, strict=True):
+        _, own = settled.setdefault(id(request.batch_future), (request.batch_future, []))
+        own.append((request.index, outcome))
+    for batch_future, own in settled.values():
+        batch_future.settle(own, error)
 
 
-def _fail(wishes: list[Wish[Any]], error: Exception) -> None:
-    _settle_all(wishes, [None] * len(wishes), error)
+def _fail(requests: list[MessageRequest[Any]], error: Exception) -> None:
+    _settle_all(requests, [None] * len(requests), error)

@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.entry_sender import EntrySender
-    from popstream.lease.held import Held, Holding
+    from popstream.lease.held_messages import HeldMessage, HeldMessages
     from popstream.outcome import Outcome, QueueKey
 
-__all__ = ["Keeper", "RenewalPolicy"]
+__all__ = ["LeaseRenewer", "RenewalPolicy"]
 
 LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return self.steps_ms[min(renew_count, len(self.steps_ms) - 1)]
 
 
-class Keeper:
+class LeaseRenewer:
     """Looks after the messages in hand from time to time, in a thread of its own.
 
     Args:
@@ -79,7 +79,7 @@ class Keeper:
         policy: When and by how much.
     """
 
-    def __init__(self, name: str, held: Held, entries: EntrySender, policy: RenewalPolicy) -> None:
+    def __init__(self, name: str, held: HeldMessages, entries: EntrySender, policy: RenewalPolicy) -> None:
         """Do nothing before `watch`."""
         self._name = name
         self._held = held
@@ -116,9 +116,9 @@ class Keeper:
     def look(self, now_s: float) -> float:
         """Renew what is due, give back what dead threads held, forget what is over; tells when to look again."""
         holdings = self._held.holdings()
-        due: list[Holding] = []
-        over: list[Holding] = []
-        orphans: list[Holding] = []
+        due: list[HeldMessage] = []
+        over: list[HeldMessage] = []
+        orphans: list[HeldMessage] = []
         left_s_min = float("inf")
         for holding in holdings:
             left_s = holding.until_s - now_s
@@ -159,7 +159,7 @@ class Keeper:
             with self._changed:
                 self._next_look_s = min(self._next_look_s, next_look_s)
 
-    def _forget(self, over: list[Holding]) -> None:
+    def _forget(self, over: list[HeldMessage]) -> None:
         if over:
             LOG.info("%s: %d leases ended before anybody said what became of the messages", self._name, len(over))
             for holding in over:
@@ -167,13 +167,13 @@ class Keeper:
                     holding.receipt.state = MessageState.RETURNED
             self._held.release([holding.receipt for holding in over])
 
-    def _return(self, orphans: list[Holding]) -> None:
+    def _return(self, orphans: list[HeldMessage]) -> None:
         if orphans:
             LOG.warning("%s: %d messages of threads that have ended go back", self._name, len(orphans))
             self._entries.change(((holding.receipt, Change(0)) for holding in orphans), keeps=False)
 
-    def _renew(self, due: list[Holding]) -> None:
-        by_queue: defaultdict[QueueKey, list[Holding]] = defaultdict(list)
+    def _renew(self, due: list[HeldMessage]) -> None:
+        by_queue: defaultdict[QueueKey, list[HeldMessage]] = defaultdict(list)
         for holding in due:
             holding.is_renewing = True
             by_queue[queue_of(holding.receipt)].append(holding)
@@ -184,7 +184,7 @@ class Keeper:
             )
             future.add_done_callback(partial(self._on_renewed, holdings))
 
-    def _on_renewed(self, due: list[Holding], future: OutcomesFuture) -> None:
+    def _on_renewed(self, due: list[HeldMessage], future: OutcomesFuture) -> None:
         error = future.exception()
         outcomes: Sequence[Outcome | None] = [None] * len(due)
         if error is None:
@@ -205,7 +205,7 @@ class Keeper:
                     self._give_up(holding, f"refused {holding.refused_count} times, lastly: {why}")
         LOG.debug("%s: %d leases renewed, %d not", self._name, renewed_count, len(due) - renewed_count)
 
-    def _give_up(self, holding: Holding, why: str) -> None:
+    def _give_up(self, holding: HeldMessage, why: str) -> None:
         receipt = holding.receipt
         where = (receipt.topic, receipt.queue_id, receipt.queue_offset)
         LOG.warning("%s: the lease of %s/%d offset %d is left to end: %s", self._name, *where, why)

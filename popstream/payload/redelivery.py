@@ -18,12 +18,12 @@ from popstream.wire.decoding import DECODE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["RESENT_HEADER", "Resent"]
+__all__ = ["REDELIVERY_HEADER", "Redelivery"]
 
-RESENT_HEADER = "popstream-resent"
+REDELIVERY_HEADER = "popstream-resent"
 
 
-class Resent(msgspec.Struct, frozen=True, omit_defaults=True):
+class Redelivery(msgspec.Struct, frozen=True, omit_defaults=True):
     """The header's value."""
 
     group: str
@@ -34,19 +34,19 @@ class Resent(msgspec.Struct, frozen=True, omit_defaults=True):
     def header(self) -> tuple[str, bytes]:
         """As a header of a record.
 
-        >>> Resent("billing", 2).header()
+        >>> Redelivery("billing", 2).header()
         ('popstream-resent', b'{"group":"billing","attempts":2}')
         """
-        return RESENT_HEADER, msgspec.json.encode(self)
+        return REDELIVERY_HEADER, msgspec.json.encode(self)
 
     @classmethod
-    def parse(cls, headers: Iterable[tuple[str, bytes | None]]) -> Resent | None:
+    def parse(cls, headers: Iterable[tuple[str, bytes | None]]) -> Redelivery | None:
         """What the headers of a record say; None: it was not sent again, or nobody can read why.
 
-        >>> Resent.parse([Resent("billing", 2).header()]), Resent.parse([("popstream-resent", b"?")])
-        (Resent(group='billing', attempts=2, not_before_ms=0, reject=None), None)
+        >>> Redelivery.parse([Redelivery("billing", 2).header()]), Redelivery.parse([("popstream-resent", b"?")])
+        (Redelivery(group='billing', attempts=2, not_before_ms=0, reject=None), None)
         """
-        value = dict(headers).get(RESENT_HEADER)
+        value = dict(headers).get(REDELIVERY_HEADER)
         try:
             return None if value is None else msgspec.json.decode(value, type=cls)
         except DECODE_ERRORS:

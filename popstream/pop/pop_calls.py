@@ -18,8 +18,8 @@ from popstream.wire.reason import Reason
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from popstream.lease.held import Held
-    from popstream.lease.settling import Settling
+    from popstream.lease.held_messages import HeldMessages
+    from popstream.lease.settlement import Settlement
     from popstream.message import Message
     from popstream.pop.pops import Filled, Pops
     from popstream.wire.answer import Answer
@@ -36,14 +36,16 @@ class PopCalls:
     Args:
         pops: Sends and fills.
         held: Is told who works on what.
-        settling: Gives back what is not handed out.
+        settlement: Gives back what is not handed out.
         queues_of: Asks for the queues of a topic.
     """
 
-    def __init__(self, pops: Pops, held: Held, settling: Settling, queues_of: Callable[[str], Sequence[int]]) -> None:
+    def __init__(
+        self, pops: Pops, held: HeldMessages, settlement: Settlement, queues_of: Callable[[str], Sequence[int]]
+    ) -> None:
         self._pops = pops
         self._held = held
-        self._settling = settling
+        self._settlement = settlement
         self._queues_of = queues_of
         self._lock = threading.Lock()
         self._any_queue: dict[str, AnyQueue] = {}
@@ -121,13 +123,13 @@ class PopCalls:
         filled = self._pops.fill(part)
         behind = popped.filled(part, filled.left)
         if behind:
-            self._settling.change(((message, RETURNED) for message in behind), keeps=False)
+            self._settlement.change(((message, RETURNED) for message in behind), keeps=False)
             filled.messages[:] = [message for message in filled.messages if not message.is_settled]
         return filled
 
     def _give_back(self, answer: Answer, messages: Sequence[Message], error: PopstreamError | None) -> None:
         if isinstance(error, Corrupt):
-            self._settling.change(((message, UNREADABLE) for message in messages), keeps=False)
+            self._settlement.change(((message, UNREADABLE) for message in messages), keeps=False)
         else:
             self._held.release(messages)
             self._pops.take_back(answer.topic, answer.queue_id, answer.op_id)

@@ -27,7 +27,7 @@ from popstream.message import FilterVerdict, LeasedUnit, Message
 from popstream.outcome import ReceiptHandle
 from popstream.payload.inner_batch import unwrap
 from popstream.payload.message_id import message_id_of
-from popstream.payload.redelivery import Resent
+from popstream.payload.redelivery import Redelivery
 from popstream.wire.command import Cancel, ReturnClient
 from popstream.wire.failures import Corrupt
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from popstream.exchange.transport import Transport
-    from popstream.lease.held import Held
-    from popstream.lease.settling import Settling
+    from popstream.lease.held_messages import HeldMessages
+    from popstream.lease.settlement import Settlement
     from popstream.message import MessageFilter, Settler
     from popstream.outcome import QueueKey
     from popstream.payload.payloads import Payload, Payloads
@@ -77,7 +77,7 @@ class Pops:
         transport: Carries the operations.
         payloads: Brings the records.
         held: Takes what is leased.
-        settling: Speaks about what is not handed out.
+        settlement: Speaks about what is not handed out.
         group: The consumer group.
         settler: Goes into the messages.
         fetch_timeout_ms: How long the records of a pop may take to come.
@@ -89,8 +89,8 @@ class Pops:
         self,
         transport: Transport,
         payloads: Payloads,
-        held: Held,
-        settling: Settling,
+        held: HeldMessages,
+        settlement: Settlement,
         *,
         group: str,
         settler: Settler,
@@ -101,7 +101,7 @@ class Pops:
         self._transport = transport
         self._payloads = payloads
         self._held = held
-        self._settling = settling
+        self._settlement = settlement
         self._group = group
         self._settler = settler
         self.fetch_timeout_ms = fetch_timeout_ms
@@ -109,7 +109,7 @@ class Pops:
         self._returns_first = returns_first
         self._returned: set[QueueKey] = set()
         self._changed = threading.Condition()
-        self._under_way: dict[str, QueueKey] = {}
+        self._in_flight: dict[str, QueueKey] = {}
         self._is_closing = False
 
     def send(self, command: Pop, timeout_ms: int | None = None) -> Future[Answer]:
@@ -130,13 +130,13 @@ class Pops:
                 self._transport.submit(given_back).add_done_callback(_log_return)
                 self._returned.add(queue)
             answered = self._transport.submit(msgspec.structs.replace(command, op_id=op_id), timeout_ms=timeout_ms)
-            self._under_way[op_id] = queue
+            self._in_flight[op_id] = queue
         return answered
 
     def ended(self, op_id: str) -> None:
         """A pop was answered and taken in, or given up."""
         with self._changed:
-            self._under_way.pop(op_id, None)
+            self._in_flight.pop(op_id, None)
             self._changed.notify_all()
 
     def take_back(self, topic: str, queue_id: int, op_id: str) -> None:
@@ -149,7 +149,7 @@ class Pops:
     def cancel(self, op_ids: Iterable[str]) -> None:
         """Cancel pops that are under way; their answers come all the same."""
         with self._changed:
-            under_way = [(op_id, self._under_way[op_id]) for op_id in op_ids if op_id in self._under_way]
+            under_way = [(op_id, self._in_flight[op_id]) for op_id in op_ids if op_id in self._in_flight]
         for op_id, (topic, queue_id) in under_way:
             self._transport.submit(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
 
@@ -157,10 +157,10 @@ class Pops:
         """Send nothing more, cancel what is under way, and wait until all of it has ended."""
         with self._changed:
             self._is_closing = True
-            op_ids = list(self._under_way)
+            op_ids = list(self._in_flight)
         self.cancel(op_ids)
         with self._changed:
-            self._changed.wait_for(lambda: not self._under_way, timeout_s)
+            self._changed.wait_for(lambda: not self._in_flight, timeout_s)
 
     def lease(self, answer: Answer, *, is_renewed: bool) -> list[Message]:
         """What a pop was given, in hand from now on; the records are not here yet."""
@@ -232,7 +232,7 @@ class Pops:
             raise error
         if damaged:
             LOG.warning("%d leased messages cannot be read: %s", len(damaged), error)
-            self._settling.change(((message, UNREADABLE) for message in damaged), keeps=False)
+            self._settlement.change(((message, UNREADABLE) for message in damaged), keeps=False)
         return msgspec.structs.replace(filled, late_count=filled.late_count + len(damaged))
 
     def _fill(self, messages: Sequence[Message], bytes_max: int | None) -> Filled:
@@ -250,10 +250,10 @@ class Pops:
         gone, late = _at(by_offset, fetched.gone), _at(by_offset, fetched.late)
         if gone:
             LOG.info("%d leased messages of %s/%d no longer exist", len(gone), topic, queue_id)
-            self._settling.ack(gone, "GONE")
+            self._settlement.ack(gone, "GONE")
         if late:
             LOG.warning("%d leased messages of %s/%d cannot be read yet", len(late), topic, queue_id)
-            self._settling.change(((message, LATE) for message in late), keeps=False)
+            self._settlement.change(((message, LATE) for message in late), keeps=False)
         found: list[Message] = []
         lying: list[Message] = []
         for queue_offset in sorted(fetched.payloads):
@@ -269,23 +269,23 @@ class Pops:
             elif self._is_for_now(message, broker_ms):
                 found.append(message)
         if lying:
-            self._settling.reject(lying, "UNREADABLE")
+            self._settlement.reject(lying, "UNREADABLE")
         longest_bytes = max((payload.size_bytes for payload in fetched.payloads.values()), default=0)
         gone_count = len(gone) + len(lying)
         return Filled(self._filtered(found), _at(by_offset, fetched.left), gone_count, len(late), longest_bytes)
 
     def _is_for_now(self, message: Message, broker_ms: int) -> bool:
         """Whether to hand out a message; one that was sent again for others, or for later, is seen to."""
-        resent = Resent.parse(message.headers)
+        resent = Redelivery.parse(message.headers)
         if resent is None:
             return True
         if resent.group != self._group:
-            self._settling.ack([message], None)
+            self._settlement.ack([message], None)
         elif resent.reject is not None:
-            self._settling.reject([message], resent.reject or None)
+            self._settlement.reject([message], resent.reject or None)
         elif resent.not_before_ms > broker_ms:
             wait_ms = min(resent.not_before_ms - broker_ms, INVISIBLE_TIME_MS_MAX)
-            self._settling.change([(message, Change(wait_ms, suspend=True))], keeps=False)
+            self._settlement.change([(message, Change(wait_ms, suspend=True))], keeps=False)
         else:
             message.attempt += resent.attempts
             return True
@@ -312,9 +312,9 @@ class Pops:
                 verdict = FilterVerdict.CONSUME
             found[verdict].append(message)
         if found[FilterVerdict.TO_RETURN]:
-            self._settling.change(((message, FILTERED) for message in found[FilterVerdict.TO_RETURN]), keeps=False)
+            self._settlement.change(((message, FILTERED) for message in found[FilterVerdict.TO_RETURN]), keeps=False)
         if found[FilterVerdict.TO_DEAD_LETTER]:
-            self._settling.reject(found[FilterVerdict.TO_DEAD_LETTER], "filtered")
+            self._settlement.reject(found[FilterVerdict.TO_DEAD_LETTER], "filtered")
         # What is left of a unit that was given back for one of its messages comes again with it.
         return [message for message in found[FilterVerdict.CONSUME] if not message.is_settled]
 

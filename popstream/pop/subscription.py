@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from popstream.lease.held import Held
-    from popstream.lease.settling import Settling
+    from popstream.lease.held_messages import HeldMessages
+    from popstream.lease.settlement import Settlement
     from popstream.message import Message
     from popstream.outcome import QueueKey
     from popstream.pop.notifications import Listen
@@ -108,7 +108,7 @@ class Subscription:
         is_renewed: Whether the leases are renewed.
         pops: Sends and fills.
         held: Counts what is in hand.
-        settling: Gives back what is not handed out.
+        settlement: Gives back what is not handed out.
         queues_of: Asks for the queues of a topic.
         listen: Begins to call its argument for each queue that becomes poppable; gives what ends that. It is used when
             there is not room enough to wait at every queue.
@@ -124,8 +124,8 @@ class Subscription:
         options: SubscriptionOptions,
         is_renewed: bool,
         pops: Pops,
-        held: Held,
-        settling: Settling,
+        held: HeldMessages,
+        settlement: Settlement,
         queues_of: Callable[[str], Sequence[int]],
         listen: Listen,
     ) -> None:
@@ -136,7 +136,7 @@ class Subscription:
         self._is_renewed = is_renewed
         self._pops = pops
         self._held = held
-        self._settling = settling
+        self._settlement = settlement
         self._queues_of = queues_of
         self._listen = listen
         self._stop_listening: Callable[[], None] | None = None
@@ -215,7 +215,7 @@ class Subscription:
             for popped in self._sets:
                 if messages and popped.holds(messages[0].leased):  # of an orderly queue all are of one pop
                     changes += [(message, RETURNED) for message in popped.rest()]
-        self._settling.change(changes, keeps=False)
+        self._settlement.change(changes, keeps=False)
 
     def stop(self) -> None:
         """Hand out nothing more; what was not handed out goes back, and no pop waits any longer."""
@@ -290,9 +290,9 @@ class Subscription:
         except PopstreamError as error:
             LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
             change = UNREADABLE if isinstance(error, Corrupt) else LATE
-            self._settling.change(((message, change) for message in part), keeps=False)
+            self._settlement.change(((message, change) for message in part), keeps=False)
         except BaseException:
-            self._settling.change(((message, RETURNED) for message in part), keeps=False)
+            self._settlement.change(((message, RETURNED) for message in part), keeps=False)
             raise
         finally:
             messages, behind = self._filled(part, popped, filled, reserved_bytes, count)
@@ -322,7 +322,9 @@ class Subscription:
     def _return(self, messages: Sequence[Message]) -> None:
         """Give back what was not handed out, as if it had not come."""
         if messages:
-            self._settling.change([(message, RETURNED) for message in messages if not message.is_settled], keeps=False)
+            self._settlement.change(
+                [(message, RETURNED) for message in messages if not message.is_settled], keeps=False
+            )
 
     # The thread's side.
 

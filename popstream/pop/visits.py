@@ -43,14 +43,14 @@ class Visits:
     def __init__(self, queues: Iterable[QueueKey] = ()) -> None:
         """Start with queues nothing is known of."""
         self._waiting: deque[QueueKey] = deque()
-        self._under_way: set[QueueKey] = set()
+        self._in_flight: set[QueueKey] = set()
         self._promising: set[QueueKey] = set()
         self._not_before_s: dict[QueueKey, float] = {}
         self.add(queues)
 
     def __len__(self) -> int:
         """Count the queues."""
-        return len(self._waiting) + len(self._under_way)
+        return len(self._waiting) + len(self._in_flight)
 
     @property
     def waiting_count(self) -> int:
@@ -59,7 +59,7 @@ class Visits:
 
     def add(self, queues: Iterable[QueueKey]) -> None:
         """Take in queues that are not known yet."""
-        known = self._under_way.union(self._waiting)
+        known = self._in_flight.union(self._waiting)
         self._waiting.extend(queue for queue in queues if queue not in known)
 
     def notified(self, queue: QueueKey) -> None:
@@ -72,7 +72,7 @@ class Visits:
 
     def ended(self, queue: QueueKey, *, asked_count: int, got_count: int, not_before_s: float = 0.0) -> None:
         """A visit is over; the next one may begin at `not_before_s`."""
-        self._under_way.discard(queue)
+        self._in_flight.discard(queue)
         self._waiting.append(queue)
         if got_count >= asked_count:
             self._promising.add(queue)
@@ -93,7 +93,7 @@ class Visits:
         visits += self._share(promising, room - sum(visit.max_messages for visit in visits))
         for visit in visits:
             self._waiting.remove(visit.queue)
-            self._under_way.add(visit.queue)
+            self._in_flight.add(visit.queue)
             self._not_before_s.pop(visit.queue, None)
         return visits
 

@@ -41,7 +41,7 @@ from popstream.exchange.resilient_producer import ResilientProducer
 from popstream.outcome import SendResult
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.message_id import MessageIds
-from popstream.send.ordered_sender import NOT_ASKED, Fate, Retry
+from popstream.send.ordered_sender import NOT_ASKED, Retry, SendOutcome
 from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
@@ -50,12 +50,12 @@ if TYPE_CHECKING:
     from popstream.send.ordered_sender import Shipment
     from popstream.settings import ClientSettings
 
-    OnDone = Callable[[Sequence[Fate]], None]
+    OnDone = Callable[[Sequence[SendOutcome]], None]
     # kafka-python has no types.
     Kafka = Any
     Answer = Any
 
-__all__ = ["KafkaWriter", "fate_of"]
+__all__ = ["KafkaWriter", "send_outcome_of"]
 
 
 BLOCK_MS = 5
@@ -96,7 +96,7 @@ POISONED = "part of a batch which had one more more invalid records"
 """How kafka-python 3 says of a good record that another of its batch was refused."""
 
 
-def fate_of(error: Exception, topic: str, *, is_alone: bool, is_only_try: bool = False) -> Fate:
+def send_outcome_of(error: Exception, topic: str, *, is_alone: bool, is_only_try: bool = False) -> SendOutcome:
     """What an answer of Kafka proves about a message, and whether it is worth another try by itself.
 
     What passes says nothing about the tries before it. A refusal of a record that was tried before does not come as
@@ -108,9 +108,10 @@ def fate_of(error: Exception, topic: str, *, is_alone: bool, is_only_try: bool =
         is_alone: Whether it was the only message of its record and of its batch.
         is_only_try: Whether kafka-python asked once.
 
-    >>> [fate_of(found, "orders", is_alone=False).retry.value for found in (MessageSizeTooLargeError(), KafkaError())]
+    >>> errors = (MessageSizeTooLargeError(), KafkaError())
+    >>> [send_outcome_of(error, "orders", is_alone=False).retry.value for error in errors]
     ['alone', 'no']
-    >>> fate_of(KafkaTimeoutError("no answer"), "orders", is_alone=True).error
+    >>> send_outcome_of(KafkaTimeoutError("no answer"), "orders", is_alone=True).error
     OutcomeUnknown("whether the message was written to orders is unknown: KafkaTimeoutError('no answer')")
     """
     is_of_batch = isinstance(error, OF_ITS_BATCH) or POISONED in str(error)
@@ -123,7 +124,7 @@ def fate_of(error: Exception, topic: str, *, is_alone: bool, is_only_try: bool =
         found = OutcomeUnknown(f"whether the message was written to {topic} is unknown: {error!r}", subject=topic)
     found.__cause__ = error
     is_worth_it = isinstance(found, NotWritten) or (is_of_batch and not is_alone)
-    return Fate(error=found, retry=Retry.ALONE if is_worth_it else Retry.NO)
+    return SendOutcome(error=found, retry=Retry.ALONE if is_worth_it else Retry.NO)
 
 
 class KafkaWriter:
@@ -204,7 +205,7 @@ class KafkaWriter:
         return sorted(self._partitions.get(topic, ()))
 
     def write(self, shipment: Shipment, on_done: OnDone) -> bool:
-        """Begin; `on_done` is told the fate of each message, in a thread of kafka-python or at once.
+        """Begin; `on_done` is told the outcome of each message, in a thread of kafka-python or at once.
 
         False: Kafka is away, or has forgotten the topic.
         """
@@ -227,7 +228,7 @@ class KafkaWriter:
             producer.close(self._settings.delivery_timeout_ms / 1000)
 
     def _write_records(self, kafka: Kafka, shipment: Shipment, ids: Sequence[str], on_done: OnDone) -> bool:
-        fates = _Fates(len(shipment.messages), on_done)
+        outcomes = _Fates(len(shipment.messages), on_done)
         for index, (outgoing, fresh_id) in enumerate(zip(shipment.messages, ids, strict=True)):
             message = outgoing.message
             outgoing.message_id = outgoing.message_id or message.message_id or fresh_id
@@ -243,26 +244,26 @@ class KafkaWriter:
             except NOT_NOW as error:
                 # Nor does it take the others now, and to ask for each would take as long.
                 for left in range(index, len(ids)):
-                    fates.tell(left, _not_taken(error, shipment.topic, is_alone=True))
+                    outcomes.tell(left, _not_taken(error, shipment.topic, is_alone=True))
                 return False
             except Exception as error:  # noqa: BLE001 - it reaches the sender through the future
-                fates.tell(index, _not_taken(error, shipment.topic, is_alone=True))
+                outcomes.tell(index, _not_taken(error, shipment.topic, is_alone=True))
             else:
-                on_answer = partial(self._on_record, kafka, shipment, fates, index)
+                on_answer = partial(self._on_record, kafka, shipment, outcomes, index)
                 sent.add_callback(on_answer).add_errback(on_answer)
         return True
 
-    def _on_record(self, kafka: Kafka, shipment: Shipment, fates: _Fates, index: int, answer: Answer) -> None:
+    def _on_record(self, kafka: Kafka, shipment: Shipment, outcomes: _Fates, index: int, answer: Answer) -> None:
         if isinstance(answer, Exception):
-            fates.tell(index, self._fate(kafka, shipment, answer))
+            outcomes.tell(index, self._fate(kafka, shipment, answer))
         elif answer.offset < 0:
-            fates.tell(index, _without_place(shipment.topic))
+            outcomes.tell(index, _without_place(shipment.topic))
         else:
             result = SendResult(
                 answer.topic, answer.partition, answer.offset, answer.timestamp, shipment.messages[index].message_id
             )
             self._on_written(result, shipment.tag, 1)
-            fates.tell(index, Fate(result))
+            outcomes.tell(index, SendOutcome(result))
 
     def _write_unit(self, kafka: Kafka, shipment: Shipment, ids: Sequence[str], on_done: OnDone) -> bool:
         created_ms = shipment.messages[0].created_ms
@@ -296,37 +297,37 @@ class KafkaWriter:
                 SendResult(*place, outgoing.message_id, index) for index, outgoing in enumerate(shipment.messages)
             ]
             self._on_written(results[0], shipment.tag, len(results))
-            on_done([Fate(result) for result in results])
+            on_done([SendOutcome(result) for result in results])
 
-    def _fate(self, kafka: Kafka, shipment: Shipment, error: Exception) -> Fate:
+    def _fate(self, kafka: Kafka, shipment: Shipment, error: Exception) -> SendOutcome:
         is_alone = len(shipment.messages) == 1
-        fate = fate_of(
+        outcome = send_outcome_of(
             error, shipment.topic, is_alone=is_alone, is_only_try=self._tries_once and not shipment.wait_for_store
         )
-        if isinstance(fate.error, OutcomeUnknown):
+        if isinstance(outcome.error, OutcomeUnknown):
             self._producers[shipment.wait_for_store].replace(kafka)
-        return fate
+        return outcome
 
 
 class _Fates:
-    """The fates of several records, which come one by one, from several threads."""
+    """The outcomes of several records, which come one by one, from several threads."""
 
     def __init__(self, count: int, on_done: OnDone) -> None:
-        self._fates = [Fate()] * count
+        self._fates = [SendOutcome()] * count
         self._left_count = count
         self._on_done = on_done
         self._lock = threading.Lock()
 
-    def tell(self, index: int, fate: Fate) -> None:
+    def tell(self, index: int, outcome: SendOutcome) -> None:
         with self._lock:
-            self._fates[index] = fate
+            self._fates[index] = outcome
             self._left_count -= 1
             is_last = not self._left_count
         if is_last:
             self._on_done(self._fates)
 
 
-def _not_taken(error: Exception, topic: str, *, is_alone: bool) -> Fate:
+def _not_taken(error: Exception, topic: str, *, is_alone: bool) -> SendOutcome:
     """What it means that kafka-python takes no record: it is not written in any case."""
     found: Exception
     if isinstance(error, NOT_NOW):
@@ -335,10 +336,10 @@ def _not_taken(error: Exception, topic: str, *, is_alone: bool) -> Fate:
         found = Invalid(f"the message cannot be sent to {topic}: {error!r}", subject=topic)
         retry = Retry.NO if is_alone else Retry.ALONE
     found.__cause__ = error
-    return Fate(error=found, retry=retry)
+    return SendOutcome(error=found, retry=retry)
 
 
-def _without_place(topic: str) -> Fate:
+def _without_place(topic: str) -> SendOutcome:
     """Kafka has the record already, from an earlier try, and has forgotten where."""
     message = f"the message is written to {topic}, but Kafka does not tell where"
-    return Fate(error=OutcomeUnknown(message, subject=topic))
+    return SendOutcome(error=OutcomeUnknown(message, subject=topic))

@@ -4,7 +4,7 @@
 submit ─> Accumulator ─> guard: due? ─> queue of batches ─> Writer ─> Kafka
                │  full: at once            ^   one load on its way       │
                │                           └── alone, and again: what was not written
-               └─ account <── results: futures <── fates of the batch <──┘
+               └─ account <── results: futures <── outcomes of the batch <──┘
 ```
 
 The guard hands batches over and waits for none of them; results come on a thread of their own, so that a slow or
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from popstream.send.accumulator import BatchLimits, OpenBatch
     from popstream.send.outgoing import Destination, Order, Outgoing
 
-__all__ = ["NOT_ASKED", "Fate", "OrderedSender", "Retry", "Shipment", "Writer"]
+__all__ = ["NOT_ASKED", "OrderedSender", "Retry", "SendOutcome", "Shipment", "Writer"]
 
 LOG = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Shipment(msgspec.Struct, eq=False):
     """One record is to carry all of them."""
     is_by_itself: bool = False
     """It was refused beside others, and is to go with none."""
-    fates: Sequence[Fate] | None = None
+    outcomes: Sequence[SendOutcome] | None = None
     kafka: object = None
     """What it was handed to."""
 
@@ -93,7 +93,7 @@ class Retry(enum.Enum):
     """Kafka was not asked yet: nothing is said against its batch."""
 
 
-class Fate(msgspec.Struct, frozen=True):
+class SendOutcome(msgspec.Struct, frozen=True):
     """What became of a message.
 
     Attributes:
@@ -107,14 +107,14 @@ class Fate(msgspec.Struct, frozen=True):
     retry: Retry = Retry.NO
 
 
-NOT_ASKED = Fate(retry=Retry.TOGETHER)
+NOT_ASKED = SendOutcome(retry=Retry.TOGETHER)
 
 
 class Writer(Protocol):
     """Hands messages to Kafka."""
 
-    def write(self, shipment: Shipment, on_done: Callable[[Sequence[Fate]], None]) -> bool:
-        """Begin; `on_done` is called once, with the fate of each message, from any thread. Neither waits nor raises.
+    def write(self, shipment: Shipment, on_done: Callable[[Sequence[SendOutcome]], None]) -> bool:
+        """Begin; `on_done` is called once, with the outcome of each message, from any thread. Neither waits nor raises.
 
         False: Kafka was not asked, and nothing that comes behind is to be tried before.
         """
@@ -174,7 +174,7 @@ class OrderedSender:
         self._epoch = 0
         self._open_counts = {0: 0}
         self._is_closed = False
-        self._done: SimpleQueue[tuple[Shipment, Sequence[Fate]] | None] = SimpleQueue()
+        self._done: SimpleQueue[tuple[Shipment, Sequence[SendOutcome]] | None] = SimpleQueue()
         self._guard = threading.Thread(target=self._run_guard, name=f"{name}-guard", daemon=True)
         self._results = threading.Thread(target=self._run_results, name=f"{name}-results", daemon=True)
         self._guard.start()
@@ -249,16 +249,20 @@ class OrderedSender:
             self._for_guard.notify()
         self._guard.join()
         for shipment in left:
-            self._tell([(outgoing, Fate(error=_not_written(outgoing, CLOSED))) for outgoing in shipment.messages])
+            self._tell(
+                [(outgoing, SendOutcome(error=_not_written(outgoing, CLOSED))) for outgoing in shipment.messages]
+            )
 
     def end(self) -> None:
-        """After `close`, when the writer tells no more fates: wait until every sender is told."""
+        """After `close`, when the writer tells no more outcomes: wait until every sender is told."""
         self._done.put(None)
         self._results.join()
-        unanswered = [shipment for found in self._queues.values() for shipment in found.load if shipment.fates is None]
+        unanswered = [
+            shipment for found in self._queues.values() for shipment in found.load if shipment.outcomes is None
+        ]
         for shipment in unanswered:
             error = OutcomeUnknown("the producer was closed before Kafka answered", subject=shipment.topic)
-            self._take(shipment, [Fate(error=error)] * len(shipment.messages))
+            self._take(shipment, [SendOutcome(error=error)] * len(shipment.messages))
 
     def _wait_for(self, outgoing: Outgoing) -> None:
         """Hold up who sends more than there is room for; but not the thread that brings the results."""
@@ -329,9 +333,9 @@ class OrderedSender:
         """Wait no longer for an answer: kafka-python (3.0.12) owes it for as long as it waits for a producer id."""
         found.load_until_s = NEVER_S
         for shipment in found.load:
-            if shipment.fates is None:
+            if shipment.outcomes is None:
                 error = OutcomeUnknown("Kafka did not answer in time", subject=shipment.topic)
-                self._done.put((shipment, [Fate(error=error)] * len(shipment.messages)))
+                self._done.put((shipment, [SendOutcome(error=error)] * len(shipment.messages)))
                 self._writer.give_up(shipment)
 
     def _forget_epochs(self) -> None:
@@ -370,18 +374,18 @@ class OrderedSender:
         now_s = time.monotonic()
         if min(outgoing.deadline_s for outgoing in shipment.messages) <= now_s:
             # What is late is not handed over; what is not goes on, in its order.
-            fates = [
-                Fate(error=_not_written(outgoing, LATE)) if outgoing.deadline_s <= now_s else NOT_ASKED
+            outcomes = [
+                SendOutcome(error=_not_written(outgoing, LATE)) if outgoing.deadline_s <= now_s else NOT_ASKED
                 for outgoing in shipment.messages
             ]
-            self._done.put((shipment, fates))
+            self._done.put((shipment, outcomes))
             return False
         try:
-            return self._writer.write(shipment, lambda fates: self._done.put((shipment, fates)))
+            return self._writer.write(shipment, lambda outcomes: self._done.put((shipment, outcomes)))
         except Exception as error:
             LOG.exception("%d messages to %s could not be handed over", len(shipment.messages), shipment.topic)
             unknown = OutcomeUnknown(f"a message could not be handed over: {error!r}", subject=shipment.topic)
-            self._done.put((shipment, [Fate(error=unknown)] * len(shipment.messages)))
+            self._done.put((shipment, [SendOutcome(error=unknown)] * len(shipment.messages)))
             return True
 
     # The results.
@@ -390,19 +394,21 @@ class OrderedSender:
         while (done := self._done.get()) is not None:
             self._take(*done)
 
-    def _take(self, shipment: Shipment, fates: Sequence[Fate]) -> None:
-        """Note the fates of a shipment; those of its load are told when all are known."""
-        if shipment.fates is not None:
+    def _take(self, shipment: Shipment, outcomes: Sequence[SendOutcome]) -> None:
+        """Note the outcomes of a shipment; those of its load are told when all are known."""
+        if shipment.outcomes is not None:
             return  # this comes after it was given up
-        shipment.fates = fates
+        shipment.outcomes = outcomes
         found = self._queues[shipment.topic, shipment.queue_id]
-        if any(one.fates is None for one in found.load):
+        if any(one.outcomes is None for one in found.load):
             return
         told, again = _judge(found.load)
         with self._lock:
             if self._is_closed:
                 told += [
-                    (outgoing, Fate(error=_not_written(outgoing, CLOSED))) for one in again for outgoing in one.messages
+                    (outgoing, SendOutcome(error=_not_written(outgoing, CLOSED)))
+                    for one in again
+                    for outgoing in one.messages
                 ]
                 again = []
             found.waiting.extendleft(reversed(again))
@@ -414,16 +420,16 @@ class OrderedSender:
             self._for_guard.notify()
         self._tell(told)
 
-    def _tell(self, told: Sequence[tuple[Outgoing, Fate]]) -> None:
+    def _tell(self, told: Sequence[tuple[Outgoing, SendOutcome]]) -> None:
         with self._lock:
             for outgoing, _ in told:
                 self._accumulator.release(outgoing)
-        for outgoing, fate in told:
+        for outgoing, outcome in told:
             try:
-                if fate.result is not None:
-                    outgoing.future.set_result(fate.result)
+                if outcome.result is not None:
+                    outgoing.future.set_result(outcome.result)
                 else:
-                    outgoing.future.set_exception(fate.error)
+                    outgoing.future.set_exception(outcome.error)
             except BaseException:
                 LOG.exception("a callback of a message to %s raised", outgoing.message.topic)
         with self._lock:
@@ -433,31 +439,31 @@ class OrderedSender:
             self._for_flush.notify_all()
 
 
-def _judge(load: Sequence[Shipment]) -> tuple[list[tuple[Outgoing, Fate]], list[Shipment]]:
+def _judge(load: Sequence[Shipment]) -> tuple[list[tuple[Outgoing, SendOutcome]], list[Shipment]]:
     """Whom of a load to tell what, and what to send again ahead of all that waits, in order."""
-    told: list[tuple[Outgoing, Fate]] = []
+    told: list[tuple[Outgoing, SendOutcome]] = []
     again: list[Shipment] = []
     overtaken: set[bytes | Order] = set()
     for shipment in reversed(load):
         left: list[Outgoing] = []
-        fates = shipment.fates or ()
-        for outgoing, fate in zip(reversed(shipment.messages), reversed(fates), strict=True):
-            outgoing.last_error = fate.error or outgoing.last_error
-            if fate.retry is Retry.NO:
-                told.append((outgoing, fate))
-                if fate.result is not None or isinstance(fate.error, OutcomeUnknown):
+        outcomes = shipment.outcomes or ()
+        for outgoing, outcome in zip(reversed(shipment.messages), reversed(outcomes), strict=True):
+            outgoing.last_error = outcome.error or outgoing.last_error
+            if outcome.retry is Retry.NO:
+                told.append((outgoing, outcome))
+                if outcome.result is not None or isinstance(outcome.error, OutcomeUnknown):
                     overtaken.add(outgoing.message.order_key)
             elif is_in_order(outgoing.message.order_key, overtaken):
-                told.append((outgoing, Fate(error=_not_written(outgoing, OVERTAKEN))))
+                told.append((outgoing, SendOutcome(error=_not_written(outgoing, OVERTAKEN))))
             else:
                 left.append(outgoing)
         left.reverse()
-        if left and all(fate.retry is not Retry.ALONE for fate in fates):
-            again.append(msgspec.structs.replace(shipment, messages=left, fates=None))
+        if left and all(outcome.retry is not Retry.ALONE for outcome in outcomes):
+            again.append(msgspec.structs.replace(shipment, messages=left, outcomes=None))
         else:
             # So that one which Kafka refuses fails no other.
             again += (
-                msgspec.structs.replace(shipment, messages=[one], is_unit=False, is_by_itself=True, fates=None)
+                msgspec.structs.replace(shipment, messages=[one], is_unit=False, is_by_itself=True, outcomes=None)
                 for one in reversed(left)
             )
     return told[::-1], again[::-1]

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.payload.message_id import ID_HEADER, message_id_of
-from popstream.payload.redelivery import RESENT_HEADER
+from popstream.payload.redelivery import REDELIVERY_HEADER
 from popstream.wire.failures import Invalid
 from popstream.wire.headers import TAG_HEADER
 
 if TYPE_CHECKING:
     from popstream.outcome import SendResult
 
-__all__ = ["Destination", "Order", "Outgoing", "OutgoingMessage", "Sent", "is_in_order"]
+__all__ = ["Destination", "Order", "Outgoing", "OutgoingMessage", "SendFuture", "is_in_order"]
 
 MESSAGE_BYTES = 512
 """What CPython needs for a message that waits, beside its bytes: its future, place in a batch, header."""
@@ -107,12 +107,12 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def is_batchable(self) -> bool:
         """Whether it may share a batch: one that is sent again or delayed may not, nor one that deletes its key."""
-        return self.value is not None and not self.is_sent_again
+        return self.value is not None and not self.is_redelivery
 
     @property
-    def is_sent_again(self) -> bool:
+    def is_redelivery(self) -> bool:
         """Whether it was delivered before, inside a batch."""
-        return bool(self.headers) and any(name == RESENT_HEADER for name, _ in self.headers)
+        return bool(self.headers) and any(name == REDELIVERY_HEADER for name, _ in self.headers)
 
     @property
     def message_id(self) -> str:
@@ -140,7 +140,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     is_batch_topic: bool = False
 
 
-class Sent(Future["SendResult"]):
+class SendFuture(Future["SendResult"]):
     """The result of a message to come. What is sent cannot be taken back.
 
     A future of the standard library makes nine objects, 1,600 bytes, and the garbage collector goes through all of
@@ -159,7 +159,7 @@ class Sent(Future["SendResult"]):
         self._result = None
         self._exception = None
         self._waiters = []
-        self._done_callbacks: list[Callable[[Sent], object]] = []
+        self._done_callbacks: list[Callable[[SendFuture], object]] = []
 
     def cancel(self) -> bool:
         """Not possible."""
@@ -201,7 +201,7 @@ class Outgoing(msgspec.Struct, eq=False, gc=False):
     """
 
     message: OutgoingMessage
-    future: Sent
+    future: SendFuture
     created_ms: int
     deadline_s: float
     message_id: str = ""

@@ -18,6 +18,7 @@ from typing import Protocol, Self
 from unittest.mock import patch
 
 import msgspec
+from popstream.exchange.exchange import answers_of
 
 from broker_state.consume_queue import Block, ConsumeQueue
 from broker_state.consume_queue.block import encode_block
@@ -38,7 +39,6 @@ from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS, read_frame, read_notifications, read_slice
 from pipelines.cli import options
 from pipelines.settings import JobSettings
-from popstream.exchange.exchange import answers_of
 from popstream.payload.inner_batch import (
     BASE_HEADER,
     BYTES_HEADER,

@@ -108,13 +108,13 @@ def test_a_cancelled_pop_keeps_nothing(job: MemoryJob) -> None:
         async with AsyncConsumer.of(job.consumer("billing")) as consumer:
             await consumer.ack((await consumer.pop("orders", 0)).messages)
             waiting = asyncio.create_task(consumer.pop("orders", 0, poll_time_ms=60_000))
-            while not consumer.consumer._pops._under_way:
+            while not consumer.consumer._pops._in_flight:
                 await asyncio.sleep(0.005)
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
             job.write("orders", 0, [b"late"])
-            while consumer.consumer._pops._under_way or consumer.consumer.held_count:
+            while consumer.consumer._pops._in_flight or consumer.consumer.held_count:
                 await asyncio.sleep(0.005)
 
     asyncio.run(main())

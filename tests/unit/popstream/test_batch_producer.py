@@ -25,7 +25,7 @@ from kafka.errors import (
 from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
 from popstream.payload.inner_batch import BASE_HEADER, COUNT_HEADER, KEYS_HEADER, unwrap
 from popstream.payload.message_id import ID_HEADER
-from popstream.send.kafka_writer import fate_of
+from popstream.send.kafka_writer import send_outcome_of
 from popstream.send.ordered_sender import Retry
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import QueueType
@@ -265,17 +265,17 @@ def test_written_at_an_unknown_place_is_an_unknown_outcome(producer: Producer, k
     ],
 )
 def test_what_an_error_of_kafka_proves(error: Exception, alone: bool, kind: type[Exception], retried: bool) -> None:  # noqa: FBT001
-    fate = fate_of(error, "orders", is_alone=alone)
-    assert type(fate.error) is kind
-    assert fate.retry is (Retry.ALONE if retried else Retry.NO)
-    assert fate.error is not None
-    assert fate.error.__cause__ is error
+    outcome = send_outcome_of(error, "orders", is_alone=alone)
+    assert type(outcome.error) is kind
+    assert outcome.retry is (Retry.ALONE if retried else Retry.NO)
+    assert outcome.error is not None
+    assert outcome.error.__cause__ is error
 
 
 def test_what_passes_proves_something_only_of_the_only_try() -> None:
-    fate = fate_of(NotLeaderForPartitionError("m"), "orders", is_alone=True, is_only_try=True)
-    assert type(fate.error) is NotWritten
-    assert fate.retry is Retry.ALONE
+    outcome = send_outcome_of(NotLeaderForPartitionError("m"), "orders", is_alone=True, is_only_try=True)
+    assert type(outcome.error) is NotWritten
+    assert outcome.retry is Retry.ALONE
 
 
 def test_order_of_each_key_is_kept_however_kafka_refuses(kafka: MemoryKafka) -> None:

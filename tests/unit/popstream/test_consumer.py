@@ -249,7 +249,7 @@ def waiting_pop(consumer: Consumer, op_id: str) -> tuple[threading.Thread, Futur
 
     thread = threading.Thread(target=pop)
     thread.start()
-    while op_id not in consumer._pops._under_way:
+    while op_id not in consumer._pops._in_flight:
         time.sleep(0.005)
     return thread, found
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from popstream import AnswerTimeout, Consumer, Message, Outcome, Receipt, ReceiptHandle, RenewalPolicy
-from popstream.lease.entries import Gathering, Wish, outcomes, plan
+from popstream.lease.entries import BatchFuture, MessageRequest, outcomes, plan
 from popstream.payload.payloads import Fetched
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.answer import Answer, Run
@@ -171,7 +171,7 @@ def test_an_orderly_pop_hands_out_nothing_behind_a_message_that_is_late(job: Mem
 
 def test_an_answer_is_understood_after_the_handle_was_replaced() -> None:
     receipt = Receipt(topic="t", queue_id=0, queue_offset=7, handle=ReceiptHandle("old"))
-    (planned,) = plan([Wish(receipt, "old", None, Gathering(1), 0)])
+    (planned,) = plan([MessageRequest(receipt, "old", None, BatchFuture(1), 0)])
     receipt.handle = ReceiptHandle("new")
     run = Run(entry=0, first=7, last=7, code=0, reason=Reason.OK, applied=True)
     answer = Answer(
@@ -282,7 +282,7 @@ def test_attempts_at_a_record_that_cannot_be_read_count(job: MemoryJob) -> None:
         assert [message.attempt for message in consumer.pop("orders", 0)] == [4]
 
 
-# Leaving.
+# ClosedAtExit.
 
 
 def test_stop_gives_back_what_was_not_handed_out_and_the_consumer_can_go_on(job: MemoryJob) -> None:

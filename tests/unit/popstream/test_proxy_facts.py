@@ -18,8 +18,8 @@ import pytest
 from popstream import Consumer, Outcome, Receipt, ReceiptHandle, Refused
 from popstream.errors import AnswerTimeout
 from popstream.lease.entries import Change, OutcomesFuture
-from popstream.lease.held import Held
-from popstream.lease.renewal import Keeper, RenewalPolicy
+from popstream.lease.held_messages import HeldMessages
+from popstream.lease.renewal import LeaseRenewer, RenewalPolicy
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import ChangeInvisible
 from popstream.wire.handle import decode_handle
@@ -40,7 +40,7 @@ DIFFERENT = {
 class Script:
     """Stands for the sender of entries: answers renewals as told, and keeps what was asked."""
 
-    def __init__(self, held: Held, *results: str) -> None:
+    def __init__(self, held: HeldMessages, *results: str) -> None:
         self.held = held
         self.results = deque(results)
         self.durations: list[int] = []
@@ -66,13 +66,13 @@ class Renewing:
     """One message in hand, and a keeper that is made to look."""
 
     def __init__(self, *results: str, remaining_ms: int = 9_000, age_ms: int = 0) -> None:
-        self.held = Held()
+        self.held = HeldMessages()
         self.now_s = 100_000.0
         self.receipt = Receipt(topic="orders", queue_id=0, queue_offset=7, handle=ReceiptHandle("old"))
         since_s = self.now_s - age_ms / 1000
         self.held.hold([self.receipt], self.now_s + remaining_ms / 1000, since_s, is_renewed=True)
         self.script = Script(self.held, *results)
-        self.keeper = Keeper("test", self.held, self.script, POLICY)  # type: ignore[arg-type]
+        self.keeper = LeaseRenewer("test", self.held, self.script, POLICY)  # type: ignore[arg-type]
 
     def look(self, times: int = 1) -> list[int]:
         for _ in range(times):
@@ -212,7 +212,7 @@ def test_a_change_with_what_is_no_handle_is_refused_by_itself(consumer: Consumer
 
 
 def test_another_delivery_takes_the_place_of_the_one_held() -> None:
-    held = Held()
+    held = HeldMessages()
     for until_s in (1.0, 2.0):
         receipt = Receipt(topic="orders", queue_id=0, queue_offset=7, handle=ReceiptHandle(f"{until_s}"))
         held.hold([receipt], until_s, 0.0)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from popstream import AnswerTimeout, ClientClosed, ClientSettings, Transport
-from popstream.exchange.exchange import Exchange, Pending, join_parts
+from popstream.exchange.pending_operations import PendingOperation, PendingOperations, join_parts
 from popstream.settings import RESEND_WINDOW_MS
 from popstream.testing.memory_link import MemoryLink, frame_of
 from popstream.wire.answer import Answer, LeasedRange, Run
@@ -190,8 +190,8 @@ def test_parts_are_joined_in_their_order_whatever_order_they_come_in() -> None:
 
 def test_re_sends_end_before_the_job_forgets_the_op_id() -> None:
     """With the clock in hand: beyond the window an operation could be decided twice, so it only waits."""
-    exchange = Exchange(resend_after_s_max=60)
-    pending = Pending(
+    exchange = PendingOperations(resend_after_s_max=60)
+    pending = PendingOperation(
         op_id="a", what="x", key=b"", value=b"", future=Future(), first_sent_s=0, next_send_s=5, resend_after_s=5,
         deadline_s=1e9, parts={},
     )  # fmt: skip

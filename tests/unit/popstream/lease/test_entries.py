@@ -1,4 +1,4 @@
-"""Claim: every message gets the outcome the job gave it, in the caller's order. Method: random wishes, told apart."""
+"""Claim: every message gets the outcome the job gave it, in the caller's order. Method: random requests, told apart."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popstream import AnswerTimeout, AnswerUnreadable, Outcome, Receipt, ReceiptHandle
-from popstream.lease.entries import HANDLES_MAX, Gathering, Plan, Wish, outcomes, plan
+from popstream.lease.entries import HANDLES_MAX, BatchFuture, MessageRequest, Plan, outcomes, plan
 from popstream.wire.answer import Answer, Run
 from popstream.wire.reason import Reason
 
 
-def wish(offset: int, handle: str = "h", label: str = "l", index: int = 0) -> Wish[str]:
+def request(offset: int, handle: str = "h", label: str = "l", index: int = 0) -> MessageRequest[str]:
     receipt = Receipt(topic="t", queue_id=0, queue_offset=offset, handle=ReceiptHandle(handle))
-    return Wish(receipt, receipt.handle.text, label, Gathering(1), index)
+    return MessageRequest(receipt, receipt.handle.text, label, BatchFuture(1), index)
 
 
 def answer_with(runs: list[Run], reason: Reason = Reason.OK) -> Answer:
@@ -35,33 +35,33 @@ def runs_of(planned: Plan[str]) -> list[Run]:
 
 
 def test_neighbours_of_one_handle_become_one_range() -> None:
-    (planned,) = plan([wish(offset) for offset in (3, 1, 2, 7)])
+    (planned,) = plan([request(offset) for offset in (3, 1, 2, 7)])
     assert planned.handles == ["h"]
     assert [entry.ranges for entry in planned.entries] == [[(1, 3), (7, 7)]]
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from("abc"), st.sampled_from("xy"))))
 def test_plans_hold_every_wish_once_and_each_message_once_a_record(wanted: list[tuple[int, str, str]]) -> None:
-    wishes = [wish(offset, handle, label, index) for index, (offset, handle, label) in enumerate(wanted)]
-    plans = plan(wishes)
-    assert [found for planned in plans for found in planned.wishes] == wishes
+    requests = [request(offset, handle, label, index) for index, (offset, handle, label) in enumerate(wanted)]
+    plans = plan(requests)
+    assert [found for planned in plans for found in planned.requests] == requests
     for planned in plans:
         offsets = [offset for entry in planned.entries for a, b in entry.ranges for offset in range(a, b + 1)]
-        assert len(offsets) == len(set(offsets)) == len(planned.wishes)
+        assert len(offsets) == len(set(offsets)) == len(planned.requests)
         assert len(set(planned.handles)) == len(planned.handles)
-        for asked, outcome in zip(planned.wishes, outcomes(planned, answer_with(runs_of(planned))), strict=True):
+        for asked, outcome in zip(planned.requests, outcomes(planned, answer_with(runs_of(planned))), strict=True):
             entry = planned.entries[outcome.code // 1000]
             assert (planned.handles[entry.handle], entry.label) == (asked.receipt.handle.text, asked.label)
             assert outcome.code % 1000 == asked.receipt.queue_offset
 
 
 def test_a_record_has_no_more_handles_than_fit() -> None:
-    plans = plan([wish(offset, f"h{offset}") for offset in range(2 * HANDLES_MAX + 1)])
+    plans = plan([request(offset, f"h{offset}") for offset in range(2 * HANDLES_MAX + 1)])
     assert [len(planned.handles) for planned in plans] == [HANDLES_MAX, HANDLES_MAX, 1]
 
 
 def test_runs_are_spread_over_their_messages_with_the_new_handle() -> None:
-    (planned,) = plan([wish(2), wish(0), wish(1)])
+    (planned,) = plan([request(2), request(0), request(1)])
     runs = [
         Run(entry=0, first=0, last=1, code=0, reason=Reason.OK, applied=True, pop_time_ms=10, invisible_time_ms=5,
             handle=0),
@@ -75,33 +75,33 @@ def test_runs_are_spread_over_their_messages_with_the_new_handle() -> None:
 
 
 def test_a_refusal_of_the_whole_record_is_one_of_each_message() -> None:
-    (planned,) = plan([wish(0), wish(1)])
+    (planned,) = plan([request(0), request(1)])
     found = outcomes(planned, answer_with([], Reason.TOPIC_NOT_EXIST))
     assert [outcome.reason for outcome in found] == [Reason.TOPIC_NOT_EXIST] * 2
 
 
 def test_an_answer_that_leaves_a_message_out_is_an_error() -> None:
-    (planned,) = plan([wish(0), wish(5)])
+    (planned,) = plan([request(0), request(5)])
     run = Run(entry=0, first=0, last=0, code=0, reason=Reason.OK, applied=True)
     with pytest.raises(AnswerUnreadable, match="offset 5"):
         outcomes(planned, answer_with([run]))
 
 
 def test_a_call_spread_over_records_waits_for_all_of_them() -> None:
-    gathering = Gathering(3)
+    batch_future = BatchFuture(3)
     ok = Outcome(applied=True, reason=Reason.OK, code=0)
-    gathering.settle([(2, ok), (0, ok)])
-    assert not gathering.future.done()
-    gathering.settle([(1, Outcome(applied=False, reason=Reason.ALREADY_ACKED, code=0))])
-    assert [outcome.applied for outcome in gathering.future.result(0)] == [True, False, True]
+    batch_future.settle([(2, ok), (0, ok)])
+    assert not batch_future.future.done()
+    batch_future.settle([(1, Outcome(applied=False, reason=Reason.ALREADY_ACKED, code=0))])
+    assert [outcome.applied for outcome in batch_future.future.result(0)] == [True, False, True]
 
 
 def test_what_is_known_comes_with_the_error_about_the_rest() -> None:
-    gathering = Gathering(2)
+    batch_future = BatchFuture(2)
     ok = Outcome(applied=True, reason=Reason.OK, code=0)
-    gathering.settle([(1, ok)])
-    gathering.settle([(0, None)], AnswerTimeout("late", op_ids=["a"], in_log=True))
+    batch_future.settle([(1, ok)])
+    batch_future.settle([(0, None)], AnswerTimeout("late", op_ids=["a"], in_log=True))
     with pytest.raises(AnswerTimeout) as raised:
-        gathering.future.result(0)
+        batch_future.future.result(0)
     assert raised.value.outcomes == (None, ok)
     assert raised.value.op_ids == ("a",)

@@ -20,7 +20,7 @@ from popstream import (
     all_applied,
 )
 from popstream.message import MessageState
-from popstream.payload.redelivery import RESENT_HEADER, Resent
+from popstream.payload.redelivery import REDELIVERY_HEADER, Redelivery
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Ack, ChangeInvisible, Command, Reject
 from popstream.wire.failures import Invalid
@@ -186,7 +186,7 @@ def test_a_set_that_fails_at_its_first_message_sends_all_again_and_its_unit_is_d
         consumer.run_sets(fail, set_size=4)
         consumer.flush()
     assert [record["value"] for record in kafka.sent[2:]] == [b"0", b"1", b"2", b"3"]
-    resent = [Resent.parse(record["headers"]) for record in kafka.sent[2:]]
+    resent = [Redelivery.parse(record["headers"]) for record in kafka.sent[2:]]
     assert [one and one.attempts for one in resent] == [1, 0, 0, 0]
     acked = [offsets for ack in sent(job, Ack) for entry in ack.entries for offsets in entry.offsets]
     assert min(acked)[0] == 0
@@ -231,7 +231,7 @@ def test_a_unit_that_nobody_can_read_goes_to_the_dead_letters(job: MemoryJob, pr
     for body in (b"\x93\x01\x00\x91\x94\xc4\x01v\x00\xc0\x91\x92" + header + b"\xc0", b"\x91" * 100_000, b""):
         headers = [("popstream-batch-count", b"1"), ("popstream-batch-bytes", b"%d" % len(body))]
         producer.send("orders", body, headers=headers).result(WAIT_S)
-    producer.send("orders", b"good", headers=[(RESENT_HEADER, b'{"group":"\xff"}')]).result(WAIT_S)
+    producer.send("orders", b"good", headers=[(REDELIVERY_HEADER, b'{"group":"\xff"}')]).result(WAIT_S)
     with job.consumer("g") as consumer:
         assert values(consumer.pop("orders", 0, max_messages=8)) == [b"good"]
         consumer.flush()
@@ -498,7 +498,7 @@ def test_stopping_returns_what_was_held_back_of_an_orderly_unit(job: MemoryJob) 
 
 
 def test_a_header_that_nobody_can_read_is_no_matter(job: MemoryJob, producer: Producer) -> None:
-    producer.send("orders", b"v", headers=[(RESENT_HEADER, b"{")]).result(WAIT_S)
-    producer.send("orders", b"w", headers=[Resent("else").header()]).result(WAIT_S)
+    producer.send("orders", b"v", headers=[(REDELIVERY_HEADER, b"{")]).result(WAIT_S)
+    producer.send("orders", b"w", headers=[Redelivery("else").header()]).result(WAIT_S)
     with job.consumer("g") as consumer:
         assert values(consumer.pop("orders", 0, max_messages=8)) == [b"v"]

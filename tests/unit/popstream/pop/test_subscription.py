@@ -475,7 +475,7 @@ def test_a_pop_of_a_topic_needs_only_some_of_its_queues_declared(job: MemoryJob)
         assert len(consumer.pop("orders", max_messages=6)) == 4
 
 
-# Leaving.
+# ClosedAtExit.
 
 
 def test_the_next_start_of_a_client_gives_back_what_its_killed_process_held(job: MemoryJob) -> None:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popstream.send.accumulator import Accumulator, BatchLimits
-from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, Sent
+from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, SendFuture
 from popstream.wire.failures import Invalid
 from popstream.wire.limits import POP_MESSAGES_MAX
 
@@ -16,7 +16,7 @@ LIMITS = BatchLimits()
 
 def outgoing(value: bytes = b"v", key: bytes | None = None) -> Outgoing:
     message = OutgoingMessage(topic="orders", value=value, key=key, queue_id=0 if key is None else None)
-    return Outgoing(message, Sent(), 0, 30.0)
+    return Outgoing(message, SendFuture(), 0, 30.0)
 
 
 def destination(

@@ -13,13 +13,13 @@ import pytest
 from popstream.errors import ClientClosed, NotWritten, OutcomeUnknown
 from popstream.outcome import SendResult
 from popstream.send.accumulator import BatchLimits
-from popstream.send.ordered_sender import NOT_ASKED, Fate, OrderedSender, Retry, Shipment
-from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, Sent
+from popstream.send.ordered_sender import NOT_ASKED, OrderedSender, Retry, SendOutcome, Shipment
+from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, SendFuture
 from popstream.wire.failures import Invalid
 
 WAIT_S = 10.0
-REFUSED = Fate(error=Invalid("refused"), retry=Retry.ALONE)
-Judge = Callable[[Outgoing, Shipment], Fate]
+REFUSED = SendOutcome(error=Invalid("refused"), retry=Retry.ALONE)
+Judge = Callable[[Outgoing, Shipment], SendOutcome]
 
 
 class Writer:
@@ -27,18 +27,18 @@ class Writer:
 
     def __init__(self) -> None:
         self.shipments: list[Shipment] = []
-        self.held: list[tuple[Shipment, Callable[[Sequence[Fate]], None]]] = []
+        self.held: list[tuple[Shipment, Callable[[Sequence[SendOutcome]], None]]] = []
         self.holds = False
         self.is_away = False
         self.judge: Judge = lambda _, __: self.written()
         self.given_up: list[Shipment] = []
         self._next_offset = 0
 
-    def written(self) -> Fate:
+    def written(self) -> SendOutcome:
         self._next_offset += 1
-        return Fate(SendResult("orders", 0, self._next_offset - 1, 0))
+        return SendOutcome(SendResult("orders", 0, self._next_offset - 1, 0))
 
-    def write(self, shipment: Shipment, on_done: Callable[[Sequence[Fate]], None]) -> bool:
+    def write(self, shipment: Shipment, on_done: Callable[[Sequence[SendOutcome]], None]) -> bool:
         if self.is_away:
             on_done([NOT_ASKED] * len(shipment.messages))
             return False
@@ -86,9 +86,9 @@ def send(
     key: bytes | None = None,
     deadline_s: float = WAIT_S,
     is_alone: bool = False,
-) -> Sent:
+) -> SendFuture:
     message = OutgoingMessage(topic="orders", value=value, key=key)
-    outgoing = Outgoing(message, Sent(threading.Condition()), 0, time.monotonic() + deadline_s)
+    outgoing = Outgoing(message, SendFuture(threading.Condition()), 0, time.monotonic() + deadline_s)
     destination = Destination("orders", queue_id, True, None, True)
     sender.submit(destination, outgoing, is_waited=False, is_alone=is_alone)
     return outgoing.future
@@ -137,10 +137,10 @@ def test_a_send_that_takes_long_holds_up_no_other_queue(sender: OrderedSender, w
 def test_a_refused_batch_is_sent_again_one_by_one_ahead_of_what_follows(sender: OrderedSender, writer: Writer) -> None:
     """The one that Kafka refuses by itself too fails alone."""
 
-    def judge(outgoing: Outgoing, shipment: Shipment) -> Fate:
+    def judge(outgoing: Outgoing, shipment: Shipment) -> SendOutcome:
         if len(shipment.messages) > 1:
             return REFUSED
-        return Fate(error=Invalid("refused")) if outgoing.message.value == b"bad" else writer.written()
+        return SendOutcome(error=Invalid("refused")) if outgoing.message.value == b"bad" else writer.written()
 
     writer.holds = True
     writer.judge = judge
@@ -179,7 +179,7 @@ def test_a_message_is_not_sent_again_behind_one_of_its_key(sender: OrderedSender
 
 
 def test_what_may_be_written_is_not_sent_again(sender: OrderedSender, writer: Writer) -> None:
-    writer.judge = lambda _, __: Fate(error=OutcomeUnknown("no answer"))
+    writer.judge = lambda _, __: SendOutcome(error=OutcomeUnknown("no answer"))
     futures = [send(sender, value) for value in (b"one", b"two")]
     for future in futures:
         with pytest.raises(OutcomeUnknown):
@@ -188,7 +188,7 @@ def test_what_may_be_written_is_not_sent_again(sender: OrderedSender, writer: Wr
 
 
 def test_what_passes_is_tried_until_its_time_is_over(sender: OrderedSender, writer: Writer) -> None:
-    writer.judge = lambda _, __: Fate(error=NotWritten("no leader"), retry=Retry.ALONE)
+    writer.judge = lambda _, __: SendOutcome(error=NotWritten("no leader"), retry=Retry.ALONE)
     late = send(sender, b"late", deadline_s=0.3)
     with pytest.raises(NotWritten, match="no leader"):
         late.result(WAIT_S)
@@ -303,7 +303,7 @@ def test_a_callback_that_throws_harms_no_other(sender: OrderedSender, writer: Wr
 
 
 def test_a_writer_that_raises_is_an_outcome(sender: OrderedSender, writer: Writer) -> None:
-    def fail(_: object, __: object) -> Fate:
+    def fail(_: object, __: object) -> SendOutcome:
         raise ArithmeticError("no")
 
     writer.judge = fail
@@ -392,10 +392,10 @@ def test_closing_tells_every_sender(writer: Writer) -> None:
 
 
 def test_results_are_futures_like_others(sender: OrderedSender, writer: Writer) -> None:
-    """`Sent` has its own way to wait: several share a condition, so each must tell its own wake-up from others'."""
+    """`SendFuture` has its own way to wait: several share a condition, so each must check whether it is done."""
     writer.holds = True
     shared = threading.Condition()
-    futures = [Sent(shared) for _ in range(3)]
+    futures = [SendFuture(shared) for _ in range(3)]
     for future in futures:
         outgoing = Outgoing(OutgoingMessage(topic="orders", value=b"v"), future, 0, time.monotonic() + WAIT_S)
         sender.submit(Destination("orders", 0, True, None, True), outgoing, is_waited=False)

@@ -21,7 +21,7 @@ from popstream.wire.decoding import DECODE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["Exchange", "Pending", "answers_of", "join_parts"]
+__all__ = ["PendingOperation", "PendingOperations", "answers_of", "join_parts"]
 
 LOG = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def answers_of(frame: bytes) -> list[Answer]:
     return answers
 
 
-class Pending(msgspec.Struct, kw_only=True, eq=False):
+class PendingOperation(msgspec.Struct, kw_only=True, eq=False):
     """One operation on its way. Times are monotonic, in seconds."""
 
     op_id: str
@@ -99,7 +99,7 @@ class Pending(msgspec.Struct, kw_only=True, eq=False):
     in_log: bool = False
 
 
-class Exchange:
+class PendingOperations:
     """The table of operations that wait. Safe for use by many threads; futures are completed outside its lock.
 
     Args:
@@ -112,7 +112,7 @@ class Exchange:
     def __init__(self, resend_after_s_max: float) -> None:
         """Start with nothing waiting."""
         self._lock = threading.Lock()
-        self._waiting: dict[str, Pending] = {}
+        self._waiting: dict[str, PendingOperation] = {}
         self._resend_after_s_max = resend_after_s_max
         self._is_closed = False
         self.broker_clock = BrokerClock()
@@ -121,7 +121,7 @@ class Exchange:
         """Count the operations that wait."""
         return len(self._waiting)
 
-    def add(self, pending: Pending) -> None:
+    def add(self, pending: PendingOperation) -> None:
         """Wait for the answer to `pending`; its future can no longer be cancelled.
 
         Raises:
@@ -168,10 +168,10 @@ class Exchange:
                 LOG.warning("%s could not be written and is sent again: %s", pending.what, error)
                 pending.next_send_s = min(pending.next_send_s, now_s + retry_after_s)
 
-    def due(self, now_s: float) -> list[Pending]:
+    def due(self, now_s: float) -> list[PendingOperation]:
         """Give up what is past its deadline, and tell what is to be sent again now."""
-        expired: list[Pending] = []
-        again: list[Pending] = []
+        expired: list[PendingOperation] = []
+        again: list[PendingOperation] = []
         with self._lock:
             for pending in list(self._waiting.values()):
                 if now_s >= pending.deadline_s:
@@ -204,7 +204,7 @@ class Exchange:
             pending.future.set_exception(ClientClosed(message, subject=pending.op_id))
 
 
-def _timeout(pending: Pending, now_s: float) -> AnswerTimeout:
+def _timeout(pending: PendingOperation, now_s: float) -> AnswerTimeout:
     waited_s = now_s - pending.first_sent_s
     state = "it is in the log and will be decided" if pending.in_log else "whether it reached the log is unknown"
     return AnswerTimeout(

@@ -13,18 +13,18 @@ from popstream.wire.failures import Invalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from popstream.lease.settling import Settling
+    from popstream.lease.settlement import Settlement
     from popstream.message import Message
     from popstream.pop.subscription import Subscription
 
-__all__ = ["Work", "each"]
+__all__ = ["HandlerPool", "each"]
 
 LOG = logging.getLogger(__name__)
 
 STOP_CHECK_S = 0.5
 
 
-class Work:
+class HandlerPool:
     """A handler and the threads that run it.
 
     When the handler fails, the message it failed at and all after it in the set it was given go back in one request
@@ -34,7 +34,7 @@ class Work:
     Args:
         name: Of the threads.
         subscription: Gives the messages.
-        settling: Takes the outcomes.
+        settlement: Takes the outcomes.
         handle: Is given a set of messages, and says how far it got by what it raises and settles.
         set_size: At most so many messages at once.
         failure_delay_ms: The message that failed comes again so much later.
@@ -44,7 +44,7 @@ class Work:
         self,
         name: str,
         subscription: Subscription,
-        settling: Settling,
+        settlement: Settlement,
         handle: Callable[[Sequence[Message]], object],
         *,
         set_size: int,
@@ -52,7 +52,7 @@ class Work:
     ) -> None:
         self._name = name
         self._subscription = subscription
-        self._settling = settling
+        self._settlement = settlement
         self._handle = handle
         self._set_size = set_size
         self._failed = Change(failure_delay_ms)
@@ -68,7 +68,7 @@ class Work:
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def run(self, workers: int) -> None:
-        """Work in so many threads until the subscription stops, or a thread dies; its error is raised here.
+        """HandlerPool in so many threads until the subscription stops, or a thread dies; its error is raised here.
 
         However it ends, every thread has finished the set it was at.
 
@@ -118,14 +118,14 @@ class Work:
                 raise
         else:
             if left := _unsettled(messages):
-                self._settling.ack(left, None)
+                self._settlement.ack(left, None)
 
 
 def _unsettled(messages: list[Message]) -> list[Message]:
     return [message for message in messages if not message.is_settled]
 
 
-def each(handle: Callable[[Message], object], settling: Settling) -> Callable[[Sequence[Message]], None]:
+def each(handle: Callable[[Message], object], settlement: Settlement) -> Callable[[Sequence[Message]], None]:
     """A handler of sets out of a handler of messages: one after the other, each acked as soon as it is done."""
 
     def handle_all(messages: Sequence[Message]) -> None:
@@ -134,6 +134,6 @@ def each(handle: Callable[[Message], object], settling: Settling) -> Callable[[S
                 continue  # its unit was given back meanwhile
             handle(message)
             if not message.is_settled:
-                settling.ack([message], None)
+                settlement.ack([message], None)
 
     return handle_all

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from popstream.message import LeasedUnit
     from popstream.outcome import QueueKey, Receipt
 
-__all__ = ["Held", "Holding"]
+__all__ = ["HeldMessage", "HeldMessages"]
 
 
-class Holding(msgspec.Struct, eq=False):
+class HeldMessage(msgspec.Struct, eq=False):
     """One message in hand. Times are monotonic, in seconds.
 
     Attributes:
@@ -46,7 +46,7 @@ class Holding(msgspec.Struct, eq=False):
     payload_bytes: int = 0
 
 
-class Held:
+class HeldMessages:
     """Messages in hand, each until its lease is over in any case. Safe for use by many threads.
 
     A message leaves with the request that finishes it or gives it back; what is left is what nobody has spoken about.
@@ -57,7 +57,7 @@ class Held:
     def __init__(self) -> None:
         """Hold nothing."""
         self._lock = threading.Lock()
-        self._queues: defaultdict[QueueKey, dict[int, Holding]] = defaultdict(dict)
+        self._queues: defaultdict[QueueKey, dict[int, HeldMessage]] = defaultdict(dict)
         self._count = 0
         self._payload_bytes = 0
         self._on_release: list[Callable[[], None]] = []
@@ -102,10 +102,10 @@ class Held:
                     self._count += 1
                 else:
                     self._payload_bytes -= before.payload_bytes
-                queue[receipt.queue_offset] = Holding(receipt, now_s, until_s, is_renewed)
+                queue[receipt.queue_offset] = HeldMessage(receipt, now_s, until_s, is_renewed)
         self._tell_end(until_s)
 
-    def find(self, receipt: Receipt) -> Holding | None:
+    def find(self, receipt: Receipt) -> HeldMessage | None:
         """The holding of a message, or of the delivery that a bare receipt is of."""
         queue = self._queues.get(queue_of(receipt))
         holding = None if queue is None else queue.get(receipt.queue_offset)
@@ -151,7 +151,7 @@ class Held:
         self._tell(count)
         return count
 
-    def holdings(self) -> list[Holding]:
+    def holdings(self) -> list[HeldMessage]:
         """All that is in hand now."""
         with self._lock:
             return [holding for queue in self._queues.values() for holding in queue.values()]
@@ -170,7 +170,7 @@ class Held:
         self._tell(count)
         return taken
 
-    def _drop(self, holdings: Iterable[Holding]) -> int:
+    def _drop(self, holdings: Iterable[HeldMessage]) -> int:
         """Forget holdings, each known to be there or named twice; gives their count."""
         count = 0
         for holding in holdings:
