@@ -1,14 +1,13 @@
-"""`popstream demo`: messages through every lane, with well-behaved and ill-behaved consumers, and a verdict at the end.
+"""`popstream demo`: the whole pipeline on one machine, with faults, and a verdict at the end.
 
 ```
-sender ─> message topic ─> steady consumers, one that is killed, one that changes invisible time ─┐
-intruder ─> stale, forged, misrouted, unreadable records ─> ops topic                              ├─> journals (JSONL)
-job ─> Delta tables ───────────────────────────────────────────────> verdict <─────────────────────┘
+sender ─> message topic ─> consumers: steady, orderly, one that is killed, one that changes invisible times ─┐
+intruder ─> stale, forged, misrouted, malformed records ─> ops topic                                         │
+job ─> Delta tables ─> quality suites ─┬─> verdict <─ check_history <─ history of each client <──────────────┘
 ```
 
-Each process writes down what it was told before it acts on it. The verdict compares that with the Delta tables, and
-both with the messages themselves. The processes import this package and must not import Spark, so `run_demo` is
-imported when it is asked for.
+The demo itself checks only what neither the clients' histories nor the tables can show, see `verdict`. The worker
+processes import this package and must not import Spark, so `run_demo` is imported on first use.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,227 +1,169 @@
-"""The consumers of the demo: steady, orderly, one that is killed before it acks, one that keeps changing its mind."""
+"""What the sender and the consumers of the demo do, through the public client."""
 
+import itertools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pipelines.demo.journal import Journal, Opened
-from pipelines.demo.key_order import KeyOrder
-from pipelines.demo.lifeline import Lifeline
-from pipelines.demo.messages import is_poison
-from pipelines.demo.orders import Orders
-from pipelines.demo.recorder import Recorder, client_options, keyed
-from popstream import ClientClosed, Consumer, Message, Transport
-from popstream.settings import ClientSettings
+from pipelines.demo.messages import content_hash
+from pipelines.demo.tasks import Task
+from popstream import Consumer, Message, Producer, SendResult
 
-__all__ = ["is_released", "open_recorder", "run_changer", "run_doomed", "run_orderly", "run_steady"]
+__all__ = ["ProcessedLog", "open_consumer", "run_changer", "run_doomed", "run_orderly", "run_sender", "run_steady"]
 
-THREADS_MAX = 16
-STEADY_THREADS = 2
-"""For each queue: while one works on what it has, the other waits for what comes next."""
-POLL_MS = 2_000
-POLL_SHARED_MS = 300
-"""When a thread looks after several queues, none may keep it long."""
-
-STEADY_COUNT = 1_000
-STEADY_INVISIBLE_MS = 60_000
+FLUSH_TIMEOUT_MS = 120_000
+STOP_GRACE_S = 20.0
+ORPHANED = 3
+WORKERS = 4
 WORK_S = 0.004
-"""Work on the messages of one ack; if it were shorter, the client would join acks that are meant to be small."""
+"""Work on one set of messages; if it were shorter, the client would combine acks that are meant to be small."""
+
+SET_SIZE_MAX = 1_000
+POLL_TIME_MS = 300
 
 DOOMED_COUNT = 200
-DOOMED_INVISIBLE_MS = 6_000
-ORDERLY_TURNS = 5
-_HALVES = ("again", "backwards")
-"""In the first turns of five a pop is halved: the second half is tried again, or done before the first."""
+DOOMED_INVISIBLE_TIME_MS = 6_000
 CHANGER_COUNT = 100
-CHANGER_INVISIBLE_MS = 30_000
-CHANGER_SHORT_MS = 2_500
+CHANGER_INVISIBLE_TIME_MS = 30_000
+CHANGER_SHORT_TIME_MS = 2_500
+HALVED_EVERY = 5
+"""An orderly consumer takes two of so many sets in halves."""
+
+
+class ProcessedLog:
+    """Appends a line `queue_id queue_offset content_hash` for each processed message. Safe for use by many threads."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._file = path.open("w")
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Write messages to the file, before they are acked."""
+        lines = (f"{m.queue_id} {m.queue_offset} {content_hash(m.value or b'')}\n" for m in messages)
+        with self._lock:
+            self._file.writelines(lines)
+            self._file.flush()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
 
 @contextmanager
-def open_recorder(
-    orders: Orders, lifeline: Lifeline, *, ack_delay_ms: float = 5.0
-) -> Iterator[tuple[Recorder, Journal]]:
-    """A consumer with its journal; `STOP` cancels the pops that wait. What it holds at the end is left to expire."""
-    options: dict[str, Any] = client_options(orders)
-    opened = Opened(orders.name, orders.role, orders.group)
-    with (
-        Journal(Path(orders.journal), opened) as journal,
-        Transport(ClientSettings(bootstrap_servers=orders.bootstrap_servers, **options)) as transport,
-    ):
-        consumer = Consumer(
-            orders.bootstrap_servers, group=orders.group, ack_delay_ms=ack_delay_ms, transport=transport, **options
-        )
-        lifeline.on_stop(partial(consumer.close, release=False))
-        try:
-            yield Recorder(orders, consumer, journal, lifeline), journal
-        finally:
-            consumer.close(release=False)
+def open_consumer(task: Task, **options: Any) -> Iterator[tuple[Consumer, ProcessedLog]]:  # noqa: ANN401 - options of Consumer
+    """Open the consumer of a task; it is closed when standard input ends."""
+    options |= {"group": task.group, "topics": [task.topic], **task.client_options}
+    with ProcessedLog(task.processed_file) as processed, Consumer(task.bootstrap_servers, **options) as consumer:
+        at_end_of_input(consumer.close)
+        yield consumer, processed
 
 
-def run_steady(orders: Orders, lifeline: Lifeline) -> None:
-    """Pop, work, ack, until `STOP`."""
-    with open_recorder(orders, lifeline, ack_delay_ms=1.0 if orders.ack_count else 5.0) as (recorder, _):
-        lifeline.wait_for_go()
-        _in_threads(orders, lifeline, partial(_steady, orders, lifeline, recorder), for_each_queue=STEADY_THREADS)
+def at_end_of_input(close: Callable[[], None]) -> None:
+    """Call `close` when the demo ends standard input, or has died; end the process if it goes on after that."""
+
+    def wait() -> None:
+        # Unbuffered: a thread that waits in a buffered read holds a lock that the interpreter needs at its end.
+        while os.read(0, 1024):
+            pass
+        close()
+        time.sleep(STOP_GRACE_S)
+        os._exit(ORPHANED)
+
+    threading.Thread(target=wait, name="input", daemon=True).start()
 
 
-def run_doomed(orders: Orders, lifeline: Lifeline) -> None:
-    """Pop from every queue and never ack; the demo kills this process with all it holds."""
-    with open_recorder(orders, lifeline) as (recorder, _):
-        lifeline.wait_for_go()
-        _in_threads(orders, lifeline, partial(_doomed, lifeline, recorder))
-        lifeline.wait_for_stop()
-
-
-def run_changer(orders: Orders, lifeline: Lifeline) -> None:
-    """Lengthen, shorten, suspend and give back leases; ack what comes a second time."""
-    with open_recorder(orders, lifeline) as (recorder, _):
-        lifeline.wait_for_go()
-        _in_threads(orders, lifeline, partial(_changer, orders, lifeline, recorder))
-
-
-def run_orderly(orders: Orders, lifeline: Lifeline) -> None:
-    """Pop in order, and see to it that no message of a key overtakes another; `STOP` ends it."""
-    with open_recorder(orders, lifeline) as (recorder, _):
-        lifeline.wait_for_go()
-        _in_threads(orders, lifeline, partial(_orderly, lifeline, recorder))
-
-
-def _in_threads(
-    orders: Orders, lifeline: Lifeline, consume: Callable[[list[int]], None], *, for_each_queue: int = 1
-) -> None:
-    """Let threads share the queues; the first failure ends all."""
-    count = min(orders.queues, THREADS_MAX // for_each_queue)
-    shares = [list(range(first, orders.queues, count)) for first in range(count)] * for_each_queue
+def run_sender(task: Task) -> None:
+    """Send every message, and wait until Kafka has them all."""
+    at_end_of_input(lambda: None)
     failures: list[BaseException] = []
-    ended = threading.Event()
 
-    def run(share: list[int]) -> None:
-        try:
-            consume(share)
-        except ClientClosed as error:
-            if not lifeline.is_stopping:
-                failures.append(error)
-                ended.set()
-        except BaseException as error:  # noqa: BLE001 - raised below, in the main thread
+    def note_failure(sent: "Future[SendResult]") -> None:
+        if (error := sent.exception()) is not None:
             failures.append(error)
-            ended.set()
 
-    threads = [threading.Thread(target=run, args=(share,), daemon=True) for share in shares]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads) and not ended.wait(0.2):
-        pass
+    with Producer(task.bootstrap_servers, **task.client_options) as producer:
+        for number, value in enumerate(task.source.values()):
+            queue_id, _ = task.source.position(number, task.queues)
+            producer.send(task.topic, value, queue_id=queue_id).add_done_callback(note_failure)
+        producer.flush(FLUSH_TIMEOUT_MS)
     if failures:
         raise failures[0]
 
 
-def _steady(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
-    poll_time_ms = POLL_MS if len(share) == 1 else POLL_SHARED_MS
-    unanswered: list[Future[Any]] = []
-    while not lifeline.is_stopping:
-        for queue_id in share:
-            messages = recorder.pop(queue_id, STEADY_COUNT, STEADY_INVISIBLE_MS, poll_time_ms)
-            # They were sent before the pop, so by now most are answered; an error must not go unseen.
-            for future in unanswered:
-                future.result()
-            unanswered = _work(orders, recorder, messages)
-    for future in unanswered:
-        future.result()
+def run_steady(task: Task) -> None:
+    """Process and ack."""
+    with open_consumer(task, ack_delay_ms=1.0) as (consumer, processed):
 
-
-def _work(orders: Orders, recorder: Recorder, messages: Sequence[Message]) -> list[Future[Any]]:
-    poison = [message for message in messages if is_released(orders, message)]
-    if poison:
-        recorder.change(poison, 0)
-        messages = [message for message in messages if not is_released(orders, message)]
-    count = orders.ack_count or len(messages)
-    unanswered: list[Future[Any]] = []
-    for start in range(0, len(messages), max(count, 1)):
-        time.sleep(WORK_S)
-        unanswered.append(recorder.ack(messages[start : start + count]))
-    return unanswered
-
-
-def is_released(orders: Orders, message: Message) -> bool:
-    """Whether this message is given back, for as long as it comes."""
-    return orders.releases_poison and orders.source.is_made and is_poison(message.value or b"")
-
-
-def _doomed(lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
-    waiting = list(share)
-    while waiting and not lifeline.is_stopping:
-        queue_id = waiting.pop(0)
-        if recorder.pop(queue_id, DOOMED_COUNT, DOOMED_INVISIBLE_MS, POLL_SHARED_MS):
-            lifeline.tell("armed")
-        else:
-            waiting.append(queue_id)
-
-
-def _orderly(lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
-    """Mostly all of a pop is done; each fifth time in two halves, the later one first or not at all."""
-    poll_time_ms = POLL_MS if len(share) == 1 else POLL_SHARED_MS
-    key_order = KeyOrder()
-    pops = 0
-    while not lifeline.is_stopping:
-        for queue_id in share:
-            messages = recorder.pop(queue_id, STEADY_COUNT, STEADY_INVISIBLE_MS, poll_time_ms, key_order=key_order)
-            if not messages:
-                continue
-            pops += 1
+        def handle(messages: Sequence[Message]) -> None:
             time.sleep(WORK_S)
-            turn = pops % ORDERLY_TURNS
-            middle = (len(messages) + 1) // 2 if turn < len(_HALVES) else len(messages)
+            processed.add(without_poison(task, consumer, messages))
+
+        consumer.run_sets(handle, set_size=task.set_size, workers=WORKERS)
+
+
+def run_orderly(task: Task) -> None:
+    """Process in order; some sets in halves: the second half is acked first, or it is released and comes again."""
+    set_numbers = itertools.count()
+    with open_consumer(task, order=True) as (consumer, processed):
+
+        def handle(messages: Sequence[Message]) -> None:
+            time.sleep(WORK_S)
+            set_number = next(set_numbers) % HALVED_EVERY
+            middle = (len(messages) + 1) // 2 if set_number < 2 else len(messages)
             first, second = messages[:middle], messages[middle:]
-            is_backwards = turn < len(_HALVES) and _HALVES[turn] == "backwards"
-            for part in [second, first] if is_backwards else [first]:
-                if part:
-                    recorder.ack(part).result()
-                    key_order.done(map(keyed, part))
-            if second and not is_backwards:
-                recorder.change(second, 0)
+            if second and set_number == 0:
+                processed.add(second)
+                consumer.ack(second)
+            elif second:
+                consumer.change_invisible(second, 0)
+            processed.add(first)
+            consumer.ack(first)
+
+        consumer.run_sets(handle, set_size=SET_SIZE_MAX, workers=WORKERS)
 
 
-def _changer(orders: Orders, lifeline: Lifeline, recorder: Recorder, share: list[int]) -> None:
-    poll_time_ms = POLL_MS if len(share) == 1 else POLL_SHARED_MS
-    met: set[tuple[int, int]] = set()
-    while not lifeline.is_stopping:
-        for queue_id in share:
-            messages = recorder.pop(queue_id, CHANGER_COUNT, CHANGER_INVISIBLE_MS, poll_time_ms)
-            if not messages:
+def run_doomed(task: Task) -> None:
+    """Pop and never ack; the demo kills this process with the leases that it holds."""
+    with open_consumer(task) as (consumer, _):
+        for _ in range(task.queues):
+            if consumer.pop(task.topic, None, DOOMED_COUNT, DOOMED_INVISIBLE_TIME_MS, POLL_TIME_MS).messages:
+                task.armed_file.touch()
+        threading.Event().wait()
+
+
+def run_changer(task: Task) -> None:
+    """Lengthen, shorten, suspend and release leases; ack messages that come a second time."""
+    seen: set[tuple[int, int]] = set()
+    with open_consumer(task) as (consumer, processed):
+        while True:
+            popped = consumer.pop(task.topic, None, CHANGER_COUNT, CHANGER_INVISIBLE_TIME_MS, POLL_TIME_MS)
+            if not popped.messages:
                 continue
-            lifeline.tell("armed")
-            poison = [message for message in messages if is_released(orders, message)]
-            rest = [message for message in messages if not is_released(orders, message)]
-            again = [message for message in rest if (queue_id, message.queue_offset) in met]
-            fresh = [message for message in rest if (queue_id, message.queue_offset) not in met]
-            met.update((queue_id, message.queue_offset) for message in fresh)
-            unanswered = [recorder.ack(again)] if again else []
-            if poison:
-                recorder.change(poison, 0)
-            unanswered += _change_minds(recorder, fresh)
-            for future in unanswered:
-                future.result()
+            task.armed_file.touch()
+            messages = without_poison(task, consumer, popped.messages)
+            fresh = [message for message in messages if (message.queue_id, message.queue_offset) not in seen]
+            seen.update((message.queue_id, message.queue_offset) for message in fresh)
+            longer, both, shorter, back = (fresh[number::4] for number in range(4))
+            consumer.change_invisible(longer + both, 2 * CHANGER_INVISIBLE_TIME_MS)
+            consumer.change_invisible(both, CHANGER_INVISIBLE_TIME_MS)
+            consumer.change_invisible(shorter, CHANGER_SHORT_TIME_MS)  # and its lease expires
+            consumer.change_invisible(back, 0, suspend=True)
+            done = [message for message in messages if message not in shorter and message not in back]
+            processed.add(done)
+            consumer.ack(done)
 
 
-def _change_minds(recorder: Recorder, messages: Sequence[Message]) -> list[Future[Any]]:
-    """A quarter each: longer and done, longer and shorter and done, shorter and forgotten, given back."""
-    longer, both, shorter, back = (list(messages[number::4]) for number in range(4))
-    unanswered: list[Future[Any]] = []
-    if longer:
-        recorder.change(longer, 2 * CHANGER_INVISIBLE_MS)
-        unanswered.append(recorder.ack(longer))
-    if both:
-        recorder.change(both, 2 * CHANGER_INVISIBLE_MS)
-        recorder.change(both, CHANGER_INVISIBLE_MS)
-        unanswered.append(recorder.ack(both))
-    if shorter:
-        recorder.change(shorter, CHANGER_SHORT_MS)
-    if back:
-        recorder.change(back, 0, suspend=True)
-    return unanswered
+def without_poison(task: Task, consumer: Consumer, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages that can be processed; release the others, for as often as they come."""
+    poison = [message for message in messages if task.releases_poison and task.source.is_poison(message.value)]
+    if poison:
+        consumer.change_invisible(poison, 0)
+    return [message for message in messages if message not in poison]

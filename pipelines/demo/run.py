@@ -1,51 +1,65 @@
 """The demo from beginning to end."""
 
 import contextlib
+import os
 import resource
 import secrets
 import shutil
+import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
 from pydantic import SecretStr
 
 from checkpoints.ownership import Ownership
-from connectors.jars.resolve import JarError, kafka_jars
-from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
-from pipelines.control.state_view import queues_in
-from pipelines.demo.cast import ORDERLY_GROUP, group_names, limited_groups, orders_of
-from pipelines.demo.crew import Crew
-from pipelines.demo.interrupts import Interrupts
-from pipelines.demo.journal import read_journal
-from pipelines.demo.letters import count_records, read_letters
-from pipelines.demo.memory import MemoryWatch
-from pipelines.demo.messages import Source
-from pipelines.demo.scene import play, settle
-from pipelines.demo.summary import Phases, Summary, summarize
-from pipelines.demo.tables import newest_versions, read_deliveries, read_operations, read_positions, read_rejected
-from pipelines.demo.verdict import Evidence, Expected, judge
+from pipelines.control.client import ask
+from pipelines.control.messages import Status, StatusRequest
+from pipelines.demo.evidence import (
+    count_records,
+    read_counts,
+    read_letters,
+    read_processed,
+    read_refusals,
+    read_rejected,
+)
+from pipelines.demo.messages import MessageSource
+from pipelines.demo.planted import read_planted
+from pipelines.demo.processes import WorkerProcesses, peak_mib
+from pipelines.demo.summary import Measurements, Summary, summarize
+from pipelines.demo.tasks import ORDERLY_GROUP, Task, group_names, limited_group, tasks_of
+from pipelines.demo.verdict import Evidence, Expected
 from pipelines.demo.view import View
 from pipelines.process.host import Host
+from pipelines.process.jvm import jvm_pid
+from pipelines.process.signals import STOP_SIGNALS, handled_signals
 from pipelines.settings import JobSettings
 from popstream import ClientSettings, Refused, Transport
+from popstream.history.check import check_history
+from popstream.history.recorder import read_history
 from popstream.send.dispatcher import declare_of
 from popstream.topics.describe import describe_topic
 from popstream.wire.command import Policy
-from popstream.wire.failures import Invalid, PopstreamError
+from popstream.wire.failures import Invalid, PopstreamError, Unavailable
 
 __all__ = ["run_demo"]
 
-REJECTED_COUNT = 1000
+MALFORMED_COUNT = 1000
 REFUSED_COUNT = 500
 OPS_PARTITIONS = 4
 ATTEMPTS_MAX = 6
 FLUSH_INTERVAL_S = 3.0
 CLIENT = "demo"
+
+STALLED_S = 120.0
+SETTLE_TIMEOUT_S = 120.0
+LOOK_EVERY_S = 0.25
 
 
 def run_demo(
@@ -57,45 +71,44 @@ def run_demo(
     var: Path = Path("var"),
     bootstrap_servers: str = "",
     json_output: bool = False,
-    rejected_count: int = REJECTED_COUNT,
+    rejected_count: int = MALFORMED_COUNT,
     refused_count: int = REFUSED_COUNT,
 ) -> int:
-    r"""Run the demo, print what came of it, and give the exit code: 0 when every check held, 130 after Ctrl-C, else 1.
+    r"""Run the demo, print its summary, and return the exit code: 0 when every check held, 130 after Ctrl-C, else 1.
 
     Args:
-        messages_count: How many messages are made, unless there is a file.
+        messages_count: Messages to generate, unless there is a file.
         messages_file: One message a line; `\n` or `\r\n` ends it, and empty lines are messages too.
         queues: Partitions of the message topic.
         groups: Consumer groups; each gets every message. One more gets them in order.
         var: Folder with the jars; everything of the demo goes to `demo` below it, which is emptied first.
-        bootstrap_servers: An existing Kafka, where the demo leaves its topics; empty: one of its own.
+        bootstrap_servers: An existing Kafka, where the demo leaves its topics; empty: an embedded one.
         json_output: Print the summary as JSON, everything else to standard error.
-        rejected_count: Records that cannot be read.
-        refused_count: Operations that must be refused.
+        rejected_count: Malformed records to write.
+        refused_count: Operations to send that must be refused.
     """
-    demo = _Demo(
-        source=Source(count=messages_count, file=None if messages_file is None else str(messages_file.absolute())),
-        queues=queues,
-        groups=group_names(groups),
-        var=var,
-        bootstrap_servers=bootstrap_servers,
-        rejected_count=rejected_count,
-        refused_count=refused_count,
-    )
-    with View(json_output=json_output) as view, Interrupts() as interrupts:
+    source = MessageSource(count=messages_count, file=None if messages_file is None else str(messages_file.absolute()))
+    with View(json_output=json_output) as view, handled_signals(_interrupt):
         try:
-            summary = demo.run(view, interrupts)
-        except KeyboardInterrupt:
+            names = group_names(groups)
+            expected = Expected(
+                sent=source.measure(queues),
+                groups=[*names, ORDERLY_GROUP],
+                queues=queues,
+                limited_group=limited_group(names),
+                malformed_count=rejected_count,
+                refused_count=refused_count,
+            )
+            demo = _Demo(source, expected, var=var.absolute(), bootstrap_servers=bootstrap_servers, view=view)
+            summary = demo.run()
+        except KeyboardInterrupt as interrupt:
             view.say("interrupted; everything is stopped")
-            return interrupts.exit_code
+            return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
         except PopstreamError as error:
             view.close()
-            print(f"the demo has failed: {error}\nlogs are in {demo.folder}", file=sys.stderr)
+            print(f"the demo has failed: {error}\nlogs are in {var.absolute() / 'demo'}", file=sys.stderr)
             return 1
-    if json_output:
-        print(msgspec.json.format(msgspec.json.encode(summary)).decode())
-    else:
-        print(summary.as_text())
+    print(msgspec.json.format(msgspec.json.encode(summary)).decode() if json_output else summary.as_text())
     return 0 if summary.verdict == "ok" else 1
 
 
@@ -103,182 +116,208 @@ class _Demo:
     """One run; the parameters are those of `run_demo`."""
 
     def __init__(
-        self,
-        *,
-        source: Source,
-        queues: int,
-        groups: list[str],
-        var: Path,
-        bootstrap_servers: str,
-        rejected_count: int,
-        refused_count: int,
+        self, source: MessageSource, expected: Expected, *, var: Path, bootstrap_servers: str, view: View
     ) -> None:
-        self.folder = var.absolute() / "demo"
         self._source = source
-        self._queues = queues
-        self._groups = groups
-        self._var = var.absolute()
+        self._expected = expected
+        self._var = var
+        self._folder = var / "demo"
+        self._workers_folder = self._folder / "workers"
         self._given_servers = bootstrap_servers
-        self._rejected_count = rejected_count
-        self._refused_count = refused_count
-        # Of a Kafka that is not ours nobody empties the topics.
+        self._view = view
+        # Nobody empties the topics of a Kafka that is not ours.
         self._prefix = f"popstream-demo-{secrets.token_hex(4)}" if bootstrap_servers else "popstream-demo"
         self._topic = f"{self._prefix}.messages"
-        self._phases = Phases()
+        self._measured = Measurements()
+        self._started_s = time.monotonic()
 
-    def run(self, view: View, interrupts: Interrupts) -> Summary:
-        """Do it all; stop everything, whatever happens."""
-        started_s = time.monotonic()
-        expected = Expected(
-            contents=self._source.measure(),
-            groups=[*self._groups, ORDERLY_GROUP],
-            queues=self._queues,
-            limited_groups=limited_groups(self._groups),
-            ordered_groups=frozenset((ORDERLY_GROUP,)),
-            rejected_count=self._rejected_count,
-            refused_count=self._refused_count,
-        )
-        with Ownership(self.folder / "lock"), MemoryWatch() as memory:
-            self._empty_folder()
-            with self._host(view, memory) as host:
-                interrupts.take()
-                try:
-                    self._phases.start = time.monotonic() - started_s
-                    verdict, ops = self._play_and_judge(host, expected, view, started_s)
-                    quality = self._validate(host, view)
-                finally:
-                    interrupts.hold_off()
-                    view.close()
-                    began_s = time.monotonic()
-            self._phases.stop = time.monotonic() - began_s
-        summary = summarize(
-            verdict,
-            expected,
-            quality,
-            ops=ops,
-            seconds=time.monotonic() - started_s,
-            cpu_seconds=_cpu_seconds(),
-            phases=self._phases,
-            memory=memory.peaks,
-        )
-        (self.folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
+    def run(self) -> Summary:
+        """Run every phase; stop everything, whatever happens."""
+        with Ownership(self._folder / "lock"):
+            _empty(self._folder)
+            with contextlib.ExitStack() as stack:
+                with self._phase("start"):
+                    host = stack.enter_context(Host(self._settings(), var=self._var, on_progress=self._view.say))
+                # The host's own handlers, which are back for the stop, do not interrupt.
+                with handled_signals(_interrupt):
+                    evidence = self._run_and_collect(host)
+                    self._view.say("running the quality suites")
+                    with self._phase("quality"):
+                        quality = _import_validate()(host.spark, host.job.folder.delta)
+                    self._measure_memory(host)
+                self._view.close()
+                with self._phase("stop"):
+                    stack.close()
+        self._measured.seconds = time.monotonic() - self._started_s
+        self._measured.cpu_seconds = _cpu_seconds()
+        summary = summarize(self._expected, evidence, quality, self._measured)
+        (self._folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
         return summary
 
-    def _empty_folder(self) -> None:
-        for entry in self.folder.iterdir():
-            if entry.name == "lock":
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
+    def _settings(self) -> JobSettings:
+        settings: dict[str, Any] = {
+            "folder": self._folder / "job",
+            "bootstrap_servers": self._given_servers,
+            "topic_prefix": self._prefix,
+            "message_topics": self._topic,
+            "ops_partitions": OPS_PARTITIONS,
+            "flush_interval_s": FLUSH_INTERVAL_S,
+            # Signed handles, so that a forged one is refused as such.
+            "handle_keys": {"demo": SecretStr(secrets.token_hex(16))},
+            "handle_key_active": "demo",
+        }
+        return JobSettings(**settings)
 
     @contextlib.contextmanager
-    def _host(self, view: View, memory: MemoryWatch) -> Iterator[Host]:
-        with contextlib.ExitStack() as stack:
-            servers = self._given_servers
-            if not servers:
-                view.say("starting Kafka")
-                try:
-                    jars = kafka_jars(self._var)
-                except JarError as error:
-                    raise Invalid(str(error)) from error
-                kafka = stack.enter_context(EmbeddedKafka(self.folder / "kafka", jars=jars))
-                memory.kafka_pid = kafka.pid
-                servers = kafka.bootstrap_servers
-            settings: dict[str, Any] = {
-                "folder": self.folder / "job",
-                "bootstrap_servers": servers,
-                "topic_prefix": self._prefix,
-                "message_topics": self._topic,
-                "ops_partitions": OPS_PARTITIONS,
-                "flush_interval_s": FLUSH_INTERVAL_S,
-                # Signed handles, so that a forged one is known as such.
-                "handle_keys": {"demo": SecretStr(secrets.token_hex(16))},
-                "handle_key_active": "demo",
-            }
-            yield stack.enter_context(Host(JobSettings(**settings), var=self._var, on_progress=view.say))
+    def _phase(self, name: str) -> Iterator[None]:
+        began_s = time.monotonic()
+        yield
+        setattr(self._measured.phase_seconds, name, time.monotonic() - began_s)
 
-    def _play_and_judge(self, host: Host, expected: Expected, view: View, started_s: float) -> tuple[Any, int]:
-        began_s = time.monotonic()
-        servers = host.bootstrap_servers
-        create_message_topic(servers, self._topic, self._queues)
-        orders = orders_of(
-            groups=self._groups,
-            queues=self._queues,
-            partitions=OPS_PARTITIONS,
-            source=self._source,
-            bootstrap_servers=servers,
-            prefix=self._prefix,
-            topic=self._topic,
-            journals=self.folder / "journals",
-            rejected_count=self._rejected_count,
-            refused_count=self._refused_count,
-        )
-        with Crew(orders, self.folder / "logs") as crew:
+    def _run_and_collect(self, host: Host) -> Evidence:
+        expected, servers, delta = self._expected, host.bootstrap_servers, host.job.folder.delta
+        tasks = self._tasks(servers)
+        with self._phase("load"):
+            create_message_topic(servers, self._topic, expected.queues)
             self._declare(servers)
-            play(host, crew, expected, view, started_s)
-            self._phases.load = time.monotonic() - began_s
-            view.say("every message is done; the consumers stop, and what they did goes to Delta")
-            began_s = time.monotonic()
-            crew.stop()
-            killed = {member.orders.name for member in crew.members if member.was_killed}
-        ops_in_log = count_records(servers, host.job.topics.ops)
-        settle(host, ops_in_log)
-        dead = sum(lane.dead_lettered for queue in queues_in(host.job.store) for lane in queue.lanes)
-        letters = read_letters(servers, host.job.topics.dead_letters, dead)
-        self._phases.settle = time.monotonic() - began_s
-        view.say("comparing the tables with what the consumers wrote down")
-        began_s = time.monotonic()
-        delta = host.job.folder.delta
-        versions = newest_versions(delta)
-        evidence = Evidence(
-            operations=read_operations(host.spark, delta, versions),
-            deliveries=read_deliveries(host.spark, delta, versions),
-            positions=read_positions(host.spark, delta, versions),
-            rejected=read_rejected(host.spark, delta, versions),
-            workers=[
-                read_journal(Path(order.journal), was_killed=order.name in killed)
-                for order in orders
-                if order.role != "sender"
-            ],
-            letters=letters,
-            ops_in_log=ops_in_log,
-            ops_decided=sum(host.job.apply_ops.applied.next_offset.values()),
-        )
-        verdict = judge(expected, evidence)
-        self._versions = versions
-        self._phases.verdict = time.monotonic() - began_s
-        return verdict, ops_in_log
+            self._view.say(f"starting {len(tasks)} processes")
+            with WorkerProcesses(tasks, self._workers_folder) as workers:
+                self._run_workers(host, workers)
+                self._view.say("every message is done; the consumers stop, and their operations go to Delta")
+                workers.stop()
+            self._measured.memory_mib.workers = sum(worker.peak_mib for worker in workers.started)
+        with self._phase("settle"):
+            self._measured.ops = count_records(servers, host.job.topics.ops)
+            letter_count = self._settle(host)
+            letters = read_letters(servers, host.job.topics.dead_letters, letter_count)
+        self._view.say("checking the clients' histories")
+        with self._phase("verdict"):
+            lengths = Counter(queue_id for queue_id, _ in expected.sent.contents)
+            written = {(self._topic, queue_id): [(0, length - 1)] for queue_id, length in lengths.items()}
+            histories = sorted(self._workers_folder.glob("*.history"))
+            return Evidence(
+                history=check_history(read_history(*histories), drained=True, written=written),
+                counts=read_counts(host.spark, delta),
+                refusals=read_refusals(host.spark, delta),
+                rejected=read_rejected(host.spark, delta),
+                processed=read_processed(tasks),
+                letters=letters,
+                planted=[p for task in tasks if task.role == "intruder" for p in read_planted(task.planted_file)],
+            )
+
+    def _tasks(self, servers: str) -> list[Task]:
+        common = {
+            "bootstrap_servers": servers,
+            "prefix": self._prefix,
+            "topic": self._topic,
+            "queues": self._expected.queues,
+            "ops_partitions": OPS_PARTITIONS,
+            "source": self._source,
+            "folder": str(self._workers_folder),
+            "malformed_count": self._expected.malformed_count,
+            "refused_count": self._expected.refused_count,
+        }
+        return tasks_of([group for group in self._expected.groups if group != ORDERLY_GROUP], common)
 
     def _declare(self, servers: str) -> None:
-        """Declare the queues, and give the groups that have one their attempt limit, before anybody pops."""
-        settings = ClientSettings(bootstrap_servers=servers, client_id=CLIENT, prefix=self._prefix)
-        topic = describe_topic(settings, self._topic)
+        """Declare the queues, and give one group its attempt limit, before the first pop."""
+        history_file = self._workers_folder / f"{CLIENT}.history"
+        settings = ClientSettings(
+            bootstrap_servers=servers, client_id=CLIENT, prefix=self._prefix, history_file=history_file
+        )
+        topic, group = describe_topic(settings, self._topic), self._expected.limited_group
         with Transport(settings) as transport:
-            waiting = [transport.submit(declare_of(topic, queue_id)) for queue_id in range(self._queues)]
-            waiting += [
-                transport.submit(
-                    Policy(v=1, topic=self._topic, queue_id=queue_id, group=group, max_attempts=ATTEMPTS_MAX)
-                )
-                for queue_id in range(self._queues)
-                for group in limited_groups(self._groups)
-            ]
-            for future in waiting:
+            futures = []
+            for queue_id in range(self._expected.queues):
+                policy = Policy(v=1, topic=self._topic, queue_id=queue_id, group=group, max_attempts=ATTEMPTS_MAX)
+                futures += [transport.submit(declare_of(topic, queue_id)), transport.submit(policy)]
+            for future in futures:
                 if future.result().code:
                     raise Refused(future.result())
 
-    def _validate(self, host: Host, view: View) -> Any:  # noqa: ANN401 - expectations' own type, imported late
-        view.say("running the quality suites")
-        began_s = time.monotonic()
-        validate = _import_validate()
-        report = validate(host.spark, host.job.folder.delta, versions=self._versions)
-        self._phases.quality = time.monotonic() - began_s
-        return report
+    def _run_workers(self, host: Host, workers: WorkerProcesses) -> None:
+        """Let the workers run until every message is done in every group.
+
+        Raises:
+            Unavailable: A process or the job has ended, or nothing moves any more.
+        """
+        wanted = len(self._expected.groups) * len(self._expected.sent.contents)
+        done = last_done = 0
+        moved_s = time.monotonic()
+        while done < wanted or not workers.have_sent_all:
+            _require_running(host)
+            workers.step()
+            status = self._status(host)
+            done = sum(lane.commit_offset for queue in status.queues for lane in queue.lanes)
+            self._view.show(status)
+            if done > last_done:
+                last_done, moved_s = done, time.monotonic()
+            elif time.monotonic() - moved_s > STALLED_S:
+                message = f"nothing has moved for {STALLED_S:.0f} s"
+                raise Unavailable(message)
+            time.sleep(LOOK_EVERY_S)
+        self._view.show(status)
+
+    def _settle(self, host: Host) -> int:
+        """Wait until the whole log is decided and in Delta; return the number of dead letters.
+
+        Raises:
+            Unavailable: It takes too long.
+        """
+        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+        while time.monotonic() < deadline_s:
+            _require_running(host)
+            is_decided = sum(host.job.applied.next_offset.values()) >= self._measured.ops
+            status = self._status(host)
+            if is_decided and (status.delta_seq or 0) >= status.apply_seq:
+                return sum(lane.dead_lettered for queue in status.queues for lane in queue.lanes)
+            time.sleep(0.1)
+        message = f"the tables are not complete after {SETTLE_TIMEOUT_S:.0f} s"
+        raise Unavailable(message)
+
+    def _status(self, host: Host) -> Status:
+        assert host.job_file is not None, "the job runs"
+        lane_count = self._expected.queues * len(self._expected.groups)
+        return ask(host.job_file, StatusRequest(topic=self._topic, limit=lane_count), Status)
+
+    def _measure_memory(self, host: Host) -> None:
+        memory = self._measured.memory_mib
+        memory.python = peak_mib(os.getpid())
+        memory.jvm = peak_mib(jvm_pid())
+        memory.kafka = 0 if host.kafka is None else peak_mib(host.kafka.pid)
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """Interrupt once: a second signal must not interrupt the stop."""
+    for stop_signal in STOP_SIGNALS:
+        signal.signal(stop_signal, signal.SIG_IGN)
+    raise KeyboardInterrupt(number)
+
+
+def _empty(folder: Path) -> None:
+    for entry in folder.iterdir():
+        if entry.name == "lock":
+            continue
+        if entry.is_dir() and not entry.is_symlink():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
+
+
+def _require_running(host: Host) -> None:
+    """Raise when the job has ended.
+
+    Raises:
+        Unavailable: It has.
+    """
+    if host.job.wait(0):
+        failure = host.job.failure
+        message = f"the job has ended: {failure or 'the streaming query stopped by itself'}"
+        raise Unavailable(message) from failure
 
 
 def _import_validate() -> Any:  # noqa: ANN401 - a function of a module that is imported here
-    """Great Expectations takes seconds to import, and nobody else here needs it."""
+    """Import the quality suites late: Great Expectations takes seconds."""
     try:
         from expectations.validate import validate  # noqa: PLC0415
     except SystemExit as error:
@@ -291,6 +330,6 @@ def _import_validate() -> Any:  # noqa: ANN401 - a function of a module that is 
 
 
 def _cpu_seconds() -> float:
-    """Of this process and of all that it has started and seen the end of."""
+    """Return the CPU time of this process and of all that it has started and waited for."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in used)

@@ -1,14 +1,14 @@
-"""What is left of a run: the numbers, as text and as `summary.json`."""
+"""The numbers of a run, as text and as `summary.json`."""
 
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal
 
 import msgspec
 
-from pipelines.demo.memory import Peaks
-from pipelines.demo.verdict import Check, Expected, Verdict
+from expectations.report import Report
+from pipelines.demo.verdict import Check, Evidence, Expected, GroupCounts, judge, lost
+from popstream.history.check import ViolationKind
 
-__all__ = ["Phases", "Quality", "Summary", "summarize"]
+__all__ = ["Measurements", "PeakMemory", "Phases", "Summary", "summarize"]
 
 
 class Phases(msgspec.Struct):
@@ -22,36 +22,27 @@ class Phases(msgspec.Struct):
     stop: float = 0.0
 
 
-class Failure(Protocol):
-    """An expectation that did not hold."""
+class PeakMemory(msgspec.Struct):
+    """Resident MiB at its peak: of this process, of Spark's JVM, of the embedded Kafka, of all workers together."""
 
-    @property
-    def suite(self) -> str:
-        """Its suite."""
-
-    @property
-    def expectation(self) -> str:
-        """Its name."""
+    python: int = 0
+    jvm: int = 0
+    kafka: int = 0
+    workers: int = 0
 
 
-class Quality(Protocol):
-    """What the quality suites found."""
+class Measurements(msgspec.Struct, kw_only=True):
+    """`ops` are all records of the ops topic; `cpu_seconds` are of all processes together."""
 
-    @property
-    def expectations_failed(self) -> int:
-        """How many did not hold."""
-
-    @property
-    def failures(self) -> Sequence[Failure]:
-        """Those that did not."""
+    ops: int = 0
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    phase_seconds: Phases = msgspec.field(default_factory=Phases)
+    memory_mib: PeakMemory = msgspec.field(default_factory=PeakMemory)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of one run.
-
-    `ops` are all records of the ops topic, `ops_per_s` those while the consumers ran; memory is resident, in MiB, at
-    its peak; `cpu_seconds` are of all processes together.
-    """
+    """The numbers of one run; `ops_per_s` is over the time until every message was done."""
 
     verdict: Literal["ok", "failed"]
     messages: int
@@ -73,25 +64,25 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     expectations_not_met: list[str]
     checks: int
     phase_seconds: Phases
-    memory_mib: Peaks
+    memory_mib: PeakMemory
 
     def as_text(self) -> str:
-        """For people."""
-        numbers = (
-            ("messages", f"{self.messages} in {self.queues} queues, for {self.groups} groups"),
-            ("acked", self.acked),
-            ("dead letters", self.dead_lettered),
-            ("lost", self.lost),
-            ("leased twice at a time", self.double_leased),
-            ("redelivered", self.redelivered),
-            ("refused", self.refused),
-            ("rejected", self.rejected),
-            ("operations", f"{self.ops}, {self.ops_per_s:.0f}/s"),
-            ("expectations failed", self.expectations_failed),
-            ("seconds", f"{self.seconds:.1f}, {self.cpu_seconds:.0f} of CPU"),
-        )
-        width = max(len(name) for name, _ in numbers)
-        lines = [f"  {name:<{width}}  {value}" for name, value in numbers]
+        """Return the text that is printed."""
+        numbers = {
+            "messages": f"{self.messages} in {self.queues} queues, for {self.groups} groups",
+            "acked": self.acked,
+            "dead letters": self.dead_lettered,
+            "lost": self.lost,
+            "leased twice at a time": self.double_leased,
+            "redelivered": self.redelivered,
+            "refused": self.refused,
+            "rejected": self.rejected,
+            "operations": f"{self.ops}, {self.ops_per_s:.0f}/s",
+            "expectations failed": self.expectations_failed,
+            "seconds": f"{self.seconds:.1f}, {self.cpu_seconds:.0f} of CPU",
+        }
+        width = max(map(len, numbers))
+        lines = [f"  {name:<{width}}  {value}" for name, value in numbers.items()]
         for check in self.checks_failed:
             lines.append(f"  FAILED: {check.name} ({check.failures} times)")
             lines += (f"    {sample}" for sample in check.samples)
@@ -100,40 +91,33 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, f"verdict: {self.verdict} ({held} of {self.checks} checks hold)"])
 
 
-def summarize(
-    verdict: Verdict,
-    expected: Expected,
-    quality: Quality,
-    *,
-    ops: int,
-    seconds: float,
-    cpu_seconds: float,
-    phases: Phases,
-    memory: Peaks,
-) -> Summary:
-    """Put it together."""
-    is_ok = verdict.ok and not quality.expectations_failed
-    rounded = Phases(**{name: round(value, 1) for name, value in msgspec.structs.asdict(phases).items()})
+def summarize(expected: Expected, evidence: Evidence, quality: Report, measured: Measurements) -> Summary:
+    """Judge a run, and combine that with the outcome of the quality suites and the measurements."""
+    checks = judge(expected, evidence)
+    failed = [check for check in checks if check.failures]
+    counts = [evidence.counts.get(group, GroupCounts()) for group in expected.groups]
+    double = [v for v in evidence.history.violations if v.kind is ViolationKind.TWO_LIVE_LEASES]
+    phases = msgspec.structs.asdict(measured.phase_seconds)
     return Summary(
-        verdict="ok" if is_ok else "failed",
-        messages=len(expected.contents),
+        verdict="failed" if failed or quality.failures else "ok",
+        messages=len(expected.sent.contents),
         groups=len(expected.groups),
         queues=expected.queues,
-        lost=verdict.lost,
-        double_leased=verdict.double_leased,
-        acked=verdict.acked,
-        dead_lettered=verdict.dead_lettered,
-        redelivered=verdict.redelivered,
-        refused=verdict.refused,
-        rejected=verdict.rejected,
-        ops=ops,
-        ops_per_s=round(ops / phases.load, 1) if phases.load else 0.0,
-        seconds=round(seconds, 1),
-        cpu_seconds=round(cpu_seconds, 1),
-        expectations_failed=quality.expectations_failed,
-        checks_failed=[check for check in verdict.checks if not check.ok],
+        lost=sum(1 for _ in lost(expected, evidence)),
+        double_leased=sum(violation.last - violation.first + 1 for violation in double),
+        acked=sum(count.acked for count in counts),
+        dead_lettered=sum(count.dead_lettered for count in counts),
+        redelivered=sum(count.redelivered for count in counts),
+        refused=len({row[:2] for row in evidence.refusals}),
+        rejected=len(evidence.rejected),
+        ops=measured.ops,
+        ops_per_s=round(measured.ops / phases["load"], 1) if phases["load"] else 0.0,
+        seconds=round(measured.seconds, 1),
+        cpu_seconds=round(measured.cpu_seconds, 1),
+        expectations_failed=len(quality.failures),
+        checks_failed=failed,
         expectations_not_met=[f"{failure.suite}: {failure.expectation}" for failure in quality.failures],
-        checks=len(verdict.checks),
-        phase_seconds=rounded,
-        memory_mib=memory,
+        checks=len(checks),
+        phase_seconds=Phases(**{name: round(seconds, 1) for name, seconds in phases.items()}),
+        memory_mib=measured.memory_mib,
     )

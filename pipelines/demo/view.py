@@ -1,74 +1,68 @@
-"""What one sees while the demo runs: a table on a terminal, else a line every few seconds."""
+"""The progress of the demo: a table on a terminal, else a line every few seconds."""
 
 import sys
 import time
-from collections.abc import Mapping
-from types import TracebackType
 from typing import Self
 
-import msgspec
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-__all__ = ["Sight", "View", "as_line", "as_table"]
+from pipelines.control.messages import Status
+
+__all__ = ["View", "as_line", "as_table"]
 
 LINE_EVERY_S = 5.0
 QUEUES_SHOWN = 16
 
 
-class Sight(msgspec.Struct, frozen=True, kw_only=True):
-    """How it stands now. `lags` is by group: for each queue the messages that are written and not done."""
-
-    seconds: float
-    ops_per_s: float
-    sent: int
-    messages: int
-    in_flight: int
-    redelivered: int
-    refused: int
-    rejected: int
-    batch_ms: float
-    delta_lag: int
-    lags: Mapping[str, list[int]]
+def as_line(status: Status) -> str:
+    """Return the progress as one line."""
+    numbers = "  ".join(f"{name} {value}" for name, value in _numbers(status).items())
+    return f"{numbers}  lag: {', '.join(f'{group} {sum(lags.values())}' for group, lags in _lags(status).items())}"
 
 
-def as_line(sight: Sight) -> str:
-    """All of it in one line."""
-    lags = ", ".join(f"{group} {sum(lags)}" for group, lags in sight.lags.items())
-    return (
-        f"{sight.seconds:5.0f} s  {sight.ops_per_s:6.0f} ops/s  sent {sight.sent}/{sight.messages}"
-        f"  in flight {sight.in_flight}  redelivered {sight.redelivered}  refused {sight.refused}"
-        f"  rejected {sight.rejected}  batch {sight.batch_ms:.0f} ms  lag: {lags}"
-    )
-
-
-def as_table(sight: Sight) -> Group:
-    """The numbers above, the lag of each lane below."""
+def as_table(status: Status) -> Group:
+    """Return the numbers, and the lag of each lane below them."""
     numbers = Table.grid(padding=(0, 3))
-    for _ in range(8):
-        numbers.add_column(justify="right")
-    titles = ("seconds", "ops/s", "sent", "in flight", "redelivered", "refused", "rejected", "batch ms")
-    numbers.add_row(*(Text(title, style="dim") for title in titles))
-    numbers.add_row(
-        f"{sight.seconds:.0f}",
-        f"{sight.ops_per_s:.0f}",
-        f"{sight.sent}",
-        f"{sight.in_flight}",
-        f"{sight.redelivered}",
-        f"{sight.refused}",
-        f"{sight.rejected}",
-        f"{sight.batch_ms:.0f}",
-    )
+    for name in _numbers(status):
+        numbers.add_column(name, justify="right")
+    numbers.add_row(*(Text(name, style="dim") for name in _numbers(status)))
+    numbers.add_row(*_numbers(status).values())
     lanes = Table(title="commit lag, by lane", title_justify="left")
     lanes.add_column("group")
-    shown = min(QUEUES_SHOWN, max(map(len, sight.lags.values()), default=0))
-    for queue_id in range(shown):
+    shown = [queue.queue_id for queue in status.queues[:QUEUES_SHOWN]]
+    for queue_id in shown:
         lanes.add_column(str(queue_id), justify="right")
-    for group, lags in sight.lags.items():
-        lanes.add_row(group, *(Text(str(lag), style="green" if not lag else "") for lag in lags[:shown]))
+    for group, lags in _lags(status).items():
+        cells = [lags.get(queue_id, 0) for queue_id in shown]
+        lanes.add_row(group, *(Text(str(lag), style="" if lag else "green") for lag in cells))
     return Group(numbers, lanes)
+
+
+def _numbers(status: Status) -> dict[str, str]:
+    lanes = [lane for queue in status.queues for lane in queue.lanes]
+    totals = status.totals
+    return {
+        "seconds": f"{status.up_s or 0:.0f}",
+        "ops/s": f"{status.operations_per_s or 0:.0f}",
+        "sent": str(sum(queue.commit_position for queue in status.queues)),
+        "in flight": str(sum(lane.leased for lane in lanes)),
+        "dead letters": str(sum(lane.dead_lettered for lane in lanes)),
+        "refused": str(totals.refused if totals else 0),
+        "rejected": str(totals.rejected if totals else 0),
+        "batch ms": f"{sum(totals.last_batch_ms.values()) if totals else 0:.0f}",
+    }
+
+
+def _lags(status: Status) -> dict[str, dict[int, int]]:
+    """Return, by group and queue, how many messages are written and not done."""
+    lags: dict[str, dict[int, int]] = {}
+    for queue in status.queues:
+        for lane in queue.lanes:
+            lags.setdefault(lane.group, {})[queue.queue_id] = lane.lag
+    return lags
 
 
 class View:
@@ -82,30 +76,28 @@ class View:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def say(self, text: str) -> None:
-        """Tell what is being done now."""
+        """Print what is being done now."""
         self.close()
         self._console.print(f"  {text}", markup=False)
 
-    def show(self, sight: Sight) -> None:
-        """Show how it stands; seldom, where that is a line of its own."""
+    def show(self, status: Status) -> None:
+        """Show the progress; where each is a line of its own, only every few seconds."""
         if self._console.is_terminal:
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False)
                 self._live.start()
-            self._live.update(as_table(sight), refresh=True)
+            self._live.update(as_table(status), refresh=True)
         elif time.monotonic() - self._last_line_s >= LINE_EVERY_S:
             self._last_line_s = time.monotonic()
-            self._console.print(as_line(sight), markup=False, soft_wrap=True)
+            self._console.print(as_line(status), markup=False, soft_wrap=True)
             sys.stdout.flush()
 
     def close(self) -> None:
-        """Leave what is shown as it is, and go on below."""
+        """Leave the table as it is, and continue below it."""
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -12,7 +12,7 @@ import structlog
 from pyspark import SparkContext
 from pyspark.logger import PySparkLogger
 
-__all__ = ["ended_jvm", "jvm_has_ended", "kill_jvm", "output_in", "silence_query_errors"]
+__all__ = ["ended_jvm", "jvm_has_ended", "jvm_pid", "kill_jvm", "output_in", "silence_query_errors"]
 
 _log = structlog.get_logger(__name__)
 
@@ -59,6 +59,12 @@ def kill_jvm() -> None:
     """Kill the JVM. Calls into it that are in flight fail instead of hanging."""
     if SparkContext._gateway is not None:  # noqa: SLF001 - PySpark has no public way to end its JVM
         SparkContext._gateway.proc.kill()  # noqa: SLF001
+
+
+def jvm_pid() -> int:
+    """Return the process id of the JVM; 0 when there is none."""
+    gateway = SparkContext._gateway  # noqa: SLF001 - as above
+    return 0 if gateway is None else int(gateway.proc.pid)
 
 
 def jvm_has_ended() -> bool:

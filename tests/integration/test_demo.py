@@ -100,7 +100,7 @@ def test_ctrl_c_stops_everything(here: Path) -> None:
     process = start(here, messages_count=50_000)
     said = here / "said"
     deadline = time.monotonic() + 200
-    while "ready: here they go" not in said.read_text() and time.monotonic() < deadline:
+    while "processes" not in said.read_text() and time.monotonic() < deadline:
         assert process.poll() is None, said.read_text()
         time.sleep(0.2)
     time.sleep(2)

@@ -1,13 +1,12 @@
-"""The messages of a demo: made ones carry their own check, a file's lines arrive byte for byte."""
+"""The messages of a demo: generated ones differ, and a file's lines arrive byte for byte."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from pipelines.demo.messages import Contents, Source, content_hash, is_poison, is_whole, split_lines
+from pipelines.demo.messages import MessageSource, content_hash
 from popstream.wire.failures import Invalid
 
 
@@ -25,40 +24,30 @@ from popstream.wire.failures import Invalid
         (b"\xff\x00\n", [b"\xff\x00"]),
     ],
 )
-@pytest.mark.parametrize("size", [1, 2, 3, 1000])
-def test_lines_do_not_depend_on_how_the_file_is_read(text: bytes, lines: list[bytes], size: int) -> None:
-    def blocks() -> Iterator[bytes]:
-        yield from (text[start : start + size] for start in range(0, len(text), size))
-
-    assert list(split_lines(blocks())) == lines
-
-
-def test_a_made_message_tells_whether_it_is_whole() -> None:
-    for value in Source(count=3).values():
-        assert is_whole(value)
-        assert not is_whole(value.replace(b"sequence", b"seqvence"))
-    assert not is_whole(b"")
+def test_lines_of_a_file_are_messages(tmp_path: Path, text: bytes, lines: list[bytes]) -> None:
+    file = tmp_path / "lines"
+    file.write_bytes(text)
+    assert list(MessageSource(file=str(file)).values()) == lines
 
 
 def test_every_thousandth_message_is_poison() -> None:
-    values = list(Source(count=2000).values())
-    assert [number for number, value in enumerate(values) if is_poison(value)] == [500, 1500]
-    contents = Source(count=2000).measure()
-    assert {contents.hashes[500], contents.hashes[1500]} == contents.poison
+    source = MessageSource(count=2000)
+    assert [number for number, value in enumerate(source.values()) if source.is_poison(value)] == [500, 1500]
+    assert source.measure(8).poison == {(500 % 8, 500 // 8), (1500 % 8, 1500 // 8)}
 
 
-def test_no_two_made_messages_have_one_hash() -> None:
-    contents = Source(count=5000).measure()
-    assert len(set(contents.hashes)) == len(contents) == 5000
+def test_no_two_generated_messages_have_one_hash() -> None:
+    contents = MessageSource(count=5000).measure(8).contents
+    assert len(set(contents.values())) == len(contents) == 5000
 
 
 def test_lines_of_a_file_are_measured_as_they_are(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     file.write_bytes(b"one\r\n\n" + b"x" * 2_000_000 + b'\n{"poison":true}')
-    contents = Source(file=str(file)).measure()
+    contents, poison = MessageSource(file=str(file)).measure(2)
     wanted = [b"one", b"", b"x" * 2_000_000, b'{"poison":true}']
-    assert list(contents.hashes) == [int.from_bytes(content_hash(value), "big") for value in wanted]
-    assert not contents.poison
+    assert contents == {(number % 2, number // 2): content_hash(value) for number, value in enumerate(wanted)}
+    assert not poison
 
 
 @pytest.mark.parametrize(
@@ -70,15 +59,9 @@ def test_a_file_that_cannot_be_sent_is_refused(tmp_path: Path, content: bytes | 
     if content is not None:
         file.write_bytes(content)
     with pytest.raises(Invalid, match=complaint):
-        Source(file=str(file)).measure()
+        MessageSource(file=str(file)).measure(8)
 
 
 def test_no_messages_are_refused() -> None:
     with pytest.raises(Invalid, match="without messages"):
-        Source(count=0).measure()
-
-
-@pytest.mark.parametrize(("count", "queues"), [(1, 8), (7, 3), (8, 8), (100, 1)])
-def test_queue_lengths_are_those_of_dealing_out(count: int, queues: int) -> None:
-    lengths = Contents(Source(count=count).measure().hashes).queue_lengths(queues)
-    assert lengths == [sum(1 for number in range(count) if number % queues == queue_id) for queue_id in range(queues)]
+        MessageSource(count=0).measure(8)

@@ -1,4 +1,4 @@
-"""What the intruder plants is what it says: checked with the job's own decoder and kernel."""
+"""Each planted record is rejected or refused as it says: checked with the job's own decoder and kernel."""
 
 from __future__ import annotations
 
@@ -12,8 +12,18 @@ from broker_state.store.overlay import Overlay
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.demo import planted
 from popstream.exchange.partitioner import ops_key, partition_of
-from popstream.wire.command import Command, Declare, Dispatch, Pop, WrittenRange, encode_command
+from popstream.wire.command import (
+    Command,
+    Declare,
+    Dispatch,
+    HandleRef,
+    Pop,
+    ReturnClient,
+    WrittenRange,
+    encode_command,
+)
 from popstream.wire.handle import Signer
+from popstream.wire.reason import Reason
 
 PARTITIONS = 4
 SIGNER = Signer({"demo": b"secret"}, "demo")
@@ -53,66 +63,63 @@ def handle() -> str:
     return SIGNER.sign(unsigned)
 
 
-def test_every_unreadable_record_is_rejected_for_its_reason() -> None:
-    records = list(planted.rejected_records("orders", 0, "g", 200))
+def test_every_malformed_record_is_rejected_for_its_reason() -> None:
+    records = list(planted.malformed("orders", "g", 4, 200))
     assert len(records) == 200
-    kinds = {record.kind for record in records}
-    assert {
-        "broken JSON",
-        "missing field",
-        "ill-typed field",
-        "unknown type",
-        "unknown version",
-        "empty",
-        "8 MiB",
-    } <= kinds
+    assert {record.queue_id for record in records} == {0, 1, 2, 3}
+    reasons = {record.reason for record in records}
+    assert reasons == {
+        "NOT_JSON", "BAD_FIELD", "UNKNOWN_TYPE", "UNKNOWN_VERSION", "NOT_AN_OBJECT", "EMPTY", "TOO_LARGE"
+    }  # fmt: skip
     for record in records:
         found = decoded(record.value)
         assert isinstance(found, Rejected)
-        assert found.row.reason == record.reason, record.kind
+        assert (found.row.reason, record.code) == (record.reason, 0)
 
 
 @pytest.mark.parametrize("count", [0, 1, 9, 1000])
-def test_there_are_as_many_unreadable_records_as_asked_for(count: int) -> None:
-    records = list(planted.rejected_records("orders", 0, "g", count))
+def test_there_are_as_many_malformed_records_as_asked_for(count: int) -> None:
+    records = list(planted.malformed("orders", "g", 4, count))
     assert len(records) == count
-    assert sum(record.reason == "TOO_LARGE" for record in records) <= planted.HUGE_COUNT
+    assert sum(record.reason == "TOO_LARGE" for record in records) <= planted.HUGE_COUNT_MAX
 
 
-@pytest.mark.parametrize("number", range(8))
-def test_what_is_out_of_range_is_refused_as_such(number: int) -> None:
-    rows = decided(opened(planted.out_of_range("orders", 0, "g", number))).operations[3:]
-    assert [(row.reason, row.code, row.applied) for row in rows] == [("INVALID_PARAMETER", 29, False)]
+def test_operations_are_refused_for_their_reason() -> None:
+    records = [record for record in planted.refused("orders", "g", 1, 60) if record.reason != "MISROUTED"]
+    values = [record.value for record in records]
+    commands = [msgspec.json.decode(value or b"", type=Command) for value in values]
+    rows = decided(opened(*commands)).operations[3:]
+    assert len(rows) == len(records)
+    for row, record in zip(rows, records, strict=True):
+        assert (row.reason, row.code, row.applied) == (record.reason or "OK", record.code, False)
 
 
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("count", [0, 1, 7, 300])
+def test_there_are_as_many_refused_operations_as_asked_for(count: int) -> None:
+    records = [record for record in planted.refused("orders", "g", 4, count) if record.reason]
+    assert len(records) == count
+    if count > 2:
+        assert {record.reason for record in records} == {"INVALID_PARAMETER", "MISROUTED", "OP_ID_REUSED"}
+
+
+@pytest.mark.parametrize("number", range(4))
 def test_a_forged_handle_has_no_permission(number: int) -> None:
-    rows = decided(opened(planted.forged("orders", 0, "g", handle(), 3, number))).operations[3:]
+    command = planted.with_handle("orders", 0, HandleRef("g", planted.tampered(handle(), number)), 3)
+    rows = decided(opened(command)).operations[3:]
     assert [(row.reason, row.code, row.applied) for row in rows] == [("NO_PERMISSION", 16, False)]
 
 
-@pytest.mark.parametrize("number", range(3))
-def test_a_handle_of_an_earlier_delivery_is_stale(number: int) -> None:
+def test_a_handle_of_an_earlier_delivery_is_stale() -> None:
     again = Pop(v=1, topic="orders", queue_id=0, group="g", max_messages=10, invisible_time_ms=60_000)
-    back = msgspec.json.decode(
-        b'{"type":"return_client","v":1,"topic":"orders","queue_id":0,"group":"g","client_id":"c"}', type=Command
-    )
+    back = ReturnClient(v=1, topic="orders", queue_id=0, group="g", client_id="c")
     first = Pop(v=1, topic="orders", queue_id=0, group="g", max_messages=10, invisible_time_ms=60_000, client_id="c")
     old = decided([*opened()[:2], first]).operations[-1].handle_after
     assert old is not None
-    command = planted.stale("orders", 0, "g", SIGNER.sign(old), 3, number)
+    command = planted.with_handle("orders", 0, HandleRef("g", SIGNER.sign(old)), 3)
     rows = decided([*opened()[:2], first, back, again, command]).operations
     assert [(row.reason, row.code, row.applied) for row in rows[-1:]] == [("STALE_HANDLE", 13, False)]
 
 
-def test_a_used_op_id_is_refused_for_something_else() -> None:
-    first = planted.first_use("orders", 0, "x")
-    rows = decided(opened(first, *(planted.reused("orders", 0, "g", "x", number) for number in range(2)))).operations[
-        3:
-    ]
-    assert [(row.reason, row.code) for row in rows] == [("OK", 0), ("OP_ID_REUSED", 29), ("OP_ID_REUSED", 29)]
-
-
-def test_reasons_and_counts_are_of_the_same_kinds() -> None:
-    assert planted.refused_counts(500).keys() == planted.REASON_OF_KIND.keys()
-    assert sum(planted.refused_counts(501).values()) == 501
+def test_the_record_of_an_operation_has_its_reason_and_code() -> None:
+    record = planted.operation(3, opened()[0], Reason.STALE_HANDLE)
+    assert (record.queue_id, record.reason, record.code) == (3, "STALE_HANDLE", 13)

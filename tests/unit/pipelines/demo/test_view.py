@@ -1,144 +1,104 @@
-"""What one sees while the demo runs, and the summary at its end."""
+"""The progress on the screen, the cast of processes, and what the demo does to its folder."""
 
 from __future__ import annotations
 
 import io
-from array import array
 from pathlib import Path
 
-import msgspec
 import pytest
 from rich.console import Console
 
-from connectors.jars.resolve import JarError
-from pipelines.demo import run
-from pipelines.demo.cast import STAGES, group_names, limited_groups, orders_of
-from pipelines.demo.memory import Peaks
-from pipelines.demo.messages import Contents, Source
-from pipelines.demo.summary import Phases, summarize
-from pipelines.demo.verdict import Check, Expected, Verdict
-from pipelines.demo.view import Sight, View, as_line, as_table
-
-SIGHT = Sight(
-    seconds=12.3,
-    ops_per_s=456.7,
-    sent=10,
-    messages=20,
-    in_flight=3,
-    redelivered=4,
-    refused=5,
-    rejected=6,
-    batch_ms=78.9,
-    delta_lag=2,
-    lags={"billing": [1, 2], "search": [0, 9]},
-)
-EXPECTED = Expected(Contents(array("Q", [1, 2])), ["a", "b"], 2, frozenset(["b"]), 3, 4)
+from pipelines.control.messages import Status
+from pipelines.control.metrics import Totals
+from pipelines.control.state_view import LaneView, QueueView
+from pipelines.demo import run_demo
+from pipelines.demo.messages import MessageSource
+from pipelines.demo.tasks import ROLES, group_names, limited_group, tasks_of
+from pipelines.demo.view import View, as_line, as_table
 
 
-def verdict(*failures: int) -> Verdict:
-    return Verdict(
-        checks=[Check(f"check {number}", count, ["sample"] * count) for number, count in enumerate(failures)],
-        lost=0,
-        double_leased=0,
-        acked=3,
+def lane(group: str, lag: int) -> LaneView:
+    return LaneView(
+        group,
+        commit_offset=5 - lag,
+        next_offset=5,
+        lag=lag,
+        leased=1,
+        available=0,
+        parked=0,
+        acked=5 - lag,
         dead_lettered=1,
-        redelivered=2,
-        refused=4,
-        rejected=3,
+        epoch=1,
+        orderly=False,
     )
 
 
-class Failure:
-    suite = "deliveries"
-    expectation = "expect_something"
+def queue(queue_id: int, lags: dict[str, int]) -> QueueView:
+    lanes = [lane(group, lag) for group, lag in lags.items()]
+    return QueueView("t", queue_id, "id", "simple", 0, 0, commit_position=5, holes=0, lanes=lanes)
 
 
-class Report:
-    def __init__(self, failed: int) -> None:
-        self.expectations_failed = failed
-        self.failures = [Failure()] * failed
+STATUS = Status(
+    running=True,
+    folder="f",
+    apply_seq=1,
+    up_s=12.3,
+    operations_per_s=456.7,
+    totals=Totals(refused=5, rejected=6, last_batch_ms={"decide": 70.0, "write": 8.9}),
+    queues=[queue(0, {"billing": 1, "search": 0}), queue(1, {"billing": 2, "search": 4})],
+)
 
 
 def test_a_line_has_every_number() -> None:
-    line = as_line(SIGHT)
-    for text in ("12 s", "457 ops/s", "10/20", "in flight 3", "redelivered 4", "refused 5", "rejected 6", "79 ms"):
-        assert text in line
-    assert "billing 3, search 9" in line
+    assert as_line(STATUS) == (
+        "seconds 12  ops/s 457  sent 10  in flight 4  dead letters 4  refused 5  rejected 6  batch ms 79"
+        "  lag: billing 3, search 4"
+    )
 
 
 def test_a_table_has_the_lag_of_each_lane() -> None:
     console = Console(width=120, record=True, file=io.StringIO())
-    console.print(as_table(SIGHT))
+    console.print(as_table(STATUS))
     text = console.export_text()
     assert "457" in text
     rows = [line.split("│")[1:-1] for line in text.splitlines() if "billing" in line or "search" in line]
-    assert [[cell.strip() for cell in row] for row in rows] == [["billing", "1", "2"], ["search", "0", "9"]]
+    assert [[cell.strip() for cell in row] for row in rows] == [["billing", "1", "2"], ["search", "0", "4"]]
 
 
 def test_lines_come_seldom_and_not_on_standard_output_when_that_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     with View(json_output=True) as view:
         view.say("hello")
-        view.show(SIGHT)
-        view.show(SIGHT)
+        view.show(STATUS)
+        view.show(STATUS)
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("ops/s") == 1
     assert "hello" in captured.err
 
 
-@pytest.mark.parametrize(
-    ("failures", "unmet", "wanted"), [((0, 0), 0, "ok"), ((0, 1), 0, "failed"), ((0,), 1, "failed")]
-)
-def test_the_verdict_is_ok_only_when_everything_is(failures: tuple[int, ...], unmet: int, wanted: str) -> None:
-    phases = Phases(load=2.04)
-    summary = summarize(
-        verdict(*failures),
-        EXPECTED,
-        Report(unmet),
-        ops=100,
-        seconds=9.96,
-        cpu_seconds=8.0,
-        phases=phases,
-        memory=Peaks(),
-    )
-    assert summary.verdict == wanted
-    assert (summary.messages, summary.groups, summary.ops, summary.seconds) == (2, 2, 100, 10.0)
-    assert summary.phase_seconds.load == 2.0
-    text = summary.as_text()
-    assert f"verdict: {wanted}" in text
-    assert text.count("FAILED") == sum(map(bool, failures)) + unmet
-    promised = {
-        "verdict", "messages", "groups", "lost", "double_leased", "acked", "dead_lettered", "redelivered", "refused",
-        "rejected", "ops", "seconds", "expectations_failed",
-    }  # fmt: skip
-    assert promised <= msgspec.to_builtins(summary).keys()
-
-
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
 def test_every_role_is_played_however_many_groups_there_are(count: int) -> None:
     groups = group_names(count)
     assert len(set(groups)) == count
-    cast = orders_of(
-        groups=groups,
-        queues=8,
-        partitions=4,
-        source=Source(count=1),
-        bootstrap_servers="s",
-        prefix="p",
-        topic="t",
-        journals=Path("j"),
-        rejected_count=1,
-        refused_count=1,
-    )
-    assert len({orders.name for orders in cast}) == len(cast)
-    assert {orders.role for orders in cast} == {"sender", *STAGES}
+    common = {
+        "bootstrap_servers": "s",
+        "prefix": "p",
+        "topic": "t",
+        "queues": 8,
+        "ops_partitions": 4,
+        "source": MessageSource(count=1),
+        "folder": "f",
+    }
+    tasks = tasks_of(groups, common)
+    assert len({task.name for task in tasks}) == len(tasks)
+    assert {task.role for task in tasks} == {*ROLES}
     for group in groups:
-        members = [orders for orders in cast if orders.group == group]
-        assert any(orders.role == "steady" for orders in members)
-        assert {orders.releases_poison for orders in members} == {group in limited_groups(groups)}
+        of_group = [task for task in tasks if task.group == group]
+        assert any(task.role == "steady" for task in of_group)
+        assert {task.releases_poison for task in of_group} == {group == limited_group(groups)}
 
 
-def test_only_what_the_demo_made_is_emptied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_demo_s_own_folder_is_emptied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     beside = tmp_path / "var" / "jars"
     old = tmp_path / "var" / "demo" / "job" / "state"
     for folder in (beside, old):
@@ -148,17 +108,15 @@ def test_only_what_the_demo_made_is_emptied(tmp_path: Path, monkeypatch: pytest.
     outside.mkdir()
     (outside / "kept").touch()
     (tmp_path / "var" / "demo" / "link").symlink_to(outside)
-
-    def no_kafka(*_: object, **__: object) -> None:
-        raise JarError("no Kafka today")
-
-    monkeypatch.setattr(run, "kafka_jars", no_kafka)
-    assert run.run_demo(messages_count=1, var=tmp_path / "var") == 1
+    # There are no jars, so the host does not start.
+    assert run_demo(messages_count=1, var=tmp_path / "var") == 1
+    assert "the demo has failed" in capsys.readouterr().err
     assert beside.exists()
     assert (outside / "kept").exists()
-    assert [entry.name for entry in (tmp_path / "var" / "demo").iterdir()] == ["lock"]
+    assert {entry.name for entry in (tmp_path / "var" / "demo").iterdir()} <= {"lock", "job"}
+    assert not old.exists()
 
 
-def test_a_file_that_cannot_be_read_is_said_in_a_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.run_demo(messages_file=tmp_path / "missing", var=tmp_path) == 1
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_demo(messages_file=tmp_path / "missing", var=tmp_path) == 1
     assert "missing cannot be read" in capsys.readouterr().err
