@@ -18,7 +18,6 @@ from typing import Protocol, Self
 from unittest.mock import patch
 
 import msgspec
-from popstream.exchange.exchange import answers_of
 
 from broker_state.consume_queue import Block, ConsumeQueue
 from broker_state.consume_queue.block import encode_block
@@ -39,6 +38,7 @@ from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS, read_frame, read_notifications, read_slice
 from pipelines.cli import options
 from pipelines.settings import JobSettings
+from popstream.exchange.pending_operations import answers_of
 from popstream.payload.inner_batch import (
     BASE_HEADER,
     BYTES_HEADER,
