@@ -9,7 +9,7 @@ from broker_state.kernel.parking import answer_all_parked
 from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, new_queue
 from broker_state.kernel.validation import is_range
 from broker_state.store.overlay import Overlay
-from broker_state.store.pages import Delivery, TagPage, UnitFacts, windows
+from broker_state.store.pages import Delivery, DeliveryState, TagPage, UnitFacts, windows
 from broker_state.store.records import LanePolicy, QueueRecord
 from popstream.wire.answer import Run
 from popstream.wire.command import Declare, Dispatch, ForgetLane, Policy, ResetOffset, WrittenRange
@@ -243,5 +243,15 @@ def _end_all_leases(op: OpContext, lane: LaneState) -> None:
     """One row says that every lease of the lane has ended, however many there were."""
     record = lane.record
     if record.leased or record.available:
-        every = Delivery(record.epoch, 0, op.now_ms, 0, 0, 0, 0, 0, False)
+        every = Delivery(
+            epoch=record.epoch,
+            revision=0,
+            pop_time_ms=op.now_ms,
+            deadline_ms=0,
+            invisible_time_ms=0,
+            client=0,
+            attempt=0,
+            state=DeliveryState.LEASED,
+            suspended=False,
+        )
         op.audit.step(lane.record, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=op.kind)

@@ -159,23 +159,13 @@ class _Work:
 
     def _changed(self, entry: ChangeEntry, before: Delivery) -> Delivery:
         """The delivery after a change; what was the same before and is the same after shares it."""
-        now_ms, invisible_time_ms = self.op.now_ms, entry.invisible_time_ms
+        invisible_time_ms = entry.invisible_time_ms
         if self.last_change is not None:
             last_before, after = self.last_change
             is_same = after.invisible_time_ms == invisible_time_ms and after.suspended == entry.suspend
             if last_before is before and is_same:
                 return after
-        after = Delivery(
-            before.epoch,
-            before.revision + 1,
-            now_ms,
-            now_ms + invisible_time_ms,
-            invisible_time_ms,
-            before.client,
-            before.attempt,
-            _LEASED,
-            entry.suspend,
-        )
+        after = before.changed(now_ms=self.op.now_ms, invisible_time_ms=invisible_time_ms, suspend=entry.suspend)
         self.last_change = before, after
         return after
 

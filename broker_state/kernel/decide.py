@@ -1,8 +1,10 @@
-"""One record, decided: the only place that branches on the kind of command."""
+"""Decide one record, in three steps (docs/semantics.md): take what is due, decide the command, serve pops.
+
+This is the one place that calls a function by the kind of the command.
+"""
 
 from typing import assert_never
 
-from broker_state.audit import DeliveryStep
 from broker_state.kernel import op_window
 from broker_state.kernel.administration import (
     decide_declare,
@@ -15,25 +17,20 @@ from broker_state.kernel.administration import (
 from broker_state.kernel.catch_up import catch_up
 from broker_state.kernel.close import close
 from broker_state.kernel.decision import Decision, OpRecord
-from broker_state.kernel.delivery import end_lease
+from broker_state.kernel.due import take_due
 from broker_state.kernel.entries import decide_entries
 from broker_state.kernel.op_context import OpContext, refuse_without_queue
-from broker_state.kernel.order_info import OrderInfo
-from broker_state.kernel.orderly import settle_batch
 from broker_state.kernel.parking import (
     decide_cancel,
     decide_pop,
     decide_return_client,
     serve,
     serve_new,
-    time_out,
 )
 from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
-from broker_state.store.keys import DEADLINE_BATCH, DEADLINE_PAGE
 from broker_state.store.overlay import Overlay
-from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
-from broker_state.store.records import OpMemory, ParkedPop
+from broker_state.store.records import OpMemory
 from popstream.wire.command import (
     Ack,
     Cancel,
@@ -55,15 +52,14 @@ from popstream.wire.reason import Reason
 
 __all__ = ["decide"]
 
-_LEASED, _AVAILABLE = DeliveryState.LEASED, DeliveryState.AVAILABLE
-_Event = tuple[int, bytes, int, int, int, LaneState, DeliveryPage | ParkedPop | OrderInfo, Delivery | None]
-"""(deadline, group, 0 lease or batch or 1 parked pop, first or number, end, lane, subject, delivery)"""
-
 
 def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState | None:
-    """Decide one record: change the state of its queue in `overlay`, add what came of it to `decision`.
+    """Decide one record: change the state of its queue in `overlay`, and add answers, rows and letters to `decision`.
 
-    Returns the queue, whose deadlines may have moved; None when the record touched no queue.
+    Deterministic, in place: the same state and record give the same changes, on any machine and at any time; both
+    arguments are changed.
+
+    Returns the queue, whose deadlines may have moved; None when the record is refused without one.
     """
     command = record.command
     if record.misrouted:
@@ -85,94 +81,15 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
     now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)
     op = OpContext(record, decision, queue, now_ms)
     if queue.deadlines.earliest_ms <= now_ms:
-        _take_due(op, queue)
+        take_due(op)
     waiting = _decide_command(op, is_new=is_new)
     _grant(op, waiting)
     close(op)
     return op.queue
 
 
-def _take_due(op: OpContext, queue: QueueState) -> None:
-    """Step 1: what is due takes effect, in the order (deadline, group, leases before parked pops, place)."""
-    now_ms = op.now_ms
-    pages, events = _due_subjects(queue, now_ms)
-    # What has left the log does not expire, nor go to the dead letters. Only for deadlines that are real: one that has
-    # moved is found here or not, as the log was cut.
-    for lane, _ in pages:
-        catch_up(op, lane)
-    left = [(lane, page) for lane, page in pages if page.runs]
-    for lane, page in left:
-        group = lane.record.group.encode()
-        for first, end, hidden in page.runs:
-            if 0 < hidden.deadline_ms <= now_ms:
-                events.append((hidden.deadline_ms, group, 0, first, end, lane, page, hidden))
-    events.sort(key=lambda event: event[:4])
-    for deadline_ms, _, _, first, end, lane, subject, delivery in events:
-        op.touch(lane)
-        if isinstance(subject, ParkedPop):
-            time_out(op, lane, subject)
-        elif isinstance(subject, OrderInfo):
-            catch_up(op, lane)
-            settle_batch(op, lane)
-        elif delivery is not None and delivery.state == _LEASED:
-            expired = end_lease(
-                op,
-                lane,
-                first,
-                end,
-                delivery,
-                step=DeliveryStep.EXPIRED,
-                cause="deadline",
-                at_ms=deadline_ms,
-            )
-            subject.replace(first, end, expired)
-        elif delivery is not None:
-            subject.replace(first, end, _offered_again(delivery))
-    for lane, page in left:
-        lane.settle(page)
-
-
-def _due_subjects(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, DeliveryPage]], list[_Event]]:
-    """The pages with something due, and the batches and parked pops that are; entries of what is gone or moved go."""
-    pages: list[tuple[LaneState, DeliveryPage]] = []
-    others: list[_Event] = []
-    for ref in sorted(queue.deadlines.take(now_ms)):
-        lane = queue.lane_by_no(ref.lane_no)
-        if lane is not None and ref.kind == DEADLINE_PAGE:
-            page = lane.page(ref.number)
-            if page is not None and page.due_ms == ref.deadline_ms:
-                pages.append((lane, page))
-                continue
-        elif lane is not None and ref.kind == DEADLINE_BATCH:
-            info = lane.order_info
-            if info.head.due_ms == ref.deadline_ms:
-                others.append((info.head.due_ms, lane.record.group.encode(), 0, 0, 0, lane, info, None))
-                continue
-        elif lane is not None:
-            pop = lane.parked(ref.number)
-            if pop is not None and pop.deadline_ms == ref.deadline_ms:
-                others.append((pop.deadline_ms, lane.record.group.encode(), 1, pop.number, 0, lane, pop, None))
-                continue
-        queue.overlay.drop_spent_deadline(queue.prefix, ref)
-    return pages, others
-
-
-def _offered_again(delivery: Delivery) -> Delivery:
-    return Delivery(
-        delivery.epoch,
-        delivery.revision,
-        delivery.pop_time_ms,
-        0,
-        delivery.invisible_time_ms,
-        delivery.client,
-        delivery.attempt,
-        _AVAILABLE,
-        delivery.suspended,
-    )
-
-
 def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
-    """Step 2; the lane in which the record's own pop waits for step 3."""
+    """Step 2: decide the command; return the lane in which the record's own pop waits for step 3."""
     queue, command, op_id = op.queue, op.command, op.op_id
     op_window.forget_some(queue, op.now_ms)
     wrong = _wrong_op_id(command)
@@ -228,7 +145,7 @@ def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
 
 
 def _repeat(op: OpContext, op_id: str, known: OpMemory) -> None:
-    """The op_id was used before: the same bytes get the first answer, if there is one yet; others are refused."""
+    """Answer a repeated op_id: the same bytes get the first answer, if there is one yet; others are refused."""
     if known.digest != op.record.digest:
         op.refuse(Reason.OP_ID_REUSED, group=group_of(op.command))
         return
@@ -252,7 +169,7 @@ def _remember(op: OpContext, op_id: str, *, parked: int) -> None:
 
 
 def _grant(op: OpContext, waiting: LaneState | None) -> None:
-    """Step 3: lanes in the order of their groups, parked pops in the order they came, the record's own pop last."""
+    """Step 3: serve pops, by lane in the order of their groups: parked pops as they came, then the record's own."""
     queue = op.queue
     if op.serve_watching or queue.written.floor != op.commit_position_before:
         for lane in queue.watched_lanes():

@@ -12,7 +12,7 @@ from popstream.wire.answer import LeasedRange
 __all__ = ["Choice", "absorb_holes", "ack_range", "end_lease", "grant"]
 
 _NO_FACTS = UnitFacts(0, 1)
-_LEASED, _BACKING_OFF, _AVAILABLE = DeliveryState.LEASED, DeliveryState.BACKING_OFF, DeliveryState.AVAILABLE
+_AVAILABLE = DeliveryState.AVAILABLE
 
 
 class Choice:
@@ -81,8 +81,17 @@ class _Grant:
     def delivery(self, attempt: int) -> Delivery:
         if self.leased and self.leased[-1][2].attempt == attempt:
             return self.leased[-1][2]
-        now, hidden = self.now_ms, self.invisible_time_ms
-        return Delivery(self.epoch, 0, now, now + hidden, hidden, self.client, attempt, _LEASED, False)
+        return Delivery(
+            epoch=self.epoch,
+            revision=0,
+            pop_time_ms=self.now_ms,
+            deadline_ms=self.now_ms + self.invisible_time_ms,
+            invisible_time_ms=self.invisible_time_ms,
+            client=self.client,
+            attempt=attempt,
+            state=DeliveryState.LEASED,
+            suspended=False,
+        )
 
     def record(self, first: int, end: int, delivery: Delivery) -> None:
         leased = self.leased
@@ -251,17 +260,7 @@ def end_lease(
         again_ms = at_ms + policy.back_off_ms[min(delivery.attempt, len(policy.back_off_ms)) - 1]
         if again_ms <= op.now_ms:
             again_ms = 0
-    return Delivery(
-        delivery.epoch,
-        delivery.revision,
-        delivery.pop_time_ms,
-        again_ms,
-        delivery.invisible_time_ms,
-        delivery.client,
-        delivery.attempt,
-        _BACKING_OFF if again_ms else _AVAILABLE,
-        suspended,
-    )
+    return delivery.offered_again(suspended=suspended, back_off_until_ms=again_ms)
 
 
 def ack_range(lane: LaneState, first: int, end: int) -> None:

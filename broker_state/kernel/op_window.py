@@ -7,7 +7,7 @@ memory); the bytes go a little with every record, oldest first, so that no recor
 import msgspec
 
 from broker_state.kernel.queue_state import QueueState
-from broker_state.store.keys import op_key
+from broker_state.store.keys import QueueTag, op_key
 from broker_state.store.records import OP_LOG_ENTRIES, OpLog, OpMemory
 from popstream.wire.answer import Answer
 
@@ -136,4 +136,4 @@ def _forget_oldest(queue: QueueState, now_ms: int) -> bool:
 
 
 def _log_key(queue: QueueState, page_no: int) -> bytes:
-    return queue.prefix + b"F" + page_no.to_bytes(8, "big")
+    return queue.prefix + QueueTag.OP_LOG + page_no.to_bytes(8, "big")

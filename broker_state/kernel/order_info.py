@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from broker_state.store.keys import LaneTag
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Runs, decode_ints, encode_ints, windows
 from broker_state.store.stored import FORMAT_1, read_stored
@@ -163,7 +164,7 @@ class OrderInfo:
 
     def put_head(self) -> None:
         """Store the head, which was changed in nothing that is audited."""
-        self._overlay.put(self._prefix + b"o", self)
+        self._overlay.put(self._prefix + LaneTag.BATCH, self)
 
     @property
     def is_whole(self) -> bool:
@@ -302,7 +303,7 @@ class OrderInfo:
         return self._overlay.get(self._page_key(page_no), MemberPage.decode)
 
     def _page_key(self, page_no: int) -> bytes:
-        return self._prefix + b"m" + page_no.to_bytes(8, "big")
+        return self._prefix + LaneTag.MEMBERS + page_no.to_bytes(8, "big")
 
     def _pages(self, least: int) -> Iterator[MemberPage]:
         """The pages from number `least` on, in order."""

@@ -7,7 +7,6 @@ from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.op_window import answered_pop, recall, remember_parked_answer
 from broker_state.kernel.orderly import grant_in_order, is_same_attempt, release_members
 from broker_state.kernel.queue_state import LaneState
-from broker_state.store.keys import DEADLINE_PARKED
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
 from broker_state.store.records import ParkedPop
 from popstream.wire.answer import Answer, LeasedRange
@@ -39,15 +38,13 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
 
 
 def serve(op: OpContext, lane: LaneState) -> None:
-    """Step 3 for one lane: the parked pops in the order they came, while there is something to give."""
-    number = lane.record.parked_first
-    while number and lane.is_poppable:
-        pop = lane.parked(number)
-        assert pop is not None, "the list of parked pops is whole"
-        number = pop.after
+    """Step 3 for one lane: serve the parked pops in the order they came, while the lane is poppable."""
+    for pop in lane.parked_pops():
+        if not lane.is_poppable:
+            return
         granted = _give(op, lane, pop, pop.tags)
         if granted is not None:
-            _unpark(lane, pop)
+            lane.unpark(pop)
             _answer_parked(op, lane, pop, Reason.OK, granted)
 
 
@@ -94,21 +91,17 @@ def _give(op: OpContext, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int,
 
 def time_out(op: OpContext, lane: LaneState, pop: ParkedPop) -> None:
     """A parked pop got nothing in its time."""
-    _unpark(lane, pop)
+    lane.unpark(pop)
     _answer_parked(op, lane, pop, Reason.POLLING_TIMEOUT, None)
 
 
 def answer_all_parked(op: OpContext, lane: LaneState, reason: Reason, client_id: str | None = None) -> bool:
-    """Every parked pop (of one client) is answered with `reason`; whether there was any."""
-    number = lane.record.parked_first
+    """Answer every parked pop, or those of one client, with `reason`; return whether there was one."""
     found = False
-    while number:
-        pop = lane.parked(number)
-        assert pop is not None, "the list of parked pops is whole"
-        number = pop.after
+    for pop in lane.parked_pops():
         if client_id is None or pop.client_id == client_id:
             found = True
-            _unpark(lane, pop)
+            lane.unpark(pop)
             _answer_parked(op, lane, pop, reason, None)
     return found
 
@@ -130,7 +123,7 @@ def decide_cancel(op: OpContext, command: Cancel) -> None:
         if memory.parked:
             pop = lane.parked(memory.parked)
             assert pop is not None, "a parked pop is remembered while it is parked"
-            _unpark(lane, pop)
+            lane.unpark(pop)
             _answer_parked(op, lane, pop, Reason.CANCELLED, None)
             applied = True
         else:
@@ -258,54 +251,21 @@ def _granted_fields(
 
 def _park(op: OpContext, lane: LaneState, command: Pop, tags: tuple[int, ...] | None) -> ParkedPop:
     record = lane.record
-    number = record.parked_next
     pop = ParkedPop(
-        number,
-        record.parked_last,
-        0,
-        op.op_id,
-        command.reply_to,
-        command.max_messages,
-        command.invisible_time_ms,
-        op.now_ms + command.poll_time_ms,
-        command.client_id,
-        command.attempt_id,
-        tags,
+        number=record.parked_next,
+        before=record.parked_last,
+        after=0,
+        op_id=op.op_id,
+        reply_to=command.reply_to,
+        max_messages=command.max_messages,
+        invisible_time_ms=command.invisible_time_ms,
+        deadline_ms=op.now_ms + command.poll_time_ms,
+        client_id=command.client_id,
+        attempt_id=command.attempt_id,
+        tags=tags,
     )
-    if record.parked_last:
-        last = lane.parked(record.parked_last)
-        assert last is not None, "the list of parked pops is whole"
-        last.after = number
-        lane.set_parked(last.number, last)
-    else:
-        record.parked_first = number
-    record.parked_last = number
-    record.parked_next += 1
-    record.parked += 1
-    lane.set_parked(number, pop)
-    lane.queue.set_deadline(record.lane_no, DEADLINE_PARKED, number, 0, pop.deadline_ms)
+    lane.park(pop)
     return pop
-
-
-def _unpark(lane: LaneState, pop: ParkedPop) -> None:
-    record = lane.record
-    if pop.before:
-        before = lane.parked(pop.before)
-        assert before is not None, "the list of parked pops is whole"
-        before.after = pop.after
-        lane.set_parked(before.number, before)
-    else:
-        record.parked_first = pop.after
-    if pop.after:
-        after = lane.parked(pop.after)
-        assert after is not None, "the list of parked pops is whole"
-        after.before = pop.before
-        lane.set_parked(after.number, after)
-    else:
-        record.parked_last = pop.before
-    record.parked -= 1
-    lane.set_parked(pop.number, None)
-    lane.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, 0)
 
 
 def _answer_parked(

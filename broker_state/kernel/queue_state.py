@@ -4,7 +4,16 @@ import heapq
 from collections.abc import Iterator
 
 from broker_state.kernel.order_info import OrderInfo
-from broker_state.store.keys import DEADLINE_PAGE, DEADLINE_PARKED, NEVER_MS, DeadlineRef, lane_prefix, queue_prefix
+from broker_state.store.keys import (
+    DEADLINE_PAGE,
+    DEADLINE_PARKED,
+    NEVER_MS,
+    DeadlineRef,
+    LaneTag,
+    QueueTag,
+    lane_prefix,
+    queue_prefix,
+)
 from broker_state.store.marks import Marks, Position, Tree
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, TagPage
@@ -16,6 +25,16 @@ __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", 
 _SCAN_MAX = 10_000
 _U32_MAX = (1 << 32) - 1
 _AVAILABLE = DeliveryState.AVAILABLE
+_ERASED_TAGS = (
+    QueueTag.LANE,
+    QueueTag.GROUP,
+    QueueTag.WRITTEN,
+    QueueTag.HOLES,
+    QueueTag.LATE_SKIP,
+    QueueTag.UNIT_FACTS,
+    QueueTag.WATCHING,
+    QueueTag.LANE_DATA,
+)
 
 
 class Deadlines:
@@ -74,9 +93,11 @@ class LaneState:
 
     def _bind(self) -> None:
         record = self.record
-        marks = Marks(self._overlay, self.prefix + b"a")
+        marks = Marks(self._overlay, self.prefix + LaneTag.ACKED)
         self.acked = Position(marks, record.commit_offset, record.acked_above)
-        self.available = Tree(self._overlay, self.prefix + b"v", record.available_depth, record.available_pages)
+        self.available = Tree(
+            self._overlay, self.prefix + LaneTag.AVAILABLE, record.available_depth, record.available_pages
+        )
 
     def encode(self) -> bytes:
         """Stored form of the record, with the position and the tree as they are now."""
@@ -133,7 +154,7 @@ class LaneState:
     @property
     def order_info(self) -> OrderInfo:
         """The batch of an orderly lane; without members before its first pop."""
-        info = self._overlay.get(self.prefix + b"o", self._decode_order_info)
+        info = self._overlay.get(self.prefix + LaneTag.BATCH, self._decode_order_info)
         return OrderInfo(self._overlay, self.prefix) if info is None else info
 
     def _decode_order_info(self, value: bytes) -> OrderInfo:
@@ -190,7 +211,7 @@ class LaneState:
             page.due_ms = due_ms
 
     def _page_key(self, page_no: int) -> bytes:
-        return self.prefix + b"d" + page_no.to_bytes(8, "big")
+        return self.prefix + LaneTag.DELIVERIES + page_no.to_bytes(8, "big")
 
     def add_client_page(self, client: int, page: DeliveryPage) -> None:
         """Leases of the client may be in the page: `return_client` will look there."""
@@ -214,39 +235,78 @@ class LaneState:
 
     def client_pages(self, client: int) -> Tree:
         """The pages in which the client may hold leases."""
-        prefix = self.prefix + b"c" + client.to_bytes(8, "big")
+        prefix = self._client_key(client)
         size = self._overlay.bits(prefix)
         return Tree(self._overlay, prefix, (size & 0xFF) or 1, size >> 8)
 
     def _save_client_pages(self, client: int, tree: Tree) -> None:
         size = tree.count << 8 | tree.depth if tree.count else 0
-        self._overlay.set_bits(self.prefix + b"c" + client.to_bytes(8, "big"), size)
+        self._overlay.set_bits(self._client_key(client), size)
+
+    def _client_key(self, client: int) -> bytes:
+        return self.prefix + LaneTag.CLIENT + client.to_bytes(8, "big")
 
     def parked(self, number: int) -> ParkedPop | None:
-        """A parked pop by its place."""
-        return self._overlay.get(self.prefix + b"w" + number.to_bytes(8, "big"), ParkedPop.decode)
-
-    def set_parked(self, number: int, pop: ParkedPop | None) -> None:
-        """Store or (None) remove a parked pop."""
-        key = self.prefix + b"w" + number.to_bytes(8, "big")
-        if pop is None:
-            self._overlay.delete(key)
-        else:
-            self._overlay.put(key, pop)
+        """Return the parked pop with this number, if it still waits."""
+        return self._overlay.get(self._parked_key(number), ParkedPop.decode)
 
     def parked_pops(self) -> Iterator[ParkedPop]:
-        """The parked pops in their order."""
+        """Yield the parked pops in the order they came; one that was yielded may be unparked."""
         number = self.record.parked_first
         while number:
-            pop = self.parked(number)
-            assert pop is not None, "the list of parked pops is whole"
+            pop = self._linked(number)
             yield pop
             number = pop.after
+
+    def park(self, pop: ParkedPop) -> None:
+        """Add a pop, whose number is `parked_next`, behind the parked ones."""
+        record = self.record
+        if record.parked_last:
+            last = self._linked(record.parked_last)
+            last.after = pop.number
+            self._set_parked(last)
+        else:
+            record.parked_first = pop.number
+        record.parked_last = pop.number
+        record.parked_next += 1
+        record.parked += 1
+        self._set_parked(pop)
+        self.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, 0, pop.deadline_ms)
+
+    def unpark(self, pop: ParkedPop) -> None:
+        """Take a pop out of the parked ones, wherever it is among them."""
+        record = self.record
+        if pop.before:
+            before = self._linked(pop.before)
+            before.after = pop.after
+            self._set_parked(before)
+        else:
+            record.parked_first = pop.after
+        if pop.after:
+            after = self._linked(pop.after)
+            after.before = pop.before
+            self._set_parked(after)
+        else:
+            record.parked_last = pop.before
+        record.parked -= 1
+        self._overlay.delete(self._parked_key(pop.number))
+        self.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, 0)
+
+    def _linked(self, number: int) -> ParkedPop:
+        pop = self.parked(number)
+        assert pop is not None, "the list of parked pops is whole"
+        return pop
+
+    def _set_parked(self, pop: ParkedPop) -> None:
+        self._overlay.put(self._parked_key(pop.number), pop)
+
+    def _parked_key(self, number: int) -> bytes:
+        return self.prefix + LaneTag.PARKED + number.to_bytes(8, "big")
 
     def restore_parked(self, pops: list[ParkedPop]) -> None:
         """Parked pops stay where they were, with their deadlines, when the lane was cleared."""
         for pop in pops:
-            self.set_parked(pop.number, pop)
+            self._set_parked(pop)
             self.queue.set_deadline(self.record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, pop.deadline_ms)
 
     def clear(self) -> None:
@@ -282,9 +342,11 @@ class QueueState:
         self.queue_id = queue_id
         self.prefix = queue_prefix(topic, queue_id)
         self.record = record
-        self.written = Position(Marks(overlay, self.prefix + b"W"), record.commit_position, record.written_above)
-        self.holes = Marks(overlay, self.prefix + b"H")
-        self.watching = Tree(overlay, self.prefix + b"S", record.watching_depth, record.watching_count)
+        self.written = Position(
+            Marks(overlay, self.prefix + QueueTag.WRITTEN), record.commit_position, record.written_above
+        )
+        self.holes = Marks(overlay, self.prefix + QueueTag.HOLES)
+        self.watching = Tree(overlay, self.prefix + QueueTag.WATCHING, record.watching_depth, record.watching_count)
         self._deadlines = Deadlines(overlay, self.prefix)
         self.oldest_op_minute = 0
         """No op_id in the window is older; 0 until it is looked up."""
@@ -300,7 +362,7 @@ class QueueState:
 
     def touch(self) -> None:
         """The queue changed."""
-        self.overlay.put(self.prefix + b"Q", self)
+        self.overlay.put(self.prefix + QueueTag.RECORD, self)
 
     @property
     def deadlines(self) -> Deadlines:
@@ -317,13 +379,11 @@ class QueueState:
 
     def lane_key(self, group: str) -> bytes:
         """State key of a lane's record."""
-        return self.prefix + b"N" + group.encode()
+        return self.prefix + QueueTag.LANE + group.encode()
 
     def lane(self, group: str) -> LaneState | None:
         """The lane of a group, if it was made."""
-        return self.overlay.get(
-            self.prefix + b"N" + group.encode(), lambda value: LaneState(self, LaneRecord.decode(value))
-        )
+        return self.overlay.get(self.lane_key(group), lambda value: LaneState(self, LaneRecord.decode(value)))
 
     def lane_by_no(self, lane_no: int) -> LaneState | None:
         """The lane with a number, unless it was forgotten."""
@@ -404,19 +464,19 @@ class QueueState:
         self.record.late_skips += 1
 
     def _late_skip_key(self, number: int) -> bytes:
-        return self.prefix + b"K" + number.to_bytes(8, "big")
+        return self.prefix + QueueTag.LATE_SKIP + number.to_bytes(8, "big")
 
     def _unit_facts_key(self, page_no: int) -> bytes:
-        return self.prefix + b"T" + page_no.to_bytes(8, "big")
+        return self.prefix + QueueTag.UNIT_FACTS + page_no.to_bytes(8, "big")
 
     def _number_key(self, lane_no: int) -> bytes:
-        return self.prefix + b"L" + lane_no.to_bytes(4, "big")
+        return self.prefix + QueueTag.GROUP + lane_no.to_bytes(4, "big")
 
 
 def load_queue(overlay: Overlay, topic: str, queue_id: int) -> QueueState | None:
     """The state of a queue, None before its `declare`."""
     return overlay.get(
-        queue_prefix(topic, queue_id) + b"Q",
+        queue_prefix(topic, queue_id) + QueueTag.RECORD,
         lambda value: QueueState(overlay, topic, queue_id, QueueRecord.decode(value)),
     )
 
@@ -430,6 +490,6 @@ def new_queue(overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) 
 
 def erase_queue(queue: QueueState) -> None:
     """Forget all that is stored of a queue, but for its record and the log of its op_ids."""
-    for kind in (b"N", b"L", b"W", b"H", b"K", b"T", b"S", b"P"):
-        queue.overlay.erase(queue.prefix + kind)
+    for tag in _ERASED_TAGS:
+        queue.overlay.erase(queue.prefix + tag)
     queue.overlay.erase_deadlines(queue.prefix, None)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from broker_state.store.keys import QueueTag
 from broker_state.store.overlay import STATE, Change
 from broker_state.store.records import LaneRecord, QueueRecord
 
@@ -50,11 +51,11 @@ def raise_generation(state: Iterable[tuple[bytes, bytes]], used: int = 0) -> Ite
         if not prefix or not key.startswith(prefix):
             prefix = key[: 1 + key[0] + 4]
         kind = key[len(prefix) : len(prefix) + 1]
-        if kind == b"Q":
+        if kind == QueueTag.RECORD:
             queue = QueueRecord.decode(value)
             raised = msgspec.structs.replace(queue, epoch_base=next_generation(queue.epoch_base, used))
             yield STATE, key, raised.encode()
-        elif kind == b"N":
+        elif kind == QueueTag.LANE:
             lane = LaneRecord.decode(value)
             epoch = next_generation(lane.epoch, used)
             yield STATE, key, msgspec.structs.replace(lane, epoch=epoch, reset_epoch=epoch).encode()

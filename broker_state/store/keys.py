@@ -1,24 +1,25 @@
 """Keys of the state families: big-endian, length-prefixed text, the queue first.
 
-family     key
-state      <queue> 'Q'                               the queue            Queue
-           <queue> 'N' group                         a lane by its group  Lane
-           <queue> 'L' lane no u32                   the group of a lane number
-           <queue> 'W' segment no u64                written offsets beyond the commit position
-           <queue> 'H' segment no u64                holes
-           <queue> 'K' number u64                    a skip of offsets that had been written
-           <queue> 'T' page no u64                   tags and inner counts of 64 offsets
-           <queue> 'S' depth u8, node u64            lanes that wait for the commit position
-           <queue> 'F' page no u64                   op_ids in the order they came
-           <lane>  'a' segment no u64                acked offsets beyond the commit offset
-           <lane>  'd' page no u64                   deliveries of 64 offsets
-           <lane>  'v' depth u8, node u64            pages with something available
-           <lane>  'w' number u64                    a parked pop
-           <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases
-           <lane>  'o'                              the batch of an orderly lane      OrderInfo
-           <lane>  'm' page no u64                  members of the batch among 64 offsets
-ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id
-deadlines  <queue> ms u64, lane no u32, kind u8, number u64   (no value)
+family     key                                       value
+state      <queue> 'Q'                               the queue                                      QueueRecord
+           <queue> 'N' group                         a lane, by its group                           LaneRecord
+           <queue> 'L' lane no u32                   the group of a lane number                     Text
+           <queue> 'W' segment no u64                written offsets beyond the commit position     segment
+           <queue> 'H' segment no u64                holes                                          segment
+           <queue> 'K' number u64                    a skip of offsets that had been written        LateSkip
+           <queue> 'T' page no u64                   tags and inner counts of 64 offsets            TagPage
+           <queue> 'S' depth u8, node u64            lanes that wait for the commit position        tree node
+           <queue> 'F' page no u64                   op_ids in the order of their records           OpLog
+           <lane>  'a' segment no u64                acked offsets beyond the commit offset         segment
+           <lane>  'd' page no u64                   deliveries of 64 offsets                       DeliveryPage
+           <lane>  'v' depth u8, node u64            pages with available messages                  tree node
+           <lane>  'w' number u64                    a parked pop                                   ParkedPop
+           <lane>  'c' client u64                    size of the next tree: count << 8 | depth      segment
+           <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases    tree node
+           <lane>  'o'                               the batch of an orderly lane                   OrderInfo
+           <lane>  'm' page no u64                   members of the batch among 64 offsets          MemberPage
+ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id                   OpMemory, then bytes
+deadlines  <queue> ms u64, lane no u32, kind u8, number u64                                         (empty)
 
 <queue> = topic length u8, topic, queue id u32       <lane> = <queue> 'P' lane no u32
 """
@@ -33,6 +34,8 @@ __all__ = [
     "DEADLINE_PARKED",
     "NEVER_MS",
     "DeadlineRef",
+    "LaneTag",
+    "QueueTag",
     "deadline_key",
     "end_of_prefix",
     "lane_prefix",
@@ -42,8 +45,11 @@ __all__ = [
 ]
 
 DEADLINE_PAGE = 0
+"""Kind of a deadline: the earliest of a page of deliveries; its number is the page's."""
 DEADLINE_PARKED = 1
+"""Kind of a deadline: of a parked pop; its number is the pop's."""
 DEADLINE_BATCH = 2
+"""Kind of a deadline: of the batch of an orderly lane; its number is 0."""
 
 NEVER_MS = (1 << 63) - 1
 """Later than every deadline."""
@@ -51,8 +57,35 @@ NEVER_MS = (1 << 63) - 1
 _DEADLINE = struct.Struct(">QIBQ")
 
 
+class QueueTag:
+    """The byte that follows `<queue>` in a state key."""
+
+    RECORD = b"Q"
+    LANE = b"N"
+    GROUP = b"L"
+    WRITTEN = b"W"
+    HOLES = b"H"
+    LATE_SKIP = b"K"
+    UNIT_FACTS = b"T"
+    WATCHING = b"S"
+    OP_LOG = b"F"
+    LANE_DATA = b"P"
+
+
+class LaneTag:
+    """The byte that follows `<lane>` in a state key."""
+
+    ACKED = b"a"
+    DELIVERIES = b"d"
+    AVAILABLE = b"v"
+    PARKED = b"w"
+    CLIENT = b"c"
+    BATCH = b"o"
+    MEMBERS = b"m"
+
+
 class DeadlineRef(NamedTuple):
-    """What falls due at `deadline_ms`: a page of deliveries, a parked pop or the batch of a lane."""
+    """A page of deliveries, a parked pop or the batch of a lane that is due at `deadline_ms`; fields in key order."""
 
     deadline_ms: int
     lane_no: int
@@ -62,7 +95,7 @@ class DeadlineRef(NamedTuple):
 
 @lru_cache(maxsize=65_536)
 def queue_prefix(topic: str, queue_id: int) -> bytes:
-    """Common prefix of every key of one queue.
+    """Return the common prefix of every key of one queue.
 
     >>> queue_prefix("t", 1).hex()
     '017400000001'
@@ -72,28 +105,28 @@ def queue_prefix(topic: str, queue_id: int) -> bytes:
 
 
 def lane_prefix(queue: bytes, lane_no: int) -> bytes:
-    """Common prefix of the paged keys of one lane."""
-    return queue + b"P" + lane_no.to_bytes(4, "big")
+    """Return the common prefix of every key of one lane but its record."""
+    return queue + QueueTag.LANE_DATA + lane_no.to_bytes(4, "big")
 
 
 def op_key(queue: bytes, op_id: str, page: int = 0) -> bytes:
-    """Key of the remembered answer of an op_id, or of a further page of it."""
+    """Return the key of the answer of an op_id, or of a further page of it."""
     name = op_id.encode()
     return queue + bytes((len(name),)) + name + page.to_bytes(2, "big")
 
 
 def deadline_key(queue: bytes, ref: DeadlineRef) -> bytes:
-    """Key in the ordered index of deadlines."""
+    """Return the key in the ordered index of deadlines."""
     return queue + _DEADLINE.pack(*ref)
 
 
 def read_deadline_key(queue: bytes, key: bytes) -> DeadlineRef:
-    """The reference in a key of the index, the queue's prefix being known."""
+    """Decode a key of the index of deadlines, which begins with the prefix `queue`."""
     return DeadlineRef._make(_DEADLINE.unpack_from(key, len(queue)))
 
 
 def end_of_prefix(prefix: bytes) -> bytes:
-    """The first key after every key that starts with `prefix`.
+    """Return the first key after every key that starts with `prefix`.
 
     >>> end_of_prefix(b"ab"), end_of_prefix(b"a" + bytes([255]))
     (b'ac', b'b')

@@ -45,31 +45,65 @@ _NO_RUN: tuple[int, int, Any] = (1 << 64, 1 << 64, None)
 
 
 class DeliveryState:
-    """Where a message is that was handed out and is not acked."""
+    """State of a message that was handed out and is not acked."""
 
     LEASED = 0
-    """hidden until the deadline"""
+    """Invisible until the deadline."""
     BACKING_OFF = 1
-    """its lease ended; offered again at the deadline"""
+    """The lease ended; the message is available again at the deadline."""
     AVAILABLE = 2
-    """offered again"""
+    """The next pop may take the message."""
 
 
 class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """The last delivery of a message: shared by the messages for which all of it is the same.
-
-    `client` is a 64-bit hash of the client id (0: none); `deadline_ms` is 0 when available.
-    """
+    """The last delivery of a message; messages for which all of it is equal share the object."""
 
     epoch: int
+    """Number of the pop within its lane, from 1; its upper half is the generation (store/generation.py)."""
     revision: int
+    """Changes of this delivery so far."""
     pop_time_ms: int
+    """Time of the pop, or of the last change."""
     deadline_ms: int
+    """End of the lease, or of the back-off; 0 when available."""
     invisible_time_ms: int
+    """Length of the lease from `pop_time_ms`."""
     client: int
+    """`client_hash` of the client that popped; 0 when it gave no id."""
     attempt: int
+    """Number of the delivery, from 1."""
     state: int
+    """A `DeliveryState`."""
     suspended: bool
+    """The next delivery does not count as a further attempt."""
+
+    def changed(self, *, now_ms: int, invisible_time_ms: int, suspend: bool) -> "Delivery":
+        """Return the delivery after a change_invisible."""
+        return Delivery(
+            epoch=self.epoch,
+            revision=self.revision + 1,
+            pop_time_ms=now_ms,
+            deadline_ms=now_ms + invisible_time_ms,
+            invisible_time_ms=invisible_time_ms,
+            client=self.client,
+            attempt=self.attempt,
+            state=DeliveryState.LEASED,
+            suspended=suspend,
+        )
+
+    def offered_again(self, *, suspended: bool, back_off_until_ms: int = 0) -> "Delivery":
+        """Return the delivery after its lease: available now, or (unless 0) at `back_off_until_ms`."""
+        return Delivery(
+            epoch=self.epoch,
+            revision=self.revision,
+            pop_time_ms=self.pop_time_ms,
+            deadline_ms=back_off_until_ms,
+            invisible_time_ms=self.invisible_time_ms,
+            client=self.client,
+            attempt=self.attempt,
+            state=DeliveryState.BACKING_OFF if back_off_until_ms else DeliveryState.AVAILABLE,
+            suspended=suspended,
+        )
 
 
 @lru_cache(maxsize=4096)
@@ -230,10 +264,20 @@ class DeliveryPage(Runs[Delivery]):
         runs = []
         before: Delivery | None = None
         for at in range(start, len(flat), cls._WIDTH):
-            first, length, epoch, revision, pop_ms, until_ms, hidden, client, attempt, flags = flat[
+            first, length, epoch, revision, pop_time_ms, deadline_ms, invisible_time_ms, client, attempt, flags = flat[
                 at : at + cls._WIDTH
             ]
-            delivery = Delivery(epoch, revision, pop_ms, until_ms, hidden, client, attempt, flags >> 1, bool(flags & 1))
+            delivery = Delivery(
+                epoch=epoch,
+                revision=revision,
+                pop_time_ms=pop_time_ms,
+                deadline_ms=deadline_ms,
+                invisible_time_ms=invisible_time_ms,
+                client=client,
+                attempt=attempt,
+                state=flags >> 1,
+                suspended=bool(flags & 1),
+            )
             if before is not None and delivery == before:
                 delivery = before
             before = delivery

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import msgspec
 
 from broker_state.kernel.queue_state import load_queue
+from broker_state.store.keys import QueueTag, end_of_prefix
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.records import LaneRecord, QueueRecord
 from broker_state.store.rocks_store import RocksStore
@@ -113,7 +114,7 @@ def queues_in(store: RocksStore) -> Iterator[QueueView]:
         key = first[0]
         size = 1 + key[0] + 4
         prefix = key[:size]
-        stored = store.get(STATE, prefix + b"Q")
+        stored = store.get(STATE, prefix + QueueTag.RECORD)
         if stored is not None:
             record = QueueRecord.decode(stored)
             yield QueueView(
@@ -162,7 +163,8 @@ def selected_queues(
 
 
 def _lanes(store: RocksStore, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    return store.scan(STATE, prefix + b"N", prefix + b"O")
+    first = prefix + QueueTag.LANE
+    return store.scan(STATE, first, end_of_prefix(first))
 
 
 def _lane(queue: QueueRecord, lane: LaneRecord) -> LaneView:

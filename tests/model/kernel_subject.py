@@ -15,7 +15,7 @@ import msgspec
 from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.kernel.order_info import OrderInfo
-from broker_state.store.keys import lane_prefix, queue_prefix
+from broker_state.store.keys import LaneTag, QueueTag, lane_prefix, queue_prefix
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
@@ -97,16 +97,16 @@ class KernelSubject:
         prefix = queue_prefix(topic, queue_id)
         overlay = Overlay(self._kv)
         read = overlay.get
-        queue = read(prefix + b"Q", QueueRecord.decode)
+        queue = read(prefix + QueueTag.RECORD, QueueRecord.decode)
         if queue is None:
             return None
         lanes = {}
         for group in self._groups:
-            lane = read(prefix + b"N" + group.encode(), LaneRecord.decode)
+            lane = read(prefix + QueueTag.LANE + group.encode(), LaneRecord.decode)
             if lane is not None:
                 lanes[group] = _lane_state(read, prefix, lane)
                 own = lane_prefix(prefix, lane.lane_no)
-                stored = self._kv.get(STATE, own + b"o")
+                stored = self._kv.get(STATE, own + LaneTag.BATCH)
                 lanes[group]["batch"] = _batch(OrderInfo(overlay, own, stored))
         return {
             "now": queue.now_ms,
@@ -120,14 +120,14 @@ def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dic
     prefix = lane_prefix(queue, lane.lane_no)
     messages = {}
     for page_no in range(lane.commit_offset >> _PAGE_SHIFT, (lane.next_offset + 63) >> _PAGE_SHIFT):
-        page = read(prefix + b"d" + page_no.to_bytes(8, "big"), DeliveryPage.decode)
+        page = read(prefix + LaneTag.DELIVERIES + page_no.to_bytes(8, "big"), DeliveryPage.decode)
         for first, end, delivery in page.runs if page is not None else ():
             for offset in range(max(first, lane.commit_offset), min(end, lane.next_offset)):
                 messages[offset] = _message(delivery)
     parked = []
     number = lane.parked_first
     while number:
-        pop = read(prefix + b"w" + number.to_bytes(8, "big"), ParkedPop.decode)
+        pop = read(prefix + LaneTag.PARKED + number.to_bytes(8, "big"), ParkedPop.decode)
         assert pop is not None
         parked.append(pop.op_id)
         number = pop.after

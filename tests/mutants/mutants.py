@@ -37,9 +37,9 @@ MUTANTS = [
     Mutant(
         "lease_expires_a_moment_late",
         "semantics.md, three steps: every deadline at or before `now` takes effect",
-        "kernel/decide.py",
-        "            if 0 < hidden.deadline_ms <= now_ms:\n",
-        "            if 0 < hidden.deadline_ms < now_ms:\n",
+        "kernel/due.py",
+        "        if 0 < delivery.deadline_ms <= now_ms\n",
+        "        if 0 < delivery.deadline_ms < now_ms\n",
     ),
     Mutant(
         "fresh_before_what_expired",
@@ -148,25 +148,19 @@ MUTANTS = [
         "parked_pops_last_come_first_served",
         "semantics.md, grant: the parked pops of a lane in the order they came",
         "kernel/parking.py",
-        """    number = lane.record.parked_first
-    while number and lane.is_poppable:
-        pop = lane.parked(number)
-        assert pop is not None, "the list of parked pops is whole"
-        number = pop.after
+        """    for pop in lane.parked_pops():
+        if not lane.is_poppable:
 """,
-        """    number = lane.record.parked_last
-    while number and lane.is_poppable:
-        pop = lane.parked(number)
-        assert pop is not None, "the list of parked pops is whole"
-        number = pop.before
+        """    for pop in list(lane.parked_pops())[::-1]:
+        if not lane.is_poppable:
 """,
     ),
     Mutant(
         "parked_pop_unlinked_wrongly",
         "parking: the list of parked pops is whole after one is taken out of its middle",
-        "kernel/parking.py",
-        "        after.before = pop.before\n",
-        "        after.before = 0\n",
+        "kernel/queue_state.py",
+        "            after.before = pop.before\n",
+        "            after.before = 0\n",
     ),
     Mutant(
         "equal_deadline_put_and_deleted",
