@@ -7,22 +7,20 @@ from typing import Any
 import msgspec
 
 from popstream.wire.failures import Invalid
-from popstream.wire.reason import Reason, code_of
-from tests.conformance.broker import Broker, RocketHandle
-from tests.conformance.order_infos import order_counts, stored_form
-from tests.conformance.rules import (
-    CHANGE_OUTSIDE_ITS_POP,
-    RANGE_CHECKED,
-    apply,
-    map_ack,
-    map_change,
-    map_commit_offset,
-)
-from tests.conformance.verdict import Comparison, Outcome, Verdict
+from tests.conformance.epilogue import follow_to_the_end
+from tests.conformance.history_fields import what_is_not_understood
+from tests.conformance.kernel_broker import Lane, RocketHandle
+from tests.conformance.rocketmq_broker import BROKER_5_5_0, RocketPop
+from tests.conformance.rules import CONTIGUOUS_COMMIT_OFFSET, RESET_AT_ONCE
+from tests.conformance.side_by_side import BothPops, RocketChange, SideBySide
+from tests.conformance.verdict import Comparison, NotApplicableError, Outcome, Verdict
 
 __all__ = ["run_histories"]
 
 _COMPARED = ("popTime", "i", "o", "cm", "ot", "oc", "a")
+_SLACK_MS = 51
+_SCAN_MS = 1_100
+_NOT_FOUND = 22
 
 
 def run_histories(path: Path) -> Iterator[Verdict]:
@@ -42,154 +40,220 @@ def run_histories(path: Path) -> Iterator[Verdict]:
 
 
 def _run(subject: str, line: bytes) -> Verdict:
-    """The verdict on one line; what cannot be read as a history fails, and the others are run."""
     try:
         history = msgspec.json.decode(line)
         subject = f"{history['kind']}-{history['seed']}"
-        if history["kind"] != "orderly":
-            return Verdict(subject, Outcome.NOT_APPLICABLE, "concurrent lanes have rules of their own")
+        wrong = list(what_is_not_understood(history))
+        if wrong:
+            return Verdict(subject, Outcome.FAIL, "; ".join(wrong))
         return _Replay(history).run(subject)
+    except NotApplicableError as error:
+        return Verdict(subject, Outcome.NOT_APPLICABLE, str(error))
     except Exception as error:  # noqa: BLE001 - whatever is in the file
         return Verdict(subject, Outcome.FAIL, f"cannot be read as a history: {error!r}")
 
 
 class _Replay:
-    """One orderly history: a queue, a group."""
+    """One history: an orderly one of a single queue, or a concurrent one of all queues of a topic."""
 
     def __init__(self, history: dict[str, Any]) -> None:
         self._history = history
-        self._group, self._topic, self._queue_id = history["group"], history["topic"], history["queue_id"]
-        self._lane = (self._group, self._topic, self._queue_id)
-        self._broker = Broker(history["ops"][0]["clock_ms"] if history["ops"] else 0)
-        self._broker.declare(self._topic, self._queue_id)
+        self._group, self._topic = history["group"], history["topic"]
+        self._is_orderly = history["kind"] == "orderly"
         self._comparison = Comparison()
-        self._max_offset = 0
-        self._is_reset_pending = False
-        self._not_stored: dict[str, int] = {}
-        """Times that RocketMQ stored for the batch and popstream refused, by offset."""
+        first_ms = history["ops"][0]["clock_ms"] if history["ops"] else 0
+        self._both = SideBySide(BROKER_5_5_0, {}, first_ms, self._comparison)
+        self._both.rocketmq.add_topic(self._topic, history["read_queues"])
+        self._queue_ids = [history["queue_id"]] if self._is_orderly else list(range(history["read_queues"]))
+        for queue_id in self._queue_ids:
+            self._both.broker.declare(self._topic, queue_id)
 
     def run(self, subject: str) -> Verdict:
+        """Every operation, and what was found afterwards."""
         for op in self._history["ops"]:
-            self._broker.now_ms = op["clock_ms"]
             where = f"op {op['i']} ({op['op']})"
-            if op["op"] == "wait":
-                continue
-            getattr(self, f"_do_{op['op']}")(where, op["args"], op["result"])
-            expected = (op.get("committed") or {}).get("offset")
-            mapped, rules = map_commit_offset(expected, self._max_offset)
-            ours = self._broker.commit_offset(*self._lane)
-            self._comparison.check(f"{where}, committed offset", expected, mapped, ours, rules)
-        self._check_final()
+            self._both.at(where)
+            if op["op"] != "wait":
+                self._both.broker.now_ms = op["clock_ms"]
+                self._both.revive()
+                getattr(self, f"_do_{op['op']}")(where, op)
+                self._comparison.agree(where, self._both.broker.pair.disagreement)
+            self._check_probes(where, op)
+        if self._is_orderly and "final_order_info" in self._history:
+            self._check_final(self._lane(self._queue_ids[0]))
+        follow_to_the_end(self._both.broker, self._comparison)
         return self._comparison.verdict(subject)
 
-    def _check(self, where: str, expected: object, ours: object) -> None:
-        self._comparison.check(where, expected, expected, ours, [])
+    def _lane(self, queue_id: int) -> Lane:
+        return self._topic, self._group, queue_id
 
-    def _do_send(self, where: str, _: dict[str, Any], result: dict[str, Any]) -> None:
-        messages = result["messages"]
-        offsets = self._broker.send(self._topic, self._queue_id, [message["tag"] for message in messages])
-        self._check(where, [message["queue_offset"] for message in messages], offsets)
-        self._max_offset += len(messages)
+    def _do_send(self, where: str, op: dict[str, Any]) -> None:
+        messages = op["result"]["messages"]
+        tags = [message["tag"] for message in messages]
+        rocketmq, ours = self._both.send(self._topic, op["args"]["queue_id"], tags)
+        recorded = [message["queue_offset"] for message in messages]
+        self._comparison.compare(where, recorded=recorded, rocketmq=rocketmq, ours=ours, rules=[])
 
-    def _do_set_offset(self, where: str, args: dict[str, Any], result: dict[str, Any]) -> None:
-        self._check(where, result["code"], self._broker.reset_offset(*self._lane, args["offset"]))
+    def _do_set_offset(self, where: str, op: dict[str, Any]) -> None:
+        rocketmq, ours, rules = self._both.commit(self._lane(op["args"]["queue_id"]), op["args"]["offset"])
+        recorded = op["result"]["code"]
+        self._comparison.compare(where, recorded=recorded, rocketmq=rocketmq, ours=ours, rules=rules)
 
-    def _do_reset_offset(self, where: str, args: dict[str, Any], result: dict[str, Any]) -> None:
-        """RocketMQ takes the offset after the last one too, and corrects it with the next pop."""
-        code = self._broker.reset_offset(*self._lane, args["offset"])
-        mapped, rules = result["code"], []
-        if args["offset"] > self._max_offset:
-            mapped, rules = code_of(Reason.ABOVE_MAX), [RANGE_CHECKED]
-        if not result["code"] and mapped:
-            self._broker.reset_offset(*self._lane, self._max_offset)  # where RocketMQ ends up
-        self._comparison.check(where, result["code"], mapped, code, rules)
-        self._is_reset_pending = not result["code"]
+    def _do_reset_offset(self, where: str, op: dict[str, Any]) -> None:
+        rocketmq, ours, rules = self._both.reset(self._lane(op["args"]["queue_id"]), op["args"]["offset"])
+        recorded = op["result"]["code"]
+        self._comparison.compare(where, recorded=recorded, rocketmq=rocketmq, ours=ours, rules=rules)
 
-    def _do_pop(self, where: str, args: dict[str, Any], result: dict[str, Any]) -> None:
-        answer = self._broker.pop(
-            *self._lane,
-            count=args["max"],
-            invisible_time_ms=args["invisible_ms"],
-            order=args["order"],
-            attempt_id=args["attempt_id"],
-            tag=None if args["exp"] in {"*", None} else args["exp"],
+    def _do_pop(self, where: str, op: dict[str, Any]) -> None:
+        args, result = op["args"], op["result"]
+        request = RocketPop(
+            self._topic,
+            self._group,
+            args["queue_id"],
+            args["max"],
+            args["invisible_ms"],
+            args["order"],
+            args["attempt_id"],
+            None if args["exp"] in {"*", None} else args["exp"],
+            init_max=args["init_mode"] == 1,
         )
-        self._is_reset_pending = False
-        expected = {
+        both = self._both.pop(request) if not args["poll_time"] else self._wait(where, request, op)
+        popped = both.rocketmq
+        self._compare_with_record(where, args, result, both)
+        if args["order"]:
+            shown = self._both.shown_by_rocketmq(popped)
+        else:
+            shown = [[m.real_topic, m.queue_id, m.offset, m.original.reconsume_times] for m in popped.messages]
+        prefix = [] if args["order"] else [self._topic]
+        ours = [[*prefix, queue_id, offset, attempt - 1] for queue_id, offset, attempt in both.ours]
+        self._comparison.compare(f"{where}, messages", rocketmq=shown, ours=ours, rules=both.rules)
+        codes = [answer.code for answer in both.answers.values() if answer is not None]
+        rocketmq_code = 0 if popped.messages else 210
+        self._comparison.compare(
+            f"{where}, code", rocketmq=rocketmq_code, ours=min(codes, default=210), rules=both.rules
+        )
+        header = (popped.pop_time_ms, popped.invisible_time_ms, popped.revive_queue_id)
+        for answer in both.answers.values():
+            if answer is not None and answer.messages:
+                told = (answer.pop_time_ms, answer.invisible_time_ms, answer.revive_queue_id)
+                rules = both.rules if args["poll_time"] else []
+                self._comparison.compare(f"{where}, header", rocketmq=header, ours=told, rules=rules)
+
+    def _compare_with_record(self, where: str, args: dict[str, Any], result: dict[str, Any], both: BothPops) -> None:
+        """The recorded answer against that of RocketMQ's shadow."""
+        popped = both.rocketmq
+        recorded: dict[str, Any] = {
             "code": result["code"],
-            "messages": [[m["queue_offset"], m["reconsume_times"]] for m in result["messages"]],
+            "messages": [
+                [m["real_topic"], m["queue_id"], m["queue_offset"], m["orig_queue_id"], m["orig_queue_offset"]]
+                for m in result["messages"]
+            ],
+            "counts": [m["reconsume_times"] for m in result["messages"]],
+            "header": [result["pop_time"], result["invisible_time"], result["revive_qid"]],
+            "order_counts": _parsed_counts(result["order_count_info"] or "") if args["order"] else {},
         }
-        info = self._broker.order_info(*self._lane)
-        counts: dict[str, int] = {}
-        if answer.handle is not None and info is not None:
-            self._not_stored.clear()
-            counts = order_counts(info, self._queue_id)
-        offsets = [at for m in answer.messages for at in range(m.first, m.last + 1)]
-        # What RocketMQ's client shows: the count of the offset, else the least of the queue.
-        least = counts.get(f"0@{self._queue_id}", 0)
-        shown = [[at, counts.get(f"0@qo{self._queue_id}%{at}", least)] for at in offsets]
-        ours = {"code": answer.code, "messages": shown}
-        self._check(where, expected, ours)
-        if not result["code"]:
-            self._check(f"{where}, order counts", _parsed_counts(result["order_count_info"]), counts)
-            header = {"pop_time": result["pop_time"], "invisible_time": result["invisible_time"]}
-            told = {"pop_time": answer.pop_time_ms, "invisible_time": answer.invisible_time_ms}
-            self._check(
-                f"{where}, header",
-                {**header, "revive_qid": result["revive_qid"]},
-                {**told, "revive_qid": answer.revive_queue_id},
+        counts = [m.original.reconsume_times for m in popped.messages]
+        if args["order"]:
+            counts = [count for *_, count in self._both.shown_by_rocketmq(popped)]
+        rocketmq = {
+            "code": 0 if popped.messages else 210,
+            "messages": [
+                [m.real_topic, m.queue_id, m.offset, m.original.queue_id, m.original.offset] for m in popped.messages
+            ],
+            "counts": counts,
+            "header": [popped.pop_time_ms, popped.invisible_time_ms, popped.revive_queue_id],
+            "order_counts": popped.order_counts,
+        }
+        self._comparison.compare(where, recorded=recorded, rocketmq=rocketmq, ours=rocketmq, rules=[])
+
+    def _wait(self, where: str, request: RocketPop, op: dict[str, Any]) -> BothPops:
+        """A pop that may wait: it is sent at the beginning, RocketMQ answers it anew at the end."""
+        args, broker = op["args"], self._both.broker
+        if args["queue_id"] < 0:
+            message = "a pop of any queue that waits"
+            raise NotApplicableError(message)
+        broker.now_ms = op["at_ms"][0]
+        ours = self._both.pop_that_waits(request, args["poll_time"], until_ms=op["clock_ms"])
+        self._comparison.agree(where, broker.pair.disagreement)
+        return ours
+
+    def _do_ack(self, where: str, op: dict[str, Any]) -> None:
+        args = op["args"]
+        lane = (args["topic"], self._group, args["queue_id"])
+        both = self._both.ack(lane, args["offset"], RocketHandle.parse(args["handle"]))
+        recorded = {"code": op["result"]["code"]}
+        ours = both.rocketmq if both.ours is None else both.ours
+        self._comparison.compare(where, recorded=recorded, rocketmq=both.rocketmq, ours=ours, rules=both.rules)
+
+    def _do_change(self, where: str, op: dict[str, Any]) -> None:
+        args, result = op["args"], op["result"]
+        lane = (args["topic"], self._group, args["queue_id"])
+        handle = RocketHandle.parse(args["handle"])
+        both = self._both.change(RocketChange(lane, args["offset"], handle, args["invisible_ms"], args["suspend"]))
+        recorded = {key: result[key] for key in ("code", "pop_time", "invisible_time", "revive_qid")}
+        if recorded["code"]:  # RocketMQ writes a header of zeros
+            recorded = {key: value or None for key, value in recorded.items()}
+        ours = both.rocketmq if both.ours is None else both.ours
+        self._comparison.compare(where, recorded=recorded, rocketmq=both.rocketmq, ours=ours, rules=both.rules)
+
+    def _check_probes(self, where: str, op: dict[str, Any]) -> None:
+        """The offsets that were asked for after the operation."""
+        if self._is_orderly:
+            lane = self._lane(self._queue_ids[0])
+            self._check_commit_offset(where, lane, (op.get("committed") or {}).get("offset"), is_recorded=True)
+            return
+        for probe in op["committed"]:
+            lane = (probe["topic"], self._group, probe["queue_id"])
+            if probe["topic"] == self._topic:
+                self._check_commit_offset(where, lane, probe["offset"], is_recorded=True)
+        self._check_retry_topic(where, op)
+
+    def _check_commit_offset(self, where: str, lane: Lane, recorded: int | None, *, is_recorded: bool) -> None:
+        consumer = self._both.rocketmq.consumer_offset(lane)
+        rocketmq = None if consumer < 0 else consumer
+        state = self._both.broker.lane(lane)
+        rules = self._both.rules(lane)
+        if not self._is_orderly:
+            rules.append(CONTIGUOUS_COMMIT_OFFSET)
+        self._comparison.compare(
+            f"{where}, committed offset",
+            recorded=recorded if is_recorded else rocketmq,
+            rocketmq=rocketmq,
+            ours=None if state is None else state["commit"],
+            rules=rules,
+        )
+
+    def _check_retry_topic(self, where: str, op: dict[str, Any]) -> None:
+        """The end of the retry topic: a probe may find a revive of these moments done, or not yet."""
+        rocketmq = self._both.rocketmq
+        end = rocketmq.end(self._history["retry_topic"], 0)
+        due = [record.visible_ms for record in rocketmq.store.records()]
+        least = end + sum(visible_ms <= op["at_ms"][1] - _SCAN_MS for visible_ms in due)
+        most = end + sum(visible_ms <= op["probe_ms"] - _SLACK_MS for visible_ms in due)
+        if not least <= op["retry_max"] <= most:
+            self._comparison.fail(
+                f"at {where}: RocketMQ's retry topic ends at {op['retry_max']}, by its rules at {least}..{most}"
             )
 
-    def _do_ack(self, where: str, args: dict[str, Any], result: dict[str, Any]) -> None:
-        handle = RocketHandle.parse(args["handle"])
-        request = self._broker.request(*self._lane, args["offset"], handle)
-        ours = self._broker.ack(*self._lane, args["offset"], handle)
-        mapped, rules = apply(map_ack, {"code": result["code"]}, request)
-        self._comparison.check(where, {"code": result["code"]}, mapped, ours, rules)
-
-    def _do_change(self, where: str, args: dict[str, Any], result: dict[str, Any]) -> None:
-        handle, offset, asked_ms = RocketHandle.parse(args["handle"]), args["offset"], args["invisible_ms"]
-        request = self._broker.request(*self._lane, offset, handle, asked_ms)
-        ours = self._broker.change(*self._lane, offset, handle, invisible_time_ms=asked_ms, suspend=args["suspend"])
-        expected = {key: result[key] for key in ("code", "pop_time", "invisible_time", "revive_qid")}
-        if expected["code"]:  # RocketMQ writes a header of zeros
-            expected = {key: value or None for key, value in expected.items()}
-        mapped, rules = apply(map_change, expected, request)
-        self._comparison.check(where, expected, mapped, ours, rules)
-        is_stored = not result["code"] and request.is_current and offset >= request.commit_offset
-        if is_stored and CHANGE_OUTSIDE_ITS_POP in rules:
-            self._not_stored[str(offset)] = self._broker.now_ms + asked_ms
-        elif is_stored and asked_ms < 0:
-            # What RocketMQ made visible in the past is visible now: go on as if that had been asked for.
-            self._broker.change(*self._lane, offset, handle, invisible_time_ms=0, suspend=args["suspend"])
-            self._not_stored[str(offset)] = self._broker.now_ms + asked_ms
-
-    def _check_final(self) -> None:
-        """The entry at the end; while a reset waits for the next pop, which clears it, RocketMQ's is void."""
-        if "final_order_info" not in self._history or self._is_reset_pending:
+    def _check_final(self, lane: Lane) -> None:
+        """The entry at the end; RocketMQ keeps the old one while a reset waits for its pop."""
+        entry = self._both.rocketmq.orders.entry(lane)
+        recorded, stored = self._history["final_order_info"], entry.stored() if entry is not None else None
+        if recorded is None or stored is None:
+            self._comparison.compare("the final order info", recorded=recorded, rocketmq=stored, ours=stored, rules=[])
+        else:
+            recorded = {key: recorded.get(key) for key in _COMPARED}
+            stored = {key: stored[key] for key in _COMPARED}
+            self._comparison.compare("the final order info", recorded=recorded, rocketmq=stored, ours=stored, rules=[])
+        if lane in self._both.rocketmq.resets:
+            self._comparison.compare("the final batch", rocketmq=stored, ours=None, rules=[RESET_AT_ONCE])
             return
-        expected = self._history["final_order_info"]
-        info = self._broker.order_info(*self._lane)
-        ours = stored_form(info) if info is not None and info.head.member_count else None
-        if expected is None or ours is None:
-            self._check("the final order info", expected, ours)
-            return
-        wanted = {key: expected.get(key) for key in _COMPARED}
-        told = {key: ours[key] for key in _COMPARED}
-        # The time of a member that is acked is read by nobody: RocketMQ stores a change of it, popstream refuses it.
-        done = {str(at) for first, end, m in info.runs() if m.acked for at in range(first, end)} if info else set()
-        for times in (wanted, told):
-            times["ot"] = {offset: ms for offset, ms in (times["ot"] or {}).items() if offset not in done}
-        times = {offset: ms for offset, ms in wanted["ot"].items() if self._not_stored.get(offset) != ms}
-        members = (
-            {str(at) for first, end, m in info.runs() if m.is_member for at in range(first, end)} if info else set()
-        )
-        refused = {offset for offset in self._not_stored if offset in wanted["ot"] and offset not in times}
-        rules = [CHANGE_OUTSIDE_ITS_POP] if refused - members else []
-        if refused & members:
-            rules.append(RANGE_CHECKED)
-            times |= {offset: told["ot"][offset] for offset in refused & members if offset in told["ot"]}
-        self._comparison.check("the final order info", wanted, {**wanted, "ot": times}, told, rules)
+        ours = self._both.stored_batch(lane)
+        if stored is not None and ours is not None:
+            stored, ours, rules = self._both.comparable_batches(lane, stored, ours)
+            for rule in rules:
+                self._comparison.compare(f"the final batch, {rule}", rocketmq=True, ours=False, rules=[rule])
+        self._comparison.compare("the final batch", rocketmq=stored, ours=ours, rules=self._both.rules(lane))
 
 
 def _parsed_counts(info: str) -> dict[str, int]:

@@ -166,7 +166,7 @@ class KernelBroker:
             )
         )
         if answer is not None:
-            self._keep_handle(lane, answer, known_as_ms)
+            self.keep_handle(lane, answer, known_as_ms)
         return answer
 
     def tick(self, topic: str, queue_id: int) -> None:
@@ -239,9 +239,15 @@ class KernelBroker:
         members = (self.batch(lane) or {"members": {}})["members"].values()
         return max((member["next_visible"] for member in members if not member["acked"]), default=0)
 
-    def is_known(self, lane: Lane, offset: int, handle: RocketHandle) -> bool:
-        """Whether popstream has given out a handle that stands for RocketMQ's."""
-        return self._given_out(lane, offset, handle) is not None
+    def deadlines(self, lane: Lane) -> list[int]:
+        """The moments at which something of the lane changes by itself."""
+        state = self.lane(lane)
+        if state is None:
+            return []
+        members = (state["batch"] or {"members": {}})["members"].values()
+        every = [message["deadline"] for message in state["messages"].values()]
+        every += [member["next_visible"] for member in members if not member["acked"]]
+        return sorted({deadline_ms for deadline_ms in every if deadline_ms is not None})
 
     def pop_times(self, lane: Lane) -> list[int]:
         """RocketMQ's pop times of an orderly lane's batch."""
@@ -253,7 +259,8 @@ class KernelBroker:
         text = self._batches.get((lane, handle.pop_time_ms))
         return self.batch(lane) is not None and text is not None and text == self._latest[lane]
 
-    def _keep_handle(self, lane: Lane, answer: Answer, known_as_ms: int | None) -> None:
+    def keep_handle(self, lane: Lane, answer: Answer, known_as_ms: int | None = None) -> None:
+        """Keep the handle of a pop for later requests."""
         if answer.handle is None or answer.pop_time_ms is None or answer.invisible_time_ms is None:
             return
         if answer.revive_queue_id == REVIVE_QUEUE_ID_ORDERLY:

@@ -11,9 +11,17 @@ from typing import Any
 from popstream.wire.command import WrittenRange
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX, POP_TAGS_MAX
 from popstream.wire.reason import Reason
+from tests.conformance.epilogue import follow_to_the_end
 from tests.conformance.kernel_broker import Changing, KernelBroker, Lane, RocketHandle, offsets_of
-from tests.conformance.rocketmq_orders import RocketOrders, shown_counts
-from tests.conformance.rules import CHANGE_OUTSIDE_ITS_POP, NEVER_LOST, NO_64_LIMIT, RANGE_CHECKED, TRUE_WAKE_UP
+from tests.conformance.rocketmq_orders import RocketOrders, counts_others, shown_counts
+from tests.conformance.rules import (
+    CHANGE_OUTSIDE_ITS_POP,
+    NEVER_LOST,
+    NO_64_LIMIT,
+    OWN_COUNT,
+    RANGE_CHECKED,
+    TRUE_WAKE_UP,
+)
 from tests.conformance.verdict import Comparison, NotApplicableError
 
 __all__ = ["OrderInfoSteps"]
@@ -29,6 +37,7 @@ class OrderInfoSteps:
         self._comparison = comparison
         self._rocketmq = RocketOrders()
         self._broker = KernelBroker(now_ms)
+        self._steps = steps
         self._bounds = _bounds(steps)
         self._parted: dict[Lane, list[str]] = {}
         """Rules by which the two entries of a lane have parted."""
@@ -44,14 +53,13 @@ class OrderInfoSteps:
         """The clock of both."""
         return self._broker.now_ms
 
-    def knows(self, op: str) -> bool:
-        """Whether it is an operation on order infos, or on what they depend on."""
-        return hasattr(self, f"_do_{op.removeprefix('oi_')}")
-
-    def run(self, where: str, step: dict[str, Any]) -> None:
-        """One step, and what it expects."""
-        getattr(self, f"_do_{step['op'].removeprefix('oi_')}")(where, step)
-        self._comparison.agree(where, self._broker.pair.disagreement)
+    def run_all(self) -> None:
+        """Every step, and what it expects."""
+        for number, step in enumerate(self._steps):
+            where = f"step {number} ({step['op']})"
+            getattr(self, f"_do_{step['op'].removeprefix('oi_')}")(where, step)
+            self._comparison.agree(where, self._broker.pair.disagreement)
+        follow_to_the_end(self._broker, self._comparison)
 
     def _compare(self, where: str, step: dict[str, Any], rocketmq: object, ours: object, rules: Iterable[str]) -> None:
         recorded = {"recorded": step["expect"]} if "expect" in step else {}
@@ -87,7 +95,10 @@ class OrderInfoSteps:
             self._part(lane, RANGE_CHECKED)
         ours = self._pop(where, lane, step)
         shown = shown_counts(header, lane[2], step["offsets"])
-        self._comparison.compare(f"{where}, counts", rocketmq=shown, ours=ours, rules=self._rules(lane))
+        rules = self._rules(lane)
+        if counts_others(header, lane[2], step["offsets"]):
+            rules.append(OWN_COUNT)
+        self._comparison.compare(f"{where}, counts", rocketmq=shown, ours=ours, rules=rules)
         self._arm(where, lane)
 
     def _pop(self, where: str, lane: Lane, step: dict[str, Any]) -> dict[int, int]:

@@ -64,6 +64,10 @@ class PairedKernel:
         """A copy that goes its own way."""
         return copy.deepcopy(self)
 
+    def queues(self) -> dict[tuple[str, int], dict[str, Any]]:
+        """The model's queues, by (topic, queue id)."""
+        return self._model.queues
+
     def queue(self, topic: str, queue_id: int) -> dict[str, Any] | None:
         """The model's queue, as tests/model/reference.py describes it."""
         return self._model.queues.get((topic, queue_id))

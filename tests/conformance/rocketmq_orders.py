@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["OrderEntry", "RocketOrders", "shown_counts"]
+__all__ = ["OrderEntry", "RocketOrders", "counts_others", "shown_counts"]
 
 _BITS = 64
 _IDLE_MS = 24 * 60 * 60 * 1000
@@ -182,3 +182,9 @@ def shown_counts(header: dict[str, int], queue_id: int, offsets: Iterable[int]) 
     """What RocketMQ's client shows for each offset: its own count, or the queue's minimum."""
     least = header.get(f"0@{queue_id}", 0)
     return {offset: header.get(f"0@qo{queue_id}%{offset}", least) for offset in offsets}
+
+
+def counts_others(header: dict[str, int], queue_id: int, offsets: Iterable[int]) -> bool:
+    """Whether the header counts offsets that were not handed out, of an earlier pop with the same attempt id."""
+    counted = {key for key in header if key.startswith(f"0@qo{queue_id}%")}
+    return not counted <= {f"0@qo{queue_id}%{offset}" for offset in offsets}

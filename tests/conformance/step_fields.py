@@ -3,7 +3,18 @@
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["ORDER_INFO_STEPS", "StepFields", "what_is_unknown", "what_is_wrong"]
+__all__ = [
+    "ACK_FIELDS",
+    "BATCH_FIELDS",
+    "BROKER_STEPS",
+    "CONFIG_FIELDS",
+    "ORDER_INFO_STEPS",
+    "VECTOR_FIELDS",
+    "StepFields",
+    "names",
+    "what_is_unknown",
+    "what_is_wrong",
+]
 
 
 class StepFields(NamedTuple):
@@ -14,9 +25,13 @@ class StepFields(NamedTuple):
     expected: frozenset[str] | None = None
 
 
+def names(*lines: str) -> frozenset[str]:
+    """The words of some lines."""
+    return frozenset(name for line in lines for name in line.split())
+
+
 def _fields(needed: str, optional: str = "", expected: str | None = None) -> StepFields:
-    keys = None if expected is None else frozenset(expected.split())
-    return StepFields(frozenset(needed.split()), frozenset(optional.split()), keys)
+    return StepFields(names(needed), names(optional), None if expected is None else names(expected))
 
 
 _CLOCK_AND_TOPICS = {
@@ -41,6 +56,51 @@ ORDER_INFO_STEPS = {
     "oi_auto_clean": _fields("", "", "table_size"),
     "notified": _fields(""),
 }
+
+_HANDLED = f"{_LANE} offset extra_info"
+
+BROKER_STEPS = {
+    **_CLOCK_AND_TOPICS,
+    "send": _fields("topic queue_id count", "tags"),
+    "set_queue_range": _fields("topic queue_id min max"),
+    "commit_offset": _fields(f"{_LANE} offset"),
+    "admin_reset_offset": _fields(f"{_LANE} offset", "", "code"),
+    "pop": _fields(
+        f"{_LANE} max invisible_time",
+        "order attempt_id tag init_mode poll_time",
+        "messages order_count_info pop_time invisible_time revive_qid rest start_offset_info msg_offset_info",
+    ),
+    "ack": _fields(_HANDLED, "", "code"),
+    "change": _fields(f"{_HANDLED} invisible_time", "suspend", "code pop_time invisible_time revive_qid"),
+    "batch_ack": _fields("", "acks", "code"),
+    "offsets": _fields(_LANE, "", "consumer pull"),
+    "queue_max": _fields("topic queue_id"),
+    "revive": _fields("", "max", "scanned puts current_time"),
+    "set_revive_current_time": _fields("value"),
+    "store_state": _fields(""),
+    "store_count": _fields(""),
+    "store_write_calls": _fields("", "", "put_batches delete_batches"),
+    "notified": _fields(""),
+    "oi_check_block": _fields(f"{_LANE} attempt_id invisible_time"),
+    "oi_clear_block": _fields(_LANE),
+}
+"""Steps that go to a broker."""
+
+ACK_FIELDS = names("group topic retry start_offset queue_id revive_qid pop_time invisible_time bits")
+"""Of each ack of a `batch_ack`."""
+
+VECTOR_FIELDS = names("id component source provenance executable note clock config steps batch")
+CONFIG_FIELDS = names(
+    "enablePopBufferMerge readQueueNums enableRetryTopicV2 retrieveMessageFromPopRetryTopicV1",
+    "initPopOffsetByCheckMsgInMem popFromRetryProbability",
+)
+"""Options of RocketMQ that its shadow knows."""
+
+BATCH_FIELDS = names(
+    "entries same_result_and_state_as_steps store_put_batches store_delete_batches single_requests_cost",
+    "required_state_offsets snapshot_state_offsets put_all_then_delete_all_offsets delete_all_then_put_all_offsets",
+)
+"""What the changes of a vector must give as one request."""
 
 
 def what_is_unknown(value: dict[str, Any], known: Iterable[str]) -> Iterator[str]:

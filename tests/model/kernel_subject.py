@@ -94,6 +94,8 @@ class KernelSubject:
         )
 
     def _state(self, topic: str, queue_id: int) -> dict[str, Any] | None:
+        if queue_id < 0:
+            return None  # no queue can have this name, nor a key
         prefix = queue_prefix(topic, queue_id)
         overlay = Overlay(self._kv)
         read = overlay.get

@@ -1,0 +1,68 @@
+"""The `batch` blocks of vectors: what the changes of a vector must give when they come in one request."""
+
+from typing import Any
+
+from tests.conformance.broker_steps import BrokerSteps
+from tests.conformance.rocketmq_store import PopRecord
+from tests.conformance.verdict import Comparison
+
+__all__ = ["check_batch"]
+
+_RECORD = tuple[int, int]
+"""(visibility timeout, offset)."""
+
+
+def check_batch(vector: dict[str, Any], singles: BrokerSteps, together: BrokerSteps, comparison: Comparison) -> None:
+    """Compare both runs of a vector with each other and with its block.
+
+    popstream has neither put nor delete batches, it writes once a micro-batch; those are held against RocketMQ's store.
+    """
+    block = vector.get("batch") or {}
+    comparison.compare(
+        "the changes in one record",
+        rocketmq=[_plain(outcome) for outcome in singles.change_outcomes],
+        ours=[_plain(outcome) for outcome in together.change_outcomes],
+        rules=[],
+    )
+    steps = vector["steps"]
+    changes = [step for step in steps if step["op"] == "change"]
+    known: dict[str, object] = {
+        "entries": list(range(len(changes))),
+        "same_result_and_state_as_steps": singles.leases_at_the_end == together.leases_at_the_end,
+        "required_state_offsets": [offset for *_, offset in together.leases_at_the_end],
+        "snapshot_state_offsets": [record.message[3] for record in singles.both.rocketmq.store.everything()],
+        **_writes(changes, is_buffered=singles.both.rocketmq.store.is_buffered),
+        **_orders(singles.records_before_changes, changes, singles.changed_at_ms),
+    }
+    for key, recorded in block.items():
+        is_sorted = key.endswith("_offsets")
+        ours = sorted(known[key]) if is_sorted else known[key]  # type: ignore[call-overload]
+        expected = sorted(recorded) if is_sorted else recorded
+        comparison.compare(f"batch, {key}", recorded=expected, rocketmq=ours, ours=ours, rules=[])
+
+
+def _plain(outcome: Any) -> object:
+    return None if outcome is None else (outcome.code, outcome.reason, outcome.applied, *outcome[3:6])
+
+
+def _writes(changes: list[dict[str, Any]], *, is_buffered: bool) -> dict[str, object]:
+    """How many write calls RocketMQ's store needs."""
+    return {
+        "store_put_batches": 1,
+        "store_delete_batches": 0 if is_buffered else 1,
+        "single_requests_cost": {"put": len(changes), "delete": 0 if is_buffered else len(changes)},
+    }
+
+
+def _orders(before: list[PopRecord], changes: list[dict[str, Any]], now_ms: int) -> dict[str, object]:
+    """The offsets that are left when all records are put before all are deleted, and the other way round."""
+    live = {(record.visible_ms, record.message[3]) for record in before}
+    puts: set[_RECORD] = {(now_ms + step["invisible_time"], step["offset"]) for step in changes}
+    deletes: set[_RECORD] = set()
+    for step in changes:
+        _, pop_time, invisible_time, *_ = step["extra_info"].split(" ")
+        deletes.add((int(pop_time) + int(invisible_time), step["offset"]))
+    return {
+        "put_all_then_delete_all_offsets": [offset for _, offset in (live | puts) - deletes],
+        "delete_all_then_put_all_offsets": [offset for _, offset in (live - deletes) | puts],
+    }
