@@ -1,4 +1,4 @@
-"""docs/settings.md, from what `settings` says: `python -m pipelines.settings_reference > docs/settings.md`."""
+"""Generates docs/settings.md: `python -m pipelines.settings_reference > docs/settings.md`."""
 
 import sys
 
@@ -13,8 +13,9 @@ _HEAD = """\
 
 Generated from pipelines/settings.py by `python -m pipelines.settings_reference`; a test keeps it current.
 
-Each is a variable (`POPSTREAM_FOLDER`) or a line of a TOML file (`folder = "/data/job"`, for `--settings FILE`), and
-some are options of `popstream up`. Options override variables, and these the file. A table is JSON in a variable.
+Set each as a variable (`POPSTREAM_FOLDER`) or as a line of a TOML file (`folder = "/data/job"`) for `--settings FILE`.
+Some are also options of `popstream up`. Options override variables, and variables override the file. In a variable, a
+table is written as JSON.
 
 | setting | default | meaning |
 |---|---|---|
@@ -22,7 +23,7 @@ some are options of `popstream up`. Options override variables, and these the fi
 
 
 def settings_markdown() -> str:
-    """The whole document."""
+    """Return the whole document."""
     return _HEAD + "".join(
         f"| `{name}` | {_shown(field)} | {field.description} |\n" for name, field in JobSettings.model_fields.items()
     )

@@ -1,4 +1,4 @@
-"""Work that a running job does now and then, beside everything else."""
+"""Periodic work beside the job, which the job can do without."""
 
 import threading
 import time
@@ -12,23 +12,23 @@ __all__ = ["Periodic"]
 
 STOP_S_MAX = 10.0
 FIRST_PAUSE_S_MIN = 60.0
-"""A start has more urgent things to do."""
+"""Overdue work waits for this time after a start, which has more urgent work."""
 
 _log = structlog.get_logger(__name__)
 
 
 class Periodic:
-    """Calls `work` every `interval_s` seconds in a thread of its own; what it raises is told, and tried again.
+    """Calls `work` every `interval_s` seconds in its own thread. An error is logged, and the next call is on schedule.
 
     Args:
-        name: Of the thread, and of the event that tells a failure.
-        interval_s: 0: never.
-        work: Whatever it is, the job does without it.
-        last_done: A folder that remembers when it was last done: a job that is started again and again does it as
-            often as one that runs. None: each start begins with a whole pause.
+        name: Name of the thread, and prefix of its log event.
+        interval_s: Seconds between two calls; 0: never.
+        work: The work.
+        last_done: A folder that stores the time of the last call, so that restarts of the job do not change the
+            schedule. None: each start begins with a whole interval.
 
     Attributes:
-        failure: Why the last time was none; None: it was.
+        failure: Why the last call failed; None: it succeeded.
     """
 
     def __init__(self, name: str, interval_s: float, work: Callable[[], object], last_done: Path | None = None) -> None:
@@ -41,17 +41,17 @@ class Periodic:
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin, with a pause."""
+        """Start the thread, which waits first."""
         if self._interval_s:
             self._thread.start()
 
     @property
     def is_stopping(self) -> bool:
-        """Whether work that has parts should leave the rest."""
+        """Whether work that has several parts should skip the rest."""
         return self._stopping.is_set()
 
     def stop(self) -> None:
-        """End; what is under way is finished, unless it takes too long: nothing of the job waits for it."""
+        """End the thread. Waits at most 10 s for a call in progress."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(STOP_S_MAX)
@@ -62,16 +62,16 @@ class Periodic:
             pause_s = self._interval_s
             try:
                 self._work()
-                if not self._stopping.is_set():  # else parts may have been left
+                if not self._stopping.is_set():  # otherwise parts may have been skipped
                     self._note()
-            except Exception as error:  # noqa: BLE001 - py4j and file systems raise what they like
+            except Exception as error:  # noqa: BLE001 - py4j and file systems raise errors of many types
                 self.failure = str(error)
                 _log.error(f"{self._name}_failed", error=str(error))
             else:
                 self.failure = None
 
     def _first_pause_s(self) -> float:
-        """What is left of the pause that an earlier start began."""
+        """Return the rest of the interval that began before this start."""
         if self._done is None:
             return self._interval_s
         if not self._done.exists():

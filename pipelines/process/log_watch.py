@@ -1,4 +1,4 @@
-"""Looks now and then whether Kafka answers, whether the ops topic is the same, and how much of it waits how long."""
+"""Watches whether Kafka answers, whether the ops topic is unchanged, and how far the job lags behind it."""
 
 import threading
 import time
@@ -17,18 +17,18 @@ __all__ = ["LogWatch"]
 _log = structlog.get_logger(__name__)
 
 INTERVAL_S = 2.0
-ANSWER_S_MAX = 5.0
-TOPIC_EACH_S = 10.0
+REQUEST_TIMEOUT_S = 5.0
+TOPIC_INTERVAL_S = 10.0
 
 
 class LogWatch:
-    """A thread of its own: Spark and the producers keep trying for minutes before they say that Kafka is away.
+    """Asks Kafka in its own threads: Spark and the producers retry for minutes before they report an outage.
 
     Args:
-        bootstrap_servers: The Kafka that is asked.
-        ops: The topic whose end is looked at.
-        decided: The next offset to decide, by partition.
-        on_failure: Called with why the job cannot go on with this topic.
+        bootstrap_servers: The Kafka of the job.
+        ops: The ops topic.
+        decided: Returns the next offset to decide, by partition.
+        on_failure: Called with the error when the job cannot continue with this topic.
     """
 
     def __init__(
@@ -50,33 +50,33 @@ class LogWatch:
         self._overdue = 0
         self._retention_ms: int | None = None
         self._thread = threading.Thread(target=self._run, name="log-watch", daemon=True)
-        # Not on the same thread: while Kafka is away these questions take longer than that one may.
-        self._topic = Periodic("ops_topic", TOPIC_EACH_S, self._look_at_topic)
+        # In a thread of its own: during an outage these requests take longer than the other thread may.
+        self._topic = Periodic("ops_topic", TOPIC_INTERVAL_S, self._check_topic)
 
     @property
     def problem(self) -> str | None:
-        """Why nothing can be decided; None while Kafka answers."""
+        """How long Kafka has not answered, and why; None: it answers."""
         if self._problem is None:
             return None
         return f"Kafka has not answered for {time.monotonic() - self._away_since:.0f} s: {self._problem}"
 
     @property
     def lag(self) -> int:
-        """Offsets of the ops topic that were not decided when it was last asked; control records count, too."""
+        """Offsets of the ops topic that were not decided at the last request, control records included."""
         return self._lag
 
     @property
     def overdue(self) -> int:
-        """Of these, offsets that still waited after half of the time for which the topic keeps them."""
+        """Those of `lag` that were older than half of the topic's retention."""
         return self._overdue
 
     def start(self) -> None:
-        """Begin looking."""
+        """Start the threads."""
         self._thread.start()
         self._topic.start()
 
     def stop(self) -> None:
-        """End, within the time that one question may take."""
+        """End the threads, within the time of one request."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -89,10 +89,10 @@ class LogWatch:
             try:
                 if consumer is None:
                     consumer = KafkaConsumer(bootstrap_servers=self._bootstrap_servers, enable_auto_commit=False)
-                end = consumer.end_offsets(self._partitions, timeout_ms=ANSWER_S_MAX * 1000)
+                end = consumer.end_offsets(self._partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
                 lag = self._behind(end)
                 overdue = self._behind(self._due(consumer, end)) if lag else 0
-            except Exception as error:  # noqa: BLE001 - whatever it is, nobody could tell how far the log is
+            except Exception as error:  # noqa: BLE001 - any error leaves the end of the log unknown
                 if self._problem is None:
                     self._away_since = asked_at
                     _log.warning("kafka_away", error=str(error))
@@ -101,41 +101,41 @@ class LogWatch:
                 if self._problem is not None:
                     _log.info("kafka_back", after_s=round(time.monotonic() - self._away_since, 1))
                 self._problem, self._lag = None, lag
-                self._tell_overdue(overdue)
+                self._set_overdue(overdue)
             self._stopping.wait(INTERVAL_S)
         if consumer is not None:
             consumer.close(autocommit=False)
 
     def _behind(self, offsets: Mapping[TopicPartition, int]) -> int:
-        """How many offsets below these are not decided."""
+        """Return the number of offsets below these that are not decided."""
         decided = self._decided()
         return sum(max(0, offset - decided.get(at.partition, 0)) for at, offset in offsets.items())
 
     def _due(self, consumer: KafkaConsumer, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Up to where records have been there for half of the topic's retention."""
+        """Return the first offsets that are younger than half of the topic's retention."""
         half_ago_ms = time.time() * 1000 - (self._retention_ms or float("inf")) / 2
         if half_ago_ms < 0:
             return {}
         asked = dict.fromkeys(self._partitions, int(half_ago_ms))
-        younger = consumer.offsets_for_times(asked, timeout_ms=ANSWER_S_MAX * 1000)
+        younger = consumer.offsets_for_times(asked, timeout_ms=REQUEST_TIMEOUT_S * 1000)
         return {at: end[at] if first is None else first.offset for at, first in younger.items()}
 
-    def _tell_overdue(self, overdue: int) -> None:
+    def _set_overdue(self, overdue: int) -> None:
         if overdue and not self._overdue:
             _log.warning("ops_overdue", records=overdue, retention_ms=self._retention_ms)
         if self._overdue and not overdue:
             _log.info("ops_no_longer_overdue")
         self._overdue = overdue
 
-    def _look_at_topic(self) -> None:
+    def _check_topic(self) -> None:
         try:
             found = describe(self._bootstrap_servers, [self._ops.name]).get(self._ops.name)
-            if found is not None:  # else it is deleted, which ends Spark's query
+            if found is not None:  # a deleted topic ends Spark's query
                 before, now = ((facts.topic_id, facts.partition_count) for facts in (self._ops, found))
                 require_same_topic(self._ops.name, before, now)
-                # Whoever makes it shorter does it on a topic that is in use.
+                # It can be changed while the job runs.
                 self._retention_ms = retention_ms(self._bootstrap_servers, self._ops.name)
         except Corrupt as error:
             self._on_failure(error)
         except Unavailable:
-            return  # the other thread says so
+            return  # the other thread reports it

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line in the job's log file, or readable lines on a terminal."""
+"""Structured logs: one JSON object per line in the job's log file, or readable lines on a terminal."""
 
 import logging
 import sys
@@ -14,10 +14,10 @@ OURS = ("broker_state", "checkpoints", "connectors", "expectations", "pipelines"
 
 
 def configure_logs(level: str, file: Path | None = None) -> None:
-    """Send logs of `level` and above to `file` as JSON, or without one to standard error for people.
+    """Write logs of `level` and above to `file` as JSON, or without a file to standard error as text.
 
-    Warnings of libraries go there, too, in the same form. A full file becomes `<name>.1`, in place of the one before.
-    The file that logs went to before is closed; the last one, when the process ends.
+    Warnings of libraries are included. A file of 16 MiB is rotated to `<name>.1`, which replaces the one before. The
+    file of an earlier call is closed.
     """
     handler: logging.Handler
     renderers: list[structlog.typing.Processor]
@@ -49,6 +49,6 @@ def configure_logs(level: str, file: Path | None = None) -> None:
     logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
     for name in OURS:
         logging.getLogger(name).setLevel(level.upper())
-    # Its reconnect attempts are no news here: what fails for good is raised.
+    # It logs each reconnect. Permanent errors are raised.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     logging.getLogger("py4j").setLevel(logging.ERROR)

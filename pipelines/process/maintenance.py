@@ -1,4 +1,4 @@
-"""Maintenance of the tables, beside the job: compaction in a process of its own, then VACUUM."""
+"""Maintenance of the Delta tables: compaction in a process of its own, then VACUUM."""
 
 import contextlib
 import subprocess
@@ -18,19 +18,19 @@ from popstream.wire.failures import Unavailable
 
 __all__ = ["Maintained", "maintain"]
 
-LOOK_S = 0.2
-# What runs is the code of this process, wherever that was started.
+POLL_S = 0.2
 CODE = Path(compaction.__file__).parents[2]
+"""Working directory of the child process, so that it runs the code of this process."""
 
 
 class Maintained(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one table's files.
+    """The outcome for one table.
 
     Attributes:
-        table: Its name.
+        table: Name of the table.
         compacted: Files that were joined.
-        into: Files that they are now.
-        removed: Files that were of no version younger than a week, and are gone.
+        into: Files that they were joined to.
+        removed: Files deleted, because no version of the last week uses them.
     """
 
     table: str
@@ -40,13 +40,13 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def maintain(spark: SparkSession, root: Path, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Maintained]:
-    """Compact every table, then remove the files that no version of the last week has; beside a running job, too.
+    """Compact every table, then delete the files that no version of the last week uses. A job may run.
 
-    What is younger than the table's retention, a week, stays: somebody may still read it, or be about to commit it. A
-    table is done when its outcome comes. One that fails does not keep the others from it, and is told after them.
+    Younger files stay: a reader may use them, or a writer may be about to commit them. Yields the outcome of each
+    table when it is done. A failure in one table does not affect the others, and is raised at the end.
 
     Raises:
-        Unavailable: Some of the tables could not be maintained.
+        Unavailable: Some tables could not be maintained.
     """
     failures: list[str] = []
     for table in compacted_aside(root, should_stop):
@@ -54,7 +54,7 @@ def maintain(spark: SparkSession, root: Path, should_stop: Callable[[], bool] = 
             return
         try:
             removed = _vacuumed(spark, table_path(root, table.table))
-        except Exception as error:  # noqa: BLE001 - py4j raises what it likes
+        except Exception as error:  # noqa: BLE001 - py4j raises errors of many types
             failures.append(f"{table.table}: {error}")
             continue
         if table.failure is not None:
@@ -66,10 +66,9 @@ def maintain(spark: SparkSession, root: Path, should_stop: Callable[[], bool] = 
 
 
 def compacted_aside(root: Path, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Compacted]:
-    """Compact all tables below `root` in another process, and wait for it, or until `should_stop`.
+    """Compact all tables below `root` in a process of low priority, and wait for it, or until `should_stop`.
 
-    Its memory is not ours, and it takes no CPU that the job wants. The table at which it ended before its time has
-    that as its failure, and another process goes on after it.
+    When that process dies, the table it worked on fails, and another process continues with the next table.
     """
     left = list(TABLES)
     while left and not should_stop():
@@ -85,13 +84,13 @@ def compacted_aside(root: Path, should_stop: Callable[[], bool] = lambda: False)
 def _run_compaction(
     root: Path, tables: Sequence[str], should_stop: Callable[[], bool]
 ) -> tuple[list[Compacted], str | None]:
-    """What it has done, and why it ended before its time."""
+    """Return the tables that are done, and why the process ended early, if it did."""
     command = [sys.executable, "-m", compaction.__name__, str(root.absolute()), *tables]
     with (
         tempfile.TemporaryFile() as output,
         tempfile.TemporaryFile() as errors,
-        # In a group of its own no key reaches it. In a session of its own it would have the CPU of one: Linux
-        # shares it among sessions, and heeds a process's priority only within them.
+        # A process group of its own keeps Ctrl-C away. Not a session: Linux divides the CPU among sessions first, and
+        # the priority of a process counts only within its session.
         subprocess.Popen(  # noqa: S603 - the command is ours
             command, cwd=CODE, stdin=subprocess.PIPE, stdout=output, stderr=errors, process_group=0
         ) as process,
@@ -99,7 +98,7 @@ def _run_compaction(
         try:
             while process.poll() is None and not should_stop():
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(LOOK_S)
+                    process.wait(POLL_S)
         finally:
             was_stopped = process.poll() is None
             process.kill()
@@ -109,12 +108,12 @@ def _run_compaction(
         errors.seek(0)
         said = errors.read().decode(errors="replace").splitlines() or ["nothing"]
     if process.returncode and not was_stopped:
-        return done, f"compaction ended with exit code {process.returncode} and said: {said[-1]}"
+        return done, f"compaction ended with exit code {process.returncode}: {said[-1]}"
     return done, None
 
 
 def _vacuumed(spark: SparkSession, path: Path) -> int:
-    """How many files are gone."""
+    """Run VACUUM, and return the number of deleted files."""
     if not path.is_dir():
         return 0
     before = _files(path)

@@ -1,4 +1,4 @@
-"""What must be there before anything is started: every finding at once, each with what to do."""
+"""Checks the requirements before anything is started, and reports everything that is missing at once."""
 
 import os
 import re
@@ -23,16 +23,16 @@ REACH_TIMEOUT_S = 15.0
 
 
 def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str, int]) -> None:
-    """Look for Java, jars, disk space and free ports.
+    """Check Java, jars, disk space and free ports.
 
     Args:
-        folder: The job's; its disk is the one that is looked at.
-        var: Where `make setup` has put the jars.
+        folder: Folder of the job, on whose disk the space is checked.
+        var: Folder into which `make setup` has put the jars.
         with_kafka: Whether the jars of a broker are needed as well.
-        ports: Option to port that must be free on this machine; 0 needs none.
+        ports: The port that must be free on this machine, by option; 0: none.
 
     Raises:
-        Invalid: Its details are everything that is missing.
+        Invalid: Its details list everything that is missing.
     """
     found = [
         *_java_findings(),
@@ -40,7 +40,7 @@ def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str,
         *(_finding(lambda: kafka_jars(var)) if with_kafka else ()),
         *_disk_findings(folder),
         *(
-            f"port {port} is taken: stop what listens on it, or choose another {option}"
+            f"port {port} is taken: stop the process that listens on it, or choose another {option}"
             for option, port in ports.items()
             if port and not is_free(port)
         ),
@@ -48,16 +48,16 @@ def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str,
     if len(found) == 1:
         raise Invalid(found[0])
     if found:
-        message = f"{len(found)} things are missing:"
+        message = f"{len(found)} requirements are missing:"
         raise Invalid(message, details=found)
 
 
 def reach_kafka(bootstrap_servers: str, *, timeout_s: float = REACH_TIMEOUT_S) -> None:
-    """Wait until one of the servers takes a connection: seconds now instead of half a minute after Spark has started.
+    """Wait until one of the servers accepts a connection. Spark would need half a minute to report that none does.
 
     Raises:
-        Invalid: An address cannot be read.
-        Unavailable: None does, within the time.
+        Invalid: An address cannot be parsed.
+        Unavailable: No server accepts a connection in time.
     """
     addresses = [_address(server) for server in bootstrap_servers.split(",")]
     deadline = time.monotonic() + timeout_s
@@ -70,15 +70,13 @@ def reach_kafka(bootstrap_servers: str, *, timeout_s: float = REACH_TIMEOUT_S) -
             else:
                 return
         if time.monotonic() > deadline:
-            message = (
-                f"no Kafka takes connections at {bootstrap_servers} ({failure}): is it running, and the address right?"
-            )
+            message = f"no Kafka accepts connections at {bootstrap_servers} ({failure}): does it run at this address?"
             raise Unavailable(message, subject=bootstrap_servers)
         time.sleep(0.3)
 
 
 def java_major(text: str) -> int:
-    """The release that `java -version` tells; 0 when it tells none.
+    """Return the release in the output of `java -version`; 0: it has none.
 
     >>> java_major('openjdk version "17.0.12" 2024-07-16'), java_major('java version "1.8.0_402"'), java_major("?")
     (17, 8, 0)
@@ -100,7 +98,7 @@ def _java_findings() -> list[str]:
     major = java_major(said.stderr + said.stdout)
     if JAVA_MIN <= major <= JAVA_MAX:
         return []
-    what = f"Java {major}" if major else "no version of Java that can be told"
+    what = f"Java {major}" if major else "an unknown version of Java"
     return [f"{program} is {what}: point JAVA_HOME at one from {JAVA_MIN} to {JAVA_MAX}"]
 
 
@@ -125,6 +123,6 @@ def _disk_findings(folder: Path) -> list[str]:
 def _address(server: str) -> tuple[str, int]:
     host, colon, port = server.strip().rpartition(":")
     if not colon or not host or not port.isdigit():
-        message = f"{server.strip()!r} is no address of a Kafka broker: write host:port, several with commas"
+        message = f"{server.strip()!r} is not an address of a Kafka broker: write host:port, several with commas"
         raise Invalid(message, subject=server)
     return host.strip("[]"), int(port)

@@ -52,7 +52,7 @@ def watched(
     kafka: EmbeddedKafka, topic_prefix: str, keeps_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Watched]:
     monkeypatch.setattr("pipelines.process.log_watch.INTERVAL_S", 0.1)
-    monkeypatch.setattr("pipelines.process.log_watch.TOPIC_EACH_S", 0.1)
+    monkeypatch.setattr("pipelines.process.log_watch.TOPIC_INTERVAL_S", 0.1)
     watched = Watched(kafka, f"{topic_prefix}.ops", keeps_ms)
     assert retention_ms(kafka.bootstrap_servers, watched.ops.name) == (None if keeps_ms == -1 else keeps_ms)
     watched.watch.start()

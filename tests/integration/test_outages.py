@@ -86,10 +86,10 @@ def go_away_and_come_back(host: Host, running: Running, own_kafka: EmbeddedKafka
     assert first.failure is not None
     assert is_transient(first.failure)
     (why,) = wait_for(
-        lambda: [why for why in running.status().not_ready_reasons if "no Kafka takes connections" in why]
+        lambda: [why for why in running.status().not_ready_reasons if "no Kafka accepts connections" in why]
     )
     assert (running.ended_with, running.metric("popstream_ready")) == ([], 0.0)
-    with pytest.raises(Unavailable, match="no Kafka takes connections"):
+    with pytest.raises(Unavailable, match="no Kafka accepts connections"):
         ask(running.job_file, SnapshotRequest(), Snapshot)
     own_kafka.restart()
     wait_for(lambda: not running.status().not_ready_reasons)

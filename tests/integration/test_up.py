@@ -163,7 +163,7 @@ def test_a_taken_port_is_one_clear_line(up: Up, tmp_path: Path) -> None:
     done = run(up, "up", "--folder", str(tmp_path / "other"), "--var", str(ROOT / "var"), "--kafka-port", port)
     assert (done.returncode, done.stderr) == (
         2,
-        f"popstream: port {port} is taken: stop what listens on it, or choose another --kafka-port\n",
+        f"popstream: port {port} is taken: stop the process that listens on it, or choose another --kafka-port\n",
     )
 
 

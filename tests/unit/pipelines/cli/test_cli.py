@@ -239,7 +239,7 @@ def test_preflight_tells_everything_that_is_missing(tmp_path: Path, monkeypatch:
     text = str(caught.value)
     assert "no java: install" in text
     assert "run `make setup`" in text
-    assert f"port {port} is taken: stop what listens on it, or choose another --kafka-port" in text
+    assert f"port {port} is taken: stop the process that listens on it, or choose another --kafka-port" in text
 
 
 def test_preflight_wants_room_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -261,9 +261,9 @@ def test_preflight_refuses_another_java(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_kafka_that_is_not_there_is_told_before_spark_starts() -> None:
-    with pytest.raises(Unavailable, match=r"no Kafka takes connections at 127\.0\.0\.1:1"):
+    with pytest.raises(Unavailable, match=r"no Kafka accepts connections at 127\.0\.0\.1:1"):
         reach_kafka("127.0.0.1:1", timeout_s=0)
-    with pytest.raises(Invalid, match="'localhost' is no address of a Kafka broker"):
+    with pytest.raises(Invalid, match="'localhost' is not an address of a Kafka broker"):
         reach_kafka("localhost")
 
 
