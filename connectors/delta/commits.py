@@ -1,9 +1,9 @@
-"""Delta's commit files, read and made durable.
+"""Reads Delta's commit files and makes them durable.
 
-Nobody else does it: Delta and Spark issue no fsync on a local file system (measured, with a positive control). After
-a power loss a commit may be missing, or be an empty file. An outbox entry may go only when the commit that holds its
-rows is on the disk, with everything in between that a reader of the table needs: commit file, data files,
-checkpoints, Hadoop's checksum sidecars (a stale one makes good data unreadable) and the folders that name them.
+Delta and Spark issue no fsync on a local file system (measured, with a positive control), so a power loss may lose a
+commit or leave an empty file. An outbox entry may be deleted only when the commit with its rows is on the disk,
+together with everything that a reader of the table needs: commit file, data files, checkpoints, Hadoop's checksum
+files (a stale one makes valid data unreadable) and the folders that contain them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,19 @@ __all__ = ["Commit", "commits_after", "commits_back_from", "commits_up_from", "r
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
-    """What this project needs to know of one commit of a Delta table."""
+    """One commit of a Delta table.
+
+    Attributes:
+        version: Version of the table that the commit made.
+        operation: Delta's name of the operation.
+        user_metadata: The writer's own mark.
+        txns: Last `txnVersion` by `txnAppId`.
+        added_paths: Files with rows that the commit added.
+        added_rows: Rows in these files.
+        removed_paths: Files that the commit removed.
+        changes_table: It changes columns, properties, or the required reader and writer versions.
+        restored_version: For a RESTORE: the version that was restored.
+    """
 
     version: int
     operation: str
@@ -33,13 +45,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     added_rows: int
     removed_paths: list[str]
     changes_table: bool
-    """Its columns, its properties, or what a reader or writer must know."""
     restored_version: int | None = None
-    """Of a RESTORE: the version that the table went back to."""
 
 
 def read_commit(table: Path, version: int) -> Commit | None:
-    """Read one commit, or None when its file is gone (Delta removes what a checkpoint covers after 7 days)."""
+    """Read one commit; None: its file was deleted (Delta deletes files that a checkpoint covers after 7 days)."""
     try:
         lines = _commit_file(table, version).read_bytes().splitlines()
     except FileNotFoundError:
@@ -63,7 +73,7 @@ def read_commit(table: Path, version: int) -> Commit | None:
 
 
 def commits_back_from(table: Path, version: int) -> Iterator[Commit]:
-    """Commits from `version` downwards, as far as their files are kept."""
+    """Yield the commits from `version` downwards, as far as their files exist."""
     for number in range(version, -1, -1):
         commit = read_commit(table, number)
         if commit is None:
@@ -72,23 +82,22 @@ def commits_back_from(table: Path, version: int) -> Iterator[Commit]:
 
 
 def commits_up_from(table: Path, version: int) -> list[Commit]:
-    """Commits above `version`, upwards, until one is missing."""
+    """Return the commits above `version`, in order, up to the first missing one."""
     numbers = itertools.count(version + 1)
     return list(iter(lambda: read_commit(table, next(numbers)), None))
 
 
 def commits_after(table: Path, version: int) -> list[Commit]:
-    """Commits above `version`, upwards, by the files that there are: the first may be gone."""
+    """Return the commits above `version`, in order, for all files that exist: the first ones may be deleted."""
     versions = sorted(int(file.stem) for file in (table / "_delta_log").glob("[0-9]" * 20 + ".json"))
     commits = (read_commit(table, found) for found in versions if found > version)
     return [commit for commit in commits if commit is not None]
 
 
 def sync_commits(table: Path, commits: Iterable[Commit]) -> None:
-    """Make `commits` durable: return only when a power loss cannot take them away.
+    """Make `commits` durable: when this returns, they survive a power loss.
 
-    A data file that is missing was compacted and vacuumed meanwhile: its rows are in a later commit, which is synced
-    too.
+    A missing data file was compacted and vacuumed meanwhile: its rows are in a later commit, which is synced too.
     """
     log = table / "_delta_log"
     files = {log / "_last_checkpoint"}
@@ -111,7 +120,7 @@ def _checksum_of(file: Path) -> Path:
 
 
 def sync(path: Path) -> None:
-    """Return only when a power loss cannot take the file, or the names in the folder, away; no file: nothing to do."""
+    """Make a file, or the names in a folder, survive a power loss. Does nothing for a missing file."""
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:

@@ -1,18 +1,18 @@
-"""A few large files in place of the small one that each flush leaves in each table: Delta's OPTIMIZE without Spark.
+"""Joins the small files that flushes leave in the tables: Delta's OPTIMIZE without Spark.
 
 ```
 add a, add b, add c  ──read in order, written once──>  one commit: add abc, remove a, b, c (dataChange false)
 ```
 
-`python -m connectors.delta.compaction FOLDER TABLE...` compacts tables at the lowest priority, for no longer than
-whoever started it lives, and prints each outcome as a line of JSON; `pipelines.process.maintenance` runs it.
+`python -m connectors.delta.compaction FOLDER TABLE...` compacts tables at the lowest priority, ends with its parent
+process, and prints each outcome as a line of JSON. `pipelines.process.maintenance` runs it.
 
-Why not Spark: in the job's JVM, whose compiler is the quick one, OPTIMIZE takes eight times the CPU, from the
-micro-batches; and another JVM may not write beside it. On a local disk Delta looks whether the file of a commit is
-there and then renames over it, and keeps only the threads of one JVM apart meanwhile (`HDFSLogStore`). Here the file is
-linked, which fails if there is one, so that a compaction never replaces a flush. A flush that has just looked may
-replace a compaction: then its rows are still in the files that they were in, and nothing else knows of the commit: no
-checkpoint of the log is written here, and another compaction leaves the new file alone for a while.
+Why not Spark: in the job's JVM, which only has its quick compiler, OPTIMIZE takes eight times the CPU, at the expense
+of micro-batches, and a second JVM may not write to the same table. On a local disk Delta checks whether the file of a
+commit exists and then renames over it, with a lock that holds within one JVM only (`HDFSLogStore`). Here the file is
+linked, which fails if it exists, so a compaction never replaces a flush. A flush between its check and its rename may
+replace a compaction. Then the rows are still in their old files, and nothing else refers to the lost commit: no
+checkpoint of the log is written here, and later compactions leave the new file alone for a while.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ if TYPE_CHECKING:
 __all__ = ["Compacted", "compact"]
 
 FILE_BYTES: Final = 64 * 1024 * 1024
-"""A file of this size is left alone, and none becomes larger."""
+"""Files of this size are left alone, and no file becomes larger."""
 
 PROTOCOL: Final = (1, 2)
-"""The newest versions for readers and writers whose features are all kept to here: those of our own tables."""
+"""The newest reader and writer versions that this module supports: those of our own tables."""
 
 PREFIX: Final = "compacted-"
 SETTLED_AFTER_S: Final = 600.0
-"""Longer than any flush stands still between its look for a commit and the commit."""
+"""Longer than any flush takes between its check for a commit and the commit."""
 
 ROWS_AT_ONCE: Final = 8192
-"""Of which each has some kilobytes at most."""
+"""Rows have some kilobytes at most."""
 
 NICE: Final = 19
 OUT_OF_MEMORY_FIRST: Final = "1000"
@@ -63,13 +63,13 @@ PARENT_IS_GONE: Final = 3
 
 
 class Compacted(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of the files of one table.
+    """The outcome for one table.
 
     Attributes:
-        table: Its name.
+        table: Name of the table.
         compacted: Files that were joined.
-        into: Files that they are now.
-        failure: Why the rest was left as it was.
+        into: Files that they were joined to.
+        failure: Why the rest was left unchanged.
     """
 
     table: str
@@ -79,27 +79,27 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compact(root: Path, table: Table) -> Compacted:
-    """Join the small files of one table, those of a partition in the order in which they came; no row changes.
+    """Join the small files of one table, in the order of their commits. Rows do not change.
 
-    Beside writers that append. What they do to the files meanwhile, as RESTORE does, is not undone.
+    Other processes may append meanwhile. Other concurrent changes, such as RESTORE, are not undone.
 
     Raises:
         Corrupt: The log or a file cannot be read, or a file has other rows than the log says.
-        Invalid: The table has other columns, or a feature of Delta, that this does not know; or it belongs to a user
-            who could not read what this one writes.
-        Unavailable: Somebody else has removed files, or changed the table.
+        Invalid: The table has other columns, uses an unsupported feature of Delta, or belongs to a user who could not
+            read files of this process.
+        Unavailable: Another process has removed files or changed the table.
     """
     path = table_path(root, table.name)
     found = read_data_files(path)
     if found is None:
         return Compacted(table=table.name)
     if found.protocol > PROTOCOL:
-        message = f"{table.name} has features that compaction does not know: reader and writer version {found.protocol}"
+        message = f"{table.name} needs reader and writer version {found.protocol}, which compaction does not support"
         raise Invalid(message, subject=table.name)
     require_columns(path, table, found.schema)
     owner = path.stat().st_uid
     if os.geteuid() == 0 and owner != 0:
-        message = f"{path} belongs to user {owner}, who could not read what root writes: compact it as that user"
+        message = f"{path} belongs to user {owner}, who could not read files of root: compact it as that user"
         raise Invalid(message, subject=table.name)
     groups = list(_groups(file for file in found.files if _is_settled(path, file)))
     for files in groups:
@@ -108,7 +108,7 @@ def compact(root: Path, table: Table) -> Compacted:
 
 
 def _groups(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
-    """Neighbours of one partition that are one file together; those that stay alone are left out."""
+    """Yield groups of neighbouring files of one partition that fit into one file; single files are left out."""
     small = sorted((file for file in files if file.size < FILE_BYTES), key=lambda file: file.modification_ms)
     for _, neighbours in groupby(sorted(small, key=_partition), _partition):
         group: list[DataFile] = []
@@ -125,14 +125,14 @@ def _partition(file: DataFile) -> str:
 
 
 def _is_settled(path: Path, file: DataFile) -> bool:
-    """Whether no flush can replace the commit that the file came with: then its rows would be there twice."""
+    """Return whether no flush can replace the commit of the file any more, which would leave its rows twice."""
     if not Path(file.path).name.startswith(PREFIX):
         return True
     return (path / unquote(file.path)).stat().st_mtime < time.time() - SETTLED_AFTER_S
 
 
 def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) -> None:
-    """Put one file in place of others, in one commit, or leave nothing behind."""
+    """Replace files by one, in one commit. An error leaves nothing behind."""
     name = str(Path(files[0].path).with_name(f"{PREFIX}{secrets.token_hex(16)}.zstd.parquet"))
     made = path / unquote(name)
     unnamed = path / "_delta_log" / f".{made.name}.commit"
@@ -142,7 +142,7 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) 
         unnamed.write_bytes(b"\n".join(map(msgspec.json.encode, actions)) + b"\n")
         sync(unnamed)
         version = _committed(path, found.version, files, unnamed)
-    except Exception:  # and no signal: that may come when the commit is there
+    except Exception:  # not BaseException: a signal may come after the commit
         made.unlink(missing_ok=True)
         raise
     finally:
@@ -151,7 +151,7 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) 
 
 
 def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataFile:
-    """The rows of all files in a new one, which is on the disk, and which no commit names yet."""
+    """Write the rows of all files to a new one, synced to disk, which no commit names yet."""
     made = path / unquote(name)
     schema = pa.schema([field for field in arrow_schema(table) if field.name not in files[0].partition_values])
     rows = 0
@@ -168,7 +168,7 @@ def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataF
     return DataFile(
         path=name,
         size=made.stat().st_size,
-        # Not of now: the next compaction shall find them in the order in which they came, too.
+        # Not the present time: the next compaction needs the order in which the rows came.
         modification_ms=max(file.modification_ms for file in files),
         partition_values=files[0].partition_values,
         stats=msgspec.json.encode(stats).decode(),
@@ -186,9 +186,9 @@ def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema) -> Iterator[
 
 
 def _joined_stats(stats: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the log says of a file's rows, of several files together ("Per-file Statistics" of the protocol).
+    """Merge the statistics of several files ("Per-file Statistics" of Delta's protocol).
 
-    A column that one file says nothing of is left out, unless that file has nothing but nulls of it.
+    A column without statistics in one file is left out, unless all its values in that file are null.
 
     >>> a = {"numRecords": 2, "minValues": {"x": 1}, "maxValues": {"x": 5}, "nullCount": {"x": 0}}
     >>> b = {"numRecords": 1, "minValues": {"x": 3}, "maxValues": {"x": 7}, "nullCount": {"x": 0}}
@@ -202,8 +202,8 @@ def _joined_stats(stats: list[dict[str, Any]]) -> dict[str, Any]:
     def extreme(kind: str, choose: Any) -> dict[str, Any]:  # noqa: ANN401 - min or max
         known = {}
         for name in named:
-            saying = [each for each in stats if each["nullCount"][name] < each["numRecords"]]
-            values = [each.get(kind, {}).get(name) for each in saying]
+            with_values = [each for each in stats if each["nullCount"][name] < each["numRecords"]]
+            values = [each.get(kind, {}).get(name) for each in with_values]
             if values and None not in values:
                 known[name] = choose(values)
         return known
@@ -217,10 +217,10 @@ def _joined_stats(stats: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _committed(path: Path, read_version: int, files: list[DataFile], commit: Path) -> int:
-    """Make `commit`, which takes `files` away, the first version that is free; that version.
+    """Make `commit`, which removes `files`, the first free version, and return that version.
 
-    What came before is synced first: a power loss must not take the commit that says which rows are delivered, and
-    leave the rows.
+    Earlier commits are synced first: a power loss must not lose a commit that says which rows are delivered, and keep
+    the rows.
     """
     _sync_version(path, read_version)
     version = read_version + 1
@@ -231,7 +231,7 @@ def _committed(path: Path, read_version: int, files: list[DataFile], commit: Pat
 
 
 def _sync_version(path: Path, version: int) -> None:
-    """Make a commit durable, unless Delta has removed it: then a checkpoint has what it said."""
+    """Make a commit durable, unless Delta has deleted its file because a checkpoint covers it."""
     commit = read_commit(path, version)
     if commit is not None:
         sync_commits(path, [commit])
@@ -282,32 +282,32 @@ def _linked(source: Path, target: Path) -> bool:
 
 
 def _compatible(path: Path, version: int, files: Iterable[DataFile]) -> Commit:
-    """The commit of somebody else, unless it takes some of `files` away, or makes another table of it."""
+    """Return the commit of another process. Raises Unavailable if it removes some of `files` or changes the table."""
     commit, ours = read_commit(path, version), {unquote(file.path) for file in files}
     if commit is None or commit.changes_table or not ours.isdisjoint(commit.removed_paths):
-        message = f"version {version} of {path.name} has changed more than appends do: compaction left it alone"
+        message = f"version {version} of {path.name} is not only an append: compaction left the table alone"
         raise Unavailable(message, subject=path.name)
     return commit
 
 
 def _end_with_parent() -> None:
-    """Standard input is a pipe from whoever started us, and ends with them."""
-    while os.read(sys.stdin.fileno(), 1):  # not of `sys.stdin`: at our own end Python waits for its lock
+    """Exit when standard input ends: it is a pipe from the parent process."""
+    while os.read(sys.stdin.fileno(), 1):  # not `sys.stdin.read`: at exit Python would wait for its lock
         pass
-    os._exit(PARENT_IS_GONE)  # whatever it is at: what has no commit is removed a week later
+    os._exit(PARENT_IS_GONE)  # at any point: VACUUM deletes files without a commit after a week
 
 
 def main(root: Path, names: Sequence[str]) -> None:
-    """Compact tables, and tell; one that fails does not keep the others from it."""
+    """Compact tables and print the outcomes. A failure in one table does not affect the others."""
     os.nice(NICE)
-    os.umask(0o077)  # as all that a job writes
-    with contextlib.suppress(OSError):  # where there is such a thing
+    os.umask(0o077)  # like all files of a job
+    with contextlib.suppress(OSError):  # other systems than Linux
         Path("/proc/self/oom_score_adj").write_text(OUT_OF_MEMORY_FIRST)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     for name in names:
         try:
             done = compact(root, TABLES[name])
-        except Exception as error:  # noqa: BLE001 - whatever it is, the other tables have nothing to do with it
+        except Exception as error:  # noqa: BLE001 - an error in one table must not affect the others
             done = Compacted(table=name, failure=str(error) or type(error).__name__)
         print(msgspec.json.encode(done).decode(), flush=True)
 

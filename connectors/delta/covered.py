@@ -1,4 +1,4 @@
-"""Which rows an audit table has, whatever was done to it: asked when a state is restored beside it."""
+"""The rows that an audit table holds, whatever was done to it: read when a state is restored."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ __all__ = [
 ]
 
 NOT_COMPARED = ("apply_seq", "state_epoch", "op_date", "ops_topic_id")
-"""What differs from run to run, what follows from another column, and what is the same in every row."""
+"""Columns that differ between replays, follow from another column, or are equal in every row."""
 
 _KEY = [name for name in KEY_COLUMNS if name not in NOT_COMPARED]
 
 
 def covered_offsets(spark: SparkSession, root: Path, ops_topic_id: str) -> dict[str, dict[int, int]]:
-    """By audit table and partition of an ops topic, the Kafka offset after the last one of which the table has a row.
+    """Return, by audit table and partition of an ops topic, the Kafka offset after the last one with a row.
 
-    A commit has all rows of whole micro-batches, so whatever lies below is there, or never had a row.
+    A commit holds all rows of whole micro-batches, so all rows below this offset are in the table.
     """
     covered = {}
     for table in AUDIT_TABLES:
@@ -60,7 +60,7 @@ def covered_offsets(spark: SparkSession, root: Path, ops_topic_id: str) -> dict[
 
 
 def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int]:
-    """By topic, queue and topic id, the offset after the last unit that the table has; empty when there is no table."""
+    """Return, by topic, queue and topic id, the queue offset after the last unit in the table; empty: no table."""
     path = table_path(root, CONSUME_QUEUE.name)
     if read_table_log(path) is None:
         return {}
@@ -70,13 +70,13 @@ def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int
 
 
 def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
-    """The last apply_seq of each state epoch up to which no row of it was taken away.
+    """Return the last apply_seq of each state epoch up to which the table has all rows.
 
-    That is what Delta says, but for a table that was RESTOREd: there it says what had been before. One to a timestamp
-    does not say how far it went: of the epochs below it nothing is known.
+    Delta's transaction versions say this, except after a RESTORE, when they still count the removed rows. A RESTORE to
+    a timestamp does not say to which version: then nothing is known about the epochs before it.
 
     Raises:
-        Corrupt: An epoch that a RESTORE took rows from has committed on top of it: there is a hole in its rows.
+        Corrupt: A RESTORE removed rows of an epoch that committed more rows afterwards: rows in between are missing.
     """
     path = table_path(root, table)
     at, known = known_versions(root, table, pipeline)
@@ -86,12 +86,12 @@ def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
         if commit.operation == "RESTORE":
             was_restored = True
             back_to = -1 if commit.restored_version is None else commit.restored_version
-            # Epochs follow each other: the newest below a RESTORE is the only one that may be above it as well.
+            # Epochs follow each other: only the newest one before a RESTORE may have commits after it.
             taken = itertools.islice(commits_back_from(path, at - 1), at - 1 - back_to)
             if any(epoch in whole for one in taken for epoch in versions_by_epoch(one.txns, pipeline, table)):
                 message = (
-                    f"{table} was RESTOREd while a job wrote to it, whose next rows lie on top of the hole: take them"
-                    f" off by `RESTORE TABLE delta.`{path}` TO VERSION AS OF {at}`, then run `popstream restore`"
+                    f"{table} was RESTOREd while a job wrote to it, and the job has written more rows since: remove"
+                    f" them with `RESTORE TABLE delta.`{path}` TO VERSION AS OF {at}`, then run `popstream restore`"
                 )
                 raise Corrupt(message, subject=table)
             at = back_to
@@ -99,40 +99,40 @@ def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
         for epoch, version in versions_by_epoch(commit.txns, pipeline, table).items():
             whole.setdefault(epoch, version)
         at -= 1
-    # Delta removes what a checkpoint covers: what is older is what it says.
+    # Delta deletes commit files that a checkpoint covers: for older epochs its transaction versions hold.
     return whole if was_restored else {**known, **whole}
 
 
 def quarantined(spark: SparkSession, root: Path, ops_topic_id: str) -> list[tuple[int, int, str]]:
-    """(partition, Kafka offset, why) of the records that were quarantined: a replay must not decide them either."""
+    """Return (partition, Kafka offset, reason) of quarantined records: a replay must not decide them either."""
     rows = _rows_of(spark, table_path(root, REJECTED.name), ops_topic_id).where(f.col("reason") == "QUARANTINED")
     found = rows.select("partition", "kafka_offset", "detail").collect()
     return [(row["partition"], row["kafka_offset"], row["detail"]) for row in found]
 
 
 def generation_used(spark: SparkSession, root: Path) -> int:
-    """The highest generation of which a handle was ever given out."""
+    """Return the highest generation of any handle that was issued."""
     rows = spark.read.format("delta").load(str(table_path(root, DELIVERIES.name)))
     highest = rows.agg(f.max("epoch")).first()
     return 0 if highest is None or highest[0] is None else generation_of(highest[0])
 
 
 def has_rows_of_others(spark: SparkSession, root: Path, ops_topic_id: str) -> bool:
-    """Whether an audit table has rows of another ops topic."""
+    """Return whether an audit table has rows of another ops topic."""
     frames = (spark.read.format("delta").load(str(table_path(root, table))) for table in AUDIT_TABLES)
     return any(not rows.where(f.col("ops_topic_id") != ops_topic_id).limit(1).isEmpty() for rows in frames)
 
 
 class Covered:
-    """Compares recomputed rows with those that a table has.
+    """Compares recomputed rows with those in a table.
 
     Args:
         spark: The session.
         root: Folder of the tables.
         table: Name of an audit table.
-        ops_topic_id: Rows of other ops topics are none of ours.
-        ends: By partition, as `covered_offsets` gave them when the state was restored.
-        compared_from: By partition, the Kafka offset below which the table's rows come from what has been lost.
+        ops_topic_id: Rows of other ops topics are ignored.
+        ends: Kafka offset by partition, as `covered_offsets` returned it when the state was restored.
+        compared_from: Kafka offset by partition, below which the table's rows come from lost operations.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class Covered:
         self.verified_rows = 0
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """(rows that the table must have just so, rows that are new); those of neither kind are left as they are."""
+        """Return (rows that the table must contain, new rows). Rows below `compared_from` are in neither."""
         if not self._ends:
             return rows.slice(0, 0), rows
         places = list(zip(rows["partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True))
@@ -165,20 +165,20 @@ class Covered:
         """Check that the table has exactly these rows between the first and the last of them, in each partition.
 
         Raises:
-            Corrupt: It has others.
+            Corrupt: It has other rows.
         """
         wanted = _comparable(self._table, recomputed)
         found = _comparable(self._table, self._between(wanted).toArrow())
         if not wanted.equals(found):
             message = (
-                f"{self._table} has other rows than its log leads to: either the table or the restored state is not"
-                " what was written: stop the job and run `popstream verify`, or restore an older snapshot"
+                f"{self._table} has other rows than its log leads to: the table or the restored state was changed:"
+                " stop the job and run `popstream verify`, or restore an older snapshot"
             )
             raise Corrupt(message, subject=self._table, details=_differences(wanted, found))
         self.verified_rows += wanted.num_rows
 
     def rows_from(self, first_offset: Mapping[int, int]) -> int:
-        """How many rows that are to be compared the table has, of the records from `first_offset` on."""
+        """Return the number of rows to compare in the table, for the records from `first_offset` on."""
         loose = self._compared_from
         spans = ((p, max(first_offset.get(p, 0), loose.get(p, 0)), end) for p, end in self._ends.items())
         return self._within(spans).count()
@@ -189,7 +189,7 @@ class Covered:
         return self._within(spans)
 
     def _within(self, spans: Iterable[tuple[int, int, int]]) -> DataFrame:
-        """The rows whose cause is in one of (partition, first offset, end offset)."""
+        """Return the rows whose record is in one of the spans (partition, first offset, end offset)."""
         within = f.lit(False)
         for partition, first, end in spans:
             within = within | ((f.col("partition") == partition) & f.col("kafka_offset").between(first, end - 1))
@@ -212,11 +212,11 @@ def _comparable(table: str, rows: pa.Table) -> pa.Table:
 
 
 def _differences(wanted: pa.Table, found: pa.Table) -> list[str]:
-    """The first few rows that are in one and not in the other."""
+    """Return the first few rows that differ, and their number."""
     by_key: dict[Any, list[Any]] = {}
     for place, rows in enumerate((wanted, found)):
         for row in rows.to_pylist():
             by_key.setdefault(tuple(row[name] for name in _KEY), [None, None])[place] = row
-    odd = [(key, pair) for key, pair in sorted(by_key.items()) if pair[0] != pair[1]]
-    shown = [f"(partition, offset, ordinal) {key}: log {pair[0]}, table {pair[1]}" for key, pair in odd[:3]]
-    return [*shown, f"{len(odd)} rows in all"]
+    different = [(key, pair) for key, pair in sorted(by_key.items()) if pair[0] != pair[1]]
+    shown = [f"(partition, offset, ordinal) {key}: log {pair[0]}, table {pair[1]}" for key, pair in different[:3]]
+    return [*shown, f"{len(different)} rows in all"]

@@ -1,10 +1,9 @@
 """A Delta table to which the rows of each version are committed exactly once.
 
-Delta remembers the last `txnVersion` of each `txnAppId` in the commit that carries it, so "written" and "known to be
-written" are one fact. A writer that was killed between commit and note finds v in the table and leaves out what it
-covers, however the span is cut the second time. Two traps, both met in tests: Delta *skips in silence* a version at
-or below v, so nothing is handed to it that is not above; and RESTORE brings back old rows but not the old v, so it is
-looked for.
+Each commit stores its `txnVersion` v by `txnAppId`, so rows and the fact that they are written become durable together.
+A writer that was killed after its commit finds v in the table and leaves out the rows up to v, even if it cuts spans
+differently. Delta has two traps, both covered by tests: it silently skips a version at or below v, so only higher
+versions are passed to it; and RESTORE brings back old rows but not the old v, so a RESTORE is looked for.
 """
 
 from __future__ import annotations
@@ -33,28 +32,28 @@ NOTHING: Final = -1
 
 
 class ExactlyOnceTable:
-    """One table, one writer, versions that ascend. Not for two threads at once.
+    """One table with one writer and ascending versions. Not thread-safe.
 
     Args:
         spark: Session with Delta.
-        root: Folder that holds the tables.
-        table: It is created when it is missing.
+        root: Folder of the tables.
+        table: The table; it is created when it is missing.
         pipeline: Name of the pipeline: first part of the transaction's id.
-        state_epoch: Life of the RocksDB state that counts the versions.
-        restores_known: Version of the table up to which somebody has dealt with what a RESTORE took.
-        durable: Return from `append` only when the commit would survive a power loss. Without it what was handed over
-            must be kept until something else has made sure.
+        state_epoch: Identity of the RocksDB state that counts the versions.
+        restores_known: Version of the table up to which a restore has handled every RESTORE.
+        durable: Return from `append` only when the commit survives a power loss. Without it the caller must keep the
+            rows until something else makes the commit durable.
 
     Attributes:
-        delivered: v: the rows of all versions up to this one are in the table; -1 when none are.
-        delivered_when_opened: v as it was read from Delta when this process began.
-        committed: The last version that has a commit; v may be above it when nothing came since.
-        versions: The last version of each state epoch, as Delta has them.
-        was_restored: The table was RESTOREd, and nobody has dealt with it: rows may be missing that Delta counts as
+        delivered: v: the rows of all versions up to this one are in the table; -1: none.
+        delivered_when_opened: v as read from Delta when this process began.
+        committed: The last version with a commit. Lower than v after versions without rows.
+        versions: The last version of each state epoch, as Delta stores them.
+        was_restored: The table was RESTOREd and no restore has handled it: rows may be missing that Delta counts as
             written.
 
     Raises:
-        Invalid: the table has other columns than this version writes.
+        Invalid: The table has other columns than this version writes.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class ExactlyOnceTable:
         restores_known: int | None = None,
         durable: bool = True,
     ) -> None:
-        """Create the table if need be, and read what it holds already."""
+        """Create the table if it is missing, and read its versions."""
         self.name = table.name
         self._spark = spark
         self._root = root
@@ -78,36 +77,36 @@ class ExactlyOnceTable:
         self._app_id = app_id(pipeline, table.name, state_epoch)
         self._restores_known = restores_known
         self._durable = durable
-        # Marks our commits. Another writer with the same transaction id would make Delta skip ours without a word.
+        # Marks the commits of this process. Another writer with the same transaction id would make Delta skip ours.
         self._token = secrets.token_hex(8)
         ensure_table(spark, root, table)
         self._read()
 
     def reopen(self) -> None:
-        """Read anew what the table holds: after a failed commit Delta alone knows whether it happened.
+        """Read the versions again: after a failed commit only Delta knows whether it happened.
 
         Raises:
-            Corrupt: the table was RESTOREd.
+            Corrupt: The table was RESTOREd.
         """
         self._read()
         self.require_not_restored()
 
     def require_not_restored(self) -> None:
-        """Raise Corrupt when the table was RESTOREd after our last commit, as it was found."""
+        """Raise Corrupt if the table was RESTOREd after the last commit of this state."""
         if self.was_restored:
             raise self._restored()
 
     def _read(self) -> None:
         version, self.versions = known_versions(self._root, self.name, self._pipeline)
-        # Each of our commits was synced before the next: only the newest may not be, and what others did since.
+        # Each commit was synced before the next: only the newest one, and later commits of others, may not be durable.
         history = commits_back_from(self._path, version)
         recent = self._down_to_a_commit_of_a_job(history)
         self.committed = self.versions.get(self._state_epoch, NOTHING)
-        # A state that has no rows here, and comes from no restore, misses none.
+        # A state without rows in this table, and without a restore, cannot miss rows.
         counts_on_rows = self.committed != NOTHING or self._restores_known is not None
         self.was_restored = counts_on_rows and self._has_unknown_restore(recent)
         if recent and self._app_id in recent[-1].txns:
-            # One that came between our last look and our commit lies below that.
+            # A RESTORE between the last check and our commit is below that commit.
             below = self._down_to_a_commit_of_a_job(history)
             self.was_restored |= bool(below) and self._app_id in below[-1].txns and self._has_unknown_restore(below)
         if self._durable:
@@ -116,16 +115,16 @@ class ExactlyOnceTable:
         self._version = version
 
     def append(self, frame: DataFrame, version: int, rows: int | None = None) -> int:
-        """Commit the rows of versions (v, `version`], and count them.
+        """Commit the rows of versions (v, `version`], and return their number.
 
         Args:
             frame: The rows, with the columns of the table.
             version: Above v.
-            rows: How many they are, if that is known.
+            rows: Expected number of rows, if known.
 
         Raises:
-            Fenced: another writer committed for the same state.
-            Corrupt: the table was RESTOREd, or has taken another number of rows.
+            Fenced: Another writer committed for the same state.
+            Corrupt: The table was RESTOREd, or accepted another number of rows.
         """
         assert version > self.delivered, f"{self.name}: Delta would skip version {version}, it has {self.delivered}"
         foreign = self._fresh_commits()
@@ -137,7 +136,7 @@ class ExactlyOnceTable:
             self._save(frame, version)
         except ConcurrentTransactionException as error:
             raise self._fenced(version) from error
-        # Of a table without new rows for a week the commits that came next may be gone.
+        # In a table without commits for a week, the next commit files may be deleted.
         commits = self._fresh_commits() or commits_after(self._path, self._version)
         ours = [commit for commit in commits if self._app_id in commit.txns]
         if [commit.user_metadata for commit in ours] != [self._token]:
@@ -153,7 +152,7 @@ class ExactlyOnceTable:
         return added
 
     def skip(self, version: int) -> None:
-        """There are no rows up to `version`: nothing is committed, and the table counts as delivered to it."""
+        """Count the table as delivered up to `version`, which has no rows. Nothing is committed."""
         self.delivered = max(self.delivered, version)
 
     def _save(self, frame: DataFrame, version: int) -> None:
@@ -174,7 +173,7 @@ class ExactlyOnceTable:
         return _has_restore(commit for commit in commits if commit.version > known)
 
     def _fresh_commits(self) -> list[Commit]:
-        """What came after the version that was last looked at: from the log itself, for Delta would run jobs for it."""
+        """Return the commits since the last look. Read from the log itself, because Delta would run Spark jobs."""
         return commits_up_from(self._path, self._version)
 
     def _fenced(self, version: int) -> Fenced:
@@ -182,18 +181,18 @@ class ExactlyOnceTable:
         return Fenced(message, subject=self.name)
 
     def _taken_back(self, commit: Commit, rows: int | None) -> Corrupt:
-        """Undo it: a start that found the commit would take all its rows for delivered, and of a RESTORE it asks."""
+        """Undo a commit with too few rows, whose rows the next start would all count as delivered."""
         DeltaTable.forPath(self._spark, str(self._path)).restoreToVersion(commit.version - 1)
         message = (
             f"{self.name} has taken {commit.added_rows} rows of {rows} in version {commit.version},"
-            f" which was taken back: {RESTORE}"
+            f" which was undone: {RESTORE}"
         )
         return Corrupt(message, subject=self.name)
 
     def _restored(self) -> Corrupt:
         message = (
-            f"{self.name} was RESTOREd after our last commit: rows are gone that Delta still counts as written, and it"
-            f" would skip them in silence: {RESTORE}"
+            f"{self.name} was RESTOREd after the last commit of the job: rows are missing that Delta still counts as"
+            f" written, and would silently skip: {RESTORE}"
         )
         return Corrupt(message, subject=self.name)
 

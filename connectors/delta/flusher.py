@@ -1,4 +1,4 @@
-"""From the outbox to Delta: the rows of a span of micro-batches in one commit, each row exactly once.
+"""Writes audit rows from the outbox to Delta: the rows of a span of micro-batches in one commit, each exactly once.
 
 ```
 outbox   seq 3   4   5 | 6   7   8   9      v = 5, read from Delta
@@ -36,25 +36,25 @@ _MS_PER_DAY: Final = 86_400_000
 
 
 class AuditFlusher:
-    """Writes outbox slices to the audit tables. One per state, and not from two threads for one table.
+    """Writes outbox slices to the audit tables. One per state; not thread-safe for one table.
 
     Args:
         spark: Session with Delta.
-        root: Folder that holds the tables.
+        root: Folder of the tables.
         pipeline: Name of the pipeline: first part of the transaction's id.
-        state_epoch: Life of the RocksDB state whose `apply_seq` counts.
+        state_epoch: Identity of the RocksDB state whose `apply_seq` counts.
         ops_topic_id: Kafka's id of the ops topic, for the column of that name.
-        covered: By table and partition, the Kafka offset below which its rows are there already: after a restore.
-        compared_from: By table and partition, the Kafka offset below which those need not be as they are recomputed.
-        restores_known: By table, the version up to which a restore has dealt with what a RESTORE took.
-        durable: Return from `flush` only when the commit would survive a power loss. Without it outbox entries must be
-            kept until something else has made sure.
+        covered: After a restore: by table and partition, the Kafka offset below which the table has all rows.
+        compared_from: By table and partition, the Kafka offset below which existing rows are not compared.
+        restores_known: By table, the version up to which a restore has handled every RESTORE.
+        durable: Return from `flush` only when the commit survives a power loss. Without it outbox entries must be kept
+            until something else makes the commit durable.
 
     Raises:
-        Invalid: a table has other columns than this version writes.
+        Invalid: A table has other columns than this version writes.
 
     Attributes:
-        tables: By name; what they hold is for the caller to compare with the state.
+        tables: The tables by name. The caller compares their versions with the state.
     """
 
     def __init__(
@@ -70,18 +70,18 @@ class AuditFlusher:
         restores_known: Mapping[str, int] | None = None,
         durable: bool = True,
     ) -> None:
-        """Create missing tables and read from each what it holds already."""
+        """Create missing tables and read the versions of each."""
         self._spark = spark
         self._state_epoch = state_epoch
         self._ops_topic_id = ops_topic_id
         self._in_doubt: set[str] = set()
-        """Tables to be read anew before the next flush."""
+        """Tables whose versions are read again before the next flush."""
         ends, loose = covered or {}, compared_from or {}
         self._covered = {
             name: Covered(spark, root, name, ops_topic_id, ends.get(name, {}), loose.get(name, {}))
             for name in AUDIT_TABLES
         }
-        # What a killed predecessor was about to write; it is in the outbox.
+        # A killed predecessor may have left files; their rows are in the outbox.
         shutil.rmtree(root / ".scratch", ignore_errors=True)
         self._scratch = root / ".scratch" / secrets.token_hex(8)
         self.tables = {
@@ -99,31 +99,31 @@ class AuditFlusher:
 
     @property
     def verified_rows(self) -> int:
-        """Rows that were recomputed after a restore, and were as the tables have them."""
+        """Rows that were recomputed after a restore and equal those in the tables."""
         return sum(covered.verified_rows for covered in self._covered.values())
 
     def delivered(self, table: str) -> int:
-        """v: the rows of all apply_seq up to this one are in the table; -1 when none are."""
+        """Return v: the rows of all apply_seq up to this one are in the table; -1: none."""
         return self.tables[table].delivered
 
     def committed(self) -> dict[str, int]:
-        """By table, the last apply_seq that Delta has a commit of, if there is one."""
+        """Return the last committed apply_seq by table, for tables with a commit."""
         return {name: table.committed for name, table in self.tables.items() if table.committed != NOTHING}
 
     def flush(self, table: str, slices: Iterable[tuple[int, bytes]], upto: int) -> int:
-        """Write the rows of apply_seq (v, upto] in one commit; return how many rows that were.
+        """Write the rows of apply_seq (v, upto] in one commit; return their number.
 
-        Slices at or below the v that was read at start are left out: a killed predecessor has written them. Without
-        rows nothing is committed, and the table counts as delivered to `upto` until the process ends.
+        Slices up to the v that was read at the start are left out: a killed predecessor wrote them. Without rows
+        nothing is committed, and the table counts as delivered up to `upto` until the process ends.
 
         Args:
             table: Name of an audit table.
             slices: (apply_seq, bytes of `encode_rows`), by ascending apply_seq.
-            upto: Last apply_seq of the span, also when it has no rows.
+            upto: Last apply_seq of the span, with or without rows.
 
         Raises:
-            Fenced: another writer committed for the same state.
-            Corrupt: a slice cannot be read, or the table was RESTOREd.
+            Fenced: Another writer committed for the same state.
+            Corrupt: A slice cannot be read, or the table was RESTOREd.
         """
         writer = self.tables[table]
         if table in self._in_doubt:
@@ -137,7 +137,7 @@ class AuditFlusher:
                 frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
                 writer.append(frame, upto, rows)
         except Exception:
-            # Whether the commit happened is known to Delta alone, and the next span may be cut at another place.
+            # Only Delta knows whether the commit happened, and the next span may be cut differently.
             self._in_doubt = set(self.tables)
             raise
         finally:
@@ -147,9 +147,9 @@ class AuditFlusher:
         return rows
 
     def _write_scratch(self, table: str, slices: Iterator[tuple[int, bytes]], scratch: Path) -> int:
-        """Write the slices as one parquet file, in pieces, so that memory does not grow with the span.
+        """Write the slices as one Parquet file, in pieces, so that memory does not grow with the span.
 
-        Rows that the table has since before a restore are compared with those, and left out.
+        Rows that the table had before a restore are compared with the recomputed ones, and left out.
         """
         rows = 0
         covered = self._covered[table]
@@ -169,7 +169,7 @@ class AuditFlusher:
         return rows
 
     def _completed(self, table: str, seq: int, data: bytes) -> pa.Table:
-        """The rows of one slice with the columns that are not in the outbox."""
+        """Return the rows of one slice with the columns that the outbox does not hold."""
         rows = decode_rows(table, [data])
         count = rows.num_rows
         added = {
@@ -192,5 +192,5 @@ def _undelivered(
         if seq > writer.delivered:
             yield seq, data
         else:
-            # Our own commits are known: asking again for their rows means that apply_seq went back.
+            # This process knows its own commits: passing their rows again means that apply_seq went back.
             assert seq <= writer.delivered_when_opened, f"apply_seq {seq} was committed by this process already"

@@ -1,4 +1,4 @@
-"""docs/tables.md, from the descriptions in `tables`: `python -m connectors.delta.reference > docs/tables.md`."""
+"""Generates docs/tables.md: `python -m connectors.delta.reference > docs/tables.md`."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _HEAD = """\
 Generated from connectors/delta/tables.py by `python -m connectors.delta.reference`; a test keeps it current.
 Times are in milliseconds since 1970, UTC. Offsets are queue offsets, ranges are inclusive.
 
-A row of an audit table is identified by (`ops_topic_id`, `partition`, `kafka_offset`, `ordinal`). That key and all
-columns but `apply_seq` and `state_epoch` are the same in every replay. No column is NOT NULL in Delta; those marked
-*always* are never null, which the suites check.
+The key of a row of an audit table is (`ops_topic_id`, `partition`, `kafka_offset`, `ordinal`). The key and all columns
+except `apply_seq` and `state_epoch` are equal in every replay. No column is NOT NULL in Delta. Columns marked *always*
+are never null; the suites check it.
 
-The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row for each
-message of a range, with the column `queue_offset`.
+The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row per message of a
+range, with the column `queue_offset`.
 """
 
 
 def tables_markdown() -> str:
-    """The whole document."""
+    """Return the whole document."""
     return _HEAD + "".join(_section(table) for table in TABLES.values())
 
 

@@ -1,8 +1,8 @@
-"""Audit rows as Arrow slices: what waits in the outbox between a decision and its Delta commit.
+"""Audit rows as Arrow slices: their form in the outbox, between a decision and its Delta commit.
 
 A slice is a complete Arrow IPC stream (schema, dictionaries, one record batch; zstd), so it can be read without the
-code that wrote it. Rows become columns by `zip(*rows)`, one C call for thousands of rows; Python never looks at a
-value.
+code that wrote it. `zip(*rows)` turns rows into columns in one C call for thousands of rows; Python code never handles
+single values.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.it
 def encode_rows(table: str, rows: Sequence[NamedTuple], limit_bytes: int = SLICE_BYTES_MAX) -> list[bytes]:
     """Pack the rows of one audit table, in order, into slices of at most `limit_bytes` each.
 
-    No row can make it fail, since rows quote what clients sent: a number beyond its column's type becomes the nearest
-    one the type has, text that is not Unicode gets replacement characters, and in a row that alone exceeds the limit
-    each text is cut to 1,024 characters and says so.
+    Rows quote what clients sent, so no value may make this fail. A number beyond the range of its column becomes the
+    nearest value in range, invalid Unicode is replaced, and in a single row beyond the limit each text is cut to 1,024
+    characters, with a note.
     """
     schema = _SCHEMAS[table]
     slices: list[bytes] = []
@@ -47,12 +47,12 @@ def encode_rows(table: str, rows: Sequence[NamedTuple], limit_bytes: int = SLICE
 
 
 def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
-    """Unpack slices into one table with the kernel's columns of `table`, dictionaries resolved.
+    """Unpack slices into one table with the kernel's columns of `table`, without dictionaries.
 
-    A column that a slice does not have yet (it was written before an upgrade) is null.
+    A column that is missing in a slice, which an older version wrote, is null.
 
     Raises:
-        Corrupt: a slice is not what was encoded.
+        Corrupt: A slice cannot be read.
     """
     schema = pa.schema(
         [
@@ -65,7 +65,7 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
 
 
 def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Join small tables to pieces of at least 131,072 rows or 64 MiB but for the last: a row group each."""
+    """Join small tables to pieces of at least 131,072 rows or 64 MiB, except the last: one row group each."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for table in tables:
@@ -122,7 +122,7 @@ def _write(batch: pa.RecordBatch) -> bytes:
 
 
 def _compacted(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Dictionaries without the words of other slices: they would be written whole into each half."""
+    """Encode the dictionaries again, because each half would contain the whole dictionary of the batch."""
     columns = [
         column.dictionary_decode().dictionary_encode() if pa.types.is_dictionary(column.type) else column
         for column in batch.columns
@@ -145,7 +145,7 @@ def _read(data: bytes, table: str) -> Iterator[pa.RecordBatch]:
     try:
         with pa.ipc.open_stream(data) as reader:
             for batch in reader:
-                batch.validate(full=True)  # Arrow follows damaged offsets out of its memory
+                batch.validate(full=True)  # Arrow would follow damaged offsets out of its buffers
                 yield batch
     except (pa.ArrowException, OSError) as error:
         message = f"an outbox slice of {table} cannot be read: {error}; {RESTORE}"

@@ -1,4 +1,4 @@
-"""Delta tables as things: made and checked."""
+"""Creates Delta tables, and checks those that exist."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _PROPERTIES: Final = {
     "delta.logRetentionDuration": "interval 7 days",
 }
 _FORGETS_TRANSACTIONS: Final = "delta.setTransactionRetentionDuration"
-"""Once it is over Delta accepts the same rows again (measured)."""
+"""After this time Delta forgets a transaction, and accepts the same rows again (measured)."""
 
 
 def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
-    """Create the table unless it is there, and take from it the one property under which rows come twice.
+    """Create the table if it is missing. Removes the property that would let Delta accept rows twice.
 
     Raises:
-        Invalid: it is there with other columns.
+        Invalid: The table exists with other columns.
     """
     path = table_path(root, table.name)
     log = read_table_log(path)
@@ -44,21 +44,26 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
 
 
 def require_columns(path: Path, table: Table, schema: str) -> None:
-    """Refuse a table at `path` that is not what `TABLES` says; `schema` is what its log says, as JSON.
+    """Refuse a table with other columns than `table` has.
+
+    Args:
+        path: Folder of the table.
+        table: The expected table.
+        schema: The schema in its log, as JSON.
 
     Raises:
-        Invalid: it has other columns.
+        Invalid: It has other columns.
     """
     found = _types(StructType.fromJson(json.loads(schema)))
     wanted = _types(spark_schema(table))
     if found != wanted:
         differences = [
-            f"{name}: {found.get(name, 'missing')}, not {wanted.get(name, 'there')}"
+            f"{name}: {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}"
             for name in sorted(found.keys() | wanted.keys())
             if found.get(name) != wanted.get(name)
         ]
         message = (
-            f"the Delta table at {path} has other columns than this version writes: run the one that made it;"
+            f"the Delta table at {path} has other columns than this version writes: run the version that created it,"
             " or move the table away and run `popstream restore`"
         )
         raise Invalid(message, subject=table.name, details=differences)

@@ -1,8 +1,8 @@
-"""What a Delta table's log says of the table, read without Spark.
+"""Reads the log of a Delta table without Spark.
 
-A job looks at its tables before it decides anything, and a cold Spark takes ten seconds to tell what two files say.
-As Delta's protocol has it ("Delta Transaction Log Protocol", Checkpoints and Action Reconciliation): the newest whole
-checkpoint, then each commit after it; of an application's transactions and of metadata the last one counts.
+A job reads the logs of its tables before it decides anything; a cold Spark would take ten seconds for two files.
+Follows Delta's protocol ("Delta Transaction Log Protocol", Checkpoints and Action Reconciliation): the newest complete
+checkpoint, then each commit after it; the last transaction of each application and the last metadata count.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ __all__ = ["DataFile", "DataFiles", "TableLog", "read_data_files", "read_table_l
 Reconciled = TypeVar("Reconciled")
 
 _COMMIT = re.compile(r"(\d{20})\.json")
-# Classic in one file or several, and of version 2, whose name has an id; the actions read here are in the file itself.
+# Classic checkpoints in one file or several, and version 2, whose name has an id. The actions read here are in the
+# file itself.
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10})|\.[0-9a-f-]{36})?\.(parquet|json)")
 
 
@@ -34,10 +35,10 @@ class TableLog(msgspec.Struct, frozen=True, kw_only=True):
     """A table at its newest version.
 
     Attributes:
-        version: The newest.
-        schema: As Spark's StructType has it in JSON.
-        properties: Of the table.
-        txns: By `txnAppId`, the last `txnVersion`.
+        version: The newest version.
+        schema: JSON of Spark's StructType.
+        properties: Properties of the table.
+        txns: The last `txnVersion` by `txnAppId`.
     """
 
     version: int
@@ -50,11 +51,11 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file with rows of a table.
 
     Attributes:
-        path: Below the table's folder, percent-encoded as in the log.
-        size: In bytes.
-        modification_ms: When its rows came.
-        partition_values: By column, as text.
-        stats: What is known of its rows, in JSON.
+        path: Path below the table's folder, percent-encoded as in the log.
+        size: Size in bytes.
+        modification_ms: When its rows were written, ms since 1970.
+        partition_values: Values by column, as text.
+        stats: Statistics of its rows, as JSON.
     """
 
     path: str
@@ -68,10 +69,10 @@ class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
     """The files of a table at its newest version.
 
     Attributes:
-        version: The newest.
-        protocol: Versions that a reader and a writer must know.
-        schema: As Spark's StructType has it in JSON.
-        files: In no order: those that a checkpoint names have none.
+        version: The newest version.
+        protocol: Required reader and writer versions.
+        schema: JSON of Spark's StructType.
+        files: The files, in no particular order.
     """
 
     version: int
@@ -81,11 +82,11 @@ class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def require_table_log(table: Path) -> TableLog:
-    """The log of the table in this folder.
+    """Return the log of the table in this folder.
 
     Raises:
-        Unavailable: There is no table, as on a volume that is not mounted.
-        Corrupt: As `read_table_log` does.
+        Unavailable: There is no table, for example because a volume is not mounted.
+        Corrupt: As in `read_table_log`.
     """
     log = read_table_log(table)
     if log is None:
@@ -95,19 +96,19 @@ def require_table_log(table: Path) -> TableLog:
 
 
 def read_table_log(table: Path) -> TableLog | None:
-    """The log of the table in this folder; None when there is no table.
+    """Return the log of the table in this folder, or None when there is no table.
 
     Raises:
-        Corrupt: A commit is missing between others, a file cannot be read, or there is nothing to begin with.
+        Corrupt: A commit is missing, a file cannot be read, or there is no commit or checkpoint to start from.
     """
     return _newest(table, ("txn", "metaData"), _table_log)
 
 
 def read_data_files(table: Path) -> DataFiles | None:
-    """The data files of the table in this folder; None when there is no table.
+    """Return the data files of the table in this folder, or None when there is no table.
 
     Raises:
-        Corrupt: As `read_table_log` does.
+        Corrupt: As in `read_table_log`.
     """
     return _newest(table, ("protocol", "metaData", "add", "remove"), _data_files)
 
@@ -115,13 +116,13 @@ def read_data_files(table: Path) -> DataFiles | None:
 def _newest(
     table: Path, wanted: Sequence[str], reconciled: Callable[[Path, int, Iterator[dict[str, Any]]], Reconciled]
 ) -> Reconciled | None:
-    """What actions of the wanted kinds come to; None when there is no table."""
+    """Return the result of `reconciled` for the actions of the wanted kinds, or None when there is no table."""
     commits, checkpoints = _found(table / "_delta_log")
     newest = max([*commits, *checkpoints], default=None)
     if newest is None:
         return None
     problem = ""
-    # A checkpoint that cannot be read only says what commits before it say as well, for as long as they are there.
+    # An unreadable checkpoint can be replaced by the commits before it, as long as their files exist.
     for begin in sorted([-1, *checkpoints], reverse=True):
         missing = [version for version in range(begin + 1, newest + 1) if version not in commits]
         if missing:
@@ -132,7 +133,7 @@ def _newest(
             return reconciled(table, newest, _actions(checkpoints.get(begin, []), after, wanted))
         except Corrupt as error:
             problem = problem or error.message
-    message = f"{problem}: bring it back from a copy; else move the table away and run `popstream restore`"
+    message = f"{problem}: bring it back from a copy, or move the table away and run `popstream restore`"
     raise Corrupt(message, subject=table.name)
 
 
@@ -143,7 +144,7 @@ def _table_log(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> 
         if (txn := action.get("txn")) is not None:
             txns[txn["appId"]] = txn["version"]
         metadata = action.get("metaData") or metadata
-    metadata = _required(metadata, table, "what its columns are")
+    metadata = _required(metadata, table, "metaData")
     properties = dict(metadata.get("configuration") or {})
     return TableLog(version=version, schema=metadata["schemaString"], properties=properties, txns=txns)
 
@@ -165,21 +166,21 @@ def _data_files(table: Path, version: int, actions: Iterator[dict[str, Any]]) ->
             )
         elif (remove := action.get("remove")) is not None:
             files.pop(remove["path"], None)
-    protocol = _required(protocol, table, "what a reader must know")
-    schema = _required(metadata, table, "what its columns are")["schemaString"]
+    protocol = _required(protocol, table, "protocol")
+    schema = _required(metadata, table, "metaData")["schemaString"]
     versions = (protocol["minReaderVersion"], protocol["minWriterVersion"])
     return DataFiles(version=version, protocol=versions, schema=schema, files=list(files.values()))
 
 
 def _required(action: dict[str, Any] | None, table: Path, what: str) -> dict[str, Any]:
     if action is None:
-        message = f"the log of {table.name} does not say {what}"
+        message = f"the log of {table.name} lacks the action {what}"
         raise Corrupt(message, subject=table.name)
     return action
 
 
 def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
-    """Commits and whole checkpoints by version."""
+    """Return commits and complete checkpoints by version."""
     commits: dict[int, Path] = {}
     parts: dict[tuple[int, int], list[Path]] = defaultdict(list)
     for path in log.iterdir() if log.is_dir() else ():
@@ -207,6 +208,6 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
 def _rows(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
     file = pq.ParquetFile(path)
     for row in file.read(columns=[name for name in wanted if name in file.schema_arrow.names]).to_pylist():
-        if row.get("metaData") is not None:  # pyarrow has a map as pairs
+        if row.get("metaData") is not None:  # pyarrow returns a map as pairs
             row["metaData"]["configuration"] = dict(row["metaData"]["configuration"] or [])
         yield row

@@ -1,12 +1,12 @@
-"""The Delta tables, described once: Arrow, Spark, Delta and docs/tables.md are all derived from `TABLES`.
+"""The Delta tables, described once: the schemas of Arrow, Spark and Delta, and docs/tables.md, derive from `TABLES`.
 
 ```
 kernel rows (broker_state/audit.py) ── outbox_schema ──> Arrow slices in the outbox
                                     └─ + FLUSHER_COLUMNS ── arrow_schema, spark_schema ──> Delta
 ```
 
-Every column is nullable in Delta, also those that must not be null: a NOT NULL that fails would stop the flush, and
-with it the job. What must hold is checked beside the stream instead (`expectations`, from `required_columns`).
+Every column is nullable in Delta, even if it must not be null: a violated NOT NULL would stop the flush, and with it
+the job. The suites in `expectations` check `required_columns` instead.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ __all__ = [
 
 
 class Kind(StrEnum):
-    """Types of columns, under Spark's names."""
+    """Types of columns, by Spark's names."""
 
     BIGINT = "bigint"
     BINARY = "binary"
@@ -79,12 +79,12 @@ class Column:
     """One column.
 
     Args:
-        name: As in the row type of the kernel.
-        kind: Its type.
-        comment: What a value means; also the comment in Delta.
-        required: Never null (checked by the suites, see the module).
-        repeats: Few values for many rows: dictionary-coded in the outbox (measured on deliveries: 791,000 instead of
-            399,000 rows/s, 4 instead of 16 bytes a row).
+        name: Name, as in the row type of the kernel.
+        kind: Type.
+        comment: Meaning of a value; also the comment in Delta.
+        required: Never null (checked by the suites, see above).
+        repeats: Few distinct values: dictionary-encoded in the outbox (measured on deliveries: 791,000 instead of
+            399,000 rows/s, 4 instead of 16 bytes per row).
     """
 
     name: str
@@ -96,7 +96,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table; `row_type` is None for a table that the kernel does not write."""
+    """One table. `row_type` None: the kernel does not write it."""
 
     name: str
     comment: str
@@ -131,7 +131,7 @@ def _flag(name: str, comment: str) -> Column:
 
 
 KEY_COLUMNS: Final = ("ops_topic_id", "partition", "kafka_offset", "ordinal")
-"""What identifies a row of an audit table; equal in every replay and on every machine."""
+"""Key of a row of an audit table. Equal in every replay."""
 
 _CAUSE: Final = (
     _int("partition", "Partition of the ops topic that holds the record which caused the row."),
@@ -147,35 +147,35 @@ _QUEUE: Final = (
 
 FLUSHER_COLUMNS: Final = (
     _long("apply_seq", "Number of the RocksDB WriteBatch with the decision. Differs between replays."),
-    _word("state_epoch", "Life of the RocksDB state that wrote the row; new after a restore. Differs between replays."),
+    _word("state_epoch", "Identity of the state that wrote the row; new after a restore. Differs between replays."),
     _word("ops_topic_id", "Kafka's id of the ops topic."),
     Column("op_date", Kind.DATE, "UTC date of `now_ms`; the tables are partitioned by it."),
 )
-"""Columns that are not in the outbox: the flusher knows them, or makes them from another column."""
+"""Columns that the outbox does not hold: the flusher adds them."""
 
 _OPERATIONS: Final = Table(
     "operations",
-    "One row for each run of each entry of each operation: what was asked, what came of it.",
+    "One row for each run of each entry of each operation: the request and its outcome.",
     (
         *_CAUSE,
         _word("kind", "Type of the operation: pop, ack, change_invisible, dispatch, ..."),
         *_QUEUE,
         _word("group", "Consumer group; null when the operation concerns the queue as a whole.", required=False),
-        _text("op_id", "Id the sender gave the operation; repeating it gets the same answer.", required=False),
-        _word("client_id", "Client that sent the operation, when it said so.", required=False),
+        _text("op_id", "Id of the operation, chosen by its sender; a repetition gets the same answer.", required=False),
+        _word("client_id", "Client that sent the operation, if it named itself.", required=False),
         _int("entry", "Index of the entry within the operation; null when it has no entries.", required=False),
         _long("first_offset", "First queue offset of the run (-1: the entry named none).", required=False),
         _long("last_offset", "Last queue offset of the run, inclusive.", required=False),
-        _text("handle_before", "Receipt handle that was brought, without its signature.", required=False),
-        _text("handle_after", "Receipt handle that was given out, without its signature.", required=False),
+        _text("handle_before", "Receipt handle in the operation, without its signature.", required=False),
+        _text("handle_after", "Receipt handle in the answer, without its signature.", required=False),
         _int("code", "RocketMQ's response code."),
-        _word("reason", "The whole outcome in one word (popstream.wire.reason.Reason)."),
+        _word("reason", "The outcome in one word (popstream.wire.reason.Reason)."),
         _flag("applied", "Whether the operation changed state."),
-        _flag("repeated", "Whether it is the repetition of an op_id, answered from the window."),
-        _long("deadline_before_ms", "When the lease would have ended, ms since 1970.", required=False),
-        _long("deadline_after_ms", "When the lease ends now, ms since 1970.", required=False),
+        _flag("repeated", "Whether the operation repeats an op_id and was answered from the op_id window."),
+        _long("deadline_before_ms", "Deadline of the lease before the operation, ms since 1970.", required=False),
+        _long("deadline_after_ms", "Deadline of the lease after the operation, ms since 1970.", required=False),
         _int("attempt", "Number of the delivery, 1 for the first.", required=False),
-        _text("detail", "What a human wants to know besides.", required=False),
+        _text("detail", "Free-text detail, such as the reject reason.", required=False),
         *FLUSHER_COLUMNS,
     ),
     OperationRow,
@@ -193,12 +193,12 @@ DELIVERIES: Final = Table(
         _long("first_offset", "First queue offset of the range."),
         _long("last_offset", "Last queue offset of the range, inclusive."),
         _long("epoch", "Number of the pop within its lane; a higher one makes older handles stale."),
-        _int("revision", "How many times the lease of the range was changed within this delivery."),
+        _int("revision", "Number of changes of the lease within this delivery."),
         _int("attempt", "Number of the delivery, 1 for the first."),
-        _long("at_ms", "When the step took effect, ms since 1970; for an expiry its deadline, else `now_ms`."),
-        _long("deadline_ms", "When the lease ends (of an ended one: would have ended), ms since 1970.", required=False),
-        _word("cause", "What brought the step about."),
-        _word("client_id", "Client that holds or held the lease, when it said so.", required=False),
+        _long("at_ms", "When the step took effect, ms since 1970: of an expiry its deadline, otherwise `now_ms`."),
+        _long("deadline_ms", "Deadline of the lease, ms since 1970; of an ended one its last.", required=False),
+        _word("cause", "Cause of the step, such as `ack` or `deadline`."),
+        _word("client_id", "Client that holds or held the lease, if it named itself.", required=False),
         *FLUSHER_COLUMNS,
     ),
     DeliveryRow,
@@ -207,26 +207,24 @@ DELIVERIES: Final = Table(
 
 _COMMIT_POSITIONS: Final = Table(
     "commit_positions",
-    "One row for each position that moved, with the account of its lane (or queue: `group` null) after the record.",
+    "One row for each position that moved, with the counts of its lane (or queue: `group` null) after the record.",
     (
         *_CAUSE,
         *_QUEUE,
         _word("group", "Consumer group of the lane; null for the commit position of the queue itself.", required=False),
         _long("from_offset", "Position before the record: all offsets below it were done."),
         _long("to_offset", "Position after the record."),
-        _long("start_offset", "Where the account begins: the first offset of the lane (or queue)."),
-        _long("next_offset", "First offset never handed out (of a queue: never written)."),
-        _long("holes", "Offsets in [start, next) that hold no message."),
-        _long("acked", "Messages in [start, next) that are done, in whatever way."),
+        _long("start_offset", "First offset of the lane (or queue), where its counts begin."),
+        _long("next_offset", "First offset that was never delivered (of a queue: never written)."),
+        _long("holes", "Offsets in [start_offset, next_offset) without a message."),
+        _long("acked", "Messages in [start_offset, next_offset) that are done, in any way."),
         _long("leased", "Messages that a client holds."),
-        _long("available", "Messages handed out before that wait to be handed out again."),
-        _int("parked", "Pops that wait for a message."),
-        _long(
-            "dead_lettered", "Of `acked`: went to the dead-letter topic (a reset_offset does not take them off here)."
-        ),
-        _long("expired_from_log", "Of `acked`, likewise: left the log before they were consumed."),
-        _long("passed_over", "Of `acked`, likewise: had none of the tags that the pop asked for."),
-        _long("skipped_by_reset", "Of `acked`, likewise: were skipped by a reset_offset."),
+        _long("available", "Messages that were delivered before and wait for redelivery."),
+        _int("parked", "Parked pops."),
+        _long("dead_lettered", "Part of `acked`: dead-lettered. Not reduced by a reset_offset."),
+        _long("expired_from_log", "Part of `acked`, likewise: deleted by retention before they were consumed."),
+        _long("passed_over", "Part of `acked`, likewise: had none of the tags that the pop asked for."),
+        _long("skipped_by_reset", "Part of `acked`, likewise: skipped by a reset_offset."),
         *FLUSHER_COLUMNS,
     ),
     CommitPositionRow,
@@ -235,22 +233,22 @@ _COMMIT_POSITIONS: Final = Table(
 
 _ORDER_INFO: Final = Table(
     "order_info",
-    "One row for each record that changed the batch of an orderly lane: the latest pop, and how far it is done.",
+    "One row for each record that changed the pop batch of an orderly lane: the latest pop and its progress.",
     (
         *_CAUSE,
         *_QUEUE,
         _word("group", "Consumer group of the lane."),
         _long("epoch", "Number of the pop within its lane."),
-        _long("pop_time_ms", "When it was popped, ms since 1970; it stays through changes."),
-        _long("invisible_time_ms", "For how long, by the pop."),
-        _text("attempt_id", "Of the pop, when it brought one; the same id again gets the batch again.", required=False),
+        _long("pop_time_ms", "Time of the pop, ms since 1970; changes of the lease keep it."),
+        _long("invisible_time_ms", "Invisible time that the pop asked for."),
+        _text("attempt_id", "Attempt id of the pop, if any; the same id returns the same batch.", required=False),
         _long("first_offset", "First member."),
-        _long("last_offset", "Last member, inclusive; not every offset between need be one."),
-        _int("members", "How many messages the pop got."),
-        _int("acked", "How many of them are acked, in order or not."),
+        _long("last_offset", "Last member, inclusive; offsets in between need not be members."),
+        _int("members", "Number of messages in the pop batch."),
+        _int("acked", "Number of acked members, in order or not."),
         _long("commit_offset", "The lane's commit offset: the first unacked member, or after the last one."),
-        _long("free_at_ms", "When the lane is free by itself, ms since 1970; null: it is free.", required=False),
-        _int("least_count", "How often every member was delivered before, at least."),
+        _long("free_at_ms", "When the lane becomes free by itself, ms since 1970; null: it is free.", required=False),
+        _int("least_count", "Minimum over the members of the number of earlier deliveries."),
         *FLUSHER_COLUMNS,
     ),
     OrderInfoRow,
@@ -259,11 +257,11 @@ _ORDER_INFO: Final = Table(
 
 REJECTED: Final = Table(
     "rejected",
-    "One row for each record of the ops topic that could not be read as an operation, or is quarantined.",
+    "One row for each record of the ops topic that is not readable as an operation, or is quarantined.",
     (
         *_CAUSE,
-        _word("reason", "Why, in one word."),
-        _text("detail", "Why, as the decoder said it."),
+        _word("reason", "The reason, in one word."),
+        _text("detail", "The message of the decoder."),
         _long("value_bytes", "Length of the record's value."),
         _text("value_sha256", "SHA-256 of the whole value, in hex."),
         Column("value_head", Kind.BINARY, "The first 4 KiB of the value."),
@@ -277,16 +275,16 @@ REJECTED: Final = Table(
 
 CONSUME_QUEUE: Final = Table(
     "consume_queue",
-    "One row for each unit: a written record of a message topic, as the builder first found it.",
+    "One row for each unit: a record of a message topic, as the builder first read it.",
     (
         *_QUEUE,
-        _word("topic_id", "Kafka's id of the message topic; a topic that is made again has another."),
+        _word("topic_id", "Kafka's id of the message topic; a recreated topic has another one."),
         _word("queue_type", "simple, batch or sparse."),
         _long("queue_offset", "Kafka offset of the record."),
         _long(
             "message_base", "Number of its first message in the queue; on simple and sparse queues the queue offset."
         ),
-        _int("inner_count", "How many messages it carries: more than 1 only on batch queues."),
+        _int("inner_count", "Number of messages in the unit: more than 1 only on batch queues."),
         _long("store_time_ms", "The record's timestamp, ms since 1970."),
         _int("size_bytes", "Length of its value."),
         _long("tag_hash", "Hash of its tag, the bits of a u64; 0: none."),
@@ -298,10 +296,11 @@ CONSUME_QUEUE: Final = Table(
             required=False,
         ),
         _flag(
-            "is_readable", "False: its headers lie about its inner batch, and it is one message for the dead letters."
+            "is_readable",
+            "False: the headers of its inner batch are malformed; it counts as one message, a dead letter.",
         ),
         _long("build_seq", "Number of the builder's WriteBatch with the unit. Differs between builds."),
-        _word("state_epoch", "Life of the builder's store. Differs between builds."),
+        _word("state_epoch", "Identity of the builder's store. Differs between builds."),
         Column("store_date", Kind.DATE, "UTC date of `store_time_ms`; the table is partitioned by it."),
     ),
     partitioned_by="store_date",
@@ -311,14 +310,14 @@ _QUALITY_RESULTS: Final = Table(
     "quality_results",
     "One row for each expectation and each version of the tables it was checked on.",
     (
-        _text("suite", "Suite: the table that the expectation is about."),
+        _text("suite", "Suite, named like its table."),
         _text("expectation", "Name of the expectation within the suite."),
         _text("table", "Table that was checked."),
         _long("table_version", "Delta version of that table."),
-        _text("pinned_versions", "Delta versions of all tables that the run could see, as `table=version`, by name."),
-        _flag("success", "Whether the expectation held."),
-        _text("observed", "What was seen, in words; for a failure the first unexpected rows as JSON."),
-        _long("unexpected_count", "Rows that broke the expectation; -1 when it could not be evaluated."),
+        _text("pinned_versions", "Delta versions of all tables that the run read, as `table=version`, by name."),
+        _flag("success", "Whether the expectation holds."),
+        _text("observed", "Result as text; of a failure the first unexpected rows as JSON."),
+        _long("unexpected_count", "Rows that violate the expectation; -1: it could not be evaluated."),
         Column("run_at", Kind.TIMESTAMP, "When the check ran."),
     ),
 )
@@ -326,18 +325,18 @@ _QUALITY_RESULTS: Final = Table(
 AUDIT_TABLES: Final = {
     table.name: table for table in (_OPERATIONS, DELIVERIES, _COMMIT_POSITIONS, REJECTED, _ORDER_INFO)
 }
-"""Tables of the kernel's rows, written through the outbox."""
+"""Tables of the kernel's rows, which are written through the outbox."""
 
 TABLES: Final = {**AUDIT_TABLES, CONSUME_QUEUE.name: CONSUME_QUEUE, _QUALITY_RESULTS.name: _QUALITY_RESULTS}
 
 
 def table_path(root: Path, table: str) -> Path:
-    """Folder of a table below the Delta root."""
+    """Return the folder of a table below the Delta root."""
     return root / table
 
 
 def outbox_schema(table: Table) -> pa.Schema:
-    """Arrow schema of the kernel's columns, in the order of the row type."""
+    """Return the Arrow schema of the kernel's columns, in the order of the row type."""
     added = {column.name for column in FLUSHER_COLUMNS}
     return pa.schema(
         [
@@ -351,12 +350,12 @@ def outbox_schema(table: Table) -> pa.Schema:
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Arrow schema of the whole table."""
+    """Return the Arrow schema of the whole table."""
     return pa.schema([pa.field(column.name, _ARROW_TYPES[column.kind]) for column in table.columns])
 
 
 def spark_schema(table: Table) -> types.StructType:
-    """Spark schema of the whole table, with the comments."""
+    """Return the Spark schema of the whole table, with the comments."""
     return types.StructType(
         [
             types.StructField(

@@ -1,8 +1,8 @@
-"""Delta's transactions as this project uses them: one application for each table and state epoch.
+"""Delta's transaction identifiers of this project: one application per table and state epoch.
 
 ```
 txnAppId      pipeline/table/state_epoch
-txnVersion    the last apply_seq of which the table has the rows
+txnVersion    the last apply_seq whose rows are in the table
 ```
 """
 
@@ -16,7 +16,7 @@ __all__ = ["app_id", "known_versions", "versions_by_epoch"]
 
 
 def app_id(pipeline: str, table: str, state_epoch: str) -> str:
-    """Of one writer.
+    """Return the `txnAppId` of one writer.
 
     >>> app_id("apply_ops", "operations", "9f3b")
     'apply_ops/operations/9f3b'
@@ -25,7 +25,7 @@ def app_id(pipeline: str, table: str, state_epoch: str) -> str:
 
 
 def versions_by_epoch(txns: Mapping[str, int], pipeline: str, table: str) -> dict[str, int]:
-    """By state epoch the last apply_seq, of transactions of which some are those of other pipelines and tables.
+    """Return the last apply_seq by state epoch, for one pipeline and table.
 
     >>> versions_by_epoch({"apply_ops/operations/9f3b": 12, "apply_ops/rejected/9f3b": 3}, "apply_ops", "operations")
     {'9f3b': 12}
@@ -35,11 +35,11 @@ def versions_by_epoch(txns: Mapping[str, int], pipeline: str, table: str) -> dic
 
 
 def known_versions(root: Path, table: str, pipeline: str) -> tuple[int, dict[str, int]]:
-    """(newest version of a table, the last apply_seq of each state epoch that ever wrote to it), as Delta remembers it.
+    """Return (newest version of a table, last apply_seq of each state epoch that ever wrote to it).
 
     Raises:
         Unavailable: There is no table.
-        Corrupt: As `read_table_log` does.
+        Corrupt: As in `read_table_log`.
     """
     log = require_table_log(table_path(root, table))
     return log.version, versions_by_epoch(log.txns, pipeline, table)

@@ -1,7 +1,7 @@
-"""Views for people: one row for each message instead of one for each range.
+"""SQL names of the tables, and views with one row per message instead of one per range.
 
-To follow one message, filter on `queue_offset` here, or faster (Delta then skips files) on
-`first_offset <= n AND last_offset >= n`, which these views carry too.
+To follow one message, filter a view on `queue_offset`, or faster, because Delta skips files, on
+`first_offset <= n AND last_offset >= n`, which the views have too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ENDS_ERA: Final = f"step = 'released' AND cause IN ({ERA_ENDING_KINDS_SQL})"
 _BLOCK: Final = 4_096
 _EXPLODED_MAX: Final = 1_000_000
 
-# A refused range may name any offsets up to 2^63 - 1, and the release of a whole lane names offsets that nobody held:
+# A refused range may name any offsets up to 2^63 - 1, and the release of a whole lane names offsets without a lease:
 # such a row stays one row, without a message.
 _NAMES_MESSAGES: Final = {
     "operations": f"first_offset >= 0 AND last_offset - first_offset BETWEEN 0 AND {_EXPLODED_MAX - 1}",
@@ -49,13 +49,13 @@ _VIEW: Final = """
 
 
 def register_tables(spark: SparkSession, root: Path) -> Sequence[str]:
-    """Give the tables below `root` that exist their names in the session, with the views on messages; all the names.
+    """Register the existing tables below `root` and their views by message in the session; return all names.
 
-    A table is registered where it lies and not as a view, so that `operations VERSION AS OF 3` and
+    The tables are registered by location and not as views, so that `operations VERSION AS OF 3` and
     `DESCRIBE HISTORY operations` work.
 
     Raises:
-        Invalid: there is none.
+        Invalid: There are no tables.
     """
     found = [name for name in TABLES if DeltaTable.isDeltaTable(spark, str(table_path(root, name)))]
     if not found:
@@ -68,14 +68,14 @@ def register_tables(spark: SparkSession, root: Path) -> Sequence[str]:
 
 
 def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> None:
-    """Register each table of `paths` (folder by table name) as a temporary view, and the views on messages."""
+    """Register each table of `paths` (folder by table name) as a temporary view, and the views by message."""
     for table, path in paths.items():
         spark.read.format("delta").load(str(path)).createOrReplaceTempView(table)
     _register_by_message(spark, paths)
 
 
 def _register_by_message(spark: SparkSession, tables: Iterable[str]) -> list[str]:
-    """`<table>_by_message` has the columns of its table and `queue_offset`, null for a row that is about no message."""
+    """Register `<table>_by_message`: the columns of the table and `queue_offset`, null for rows without a message."""
     names = []
     for table in tables:
         if table in _NAMES_MESSAGES:

@@ -106,7 +106,7 @@ def _run_compaction(
         output.seek(0)
         done = [msgspec.json.decode(line, type=Compacted) for line in output]
         errors.seek(0)
-        said = errors.read().decode(errors="replace").splitlines() or ["nothing"]
+        said = errors.read().decode(errors="replace").splitlines() or ["no error output"]
     if process.returncode and not was_stopped:
         return done, f"compaction ended with exit code {process.returncode}: {said[-1]}"
     return done, None

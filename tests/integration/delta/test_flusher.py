@@ -309,7 +309,7 @@ def test_a_restore_between_the_look_and_the_commit_is_told_by_each_start(
     again = start().tables["deliveries"]
     assert again.delivered == 3
     assert again.was_restored
-    with pytest.raises(Corrupt, match=r"on top of the hole: take them off by `RESTORE TABLE .* TO VERSION AS OF 3`"):
+    with pytest.raises(Corrupt, match=r"more rows since: remove them with `RESTORE TABLE .* TO VERSION AS OF 3`"):
         whole_versions(root, "deliveries", "jobs")
     restore_to(spark, root, 3)
     assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1}
@@ -461,7 +461,7 @@ def test_a_table_with_other_columns_is_refused(spark: SparkSession, tmp_path: Pa
     with pytest.raises(Invalid, match="other columns") as caught:
         ensure_table(spark, tmp_path, AUDIT_TABLES["rejected"])
 
-    assert "id: bigint, not there" in caught.value.details
+    assert "id: bigint, expected none" in caught.value.details
 
 
 def test_the_table_describes_itself(spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]) -> None:

@@ -58,7 +58,7 @@ def test_an_end_before_its_time_is_that_of_one_table(endless: Path) -> None:
         return False
 
     failed, *others = compacted_aside(endless, kill)
-    assert failed == Compacted(table="operations", failure="compaction ended with exit code -9 and said: nothing")
+    assert failed == Compacted(table="operations", failure="compaction ended with exit code -9: no error output")
     assert others == [Compacted(table=name) for name in list(TABLES)[1:]]
 
 
