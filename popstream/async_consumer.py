@@ -189,7 +189,7 @@ class _Feed:
 
     def give_back(self, message: Message, change: Change) -> None:
         """Give a message back, and in an orderly group what follows it; in a thread, for Kafka may be away."""
-        self._threads.submit(self._subscription.give_back_rest, [message], change)
+        self._threads.submit(self._subscription.release_with_rest, [message], change)
 
     async def _serve(self) -> None:
         try:

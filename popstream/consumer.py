@@ -1,28 +1,27 @@
-"""Pops messages, and says what became of them: the consumer side of the public API."""
+"""The consumer of the public API: pops messages and settles them."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from popstream.errors import AnswerTimeout, ClientClosed
+from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.entries import Change
-from popstream.lease.entry_sender import EntrySender
-from popstream.lease.held_messages import HeldMessages
-from popstream.lease.renewal import LeaseRenewer, RenewalPolicy
-from popstream.lease.settlement import Settlement
+from popstream.lease.leases import Leases, left_s
+from popstream.lease.message_settler import MessageSettler
+from popstream.lease.renewal import RenewalPolicy
 from popstream.outcome import Outcome
 from popstream.payload.records import records_of
 from popstream.payload.shared_payloads import shared_payloads
-from popstream.pop.handler_pool import HandlerPool, each
+from popstream.pop.handler_pool import HandlerPool, each_message
 from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require
 from popstream.pop.pops import Pops
+from popstream.pop.record_filler import RecordFiller
 from popstream.pop.subscription import Subscription, SubscriptionOptions
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
@@ -34,9 +33,9 @@ from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
     from types import TracebackType
 
-    from popstream.lease.entries import OutcomesFuture
     from popstream.lease.settlement import Resender
     from popstream.message import Message, MessageFilter, PopResult
     from popstream.outcome import Receipt, Record
@@ -54,61 +53,61 @@ FETCH_TIMEOUT_MS = 10_000
 
 
 class Consumer:
-    """Pops messages of one group and acks them.
+    """Pops messages of one consumer group and acks them.
 
-    With `topics` it pops ahead by itself, from all their queues, and keeps the leases of what it holds alive:
+    With `topics` the consumer prefetches from all queues of these topics and renews the leases of the messages it
+    holds:
 
     ```python
     with Consumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
         for message in consumer:      # or consumer.run(handle, workers=8)
-            with message:             # acked at the end, given back when the block raises
+            with message:             # acks at the end of the block, releases when the block raises
                 work_on(message.value)
     ```
 
-    Without, or besides, `pop` leases when it is called, and what it leases ends by itself.
+    `pop` leases messages of any topic on demand. Their leases are not renewed unless the call says `renew=True`.
 
-    Safe for use by many threads; a single message should be in the hands of one of them at a time. Calls wait for the
-    job's answer, which takes as long as a micro-batch; `ack_async` and the methods of a message do not wait. What one
-    thread asks for on one queue reaches the job in the order of the calls.
+    Safe for use by many threads, but a single message should be used by one thread at a time. Calls wait for the answer
+    of the job, which takes as long as a micro-batch; `ack_async` and the methods of a message return at once. Requests
+    of one thread about one queue reach the job in the order of the calls.
 
-    When the consumer is closed, by whatever way its process leaves, what it holds goes back at once: at the end of the
-    `with` block, at interpreter exit, by SIGTERM (from the main thread, where nobody else handles it). What is renewed
-    and belongs to a thread that has ended goes back within seconds. Only a process that is killed cannot; its leases
-    end by themselves, or by `return_client`, which the next consumer with the same explicit `client_id` sends first of
-    all.
+    Closing the consumer releases all messages that it holds: at the end of the `with` block, at interpreter exit, and
+    on SIGTERM (if the main thread made the consumer and nothing else handles the signal). Messages with renewed leases
+    that belong to a thread which has ended are released within seconds. After a SIGKILL the leases expire; the next
+    consumer with the same explicit `client_id` releases them before its first pop (`return_first`).
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
-        group: The consumer group; every group gets every message.
-        topics: Message topics to iterate over or `run` with.
-        client_id: Unique name of this consumer, for the audit and for `return_client`; by default a random one.
-        prefix: Names the job, see `ClientSettings`.
-        order: Of the topics' queues, see `SubscriptionOptions`; so the next five.
-        prefetch: At most so many messages asked for or held. More: fewer pops; fewer: less to give back.
-        prefetch_bytes: At most so many bytes of records held, but for a single longer one.
-        invisible_time_ms: Length of the first lease; the renewals' are the policy's.
-        tags: Only messages with one of these tags.
-        init: Where the group begins at a queue that it has never popped: at its first message ("min"), or behind its
-            last one ("max"); at its first message in any case when the queue is added while the consumer runs.
-        message_filter: Is asked about each message before it is handed out.
-        renewal: How leases are renewed, of the topics' messages and of pops with `renew`; None: not at all.
-        ack_delay_ms: Acks wait so long for others of the same queue. Longer: fewer records; shorter: sooner done.
-        fetch_timeout_ms: How long the records of a pop may take to come before they are given back.
-        enable_batch_change_invisible: Whether one record may change many messages.
-        resend_with: Sends a failed message of a unit again, as a message of its own for this group; the unit is done
-            when all its messages are. Without it, one that is given back brings its whole unit back. Not for orderly
-            groups.
-        return_first: Give back, before the first pop of a queue, what an earlier process of the same client id held of
-            it; by default when a `client_id` is given and the transport is not shared.
-        exit_on_sigterm: Let SIGTERM unwind the process, where it would end it at once.
-        transport: Share the one of another client instead of making one; it is not closed here.
-        payloads: Take payloads from elsewhere than Kafka, as tests do.
-        notifications: Learn from elsewhere which queues become poppable; see `Subscription`.
-        **settings: Further fields of `ClientSettings`.
+        group: The consumer group; each group receives each message.
+        topics: Message topics for iteration and `run`.
+        client_id: Unique name of this consumer in the audit tables and for `return_client`; random by default.
+        prefix: Name of the job, see `ClientSettings`.
+        order: Orderly consumption: a queue hands out nothing else while a message of its last pop is in flight.
+        prefetch: Maximum number of messages requested or held. Higher: fewer pops; lower: fewer messages to release.
+        prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
+        invisible_time_ms: Length of the first lease, in milliseconds; `renewal` sets the later ones.
+        tags: Receive only messages with one of these tags.
+        init: Where the group begins at a queue that it has never popped: at its first message ("min"), or after its
+            last one ("max"). A queue that is added while the consumer runs always begins at its first message.
+        message_filter: Called for each message before it is handed out.
+        renewal: When leases are renewed, of the messages of `topics` and of pops with `renew`; None: never.
+        ack_delay_ms: How long an ack waits for others of the same queue. Longer: fewer records; shorter: done sooner.
+        fetch_timeout_ms: How long to wait for the records of a pop before the missing ones are released.
+        enable_batch_change_invisible: Whether one record may change the invisible time of several messages.
+        resend_with: A producer that sends a failed message of a unit again, as a message of its own for this group; the
+            unit is acked when all its messages are settled. Without it, releasing one message redelivers its whole
+            unit. Not for orderly groups.
+        return_first: Before the first pop of a queue, release the messages that an earlier process of the same client
+            id held of it. Default: when `client_id` is given and the transport is not shared.
+        exit_on_sigterm: Raise `SystemExit` on SIGTERM where the signal would otherwise end the process at once.
+        transport: Share the transport of another client, which closes it.
+        payloads: A source of records other than Kafka, for tests.
+        notifications: A source of notifications other than Kafka, for tests; see `Subscription`.
+        **settings: Other fields of `ClientSettings`.
 
     Raises:
         Unavailable: Kafka does not answer.
-        Invalid: The job's topics do not exist, or a setting is wrong.
+        Invalid: The topics of the job do not exist, or a setting is wrong.
     """
 
     def __init__(
@@ -139,11 +138,11 @@ class Consumer:
         **settings: Any,  # noqa: ANN401 - ClientSettings checks them
     ) -> None:
         if isinstance(topics, str):
-            message = f"topics is a list of names, not one name: [{topics!r}]"
-            raise Invalid(message, subject=topics)
+            text = f"topics is a list of names, not one name: [{topics!r}]"
+            raise Invalid(text, subject=topics)
         if order and resend_with is not None:
-            message = "in an orderly group a unit comes again as a whole: what is sent again would be out of order"
-            raise Invalid(message, subject=group)
+            text = "an orderly group redelivers whole units: a message that is sent again would be out of order"
+            raise Invalid(text, subject=group)
         self.settings = ClientSettings(
             bootstrap_servers=bootstrap_servers, client_id=client_id or new_client_id(), prefix=prefix, **settings
         )
@@ -159,47 +158,40 @@ class Consumer:
         )
         if return_first is None:
             return_first = client_id is not None and transport is None
+        self._fetch_timeout_s = fetch_timeout_ms / 1000
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._handler_pools: set[HandlerPool] = set()
+        self._subscription: Subscription | None = None
         self._owns_transport = transport is None
         self._transport = transport or Transport(self.settings)
         self._payloads: Payloads = payloads or shared_payloads(self.settings)
         self._listen: Listen = notifications or partial(listen, self.settings, group)
-        self._renews = renewal is not None
-        self._held = HeldMessages()
-        self._entries = EntrySender(
+        self._leases = Leases(
             self._transport,
             group=group,
             client_id=self.client_id,
             ack_delay_ms=ack_delay_ms,
-            held=self._held,
             batches_changes=enable_batch_change_invisible,
-        )
-        self._settlement = Settlement(
-            self._entries,
-            self._held,
-            group=group,
-            broker_clock=self._transport.broker_clock,
+            renewal=renewal,
             resender=resend_with,
         )
-        self._renewer = LeaseRenewer(
-            f"{self.client_id}-renewals", self._held, self._entries, renewal or RenewalPolicy()
-        )
-        self._held.on_hold(self._renewer.watch)
-        self._pops = Pops(
-            self._transport,
+        filler = RecordFiller(
             self._payloads,
-            self._held,
-            self._settlement,
+            self._leases,
+            self._transport.broker_clock,
             group=group,
-            settler=self,
             fetch_timeout_ms=fetch_timeout_ms,
             message_filter=message_filter,
+        )
+        self._pops = Pops(
+            self._transport,
+            self._leases,
+            filler,
+            settler=MessageSettler(self._leases.settlement, self._require_open),
             returns_first=(group, self.client_id) if return_first else None,
         )
-        self._pop_calls = PopCalls(self._pops, self._held, self._settlement, self._payloads.queue_ids)
-        self._lock = threading.Lock()
-        self._handler_pools: set[HandlerPool] = set()
-        self._subscription: Subscription | None = None
-        self._is_closed = False
+        self._pop_calls = PopCalls(self._pops, self._leases, self._payloads.queue_ids)
         self._unregister_at_exit = close_at_exit(self)
         if exit_on_sigterm:
             install_sigterm_handler()
@@ -211,41 +203,41 @@ class Consumer:
 
     @property
     def held_count(self) -> int:
-        """Count the messages popped here that were neither finished nor given back."""
-        return len(self._held)
+        """Number of messages that were popped here and are neither settled nor expired."""
+        return len(self._leases.held)
 
     def __iter__(self) -> Iterator[Message]:
-        """Messages of the topics as they come, until `stop` or `close`. To be settled each: see `Message`.
+        """Iterate over the messages of the topics until `stop` or `close`; settle each one, see `Message`.
 
-        In an orderly group the next message of a queue comes when the one before it is settled.
+        In an orderly group the next message of a queue is handed out when the one before it is settled.
 
         Raises:
-            Refused: The job does not let this group pop.
-            Invalid: There are no topics, or one does not exist.
+            Refused: The job refuses pops of this group.
+            Invalid: The consumer has no topics, or one does not exist.
         """
         subscription = self.subscribe()
         while messages := subscription.take(1):
             for message in messages:
-                if not message.is_settled:  # its unit was given back meanwhile
+                if not message.is_settled:  # its unit was released meanwhile
                     yield message
 
     def run(self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = 1_000) -> None:
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
 
-        A message is acked when the handler returns, unless the handler has settled it. When it raises, the message goes
-        back, and in an orderly group all after it that the same pop brought, in one request.
+        A message is acked when the handler returns, unless the handler has settled it. When the handler raises, the
+        message is released; in an orderly group the later messages of the same pop are released with it.
 
         Args:
-            handle: Takes a message; its result does not matter.
-            workers: Threads to call it in. Messages of an orderly queue are given to one thread at a time, in order.
-            failure_delay_ms: The message a handler failed at comes again so much later.
+            handle: Takes a message; its return value is ignored.
+            workers: Number of threads. Messages of an orderly queue go to one thread at a time, in order.
+            failure_delay_ms: Delay before the message of a failed handler is redelivered, in milliseconds.
 
         Raises:
-            Refused: The job does not let this group pop.
-            Invalid: There are no topics, or one does not exist.
+            Refused: The job refuses pops of this group.
+            Invalid: The consumer has no topics, or one does not exist.
         """
         set_size = POP_MESSAGES_MAX if self._options.order else 1
-        self._work(each(handle, self._settlement), set_size, workers, failure_delay_ms)
+        self._run(each_message(handle, self._leases.settlement), set_size, workers, failure_delay_ms)
 
     def run_sets(
         self,
@@ -255,17 +247,17 @@ class Consumer:
         workers: int = 1,
         failure_delay_ms: int = 1_000,
     ) -> None:
-        """As `run`, with up to `set_size` messages at a time.
+        """Like `run`, with up to `set_size` messages for each call of `handle`.
 
-        What the handler has settled itself stays so. When it returns the rest is acked; when it raises the rest goes
-        back: the first of it as the one that failed, those after it without having had an attempt.
+        Messages that the handler has settled stay settled. When it returns, the others are acked. When it raises, the
+        others are released: the first one as the failed one, the later ones without a further attempt.
         """
-        self._work(handle, set_size, workers, failure_delay_ms)
+        self._run(handle, set_size, workers, failure_delay_ms)
 
     def stop(self) -> None:
-        """End iterations and `run` once they are done with the message at hand; what waits goes back.
+        """End iterations and `run` after the current message; release the messages that were not handed out.
 
-        The consumer stays open, and can be iterated over or run again.
+        The consumer stays open: it can be iterated over or run again.
         """
         if self._subscription is not None:
             self._subscription.stop()
@@ -286,32 +278,33 @@ class Consumer:
         op_id: str | None = None,
         timeout_ms: int | None = None,
     ) -> PopResult:
-        """Lease messages of one queue, or of whichever queues of a topic have some, and bring their payloads.
+        """Lease messages of one queue, or of any queues of a topic, and fetch their records.
 
-        Leased offsets whose record no longer exists are acked with cause GONE; they are counted, not returned. With
-        `renew` the messages belong to the calling thread: what it has not settled when it ends goes back.
+        Leased offsets whose record no longer exists are acked with cause GONE: they are counted, not returned. With
+        `renew` the messages belong to the calling thread: those that it has not settled when it ends are released.
 
         Args:
             topic: Message topic.
-            queue_id: Its partition; None: any, each pop begins at another one, and all share `max_messages`.
-            max_messages: At most so many, 1..10,000.
-            invisible_time_ms: Nobody else gets them for so long, counted by the broker from its decision on. Less than
-                about 2,000 can be over before the messages arrive here.
-            poll_time_ms: Wait so long at the broker for a first message.
-            order: Orderly consumption: nothing else of the queue is handed out while one of these is in flight.
-            attempt_id: For orderly consumption: the same id again gets the same messages again.
-            init: Where a lane that does not exist yet begins: at the queue's first message, or behind its last ("max").
-            tags: Only messages with one of these tags; the others are passed over for the group.
-            renew: Renew the leases ahead of their end, by the consumer's policy.
-            op_id: Name for this pop (`new_op_id`), so that another thread can `cancel` it; for one queue only.
-            timeout_ms: How long to wait for the answer beyond the poll time; by default as the settings say.
+            queue_id: One partition; None: any. Each such pop begins at another queue, and all queues together return at
+                most `max_messages`.
+            max_messages: Maximum number of messages, 1..10,000.
+            invisible_time_ms: Length of the lease, in milliseconds, from the broker's decision on. A lease of less than
+                about 2,000 ms may expire before the messages arrive here.
+            poll_time_ms: How long the broker waits for a first message, in milliseconds.
+            order: Orderly consumption: the queue hands out nothing else while one of these messages is in flight.
+            attempt_id: For orderly consumption: a pop with the same id returns the same messages again.
+            init: Where a new lane begins: at the first message of the queue ("min"), or after its last one ("max").
+            tags: Receive only messages with one of these tags; the group skips the others.
+            renew: Renew the leases before they end, by the policy of the consumer.
+            op_id: Name of this pop (`new_op_id`), by which another thread can `cancel` it; for one queue only.
+            timeout_ms: How long to wait for the answer beyond the poll time; default: `answer_timeout_ms`.
 
         Raises:
             NotDeclared: The job does not know the queue yet.
-            Refused: A parameter is out of range, or the lane is used in the other mode.
+            Refused: A parameter is out of range, or the lane is in use in the other mode.
             Invalid: The topic does not exist.
-            AnswerTimeout: The job does not answer. What the pop may still lease is given back by a `cancel` sent for
-            it. PayloadMissing: No record of what was leased could be read; it was given back.
+            AnswerTimeout: The job does not answer. A `cancel` is sent, so that messages it leases later are released.
+            PayloadMissing: None of the records could be read; the messages were released.
             ClientClosed: The consumer was closed.
         """
         self._require_open()
@@ -330,42 +323,41 @@ class Consumer:
             client_id=self.client_id,
             tags=_hashes(tags),
         )
-        return self._pop_calls.pop(
-            command, any_queue=queue_id is None, timeout_ms=timeout_ms, is_renewed=renew and self._renews
-        )
+        is_renewed = renew and self._leases.is_renewing
+        return self._pop_calls.pop(command, any_queue=queue_id is None, timeout_ms=timeout_ms, is_renewed=is_renewed)
 
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count: int = 1, *, inner_index: int = 0
     ) -> list[Record]:
-        """Look at messages without a lease: nothing is popped, and nobody else is kept from them.
+        """Read messages without leasing them; other consumers are not affected.
 
         Args:
             topic: Message topic.
             queue_id: Its partition.
-            queue_offset: The first record wanted; where it does not exist the next one that does.
-            count: At most so many messages; fewer at the end of the queue.
-            inner_index: Of the first record leave out so many messages.
+            queue_offset: The first record to read; if it does not exist, the next one that does.
+            count: Maximum number of messages; fewer are returned at the end of the queue.
+            inner_index: Skip the messages of the first record before this one.
 
         Raises:
-            Invalid: There is no such queue.
+            Invalid: The queue does not exist.
             Unavailable: Kafka does not answer.
         """
         self._require_open()
-        found = self._payloads.read(topic, queue_id, queue_offset, count, self._pops.fetch_timeout_ms / 1000)
+        found = self._payloads.read(topic, queue_id, queue_offset, count, self._fetch_timeout_s)
         records = [record for at, payload in found for record in records_of(topic, queue_id, at, payload)]
         is_before = (record.queue_offset == queue_offset and record.inner_index < inner_index for record in records)
         return [record for record, left_out in zip(records, is_before, strict=True) if not left_out][:count]
 
     def fetch_counts(self) -> FetchCounts:
-        """What was read from the message topics, by all consumers of this process, and what was made use of."""
+        """Return the numbers of bytes and records that all consumers of this process have read and handed out."""
         return self._payloads.counts()
 
     def ack(self, messages: Iterable[Receipt], *, cause: Cause | None = None) -> list[Outcome]:
-        """Say that messages are done, and wait for the outcome of each, in the order given.
+        """Ack messages, and wait for their outcomes, in the given order.
 
         Args:
             messages: Messages or receipts, of any queues.
-            cause: Why they are done, when they were not processed: GONE or UNREADABLE.
+            cause: Why they are acked without having been processed: GONE or UNREADABLE.
 
         Raises:
             AnswerTimeout: Some outcomes are unknown; the error holds the known ones.
@@ -374,26 +366,26 @@ class Consumer:
         return self.ack_async(messages, cause=cause).result()
 
     def ack_async(self, messages: Iterable[Receipt], *, cause: Cause | None = None) -> Future[list[Outcome]]:
-        """As `ack`, without waiting. Acks of all threads that come within `ack_delay_ms` travel together, as ranges.
+        """Like `ack`, without waiting. Acks of all threads within `ack_delay_ms` are sent together, as ranges.
 
-        The future's callbacks run on a background thread: they must be short, and must not wait for another answer.
+        Callbacks of the future run on a background thread: they must be short, and must not wait for another answer.
         """
         self._require_open()
-        return self._settlement.ack(messages, cause)
+        return self._leases.settlement.ack(messages, cause)
 
     def change_invisible(
         self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
     ) -> list[Outcome]:
-        """Make messages visible `invisible_time_ms` from now, 0: at once. The handles in the messages are replaced.
+        """Make messages visible `invisible_time_ms` from now; 0: at once. The messages get new handles.
 
         Args:
             messages: Messages or receipts, of any queues.
-            invisible_time_ms: 0..43,200,000.
+            invisible_time_ms: 0..43,200,000 (12 hours).
             suspend: The next delivery does not count as a further attempt.
 
         Returns:
-            The outcome of each, in the order given. SUPERSEDED: somebody changed it since; the message now has the
-            current handle.
+            The outcomes, in the given order. SUPERSEDED: another change came first; the message has the current handle
+            now.
 
         Raises:
             AnswerTimeout: Some outcomes are unknown; the error holds the known ones.
@@ -401,41 +393,22 @@ class Consumer:
         """
         self._require_open()
         change = Change(invisible_time_ms, suspend)
-        return self._settlement.change((message, change) for message in messages).result()
+        return self._leases.settlement.change((message, change) for message in messages).result()
 
     def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
-        """Send messages to the dead-letter topic now; `cause` is kept with them.
+        """Send messages to the dead-letter topic now; `cause` is recorded with them.
 
         Raises:
             AnswerTimeout: Some outcomes are unknown; the error holds the known ones.
             ClientClosed: The consumer was closed.
         """
         self._require_open()
-        return self._settlement.reject(messages, cause).result()
-
-    def ack_one(self, message: Message) -> Future[Outcome]:
-        """`Message.ack`."""
-        return _first(self.ack_async([message]))
-
-    def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
-        """`Message.extend`."""
-        self._require_open()
-        return _first(self._settlement.change([(message, Change(invisible_time_ms))]))
-
-    def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
-        """`Message.release`."""
-        self._require_open()
-        return _first(self._settlement.change([(message, Change(invisible_time_ms))], keeps=False))
-
-    def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
-        """`Message.reject`."""
-        self._require_open()
-        return _first(self._settlement.reject([message], cause))
+        return self._leases.settlement.reject(messages, cause).result()
 
     def cancel(self, topic: str, queue_id: int, op_id: str) -> Outcome:
-        """Take back a pop: one that waits ends with CANCELLED, one that was answered loses its leases.
+        """Take back a pop: a parked one ends with CANCELLED, the messages of an answered one are released.
 
-        For those the attempt does not count.
+        The released delivery does not count as an attempt.
 
         Raises:
             AnswerTimeout: The job does not answer.
@@ -445,15 +418,15 @@ class Consumer:
         return Outcome(answer.applied, answer.reason, answer.code)
 
     def return_client(self, topic: str, queue_id: int, client_id: str | None = None) -> list[tuple[int, int]]:
-        """Give back all that a client holds of a queue in this group, and cancel its waiting pops.
+        """Release all messages of a queue that a client of this group holds, and cancel its parked pops.
 
         Args:
             topic: Message topic.
             queue_id: Its partition.
-            client_id: By default this consumer.
+            client_id: The client; default: this consumer.
 
         Returns:
-            The ranges of queue offsets that were released.
+            The inclusive ranges of queue offsets that were released.
 
         Raises:
             NotDeclared: The job does not know the queue.
@@ -467,51 +440,48 @@ class Consumer:
         return require(self.request(command), {Reason.OK}).released
 
     def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
-        """Send any operation and wait for its answer, whatever it says.
+        """Send any operation and return its answer, whatever its reason.
 
         Raises:
             AnswerTimeout: The job does not answer.
             ClientClosed: The consumer was closed.
         """
         self._require_open()
-        self._entries.send_waiting()
+        self._leases.send_waiting_acks()
         return self._transport.request(command, timeout_ms=timeout_ms)
 
     def renew_due(self) -> None:
-        """Look after what is held now, as a thread does every few seconds: renew what is due, forget what is over."""
-        self._renewer.look(time.monotonic())
+        """Renew the leases that are due, and forget those that have ended; a thread does so every few seconds."""
+        self._leases.renew_due()
 
     def flush(self, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
-        """Send the acks that wait for company, and wait until everything about messages is answered, or sent again.
+        """Send the acks that wait for others, and wait for the outcomes of all requests about messages.
 
         Raises:
-            AnswerTimeout: Some is not, within the time.
+            AnswerTimeout: Some outcomes did not come in time.
         """
-        deadline_s = time.monotonic() + timeout_ms / 1000
-        self._settlement.flush(_left_s(deadline_s))
-        self._entries.flush(_left_s(deadline_s))
+        self._leases.flush(timeout_ms / 1000)
 
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
-        """Cancel pops that wait, finish the acks, give back what is held, and disconnect. More calls do nothing.
+        """Cancel parked pops, finish the acks, release the held messages, and disconnect. More calls do nothing.
 
-        What cannot be done in time is logged: the leases then end by themselves.
+        Anything that is not done in time is logged; the leases then expire.
 
         Args:
-            release: Make held messages visible at once, by one operation a queue; they have had an attempt. Otherwise
-                their leases run on, and receipts stay good.
-            timeout_ms: Bound for the whole.
+            release: Make held messages visible at once, by one operation for each queue; the delivery counts as an
+                attempt. Otherwise their leases run on, and receipts remain valid.
+            timeout_ms: Upper bound of the whole call, in milliseconds.
         """
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-        deadline_s = time.monotonic() + timeout_ms / 1000
         try:
-            self._finish(deadline_s, release=release)
+            self._finish(time.monotonic() + timeout_ms / 1000, release=release)
         except (PopstreamError, TimeoutError) as error:
-            LOG.warning("%s could not finish what it had under way: %s", self.client_id, error)
+            LOG.warning("%s could not finish its requests in flight: %s", self.client_id, error)
         finally:
-            self._entries.close()
+            self._leases.close()
             if self._owns_transport:
                 self._transport.close()
             LOG.info("%s is closed; records of this process so far: %s", self.client_id, self._payloads.counts())
@@ -519,7 +489,7 @@ class Consumer:
             self._unregister_at_exit()
 
     def __enter__(self) -> Self:
-        """Give the open consumer."""
+        """Return the open consumer."""
         return self
 
     def __exit__(
@@ -528,35 +498,13 @@ class Consumer:
         """Close it."""
         self.close()
 
-    def _finish(self, deadline_s: float, *, release: bool) -> None:
-        self.stop()
-        for work in list(self._handler_pools):
-            work.wait(_left_s(deadline_s))
-        if self._subscription is not None:
-            self._subscription.close(_left_s(deadline_s))
-        self._renewer.close(_left_s(deadline_s))
-        self._pops.close(_left_s(deadline_s))
-        try:
-            self._settlement.flush(_left_s(deadline_s))
-        except AnswerTimeout as error:
-            LOG.warning("%s: %s; their units come again", self.client_id, error)
-        self._entries.close()
-        held = self._held.take_all(time.monotonic())
-        if held and release:
-            # Before the acks are waited for: a queue that does not answer must not keep the others' messages.
-            left_ms = int(_left_s(deadline_s) * 1000)
-            changes = ((message, Change(0)) for message in held)
-            given_back = self._entries.change(changes, keeps=False, timeout_ms=left_ms)
-            given_back.add_done_callback(partial(_log_given_back, self.client_id))
-        self._entries.flush(_left_s(deadline_s))
-
     def subscribe(self) -> Subscription:
-        """The subscription to the topics, which begins with its first use."""
+        """Return the subscription to the topics; prefetching begins with the first call of its `take`."""
         with self._lock:
             self._require_open()
             if not self._topics:
-                message = "the consumer names no topics to iterate over: Consumer(..., topics=[...])"
-                raise Invalid(message, subject=self.client_id)
+                text = "the consumer has no topics to iterate over: Consumer(..., topics=[...])"
+                raise Invalid(text, subject=self.client_id)
             if self._subscription is None or self._subscription.is_stopped:
                 self._subscription = Subscription(
                     f"{self.client_id}-pops",
@@ -564,63 +512,45 @@ class Consumer:
                     client_id=self.client_id,
                     topics=self._topics,
                     options=self._options,
-                    is_renewed=self._renews,
                     pops=self._pops,
-                    held=self._held,
-                    settlement=self._settlement,
+                    leases=self._leases,
                     queues_of=self._payloads.queue_ids,
                     listen=self._listen,
                 )
             return self._subscription
 
-    def _work(
+    def _run(
         self, handle: Callable[[Sequence[Message]], object], set_size: int, workers: int, failure_delay_ms: int
     ) -> None:
-        work = HandlerPool(
+        pool = HandlerPool(
             f"{self.client_id}-worker",
             self.subscribe(),
-            self._settlement,
+            self._leases.settlement,
             handle,
             set_size=set_size,
             failure_delay_ms=failure_delay_ms,
         )
-        self._handler_pools.add(work)
+        self._handler_pools.add(pool)
         try:
-            work.run(workers)
+            pool.run(workers)
         finally:
-            self._handler_pools.discard(work)
+            self._handler_pools.discard(pool)
+
+    def _finish(self, deadline_s: float, *, release: bool) -> None:
+        self.stop()
+        for pool in list(self._handler_pools):
+            pool.wait(left_s(deadline_s))
+        if self._subscription is not None:
+            self._subscription.close(left_s(deadline_s))
+        self._leases.stop_renewing(left_s(deadline_s))
+        self._pops.close(left_s(deadline_s))
+        self._leases.finish(deadline_s, release=release)
 
     def _require_open(self) -> None:
         if self._is_closed:
-            message = f"consumer {self.client_id} is closed"
-            raise ClientClosed(message, subject=self.client_id)
-
-
-def _first(outcomes: OutcomesFuture) -> Future[Outcome]:
-    """The future of a call about one message."""
-    first: Future[Outcome] = Future()
-    first.set_running_or_notify_cancel()
-
-    def settle(done: OutcomesFuture) -> None:
-        error = done.exception()
-        if error is None:
-            first.set_result(done.result()[0])
-        else:
-            first.set_exception(error)
-
-    outcomes.add_done_callback(settle)
-    return first
-
-
-def _log_given_back(client_id: str, given_back: OutcomesFuture) -> None:
-    if given_back.exception() is None:
-        released_count = sum(outcome.applied for outcome in given_back.result())
-        LOG.info("%s gave back %d of %d held messages", client_id, released_count, len(given_back.result()))
+            text = f"consumer {self.client_id} is closed"
+            raise ClientClosed(text, subject=self.client_id)
 
 
 def _hashes(tags: Sequence[str] | None) -> list[int] | None:
     return None if tags is None else [tag_hash(tag) for tag in tags]
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())

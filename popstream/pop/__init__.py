@@ -1,1 +1,1 @@
-"""Pops: which queue next, what they bring, and how it is handed out."""
+"""Pops: which queue is popped next, the records of what was leased, and handing the messages out."""

@@ -1,4 +1,4 @@
-"""One pop of a topic without naming a queue: whichever of its queues has something."""
+"""Pops of a topic without a queue id: from any of its queues that has messages."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ __all__ = ["AnyQueue"]
 
 LOG = logging.getLogger(__name__)
 
-LOOK_FOR_QUEUES_S = 30.0
+REFRESH_QUEUES_S = 30.0
 POLL_MS_SHARED = 1_000
-"""With fewer messages wanted than there are queues, pops wait so long at some of them before they go to others."""
+"""Poll time while fewer messages are wanted than there are queues: then other queues get their pops."""
 OTHERS_S = 0.1
-"""Once there are messages, the pops of other queues have so long to bring theirs; most are answered together."""
-WAITED = frozenset((Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.CANCELLED))
+"""Once one queue has returned messages, how long to wait for the answers of the others; most come together."""
+FOUND_NOTHING = frozenset((Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.CANCELLED))
 
 
 class AnyQueue:
-    """Chooses the queues of one topic, for many pops. Safe for use by many threads.
+    """Chooses the queues of one topic for each pop. Safe for use by many threads.
 
-    Each pop begins at another queue (RocketMQ, PopMessageProcessor: queue id -1), but those first whose last pop
-    brought all it asked for.
+    Queues whose last pop returned as many messages as it asked for come first; after them each pop begins at another
+    queue (RocketMQ, PopMessageProcessor: queue id -1).
 
     Args:
-        queues_of: Asks for the queues of the topic; there is at least one.
+        queues_of: Returns the queue ids of the topic, at least one.
         pops: Sends the pops.
     """
 
@@ -50,33 +50,33 @@ class AnyQueue:
         self._pops = pops
         self._lock = threading.Lock()
         self._queue_ids: list[int] = []
-        self._look_at_s = 0.0
+        self._refresh_at_s = 0.0
         self._turn = 0
         self._promising: set[int] = set()
 
     def pop(self, command: Pop, timeout_ms: int | None) -> list[Answer]:
-        """Pop up to `max_messages` from the queues together; gives all the answers, in order of arrival.
+        """Pop up to `max_messages` from all queues together; return the answers in order of arrival.
 
-        The caller calls `Pops.ended` for each of them, once it has taken it in.
+        The caller calls `Pops.ended` for each answer, once it has taken it in.
 
         Args:
-            command: The pop, but for its queue and op_id.
+            command: The pop, without queue and op_id.
             timeout_ms: How long to wait for an answer beyond the poll time.
 
         Raises:
-            AnswerTimeout: The job does not answer for some queue, and nothing came from another.
+            AnswerTimeout: The job does not answer for some queue, and no other queue returned messages.
         """
         answers: list[Answer] = []
         for queue_ids, poll_time_ms in self._rounds(command):
             found = self._ask(queue_ids, msgspec.structs.replace(command, poll_time_ms=poll_time_ms), timeout_ms)
             answers += found
-            is_refused = not any(answer.reason in WAITED for answer in found)
+            is_refused = not any(answer.reason in FOUND_NOTHING for answer in found)
             if any(answer.messages for answer in found) or (poll_time_ms and is_refused):
                 break
         return answers
 
     def _rounds(self, command: Pop) -> Iterator[tuple[list[int], int]]:
-        """(queues to ask together, poll time): promising ones alone, then all without waiting, then wait."""
+        """Yield (queues to ask together, poll time): promising ones alone, then all without waiting, then waiting."""
         deadline_s = time.monotonic() + command.poll_time_ms / 1000
         order = self._order()
         with self._lock:
@@ -93,17 +93,17 @@ class AnyQueue:
 
     def _order(self) -> list[int]:
         now_s = time.monotonic()
-        if now_s >= self._look_at_s:
+        if now_s >= self._refresh_at_s:
             found = list(self._queues_of())
             with self._lock:
-                self._queue_ids, self._look_at_s = found, now_s + LOOK_FOR_QUEUES_S
+                self._queue_ids, self._refresh_at_s = found, now_s + REFRESH_QUEUES_S
         with self._lock:
             start = self._turn % len(self._queue_ids)
             self._turn += 1
             return self._queue_ids[start:] + self._queue_ids[:start]
 
     def _ask(self, queue_ids: list[int], command: Pop, timeout_ms: int | None) -> list[Answer]:
-        """Answers of these queues, each asked for its share; what comes too late is given back."""
+        """Ask each of these queues for its share, and return the answers; later answers are abandoned."""
         share, more = divmod(command.max_messages, len(queue_ids))
         asked: dict[Future[Answer], Pop] = {}
         answers: list[Answer] = []
@@ -128,19 +128,19 @@ class AnyQueue:
                         self._note(asked.pop(future), answers[-1])
         except BaseException:
             for answer in answers:
-                self._give_up(answer.topic, answer.queue_id, answer.op_id)
+                self._abandon(answer.topic, answer.queue_id, answer.op_id)
             raise
         finally:
             for one in asked.values():
-                self._give_up(one.topic, one.queue_id, one.op_id or "")
+                self._abandon(one.topic, one.queue_id, one.op_id or "")
         if failure is not None:
             if not any(answer.messages for answer in answers):
                 raise failure
-            LOG.warning("a queue of %s has no answer: %s", command.topic, failure)
+            LOG.warning("a pop of a queue of %s was not answered: %s", command.topic, failure)
         return answers
 
-    def _give_up(self, topic: str, queue_id: int, op_id: str) -> None:
-        self._pops.take_back(topic, queue_id, op_id)
+    def _abandon(self, topic: str, queue_id: int, op_id: str) -> None:
+        self._pops.abandon(topic, queue_id, op_id)
         self._pops.ended(op_id)
 
     def _note(self, one: Pop, answer: Answer) -> None:

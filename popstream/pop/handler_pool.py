@@ -1,4 +1,4 @@
-"""Runs a handler over the messages of a subscription: acked when it returns, given back when it raises."""
+"""Threads that call a handler with the messages of a subscription: acked when it returns, released when it raises."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from popstream.message import Message
     from popstream.pop.subscription import Subscription
 
-__all__ = ["HandlerPool", "each"]
+__all__ = ["HandlerPool", "each_message"]
 
 LOG = logging.getLogger(__name__)
 
@@ -25,19 +25,19 @@ STOP_CHECK_S = 0.5
 
 
 class HandlerPool:
-    """A handler and the threads that run it.
+    """A handler and the threads that call it.
 
-    When the handler fails, the message it failed at and all after it in the set it was given go back in one request
-    (seed 000: a failed delivery returns the rest of the response). The others have not had their attempt by that, and
-    the first one has. A set is one message, unless more were asked for; in an orderly group it is what one pop brought.
+    A set is one message, unless more were asked for; in an orderly group it is the messages of one pop. When the
+    handler fails, the message at which it failed and all later ones of its set are released in one request (seed 000: a
+    failed delivery returns the rest of the response). Only the first one has had an attempt.
 
     Args:
-        name: Of the threads.
-        subscription: Gives the messages.
-        settlement: Takes the outcomes.
-        handle: Is given a set of messages, and says how far it got by what it raises and settles.
-        set_size: At most so many messages at once.
-        failure_delay_ms: The message that failed comes again so much later.
+        name: Prefix of the names of the threads.
+        subscription: The source of messages.
+        settlement: Acks them.
+        handle: Called with a set of messages; the messages that it has not settled are settled by its result.
+        set_size: Maximum number of messages in a set.
+        failure_delay_ms: Delay before the failed message is redelivered, in milliseconds.
     """
 
     def __init__(
@@ -61,19 +61,19 @@ class HandlerPool:
         self._ended = threading.Event()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every thread has ended, within the time; not from one of them, which would wait for itself."""
+        """Wait until every thread has ended; return at once when one of them calls this."""
         if threading.current_thread() not in self._threads:
             deadline_s = time.monotonic() + timeout_s
             for thread in self._threads:
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def run(self, workers: int) -> None:
-        """HandlerPool in so many threads until the subscription stops, or a thread dies; its error is raised here.
+        """Handle messages in `workers` threads until the subscription stops, or a thread dies; raise its error.
 
-        However it ends, every thread has finished the set it was at.
+        In any case every thread has finished its current set when this returns.
 
         Raises:
-            Invalid: There is to be no worker, or no message in a set.
+            Invalid: The number of workers or the size of a set is less than 1.
         """
         if workers < 1 or self._set_size < 1:
             message = f"a handler needs at least one worker and one message, not {workers} and {self._set_size}"
@@ -88,7 +88,7 @@ class HandlerPool:
             while any(thread.is_alive() for thread in threads) and not self._ended.wait(STOP_CHECK_S):
                 pass
         finally:
-            # Also when a signal interrupts the starting.
+            # A signal may have interrupted the start of the threads.
             self._subscription.stop()
             for thread in threads:
                 if thread.ident is not None:
@@ -99,13 +99,13 @@ class HandlerPool:
     def _run_one(self) -> None:
         try:
             while messages := self._subscription.take(self._set_size):
-                self._work_through(messages)
+                self._handle_set(messages)
         except BaseException as error:  # noqa: BLE001 - raised by `run`
             self._failures.append(error)
         finally:
             self._ended.set()
 
-    def _work_through(self, messages: list[Message]) -> None:
+    def _handle_set(self, messages: list[Message]) -> None:
         try:
             self._handle(messages)
         except BaseException as error:
@@ -113,7 +113,7 @@ class HandlerPool:
             if left:
                 where = (left[0].topic, left[0].queue_id, left[0].queue_offset)
                 LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
-                self._subscription.give_back_rest(left, self._failed)
+                self._subscription.release_with_rest(left, self._failed)
             if not isinstance(error, Exception):
                 raise
         else:
@@ -125,13 +125,13 @@ def _unsettled(messages: list[Message]) -> list[Message]:
     return [message for message in messages if not message.is_settled]
 
 
-def each(handle: Callable[[Message], object], settlement: Settlement) -> Callable[[Sequence[Message]], None]:
-    """A handler of sets out of a handler of messages: one after the other, each acked as soon as it is done."""
+def each_message(handle: Callable[[Message], object], settlement: Settlement) -> Callable[[Sequence[Message]], None]:
+    """Return a handler of sets that calls a handler of messages, and acks each message as soon as it is done."""
 
     def handle_all(messages: Sequence[Message]) -> None:
         for message in messages:
             if message.is_settled:
-                continue  # its unit was given back meanwhile
+                continue  # its unit was released meanwhile
             handle(message)
             if not message.is_settled:
                 settlement.ack([message], None)

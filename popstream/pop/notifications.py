@@ -1,4 +1,4 @@
-"""Reads the job's notifications: which queue has just become poppable for a group."""
+"""Reads the notifications of the job: which queue has become poppable for a group."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ __all__ = ["Listen", "listen"]
 LOG = logging.getLogger(__name__)
 
 POLL_MS = 500
-TROUBLE_PAUSE_S = 2.0
+RETRY_PAUSE_S = 2.0
 
 
 def listen(settings: ClientSettings, group: str, listener: Listener) -> Callable[[], None]:
-    """Listen from now on, in a thread of its own; gives what ends that. What is missed costs no more than a poll.
+    """Start a thread that reads notifications from now on; return an unsubscribe callable.
+
+    A notification that is missed costs no more than a poll.
 
     Args:
-        settings: Where Kafka is, and which job's notifications.
-        group: Only those for this group.
-        listener: Is called with each queue, on the thread.
+        settings: Where Kafka is, and the name of the job.
+        group: Only notifications for this group are reported.
+        listener: Called with each queue, on the thread.
     """
     return _Notifications(settings, group, listener).close
 
@@ -57,9 +59,9 @@ class _Notifications:
         while not self._is_closing.is_set():
             try:
                 self._listen()
-            except Exception as error:  # noqa: BLE001 - they are a help; pops find what there is without them
-                LOG.warning("notifications cannot be read now: %r", error)
-                self._is_closing.wait(TROUBLE_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - pops find messages without notifications, only later
+                LOG.warning("cannot read notifications, retrying: %r", error)
+                self._is_closing.wait(RETRY_PAUSE_S)
 
     def _listen(self) -> None:
         consumer: Any = KafkaConsumer(
@@ -81,15 +83,15 @@ class _Notifications:
                 for records in consumer.poll(timeout_ms=POLL_MS).values():
                     for record in records:
                         if record.key is not None and record.key.endswith(suffix):
-                            self._tell(record.value)
+                            self._report(record.value)
         finally:
             consumer.close(autocommit=False)
 
-    def _tell(self, value: bytes | None) -> None:
+    def _report(self, value: bytes | None) -> None:
         try:
             found = self._decode(value or b"")
         except msgspec.DecodeError as error:
-            LOG.warning("a notification cannot be read: %s", error)
+            LOG.warning("cannot decode a notification: %s", error)
             return
         if found.group == self._group:
             self._listener((found.topic, found.queue_id))

@@ -1,4 +1,4 @@
-"""Single pops that a caller waits for, of one queue or of whichever has something."""
+"""Single pops that a caller waits for, of one queue or of any queue of a topic."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from popstream.lease.entries import RETURNED
 from popstream.message import PopResult
 from popstream.pop.any_queue import AnyQueue
 from popstream.pop.popped_set import PoppedSet
-from popstream.pop.pops import POP_RESULTS, UNREADABLE
+from popstream.pop.pops import POP_RESULTS
+from popstream.pop.record_filler import UNREADABLE
 from popstream.wire.failures import Corrupt, PopstreamError
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
-    from popstream.lease.held_messages import HeldMessages
-    from popstream.lease.settlement import Settlement
+    from popstream.lease.leases import Leases
     from popstream.message import Message
-    from popstream.pop.pops import Filled, Pops
+    from popstream.pop.pops import Pops
+    from popstream.pop.record_filler import Filled
     from popstream.wire.answer import Answer
     from popstream.wire.command import Pop
 
@@ -31,27 +32,24 @@ LOG = logging.getLogger(__name__)
 
 
 class PopCalls:
-    """The part of a consumer behind `pop`. Safe for use by many threads.
+    """Carries out `Consumer.pop`. Safe for use by many threads.
 
     Args:
-        pops: Sends and fills.
-        held: Is told who works on what.
-        settlement: Gives back what is not handed out.
-        queues_of: Asks for the queues of a topic.
+        pops: Sends the pops.
+        leases: The leases of the consumer.
+        queues_of: Returns the queue ids of a topic.
     """
 
-    def __init__(
-        self, pops: Pops, held: HeldMessages, settlement: Settlement, queues_of: Callable[[str], Sequence[int]]
-    ) -> None:
+    def __init__(self, pops: Pops, leases: Leases, queues_of: Callable[[str], Sequence[int]]) -> None:
         self._pops = pops
-        self._held = held
-        self._settlement = settlement
+        self._held = leases.held
+        self._settlement = leases.settlement
         self._queues_of = queues_of
         self._lock = threading.Lock()
         self._any_queue: dict[str, AnyQueue] = {}
 
     def pop(self, command: Pop, *, any_queue: bool, timeout_ms: int | None, is_renewed: bool) -> PopResult:
-        """Send, wait, bring the records. What cannot be handed out goes back, all of it when this raises."""
+        """Send a pop, wait for its answer, and fetch the records; when this raises, all messages are released."""
         if any_queue:
             answers = self._any_queue_of(command.topic).pop(command, timeout_ms)
         else:
@@ -59,7 +57,7 @@ class PopCalls:
         try:
             return self._collect(answers, is_renewed=is_renewed, is_orderly=command.order)
         finally:
-            # Not before what they leased is in hand: `close` waits for it.
+            # Not before their leases are held: `close` waits for that.
             for answer in answers:
                 self._pops.ended(answer.op_id)
 
@@ -74,16 +72,16 @@ class PopCalls:
         try:
             return answered.result()
         except BaseException:
-            # Nobody will work on what this pop leases: not after a time-out, nor an interrupt.
-            self._pops.take_back(command.topic, command.queue_id, command.op_id or "")
+            # After a time-out or an interrupt nobody will process what this pop leases.
+            self._pops.abandon(command.topic, command.queue_id, command.op_id or "")
             self._pops.ended(command.op_id or "")
             raise
 
     def _collect(self, answers: Sequence[Answer], *, is_renewed: bool, is_orderly: bool) -> PopResult:
-        # Queues of a topic that nobody has declared are no matter as long as one is.
+        # Queues that are not declared do not matter, as long as one queue of the topic is.
         known = [answer for answer in answers if answer.reason is not Reason.TOPIC_NOT_EXIST] or answers
         with_messages = [answer for answer in known if answer.messages]
-        told = with_messages[0] if with_messages else require(known[-1], POP_RESULTS)
+        answer_shown = with_messages[0] if with_messages else require(known[-1], POP_RESULTS)
         leased: list[list[Message]] = []
         filled: list[Filled] = []
         failure: PopstreamError | None = None
@@ -94,57 +92,57 @@ class PopCalls:
                     filled.append(self._fill(messages, is_orderly=is_orderly))
                 except PopstreamError as error:
                     failure = error
-                    self._give_back(answer, messages, error)
+                    self._release(answer, messages, error)
         except BaseException:
-            # Nobody will work on any of it after an interrupt.
+            # After an interrupt nobody will process any of the messages.
             for answer, messages in zip(with_messages, leased, strict=False):
-                self._give_back(answer, messages, None)
+                self._release(answer, messages, None)
             raise
         if failure is not None:
             if not filled:
                 raise failure
-            LOG.warning("some of what was popped cannot be handed out: %s", failure)
+            LOG.warning("some popped messages cannot be handed out: %s", failure)
         if is_renewed:
-            # Without renewal the lease ends by itself, whoever has the messages now.
+            # Other leases simply expire: their messages may be with another thread by then.
             self._held.own((message for part in filled for message in part.messages), threading.current_thread())
         return PopResult(
-            op_id=told.op_id,
-            reason=told.reason,
-            code=told.code,
+            op_id=answer_shown.op_id,
+            reason=answer_shown.reason,
+            code=answer_shown.code,
             messages=[message for part in filled for message in part.messages],
             gone_count=sum(part.gone_count for part in filled),
             late_count=sum(part.late_count for part in filled),
         )
 
     def _fill(self, messages: list[Message], *, is_orderly: bool) -> Filled:
-        """The records; of an orderly queue nothing is handed out that is behind a message which comes again."""
+        """Fetch the records; in an orderly queue, release the messages behind one that will be redelivered."""
         popped = PoppedSet(messages, is_orderly=is_orderly)
         part = popped.take_part(len(messages), lambda _: True)
-        filled = self._pops.fill(part)
+        filled = self._pops.filler.fill(part)
         behind = popped.filled(part, filled.left)
         if behind:
             self._settlement.change(((message, RETURNED) for message in behind), keeps=False)
             filled.messages[:] = [message for message in filled.messages if not message.is_settled]
         return filled
 
-    def _give_back(self, answer: Answer, messages: Sequence[Message], error: PopstreamError | None) -> None:
+    def _release(self, answer: Answer, messages: Sequence[Message], error: PopstreamError | None) -> None:
         if isinstance(error, Corrupt):
             self._settlement.change(((message, UNREADABLE) for message in messages), keeps=False)
         else:
             self._held.release(messages)
-            self._pops.take_back(answer.topic, answer.queue_id, answer.op_id)
+            self._pops.abandon(answer.topic, answer.queue_id, answer.op_id)
 
 
 def require(answer: Answer, expected: Collection[Reason]) -> Answer:
-    """The answer, if its reason is one of those expected.
+    """Return the answer, if its reason is one of those expected.
 
     Raises:
         NotDeclared: The job does not know the queue.
-        Refused: It is another reason.
+        Refused: The answer has another reason.
     """
     if answer.reason in expected:
         return answer
     if answer.reason is Reason.TOPIC_NOT_EXIST:
-        message = f"the job does not know {answer.topic}/{answer.queue_id}: nobody has declared this queue yet"
+        message = f"the job does not know {answer.topic}/{answer.queue_id}: the queue has not been declared yet"
         raise NotDeclared(message, subject=f"{answer.topic}/{answer.queue_id}")
     raise Refused(answer)

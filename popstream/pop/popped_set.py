@@ -1,10 +1,10 @@
-"""What one pop brought, on its way to the caller: which messages may be handed out, and which must go back.
+"""The messages of one pop until they are handed out: which of them may be, and which must be released.
 
 Pure bookkeeping: no clock, no thread, no lock.
 
-A concurrent group may have any of them at any time. In an orderly group a message is handed out when those before it
-are finished; as soon as one of them comes again - it was given back, its record cannot be read now, its lease ended -
-the set is *broken*, and all that follows must come again behind it.
+A concurrent group may receive the messages in any order. An orderly group receives a message when those before it are
+finished. As soon as one of them will be redelivered - it was released, its record cannot be read now, its lease has
+ended - the set is *broken*, and all later messages must be redelivered after it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["PoppedSet"]
 
 
 class PoppedSet:
-    """The messages of one pop, by queue offset; their records are brought part by part.
+    """The messages of one pop, by queue offset; their records are fetched part by part.
 
     Args:
-        messages: Leased, without their records.
+        messages: Leased messages without their records.
         is_orderly: Whether the group consumes in order.
     """
 
@@ -41,36 +41,36 @@ class PoppedSet:
 
     @property
     def is_ready(self) -> bool:
-        """Whether a part may be taken."""
+        """Whether the records of another part may be fetched."""
         if self._is_filling or not self._waiting:
             return False
         return not self._is_orderly or all(message.state is MessageState.FINISHED for message in self._handed_out)
 
     @property
     def is_broken(self) -> bool:
-        """Whether something comes again that what waits must follow."""
+        """Whether an orderly set has a message that will be redelivered, which the later ones must follow."""
         return self._is_orderly and (
             self._has_lapsed or any(message.state is MessageState.RETURNED for message in self._handed_out)
         )
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come of it."""
+        """Whether nothing of it will be handed out any more."""
         is_at_work = self._is_orderly and any(not message.is_settled for message in self._handed_out)
         return not self._waiting and not self._is_filling and not is_at_work
 
     def holds(self, message: Message) -> bool:
-        """Whether the caller works on a message of this orderly set."""
+        """Tell whether a caller works on a message of this orderly set."""
         return any(message is other for other in self._handed_out)
 
     def take_part(self, count: int, is_live: Callable[[Message], bool]) -> list[Message]:
-        """Up to `count` live messages whose records are to be brought now; `filled` follows, unless there are none."""
+        """Take up to `count` live messages, to fetch their records; unless there are none, call `filled` afterwards."""
         part: list[Message] = []
         while self._waiting and len(part) < count:
             if is_live(self._waiting[0]):
                 part.append(self._waiting.popleft())
             elif not self._is_orderly:
-                self._waiting.popleft()  # its lease is over: it comes again by itself
+                self._waiting.popleft()  # its lease has ended: the job redelivers it
             else:
                 self._has_lapsed = True
                 break
@@ -78,24 +78,27 @@ class PoppedSet:
         return part
 
     def filled(self, part: Sequence[Message], left: Sequence[Message]) -> list[Message]:
-        """The records are here, but for those of `left`; gives what must go back, because one before it does."""
+        """Record that the records of a part are here, except for `left`; return the messages that must be released.
+
+        They are those of an orderly set that follow a message which will be redelivered.
+        """
         self._is_filling = False
         self._waiting.extendleft(reversed(left))
         if not self._is_orderly:
             return []
-        brought = part[: len(part) - len(left)]
-        states = [message.state for message in brought]
-        end = states.index(MessageState.RETURNED) if MessageState.RETURNED in states else len(brought)
-        self._handed_out = list(brought[: end + 1])
-        return [message for message in brought[end:] if not message.is_settled]
+        fetched = part[: len(part) - len(left)]
+        states = [message.state for message in fetched]
+        end = states.index(MessageState.RETURNED) if MessageState.RETURNED in states else len(fetched)
+        self._handed_out = list(fetched[: end + 1])
+        return [message for message in fetched[end:] if not message.is_settled]
 
     def hand_out(self, messages: Sequence[Message], count: int) -> list[Message]:
-        """Of what was brought, and may be handed out, the first `count`; `next_out` gives the others (of a unit)."""
+        """Return the first `count` of the fetched messages; `next_out` returns the others, which are of a unit."""
         self._held_back = deque(messages)
         return self._take_out(count)
 
     def next_out(self, count: int, is_live: Callable[[Message], bool]) -> list[Message]:
-        """Messages that were held back, if those before them are finished and nothing comes again before them."""
+        """Return messages that were held back, once those before them are finished and none will be redelivered."""
         is_next = self._held_back and all(message.state is MessageState.FINISHED for message in self._last_out)
         if not is_next or self.is_broken:
             return []
@@ -104,14 +107,14 @@ class PoppedSet:
             return []
         return self._take_out(count)
 
-    def _take_out(self, count: int) -> list[Message]:
-        taken = [self._held_back.popleft() for _ in range(min(count, len(self._held_back)))]
-        self._last_out = [message for message in taken if not message.is_settled]
-        return self._last_out
-
     def rest(self) -> list[Message]:
-        """What waits, or is held back; it is no longer this set's."""
+        """Remove and return the messages that were not handed out."""
         rest = [message for message in (*self._held_back, *self._waiting) if not message.is_settled]
         self._held_back.clear()
         self._waiting.clear()
         return rest
+
+    def _take_out(self, count: int) -> list[Message]:
+        taken = [self._held_back.popleft() for _ in range(min(count, len(self._held_back)))]
+        self._last_out = [message for message in taken if not message.is_settled]
+        return self._last_out

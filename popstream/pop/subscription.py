@@ -1,10 +1,12 @@
-"""Pops the queues of some topics ahead of their use, within bounds, and hands the messages out.
+"""Prefetches messages of some topics: pops all their queues within bounds, and hands the messages out.
 
 ```
-Visits ─> pops under way ─> popped sets, held, without records ─> take: records, within the byte bound ─> caller
-   ^  room: prefetch - under way - held                                                                   │
-   └───────────────────────────── a message was finished or given back ──────────────────────────────────┘
+QueueDiscovery ─> Visits ─> pops in flight ─> HandOut: leased messages, their records ─> callers
+                    ^  room: prefetch - in flight - held                                    │
+                    └──────────────── a message was finished or released ───────────────────┘
 ```
+
+One thread sends the pops and takes their answers in; callers fetch records and take messages (`HandOut`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ import logging
 import threading
 import time
 from collections import deque
-from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 import msgspec
@@ -21,11 +22,12 @@ import msgspec
 from popstream.errors import ClientClosed, Refused
 from popstream.exchange.transport import new_op_id
 from popstream.lease.entries import RETURNED, Change
-from popstream.pop.popped_set import PoppedSet
-from popstream.pop.pops import LATE, POP_RESULTS, UNREADABLE, Filled
+from popstream.pop.hand_out import HandOut
+from popstream.pop.pops import POP_RESULTS
+from popstream.pop.queue_discovery import QueueDiscovery
 from popstream.pop.visits import Visits
 from popstream.wire.command import Init, Pop
-from popstream.wire.failures import Corrupt, Invalid, PopstreamError, Unavailable
+from popstream.wire.failures import Invalid
 from popstream.wire.limits import POP_MESSAGES_MAX
 from popstream.wire.reason import Reason
 
@@ -33,8 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Future
 
-    from popstream.lease.held_messages import HeldMessages
-    from popstream.lease.settlement import Settlement
+    from popstream.lease.leases import Leases
     from popstream.message import Message
     from popstream.outcome import QueueKey
     from popstream.pop.notifications import Listen
@@ -48,27 +49,29 @@ LOG = logging.getLogger(__name__)
 
 POLL_MS_MAX = 10_000
 POLL_MS_SHARED = 1_000
-"""While some queue is left out for want of room, a pop that brings nothing makes way for it after so long."""
-LOOK_FOR_QUEUES_S = 30.0
+"""Poll time while some queue has no pop for lack of room: a pop that finds nothing makes way for another queue."""
 UNKNOWN_PAUSE_S = 1.0
-TROUBLE_PAUSE_S = 2.0
-PART_COUNT_MAX = 200
+"""Pause before another pop of a queue that the job does not know, or where it parks no more pops."""
+RETRY_PAUSE_S = 2.0
+"""Pause before another pop of a queue whose last pop was not answered."""
 ROOM_PART = 8
-ROOM_A_QUEUE = 4
+"""While pops are in flight, another is sent only when at least this part of `prefetch` is free: not one per message."""
+ROOM_PER_QUEUE = 4
+"""With less prefetch room per queue, notifications are read: pops cannot wait at every queue."""
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How messages come to a consumer that names topics.
+    """How a consumer prefetches messages of its topics.
 
     Args:
         order: Orderly consumption: a message of a queue is handed out when those before it are finished.
-        prefetch: At most so many messages are popped, or asked for, and not finished.
-        prefetch_bytes: At most so many bytes of records are in hand, but for a single record that is longer.
-        invisible_time_ms: Length of a lease; a longer one finds out later that a process was killed.
-        tags: Only messages with one of these tags, by their hash.
-        init: Where the group begins at a queue that it has never popped: at the queue's first message ("min"), or
-            behind the last one there is when its first pop is decided ("max"). A queue that is found later than the
-            topic's others, because it was added, begins at its first message in either case.
+        prefetch: Maximum number of messages that pops ask for, or that are held.
+        prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
+        invisible_time_ms: Length of a lease, in milliseconds. Longer: messages of a killed process wait longer.
+        tags: Hashes of the tags to receive; None: all messages.
+        init: Where the group begins at a queue that it has never popped: at the queue's first message ("min"), or after
+            its last message at the time of the first pop ("max"). A queue that is added later begins at its first
+            message in either case.
     """
 
     order: bool = False
@@ -79,7 +82,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     init: Init = "min"
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Check the ranges.
 
         Raises:
             Invalid: A bound is not positive, or `init` is neither "min" nor "max".
@@ -92,26 +95,24 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.init not in get_args(Init):
             wrong.append(f'init must be "min" or "max", not {self.init!r}')
         if wrong:
-            message = "a subscription cannot work so"
+            message = "the options of the subscription are out of range"
             raise Invalid(message, subject="subscription", details=wrong)
 
 
 class Subscription:
-    """Messages of several topics as they come. `take` is safe for use by many threads.
+    """A stream of the messages of several topics. `take` is safe for use by many threads.
 
     Args:
-        name: Name of its thread.
+        name: Name of the thread.
         group: The consumer group.
-        client_id: For the audit.
-        topics: What to pop from.
+        client_id: Name of the consumer, for the audit.
+        topics: Topics to pop from.
         options: Bounds and mode.
-        is_renewed: Whether the leases are renewed.
-        pops: Sends and fills.
-        held: Counts what is in hand.
-        settlement: Gives back what is not handed out.
-        queues_of: Asks for the queues of a topic.
-        listen: Begins to call its argument for each queue that becomes poppable; gives what ends that. It is used when
-            there is not room enough to wait at every queue.
+        pops: Sends the pops.
+        leases: The leases of the consumer.
+        queues_of: Returns the queue ids of a topic.
+        listen: Calls its argument with each queue that becomes poppable, and returns an unsubscribe callable. It is
+            used when there is too little room to park a pop at every queue.
     """
 
     def __init__(
@@ -122,10 +123,8 @@ class Subscription:
         client_id: str,
         topics: Sequence[str],
         options: SubscriptionOptions,
-        is_renewed: bool,
         pops: Pops,
-        held: HeldMessages,
-        settlement: Settlement,
+        leases: Leases,
         queues_of: Callable[[str], Sequence[int]],
         listen: Listen,
     ) -> None:
@@ -133,98 +132,77 @@ class Subscription:
         self._group = group
         self._client_id = client_id
         self._options = options
-        self._is_renewed = is_renewed
         self._pops = pops
-        self._held = held
-        self._settlement = settlement
-        self._queues_of = queues_of
+        self._leases = leases
         self._listen = listen
-        self._stop_listening: Callable[[], None] | None = None
+        self._unsubscribe: Callable[[], None] | None = None
         self._changed = threading.Condition()
+        self._hand_out = HandOut(
+            self._changed, pops.filler, leases, is_orderly=options.order, prefetch_bytes=options.prefetch_bytes
+        )
+        self._discovery = QueueDiscovery(topics, queues_of)
         self._visits = Visits()
-        self._look_at_s = dict.fromkeys(topics, 0.0)
-        self._not_found: set[str] = set()
-        """Topics whose trouble has been told."""
-        self._first_queues: dict[str, frozenset[int]] = {}
-        """The queues that each topic had when it was first found."""
         self._asked: dict[str, Visit] = {}
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
-        self._sets: deque[PoppedSet] = deque()
-        self._ready: deque[Message] = deque()
-        self._reserved_bytes = 0
-        self._longest_bytes = 0
-        self._failure: BaseException | None = None
-        self._is_stopped = False
         self._is_cancelled = False
         self._is_abandoned = False
-        self._watch_no_more = held.on_release(self._wake)
+        self._stop_watching_releases = leases.held.on_release(self._wake)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def is_stopped(self) -> bool:
         """Whether nothing more is handed out."""
-        return self._is_stopped
+        return self._hand_out.is_stopped
 
     @property
     def asked_count(self) -> int:
-        """Sum of what the pops under way may bring."""
+        """Number of messages that the pops in flight may lease."""
         return sum(visit.max_messages for visit in list(self._asked.values()))
 
     def notified(self, queue: QueueKey) -> None:
-        """Something can be popped from a queue of this group."""
+        """Pop a queue soon, because it has become poppable for this group."""
         with self._changed:
             self._visits.notified(queue)
             self._changed.notify_all()
 
     def take(self, count: int, timeout_s: float | None = None) -> list[Message]:
-        """The next messages, at least one and at most `count`; of an orderly queue those of one pop, in order.
+        """Wait for the next messages: at least one and at most `count`; of an orderly queue those of one pop, in order.
 
-        Waits for them. Nothing comes back after `stop`, or when the time is over.
+        Returns an empty list after `stop`, and when the time is over.
 
         Raises:
-            Refused: The job does not let this group pop.
+            Refused: The job refuses pops of this group.
             Invalid: A topic does not exist, or `count` is not positive.
         """
         if count < 1:
             message = f"at least one message must be taken, not {count}"
             raise Invalid(message, subject=self._client_id)
-        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            with self._changed:
-                claimed = self._wait_for_some(count, deadline_s)
-            if claimed is None:
-                return []
-            messages, popped, reserved_bytes = claimed
-            if popped is not None:
-                messages = self._fill(messages, popped, reserved_bytes, count)
-            if messages:
-                self._held.own(messages, threading.current_thread())
-                return messages
+        messages = self._hand_out.take(count, timeout_s)
+        self._leases.held.own(messages, threading.current_thread())
+        return messages
 
-    def give_back_rest(self, messages: Sequence[Message], first: Change, others: Change = RETURNED) -> None:
-        """Give back messages that were taken, and of an orderly queue what else its pop brought, in one request.
+    def release_with_rest(self, messages: Sequence[Message], first: Change, others: Change = RETURNED) -> None:
+        """Release messages that were taken, and the later messages of an orderly queue's pop, in one request.
 
         Args:
-            messages: Of one queue, or of a concurrent group.
-            first: How the first of them goes back.
-            others: How those after it do; by default as if they had not come.
+            messages: Messages of one queue, or of a concurrent group.
+            first: How the first message is released.
+            others: How the others are; by default without counting the attempt.
         """
         changes = [(message, first if place == 0 else others) for place, message in enumerate(messages)]
-        with self._changed:
-            for popped in self._sets:
-                if messages and popped.holds(messages[0].leased):  # of an orderly queue all are of one pop
-                    changes += [(message, RETURNED) for message in popped.rest()]
-        self._settlement.change(changes, keeps=False)
+        if messages:  # those of an orderly queue are all of one pop
+            changes += [(message, RETURNED) for message in self._hand_out.rest_behind(messages[0])]
+        self._leases.settlement.change(changes, keeps=False)
 
     def stop(self) -> None:
-        """Hand out nothing more; what was not handed out goes back, and no pop waits any longer."""
+        """Hand out nothing more, release the messages that were not handed out, and cancel the parked pops."""
         with self._changed:
-            self._is_stopped = True
+            self._hand_out.is_stopped = True
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Stop, and let the thread end, within the time: what is left is the owner's."""
+        """Stop, and wait for the thread; messages that it has not released in time remain held."""
         self.stop()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -236,161 +214,64 @@ class Subscription:
         with self._changed:
             self._changed.notify_all()
 
-    # The caller's side.
-
-    def _wait_for_some(
-        self, count: int, deadline_s: float | None
-    ) -> tuple[list[Message], PoppedSet | None, int] | None:
-        """Messages that are ready, or a part of a set, its set, and the bytes its records may have; None: nothing."""
-        while True:
-            if self._failure is not None:
-                raise self._failure
-            if self._is_stopped:
-                return None
-            now_s = time.monotonic()
-            while self._ready and (self._ready[0].is_settled or not self._held.is_live(self._ready[0], now_s)):
-                self._ready.popleft()  # its lease is over, or its unit was given back: it comes again by itself
-            if self._ready:
-                taken = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
-                return [message for message in taken if not message.is_settled], None, 0
-            for popped in self._sets:
-                if held_back := popped.next_out(count, partial(self._held.is_live, now_s=now_s)):
-                    return held_back, None, 0
-            claimed = self._claim(count, now_s)
-            if claimed is not None:
-                return claimed
-            left_s = None if deadline_s is None else deadline_s - now_s
-            if left_s is not None and left_s <= 0:
-                return None
-            self._changed.wait(left_s)
-
-    def _claim(self, count: int, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
-        """A part of one set whose records may be brought now, with bytes reserved for them."""
-        in_use = self._held.payload_bytes + self._reserved_bytes
-        if in_use and in_use + self._longest_bytes > self._options.prefetch_bytes:
-            return None
-        for popped in self._sets:
-            if popped.is_ready:
-                part_count = count if self._options.order else PART_COUNT_MAX
-                part = popped.take_part(part_count, lambda message: self._held.is_live(message, now_s))
-                if part:
-                    # Half of what is free: others may want to bring records meanwhile.
-                    free_bytes = self._options.prefetch_bytes - in_use
-                    reserved_bytes = max(1, free_bytes // 2, min(free_bytes, self._longest_bytes))
-                    self._reserved_bytes += reserved_bytes
-                    return part, popped, reserved_bytes
-        self._sets = deque(popped for popped in self._sets if not popped.is_over)
-        return None
-
-    def _fill(self, part: list[Message], popped: PoppedSet, reserved_bytes: int, count: int) -> list[Message]:
-        """Bring the records of a part. Of a concurrent group they become ready for anyone, and none is given here."""
-        filled = Filled([], [], 0, 0)
-        try:
-            filled = self._pops.fill(part, bytes_max=reserved_bytes)
-        except PopstreamError as error:
-            LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
-            change = UNREADABLE if isinstance(error, Corrupt) else LATE
-            self._settlement.change(((message, change) for message in part), keeps=False)
-        except BaseException:
-            self._settlement.change(((message, RETURNED) for message in part), keeps=False)
-            raise
-        finally:
-            messages, behind = self._filled(part, popped, filled, reserved_bytes, count)
-            self._return(behind)
-        return messages
-
-    def _filled(
-        self, part: list[Message], popped: PoppedSet, filled: Filled, reserved_bytes: int, count: int
-    ) -> tuple[list[Message], list[Message]]:
-        """What the caller gets of a part, and what must go back."""
-        with self._changed:
-            self._reserved_bytes -= reserved_bytes
-            self._longest_bytes = max(self._longest_bytes, filled.longest_bytes)
-            behind = popped.filled(part, filled.left)
-            going_back = set(map(id, behind))
-            messages = [message for message in filled.messages if id(message.leased) not in going_back]
-            if self._is_stopped:
-                messages, behind = [], [*messages, *behind, *popped.rest()]
-            elif not self._options.order:
-                self._ready.extend(messages)
-                messages = []
-            else:
-                messages = popped.hand_out(messages, count)
-            self._changed.notify_all()
-        return messages, behind
-
-    def _return(self, messages: Sequence[Message]) -> None:
-        """Give back what was not handed out, as if it had not come."""
-        if messages:
-            self._settlement.change(
-                [(message, RETURNED) for message in messages if not message.is_settled], keeps=False
-            )
-
-    # The thread's side.
-
     def _run(self) -> None:
         try:
-            self._look_for_queues()
+            self._find_queues()
             while (due := self._wait_for_work()) is not None:
                 answers, visits = due
                 for op_id, answered in answers:
                     self._on_answer(op_id, answered)
-                self._return_broken()
+                self._hand_out.return_broken()
                 for visit in visits:
                     self._visit(visit)
-                self._look_for_queues()
+                self._find_queues()
         except Exception as error:
-            LOG.exception("%s pops no more", self._client_id)
+            LOG.exception("%s has stopped to pop", self._client_id)
             self._fail(error)
         finally:
-            self._return_all()
-            self._watch_no_more()
-            if self._stop_listening is not None:
-                self._stop_listening()
+            self._hand_out.return_all()
+            self._stop_watching_releases()
+            if self._unsubscribe is not None:
+                self._unsubscribe()
 
     def _fail(self, error: Exception) -> None:
         with self._changed:
-            self._failure = self._failure or error
+            self._hand_out.failure = self._hand_out.failure or error
         self.stop()
 
+    def _find_queues(self) -> None:
+        if not self.is_stopped:
+            try:
+                found = self._discovery.refresh(time.monotonic())
+            except Invalid as error:
+                self._fail(error)
+            else:
+                with self._changed:
+                    self._visits.add(found)
+        if self._unsubscribe is None and len(self._visits) * ROOM_PER_QUEUE > self._options.prefetch:
+            self._unsubscribe = self._listen(self.notified)
+
     def _wait_for_work(self) -> tuple[list[tuple[str, Future[Answer]]], list[Visit]] | None:
-        """Answers that came and visits to begin, after at most `UNKNOWN_PAUSE_S`; None: all is over."""
+        """Wait at most `UNKNOWN_PAUSE_S` for answers and visits to begin; None: the thread is to end."""
         with self._changed:
             visits = self._plan()
             if not self._answers and not visits:
-                if self._is_abandoned or (self._is_stopped and not self._asked):
+                if self._is_abandoned or (self.is_stopped and not self._asked):
                     return None
-                if self._is_cancelled or not self._is_stopped:
+                if self._is_cancelled or not self.is_stopped:
                     self._changed.wait(UNKNOWN_PAUSE_S)
                 visits = self._plan()
             answers = list(self._answers)
             self._answers.clear()
-            cancelled = list(self._asked) if self._is_stopped and not self._is_cancelled else []
-            self._is_cancelled = self._is_stopped
+            cancelled = list(self._asked) if self.is_stopped and not self._is_cancelled else []
+            self._is_cancelled = self.is_stopped
         self._pops.cancel(cancelled)
         return answers, visits
 
-    def _return_broken(self) -> None:
-        """Orderly sets of which something comes again: the rest of them goes back, to come behind it."""
-        with self._changed:
-            behind = [message for popped in self._sets if popped.is_broken for message in popped.rest()]
-        self._return(behind)
-
-    def _return_all(self) -> None:
-        """What was not handed out, when nothing is handed out any more."""
-        with self._changed:
-            behind = [*self._ready, *(message for popped in self._sets for message in popped.rest())]
-            self._ready.clear()
-        try:
-            self._return(behind)
-        except PopstreamError as error:
-            LOG.warning("%d messages that were not handed out could not be given back: %s", len(behind), error)
-
     def _plan(self) -> list[Visit]:
-        if self._is_stopped:
+        if self.is_stopped:
             return []
-        room = self._options.prefetch - self.asked_count - len(self._held)
-        # A pop for each message that is finished would be many small ones.
+        room = self._options.prefetch - self.asked_count - len(self._leases.held)
         if self._asked and room < self._options.prefetch // ROOM_PART:
             return []
         return self._visits.plan(min(room, POP_MESSAGES_MAX), time.monotonic())
@@ -409,8 +290,8 @@ class Subscription:
             invisible_time_ms=options.invisible_time_ms,
             order=options.order,
             poll_time_ms=POLL_MS_SHARED if is_left_out else POLL_MS_MAX,
-            # A queue that was added since must lose nothing of what was sent before it was found.
-            init=options.init if queue_id in self._first_queues.get(topic, ()) else "min",
+            # The group must miss no message that was sent to an added queue before the queue was found.
+            init="min" if self._discovery.is_added(visit.queue) else options.init,
             client_id=self._client_id,
             tags=options.tags,
         )
@@ -436,9 +317,9 @@ class Subscription:
             self._ended(op_id, 0, 0.0)
             self.stop()
         else:
-            visit = self._ended(op_id, 0, TROUBLE_PAUSE_S)
-            LOG.warning("a pop of %s/%d has no answer: %s", *visit.queue, error)
-            self._pops.take_back(*visit.queue, op_id)
+            visit = self._ended(op_id, 0, RETRY_PAUSE_S)
+            LOG.warning("a pop of %s/%d was not answered: %s", *visit.queue, error)
+            self._pops.abandon(*visit.queue, op_id)
         self._pops.ended(op_id)
 
     def _take_in(self, op_id: str, answer: Answer) -> None:
@@ -447,14 +328,12 @@ class Subscription:
         self._ended(op_id, count, 0.0 if is_known else UNKNOWN_PAUSE_S)
         if is_known and answer.reason not in POP_RESULTS:
             self._fail(Refused(answer))
-        messages = self._pops.lease(answer, is_renewed=self._is_renewed)
+        messages = self._pops.lease(answer, is_renewed=self._leases.is_renewing)
         if messages:
-            with self._changed:
-                self._sets.append(PoppedSet(messages, is_orderly=self._options.order))
-                self._changed.notify_all()
+            self._hand_out.add(messages)
 
     def _ended(self, op_id: str, got_count: int, pause_s: float) -> Visit:
-        """What a pop asked for is asked for no longer."""
+        """Record that a pop is no longer in flight."""
         with self._changed:
             visit = self._asked.pop(op_id)
             not_before_s = time.monotonic() + pause_s if pause_s else 0.0
@@ -462,26 +341,3 @@ class Subscription:
                 visit.queue, asked_count=visit.max_messages, got_count=got_count, not_before_s=not_before_s
             )
         return visit
-
-    def _look_for_queues(self) -> None:
-        now_s = time.monotonic()
-        for topic, look_at_s in self._look_at_s.items():
-            if self._is_stopped or now_s < look_at_s:
-                continue
-            try:
-                queue_ids = self._queues_of(topic)
-            except Invalid as error:
-                self._fail(error)
-            except Unavailable as error:
-                if topic not in self._not_found:
-                    LOG.warning("the queues of %s cannot be found out, which is tried again: %s", topic, error)
-                self._not_found.add(topic)
-                self._look_at_s[topic] = now_s + TROUBLE_PAUSE_S
-            else:
-                self._not_found.discard(topic)
-                self._first_queues.setdefault(topic, frozenset(queue_ids))
-                with self._changed:
-                    self._visits.add((topic, queue_id) for queue_id in queue_ids)
-                self._look_at_s[topic] = now_s + LOOK_FOR_QUEUES_S
-        if self._stop_listening is None and len(self._visits) * ROOM_A_QUEUE > self._options.prefetch:
-            self._stop_listening = self._listen(self.notified)

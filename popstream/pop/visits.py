@@ -1,6 +1,6 @@
-"""Which queues of its topics are popped next, and for how many messages: fair, and led by what is known of them.
+"""Chooses which queues of the topics are popped next, and for how many messages each.
 
-Pure: no clock, no thread. A *visit* is a pop of one queue; a queue has at most one at a time.
+Pure: no clock, no thread. A *visit* is one pop of one queue; a queue has at most one visit at a time.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["Visit", "Visits"]
 
 
 class Visit(msgspec.Struct, frozen=True):
-    """One pop to be sent."""
+    """One pop to send."""
 
     queue: QueueKey
     max_messages: int
 
 
 class Visits:
-    """Divides what a consumer may still take among the queues of a topic.
+    """Divides the free prefetch room of a consumer among its queues.
 
-    A queue is *promising* when its last visit brought all that was asked for, or a notification came since. Promising
-    queues share most of the room in turns; the others get a small share each, to park on. A queue that is left out for
-    want of room is the first one next time (RocketMQ's queue id -1 begins each pop at another queue:
-    PopMessageProcessor, a counter per group and topic).
+    A queue is *promising* when its last visit returned as many messages as it asked for, or when a notification has
+    come since. Promising queues share most of the room; each of the others gets a small share, to park a pop on. A
+    queue that gets none for lack of room is first next time (RocketMQ's queue id -1 begins each pop at another queue:
+    PopMessageProcessor, a counter for each group and topic).
 
     >>> visits = Visits([("orders", 0), ("orders", 1), ("orders", 2)])
     >>> [visit.max_messages for visit in visits.plan(room=90, now_s=0)]
@@ -41,7 +41,6 @@ class Visits:
     """
 
     def __init__(self, queues: Iterable[QueueKey] = ()) -> None:
-        """Start with queues nothing is known of."""
         self._waiting: deque[QueueKey] = deque()
         self._in_flight: set[QueueKey] = set()
         self._promising: set[QueueKey] = set()
@@ -54,16 +53,16 @@ class Visits:
 
     @property
     def waiting_count(self) -> int:
-        """Count the queues without a visit."""
+        """Number of queues without a visit in flight."""
         return len(self._waiting)
 
     def add(self, queues: Iterable[QueueKey]) -> None:
-        """Take in queues that are not known yet."""
+        """Add the queues that are not known yet."""
         known = self._in_flight.union(self._waiting)
         self._waiting.extend(queue for queue in queues if queue not in known)
 
     def notified(self, queue: QueueKey) -> None:
-        """Something can be popped from a queue: it is visited next."""
+        """Visit a queue next, because it has become poppable."""
         if queue in self._waiting:
             self._waiting.remove(queue)
             self._waiting.appendleft(queue)
@@ -71,7 +70,7 @@ class Visits:
             self._not_before_s.pop(queue, None)
 
     def ended(self, queue: QueueKey, *, asked_count: int, got_count: int, not_before_s: float = 0.0) -> None:
-        """A visit is over; the next one may begin at `not_before_s`."""
+        """Record that a visit has ended; the next one of its queue begins at `not_before_s` at the earliest."""
         self._in_flight.discard(queue)
         self._waiting.append(queue)
         if got_count >= asked_count:
@@ -82,7 +81,7 @@ class Visits:
             self._not_before_s[queue] = not_before_s
 
     def plan(self, room: int, now_s: float) -> list[Visit]:
-        """Visits to begin now, which together ask for at most `room` messages; they are under way from here on."""
+        """Return visits that together ask for at most `room` messages; they are in flight from now on."""
         free = [queue for queue in self._waiting if self._not_before_s.get(queue, 0.0) <= now_s]
         if not free or room <= 0:
             return []
@@ -99,7 +98,7 @@ class Visits:
 
     @staticmethod
     def _share(queues: list[QueueKey], room: int) -> list[Visit]:
-        """Equal shares of at least one, the first queues first."""
+        """Divide the room equally among the first queues; each visit asks for at least one message."""
         chosen = queues[: max(room, 0)]
         if not chosen:
             return []

@@ -67,7 +67,7 @@ def test_a_byte_bound_that_cuts_what_was_popped_stops_nobody(
     with job.consumer("billing", topics=["big"], order=order, prefetch_bytes=16_000) as consumer:
 
         def handle(message: Message) -> None:
-            most.append(consumer._held.payload_bytes)
+            most.append(consumer._leases.held.payload_bytes)
             done.append((message.queue_id, message.queue_offset))
 
         ran = in_thread(lambda: consumer.run(handle, workers=8))

@@ -72,11 +72,11 @@ class Renewing:
         since_s = self.now_s - age_ms / 1000
         self.held.hold([self.receipt], self.now_s + remaining_ms / 1000, since_s, is_renewed=True)
         self.script = Script(self.held, *results)
-        self.keeper = LeaseRenewer("test", self.held, self.script, POLICY)  # type: ignore[arg-type]
+        self.renewer = LeaseRenewer("test", self.held, self.script, POLICY)  # type: ignore[arg-type]
 
     def look(self, times: int = 1) -> list[int]:
         for _ in range(times):
-            self.keeper.look(self.now_s)
+            self.renewer.look(self.now_s)
         return self.script.durations
 
     @property

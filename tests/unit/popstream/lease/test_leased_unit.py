@@ -480,7 +480,7 @@ def test_in_order_nothing_is_handed_out_behind_a_unit_that_was_lost(job: MemoryJ
         subscription = consumer.subscribe()
         (first,) = subscription.take(1, WAIT_S)
         first.ack()
-        consumer._held.release([first.leased])
+        consumer._leases.held.release([first.leased])
         (again,) = subscription.take(1, WAIT_S)
         assert (again.value, again.inner_index) == (b"0", 0)
 

@@ -91,7 +91,7 @@ def test_the_bytes_in_hand_are_bounded(job: MemoryJob) -> None:
     with job.consumer("billing", topics=["big"], prefetch_bytes=3_000) as consumer:
         most = 0
         for count, message in enumerate(consumer, 1):
-            most = max(most, consumer._held.payload_bytes)
+            most = max(most, consumer._leases.held.payload_bytes)
             message.ack()
             if count == 50:
                 break
@@ -173,7 +173,7 @@ def test_closing_gives_back_what_was_prefetched_by_one_operation_a_queue(job: Me
 
 
 def test_topics_are_needed_to_iterate(job: MemoryJob) -> None:
-    with job.consumer("billing") as consumer, pytest.raises(Invalid, match="names no topics"):
+    with job.consumer("billing") as consumer, pytest.raises(Invalid, match="has no topics"):
         next(iter(consumer))
     with pytest.raises(Invalid, match="list of names"):
         Consumer("memory", group="billing", topics="orders")
@@ -222,7 +222,7 @@ def test_a_group_that_has_popped_before_goes_on_where_it_was_whatever_init_says(
 def test_a_queue_that_is_added_begins_at_its_first_message_whatever_init_says(
     job: MemoryJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("popstream.pop.subscription.LOOK_FOR_QUEUES_S", 0.0)
+    monkeypatch.setattr("popstream.pop.queue_discovery.REFRESH_S", 0.0)
     with job.consumer("billing", topics=["orders"], init="max") as consumer:
         found: list[Message] = []
         thread = in_thread(lambda: found.extend(drain(consumer, 2)))

@@ -1,0 +1,67 @@
+"""Carries out the methods of a `Message`: each settles one message and returns the future of its outcome."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import TYPE_CHECKING
+
+from popstream.lease.entries import Change
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from popstream.lease.entries import OutcomesFuture
+    from popstream.lease.settlement import Settlement
+    from popstream.message import Message
+    from popstream.outcome import Outcome
+
+__all__ = ["MessageSettler"]
+
+
+class MessageSettler:
+    """The `Settler` of the messages that a consumer hands out. Safe for use by many threads.
+
+    Args:
+        settlement: Sends the requests.
+        require_open: Raises `ClientClosed` once the consumer is closed.
+    """
+
+    def __init__(self, settlement: Settlement, require_open: Callable[[], None]) -> None:
+        self._settlement = settlement
+        self._require_open = require_open
+
+    def ack_one(self, message: Message) -> Future[Outcome]:
+        """`Message.ack`."""
+        self._require_open()
+        return _first(self._settlement.ack([message], None))
+
+    def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+        """`Message.extend`."""
+        self._require_open()
+        return _first(self._settlement.change([(message, Change(invisible_time_ms))]))
+
+    def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+        """`Message.release`."""
+        self._require_open()
+        return _first(self._settlement.change([(message, Change(invisible_time_ms))], keeps=False))
+
+    def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
+        """`Message.reject`."""
+        self._require_open()
+        return _first(self._settlement.reject([message], cause))
+
+
+def _first(outcomes: OutcomesFuture) -> Future[Outcome]:
+    """Return the future of the only outcome of a request about one message."""
+    first: Future[Outcome] = Future()
+    first.set_running_or_notify_cancel()
+
+    def settle(done: OutcomesFuture) -> None:
+        error = done.exception()
+        if error is None:
+            first.set_result(done.result()[0])
+        else:
+            first.set_exception(error)
+
+    outcomes.add_done_callback(settle)
+    return first

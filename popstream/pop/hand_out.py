@@ -1,0 +1,204 @@
+"""The callers' side of a subscription: fetches the records of leased messages, and hands the messages out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING
+
+from popstream.lease.entries import RETURNED
+from popstream.pop.popped_set import PoppedSet
+from popstream.pop.record_filler import LATE, UNREADABLE, Filled
+from popstream.wire.failures import Corrupt, PopstreamError
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Sequence
+
+    from popstream.lease.leases import Leases
+    from popstream.message import Message
+    from popstream.pop.record_filler import RecordFiller
+
+__all__ = ["HandOut"]
+
+LOG = logging.getLogger(__name__)
+
+PART_COUNT_MAX = 200
+"""For a concurrent group, the records of at most this many messages are fetched at once."""
+
+
+class HandOut:
+    """Leased messages on their way to the callers. Safe for use by many threads.
+
+    ```
+    add: popped sets, without records ─> claim a part, within the byte bound ─> fetch records ─> ready ─> take
+    ```
+
+    Args:
+        changed: Guards all state here, and is notified of each change; shared with the subscription.
+        filler: Fetches records.
+        leases: The leases of the consumer.
+        is_orderly: Whether the group consumes in order.
+        prefetch_bytes: Maximum size of the records held, in bytes.
+
+    Attributes:
+        is_stopped: Nothing more is handed out.
+        failure: The error that callers of `take` get.
+    """
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        filler: RecordFiller,
+        leases: Leases,
+        *,
+        is_orderly: bool,
+        prefetch_bytes: int,
+    ) -> None:
+        self._changed = changed
+        self._filler = filler
+        self._held = leases.held
+        self._settlement = leases.settlement
+        self._is_orderly = is_orderly
+        self._prefetch_bytes = prefetch_bytes
+        self._sets: deque[PoppedSet] = deque()
+        self._ready: deque[Message] = deque()
+        self._reserved_bytes = 0
+        self._longest_bytes = 0
+        self.is_stopped = False
+        self.failure: BaseException | None = None
+
+    def add(self, messages: Sequence[Message]) -> None:
+        """Add the leased messages of one pop."""
+        with self._changed:
+            self._sets.append(PoppedSet(messages, is_orderly=self._is_orderly))
+            self._changed.notify_all()
+
+    def take(self, count: int, timeout_s: float | None) -> list[Message]:
+        """Wait for messages; return none after a stop, and when the time is over.
+
+        Raises:
+            PopstreamError: `failure`.
+        """
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            with self._changed:
+                claimed = self._wait_for_some(count, deadline_s)
+            if claimed is None:
+                return []
+            messages, popped, reserved_bytes = claimed
+            if popped is not None:
+                messages = self._fill(messages, popped, reserved_bytes, count)
+            if messages:
+                return messages
+
+    def rest_behind(self, message: Message) -> list[Message]:
+        """Remove and return the messages behind one that a caller works on, in its orderly set."""
+        with self._changed:
+            return [rest for popped in self._sets if popped.holds(message.leased) for rest in popped.rest()]
+
+    def return_broken(self) -> None:
+        """Release the rest of each orderly set with a message that will be redelivered, so that it comes after it."""
+        with self._changed:
+            behind = [message for popped in self._sets if popped.is_broken for message in popped.rest()]
+        self._return(behind)
+
+    def return_all(self) -> None:
+        """Release all messages that were not handed out."""
+        with self._changed:
+            behind = [*self._ready, *(message for popped in self._sets for message in popped.rest())]
+            self._ready.clear()
+        try:
+            self._return(behind)
+        except PopstreamError as error:
+            LOG.warning("could not release %d messages that were not handed out: %s", len(behind), error)
+
+    def _wait_for_some(
+        self, count: int, deadline_s: float | None
+    ) -> tuple[list[Message], PoppedSet | None, int] | None:
+        """Wait for ready messages, or for a part of a set to fetch, with the set and the bytes reserved for it."""
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            if self.is_stopped:
+                return None
+            now_s = time.monotonic()
+            while self._ready and (self._ready[0].is_settled or not self._held.is_live(self._ready[0], now_s)):
+                self._ready.popleft()  # its lease has ended, or its unit was released: the job redelivers it
+            if self._ready:
+                taken = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
+                return [message for message in taken if not message.is_settled], None, 0
+            for popped in self._sets:
+                if held_back := popped.next_out(count, partial(self._held.is_live, now_s=now_s)):
+                    return held_back, None, 0
+            claimed = self._claim(count, now_s)
+            if claimed is not None:
+                return claimed
+            wait_s = None if deadline_s is None else deadline_s - now_s
+            if wait_s is not None and wait_s <= 0:
+                return None
+            self._changed.wait(wait_s)
+
+    def _claim(self, count: int, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
+        """Take a part of one set, and reserve bytes for its records."""
+        in_use = self._held.payload_bytes + self._reserved_bytes
+        if in_use and in_use + self._longest_bytes > self._prefetch_bytes:
+            return None
+        for popped in self._sets:
+            if popped.is_ready:
+                part_count = count if self._is_orderly else PART_COUNT_MAX
+                part = popped.take_part(part_count, lambda message: self._held.is_live(message, now_s))
+                if part:
+                    # Half of the free bytes: other threads may want to fetch records meanwhile.
+                    free_bytes = self._prefetch_bytes - in_use
+                    reserved_bytes = max(1, free_bytes // 2, min(free_bytes, self._longest_bytes))
+                    self._reserved_bytes += reserved_bytes
+                    return part, popped, reserved_bytes
+        self._sets = deque(popped for popped in self._sets if not popped.is_over)
+        return None
+
+    def _fill(self, part: list[Message], popped: PoppedSet, reserved_bytes: int, count: int) -> list[Message]:
+        """Fetch the records of a part. For a concurrent group they become ready for any caller; none is returned."""
+        filled = Filled([], [], 0, 0)
+        try:
+            filled = self._filler.fill(part, bytes_max=reserved_bytes)
+        except PopstreamError as error:
+            LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
+            change = UNREADABLE if isinstance(error, Corrupt) else LATE
+            self._settlement.change(((message, change) for message in part), keeps=False)
+        except BaseException:
+            self._settlement.change(((message, RETURNED) for message in part), keeps=False)
+            raise
+        finally:
+            messages, behind = self._filled(part, popped, filled, reserved_bytes, count)
+            self._return(behind)
+        return messages
+
+    def _filled(
+        self, part: list[Message], popped: PoppedSet, filled: Filled, reserved_bytes: int, count: int
+    ) -> tuple[list[Message], list[Message]]:
+        """Return the messages of a part for the caller, and those that must be released."""
+        with self._changed:
+            self._reserved_bytes -= reserved_bytes
+            self._longest_bytes = max(self._longest_bytes, filled.longest_bytes)
+            behind = popped.filled(part, filled.left)
+            going_back = set(map(id, behind))
+            messages = [message for message in filled.messages if id(message.leased) not in going_back]
+            if self.is_stopped:
+                messages, behind = [], [*messages, *behind, *popped.rest()]
+            elif not self._is_orderly:
+                self._ready.extend(messages)
+                messages = []
+            else:
+                messages = popped.hand_out(messages, count)
+            self._changed.notify_all()
+        return messages, behind
+
+    def _return(self, messages: Sequence[Message]) -> None:
+        """Release messages that were not handed out, without counting the attempt."""
+        if messages:
+            self._settlement.change(
+                [(message, RETURNED) for message in messages if not message.is_settled], keeps=False
+            )
