@@ -183,7 +183,7 @@ class RejectedRow(NamedTuple):
     reply_to: int | None
 
 
-class Origin(NamedTuple):
+class Origin(msgspec.Struct, frozen=True, gc=False):
     """The operation that a row of `operations` is about. A parked pop is answered during another operation."""
 
     kind: str
@@ -219,55 +219,33 @@ class AuditRows:
         self.order_info: list[OrderInfoRow] = []
 
 
-class AuditTrail:
-    """Builds the rows that one record of the ops topic causes, and numbers them within each table.
+class AuditTrail(msgspec.Struct, gc=False):
+    """Builds the rows that one record of the ops topic causes, and numbers them within each table."""
 
-    Args:
-        rows: Where the rows go.
-        partition: Partition of the record.
-        kafka_offset: Offset of the record in its partition.
-        now_ms: Time of the decision.
-        topic: Message topic of the queue that the record names.
-        queue_id: Queue within the topic.
-        origin: The record's own operation.
-    """
-
-    __slots__ = (
-        "_commit_positions",
-        "_deliveries",
-        "_last_step",
-        "_operations",
-        "_order_info",
-        "kafka_offset",
-        "now_ms",
-        "origin",
-        "partition",
-        "queue_id",
-        "rows",
-        "topic",
-    )
-
-    def __init__(
-        self,
-        rows: AuditRows,
-        *,
-        partition: int,
-        kafka_offset: int,
-        now_ms: int,
-        topic: str,
-        queue_id: int,
-        origin: Origin,
-    ) -> None:
-        self.rows = rows
-        self.partition = partition
-        self.kafka_offset = kafka_offset
-        self.now_ms = now_ms
-        self.topic = topic
-        self.queue_id = queue_id
-        self.origin = origin
-        self._operations = self._deliveries = self._commit_positions = self._order_info = 0
-        self._last_step: tuple[tuple[object, ...], int] | None = None
-        """(columns that the last row of `deliveries` shares with a row that may lengthen it, end of its range)"""
+    rows: AuditRows
+    """Where the rows go."""
+    partition: int
+    """Partition of the record."""
+    kafka_offset: int
+    """Offset of the record in its partition."""
+    now_ms: int
+    """Time of the decision."""
+    topic: str
+    """Message topic of the queue that the record names."""
+    queue_id: int
+    """Queue within the topic."""
+    kind: str
+    """Type of the record's own operation."""
+    op_id: str | None
+    """Its op_id."""
+    client_id: str | None
+    """The client that sent it, if it said so."""
+    _operations: int = 0
+    _deliveries: int = 0
+    _commit_positions: int = 0
+    _order_info: int = 0
+    _last_step: tuple[tuple[object, ...], int] | None = None
+    """(columns that the last row of `deliveries` shares with a row that may lengthen it, end of its range)"""
 
     def operation(
         self,
@@ -306,7 +284,10 @@ class AuditTrail:
         origin: Origin | None = None,
     ) -> None:
         """Add a row of `operations` for each run of offsets of an answer."""
-        kind, op_id, client_id = origin or self.origin
+        if origin is None:
+            kind, op_id, client_id = self.kind, self.op_id, self.client_id
+        else:
+            kind, op_id, client_id = origin.kind, origin.op_id, origin.client_id
         partition, kafka_offset, now_ms = self.partition, self.kafka_offset, self.now_ms
         topic, queue_id = self.topic, self.queue_id
         append, ordinal = self.rows.operations.append, self._operations

@@ -42,7 +42,17 @@ class OpContext:
         self.client_id: str | None = getattr(command, "client_id", None)
         self.decision = decision
         self.now_ms = now_ms
-        self.audit = _audit_trail(record, decision, now_ms, Origin(self.kind, self.op_id, self.client_id))
+        self.audit = AuditTrail(
+            decision,
+            record.partition,
+            record.kafka_offset,
+            now_ms,
+            command.topic,
+            command.queue_id,
+            self.kind,
+            self.op_id,
+            self.client_id,
+        )
         self.serve_watching = False
         """Whether the lanes that wait for messages are served although the commit position has not moved."""
         self.answer: bytes | None = None
@@ -75,10 +85,10 @@ class OpContext:
     def respond(self, reason: Reason, *, applied: bool = False, **fields: object) -> None:
         """Answer the record's own command, unless it has no op_id: nobody could tell what was answered."""
         if self.op_id is not None:
-            self.answer = self.reply(self.kind, self.op_id, self.command.reply_to, reason, applied=applied, **fields)
+            self.answer = self.reply(self.kind, self.op_id, self.command.reply_to, reason, fields, applied=applied)
 
     def reply(
-        self, kind: str, op_id: str, reply_to: int | None, reason: Reason, *, applied: bool, **fields: object
+        self, kind: str, op_id: str, reply_to: int | None, reason: Reason, fields: dict[str, object], *, applied: bool
     ) -> bytes:
         """Encode the answer to an operation on the record's queue, and send it if `reply_to` names a partition."""
         answer = Answer(
@@ -92,7 +102,10 @@ class OpContext:
             now_ms=self.now_ms,
             **fields,  # type: ignore[arg-type]
         )
-        return _send(self.decision, answer, reply_to)
+        encoded = encode_answer(answer)
+        if reply_to is not None:
+            self.decision.answers.append((reply_to, encoded))
+        return encoded
 
     def refuse(self, reason: Reason, detail: str | None = None, group: str | None = None) -> None:
         """Refuse the whole command: one row, one answer."""
@@ -130,39 +143,29 @@ class OpContext:
 def refuse_without_queue(record: OpRecord, decision: Decision, reason: Reason, detail: str | None = None) -> None:
     """Refuse a record that names no declared queue, or lies where the queue's records do not: one row, one answer."""
     command = record.command
-    kind = kind_of(command)
-    origin = Origin(kind, shortened(command.op_id), shortened(getattr(command, "client_id", None)))
-    _audit_trail(record, decision, record.timestamp_ms, origin).operation(reason, detail=detail)
-    if command.op_id is None:
+    audit = AuditTrail(
+        decision,
+        partition=record.partition,
+        kafka_offset=record.kafka_offset,
+        now_ms=record.timestamp_ms,
+        topic=command.topic[:TEXT_CHARACTERS_MAX],
+        queue_id=command.queue_id,
+        kind=kind_of(command),
+        op_id=shortened(command.op_id),
+        client_id=shortened(getattr(command, "client_id", None)),
+    )
+    audit.operation(reason, detail=detail)
+    if audit.op_id is None or command.reply_to is None:
         return
     answer = Answer(
-        op_id=command.op_id[:TEXT_CHARACTERS_MAX],
-        type=kind,
+        op_id=audit.op_id,
+        type=audit.kind,
         code=code_of(reason),
         reason=reason,
         applied=False,
-        topic=command.topic[:TEXT_CHARACTERS_MAX],
+        topic=audit.topic,
         queue_id=command.queue_id,
         now_ms=record.timestamp_ms,
         detail=detail,
     )
-    _send(decision, answer, command.reply_to)
-
-
-def _audit_trail(record: OpRecord, decision: Decision, now_ms: int, origin: Origin) -> AuditTrail:
-    return AuditTrail(
-        decision,
-        partition=record.partition,
-        kafka_offset=record.kafka_offset,
-        now_ms=now_ms,
-        topic=record.command.topic[:TEXT_CHARACTERS_MAX],
-        queue_id=record.command.queue_id,
-        origin=origin,
-    )
-
-
-def _send(decision: Decision, answer: Answer, reply_to: int | None) -> bytes:
-    encoded = encode_answer(answer)
-    if reply_to is not None:
-        decision.answers.append((reply_to, encoded))
-    return encoded
+    decision.answers.append((command.reply_to, encode_answer(answer)))

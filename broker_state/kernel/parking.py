@@ -56,7 +56,7 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     if lane.is_poppable or (record.orderly and is_same_attempt(lane.order_info, command.attempt_id)):
         granted = _give(op, lane, command, tags)
     if granted is not None:
-        fields = _granted_fields(op, lane, granted, op.audit.origin)
+        fields = _granted_fields(op, lane, granted, None)
         op.respond(Reason.OK, applied=True, **fields)
         return None
     if not command.poll_time_ms:
@@ -223,7 +223,7 @@ def _granted_fields(
     op: OpContext,
     lane: LaneState,
     granted: _Granted,
-    origin: Origin,
+    origin: Origin | None,
 ) -> dict[str, object]:
     """The fields of the answer to a served pop; writes a row of `operations` for each range."""
     delivery, start_offset, ranges = granted
@@ -283,5 +283,5 @@ def _answer_parked(
         op.audit.operation(reason, group=lane.record.group, origin=origin)
     if pop.op_id is None:
         return
-    encoded = op.reply("pop", pop.op_id, pop.reply_to, reason, applied=granted is not None, **fields)
+    encoded = op.reply("pop", pop.op_id, pop.reply_to, reason, fields, applied=granted is not None)
     remember_parked_answer(op.queue, pop.op_id, encoded, op.now_ms)

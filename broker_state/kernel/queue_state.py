@@ -79,7 +79,7 @@ class Deadlines:
 class LaneState:
     """One lane: its record, the position of acked offsets, its pages."""
 
-    __slots__ = ("_overlay", "acked", "available", "check", "key", "prefix", "queue", "record")
+    __slots__ = ("_overlay", "_pages_prefix", "acked", "available", "check", "key", "prefix", "queue", "record")
 
     def __init__(self, queue: "QueueState", record: LaneRecord) -> None:
         overlay = queue.overlay
@@ -88,6 +88,7 @@ class LaneState:
         self.record = record
         self.key = queue.lane_key(record.group)
         self.prefix = lane_prefix(queue.prefix, record.lane_no)
+        self._pages_prefix = self.prefix + LaneTag.DELIVERIES
         self.check = lane_check(queue.topic, queue.queue_id, record.group)
         self._bind()
 
@@ -211,7 +212,7 @@ class LaneState:
             page.due_ms = due_ms
 
     def _page_key(self, page_no: int) -> bytes:
-        return self.prefix + LaneTag.DELIVERIES + page_no.to_bytes(8, "big")
+        return self._pages_prefix + page_no.to_bytes(8, "big")
 
     def add_client_page(self, client: int, page: DeliveryPage) -> None:
         """Leases of the client may be in the page: `return_client` will look there."""
@@ -325,7 +326,9 @@ class QueueState:
 
     __slots__ = (
         "_deadlines",
+        "_lanes_prefix",
         "holes",
+        "key",
         "oldest_op_minute",
         "overlay",
         "prefix",
@@ -341,6 +344,8 @@ class QueueState:
         self.topic = topic
         self.queue_id = queue_id
         self.prefix = queue_prefix(topic, queue_id)
+        self.key = self.prefix + QueueTag.RECORD
+        self._lanes_prefix = self.prefix + QueueTag.LANE
         self.record = record
         self.written = Position(
             Marks(overlay, self.prefix + QueueTag.WRITTEN), record.commit_position, record.written_above
@@ -362,7 +367,7 @@ class QueueState:
 
     def touch(self) -> None:
         """The queue changed."""
-        self.overlay.put(self.prefix + QueueTag.RECORD, self)
+        self.overlay.put(self.key, self)
 
     @property
     def deadlines(self) -> Deadlines:
@@ -379,11 +384,13 @@ class QueueState:
 
     def lane_key(self, group: str) -> bytes:
         """State key of a lane's record."""
-        return self.prefix + QueueTag.LANE + group.encode()
+        return self._lanes_prefix + group.encode()
 
     def lane(self, group: str) -> LaneState | None:
         """The lane of a group, if it was made."""
-        return self.overlay.get(self.lane_key(group), lambda value: LaneState(self, LaneRecord.decode(value)))
+        return self.overlay.get(
+            self._lanes_prefix + group.encode(), lambda value: LaneState(self, LaneRecord.decode(value))
+        )
 
     def lane_by_no(self, lane_no: int) -> LaneState | None:
         """The lane with a number, unless it was forgotten."""

@@ -19,14 +19,22 @@ from broker_state.store.pages import Delivery, DeliveryState
 from broker_state.store.records import LaneRecord, QueueRecord
 from popstream.wire.reason import Reason
 
+ORIGIN = {"kind": "kind", "op_id": "op_id", "client_id": "client_id"}
 CAUSE = {"partition": 101, "kafka_offset": 102, "now_ms": 103, "topic": "topic", "queue_id": 104}
-ORIGIN = Origin("kind", "op_id", "client_id")
 
 
 def trail() -> tuple[AuditRows, AuditTrail]:
     rows = AuditRows()
     return rows, AuditTrail(
-        rows, partition=101, kafka_offset=102, now_ms=103, topic="topic", queue_id=104, origin=ORIGIN
+        rows,
+        partition=101,
+        kafka_offset=102,
+        now_ms=103,
+        topic="topic",
+        queue_id=104,
+        kind="kind",
+        op_id="op_id",
+        client_id="client_id",
     )
 
 
@@ -77,7 +85,7 @@ def test_columns_of_an_operation() -> None:
     first, second = (row._asdict() for row in rows.operations[1:])
     assert first == {
         **CAUSE,
-        **ORIGIN._asdict(),
+        **ORIGIN,
         "ordinal": 1,
         "group": "group",
         "entry": 405,
