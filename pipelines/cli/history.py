@@ -34,7 +34,7 @@ def check(
     files: Annotated[list[Path], typer.Argument(help="histories to check together", metavar="FILE")],
     *,
     drained: Annotated[
-        bool, typer.Option("--drained", help="every group had consumed everything: also report undelivered messages")
+        bool, typer.Option("--drained", help="every group had consumed everything: also report lost messages")
     ] = False,
     as_json: JsonOutput = False,
 ) -> None:

@@ -1,1 +1,1 @@
-"""Client histories: what clients asked and were told, recorded line by line, and the check that judges them."""
+"""Client histories: what clients sent and were answered, recorded line by line, and the check that judges them."""

@@ -1,22 +1,22 @@
-"""What clients saw, judged: the histories that `ClientSettings.history_file` records (`popstream history check`).
+"""The check of client histories: judges what `ClientSettings.history_file` recorded (`popstream history check`).
 
-The checker knows nothing of the job but its answers. It needs the history of every client that touched the groups
-judged, administration included; queues and groups that nobody recorded are not judged. It tells only what is certain
-(`lane_history` says how), so a violation is one, and silence is no proof.
+The check knows nothing of the job but its answers. It needs the history of every client that used the groups judged,
+administration included; queues and groups that no client recorded are not judged. It reports only what is certain
+(`lane_rules` says how): each violation is real, and a history without violations proves nothing.
 
-| kind | what was seen |
+| kind | observation |
 |---|---|
-| TWO_LIVE_LEASES | a message was handed out again while its lease ran, and nobody may have ended it |
-| DELIVERED_AFTER_DONE | a message came again after it was done (concurrent), or below the commit offset (both) |
+| TWO_LIVE_LEASES | a message was handed out again while its lease ran, and no operation may have ended it |
+| DELIVERED_AFTER_DONE | a message came again after it was done (concurrent), or below the commit offset (both modes) |
 | OUT_OF_ORDER | an orderly pop left out what came later, or was served while a member of the batch was held |
-| STALE_HANDLE_ACCEPTED | an ack or change came into effect by a handle older than a delivery, a revision or a reset |
+| STALE_HANDLE_ACCEPTED | an ack or change was applied by a handle older than a delivery, revision, ack or reset |
 | VALID_ACK_REFUSED | an ack by the handle of the last delivery was refused as stale, unknown, or of another pop |
 | POSITION_GAP | the commit offset passed a message that was handed out and not done |
 | POSITION_MOVED_BACK | the commit offset went back without a reset |
-| LOST_MESSAGE | in a drained history: a message was written, and never handed out to a group that popped |
+| LOST_MESSAGE | in a drained history: a message was never handed out, or its lease ended and it never came back |
 
-Not judged: a lane whose mode was changed; payloads; attempts; whether a lease that ended is offered again in time.
-What leaves the log while it is handed out must be in the history as a `skip`, or it looks like a gap.
+Not judged: a lane whose mode was changed; payloads; attempts; whether an expired lease is offered again in time.
+A message that leaves the log while it is handed out must be in the history as a `skip`, or it looks like a gap.
 """
 
 from __future__ import annotations
@@ -26,8 +26,11 @@ from typing import TYPE_CHECKING, NamedTuple, assert_never
 
 import msgspec
 
-from popstream.history.lane import LaneHistory, Span, Violation, ViolationKind
+from popstream.history.lane import LaneHistory
+from popstream.history.lane_rules import LaneRules
 from popstream.history.recorder import HistoryEvent, Invoke, Ok
+from popstream.history.spans import Span
+from popstream.history.violation import Violation, ViolationKind
 from popstream.wire.answer import Answer
 from popstream.wire.command import (
     Ack,
@@ -45,6 +48,7 @@ from popstream.wire.command import (
     ReturnClient,
     Tick,
     encode_command,
+    group_of,
 )
 from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason
@@ -58,23 +62,23 @@ QueueKey = tuple[str, int]
 """(topic, queue_id)"""
 
 ONE_DECISION_NS = 8 * 60 * 1_000_000_000
-"""The job knows an op_id for 9 minutes at least, and a record may be under way for one: within this, one decision."""
+"""The job knows an op_id for at least 9 minutes, and a record may be in flight for one: within this, one decision."""
 
 UNDECIDED = frozenset((Reason.TOPIC_NOT_EXIST, Reason.MISROUTED))
-"""Nothing is stored of these: the same bytes, sent again before the answer came, may still be decided."""
+"""The job stores nothing about these: the same bytes, sent again before the answer, may still be decided."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What a history says.
+    """The result of a check.
 
-    Args:
-        violations: By lane and kind; none is a history without fault.
+    Attributes:
+        violations: By lane and kind.
         event_count: Events that were read.
         operation_count: Operations; the same bytes sent several times are one.
         unknown_count: Operations of unknown outcome.
         lane_count: Lanes that were judged.
-        unjudged_lane_count: Lanes that were not, as their mode changed.
-        delivery_count: Messages handed out, each as often as it was.
+        unjudged_lane_count: Lanes that were not judged, because their mode changed.
+        delivery_count: Deliveries of all messages.
     """
 
     violations: list[Violation]
@@ -87,12 +91,12 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> dict[ViolationKind, int]:
-        """How many violations there are of each kind that there is."""
+        """The number of violations of each kind that occurs."""
         return dict(Counter(violation.kind for violation in self.violations))
 
 
 class _Operation(NamedTuple):
-    """An operation and its answer; None: nobody knows whether it was decided."""
+    """An operation and its answer; None: it is unknown whether it was decided."""
 
     command: Command
     answer: Answer | None
@@ -104,13 +108,14 @@ def check_history(
     drained: bool = False,
     written: Mapping[QueueKey, Sequence[Span]] | None = None,
 ) -> Report:
-    """Judge the events of all clients, each client's in its order.
+    """Judge the events of all clients; those of one client are in its order.
 
     Args:
-        events: As `read_history` gives them.
-        drained: At the end every group had popped and done all there was: then a message that never came is lost.
-        written: Ranges of queue offsets, first and last, that are messages and could be popped, besides those that the
-            dispatches of the history tell.
+        events: As `read_history` yields them.
+        drained: At the end every group had popped and done every message: then one that never came, or never came back
+            after its lease, is lost.
+        written: Ranges of queue offsets, first and last, that could be popped, in addition to those that the
+            dispatches of the history report.
 
     Raises:
         Invalid: An end has no invoke: a part of the history is missing.
@@ -129,7 +134,7 @@ def check_history(
     for key in sorted(queues):
         queue = _QueueHistory(key, queues[key])
         lanes += queue.lanes.values()
-        violations += queue.judge([*(written or {}).get(key, ())] if drained else None)
+        violations += queue.violations([*(written or {}).get(key, ())] if drained else None)
     return Report(
         violations=violations,
         event_count=calls.event_count,
@@ -142,7 +147,7 @@ def check_history(
 
 
 class _Calls:
-    """The events, sorted into operations."""
+    """Groups events by operation."""
 
     def __init__(self) -> None:
         self.event_count = 0
@@ -151,10 +156,10 @@ class _Calls:
         self._ended_ns: dict[str, int] = {}
 
     def add(self, event: HistoryEvent) -> None:
-        """The next event.
+        """Add the next event.
 
         Raises:
-            Invalid: It ends a call that was never begun.
+            Invalid: It ends a call that no invoke has begun.
         """
         self.event_count += 1
         if isinstance(event, Invoke):
@@ -168,7 +173,7 @@ class _Calls:
             self._answers[event.call] = event.answer
 
     def operations(self) -> Iterator[_Operation]:
-        """Each operation once with each answer that it got, which should be one."""
+        """Yield each operation once with each answer that it got, which should be one."""
         same: dict[tuple[str, bytes], list[Invoke]] = defaultdict(list)
         for invoke in self._invokes.values():
             same[invoke.op_id, encode_command(invoke.command)].append(invoke)
@@ -194,141 +199,124 @@ class _Calls:
 
 
 class _QueueHistory:
-    """The operations on one queue, told to the lanes that they concern."""
+    """Adds the operations on one queue to the lanes that they concern."""
 
     def __init__(self, key: QueueKey, operations: list[_Operation]) -> None:
         self._topic, self._queue_id = key
-        self._operations = operations
         self.lanes: dict[str, LaneHistory] = {}
         self._group_of_pop: dict[str, str] = {}
         self._written: list[Span] = []
         self._commit_position = 0
         self._may_be_replaced = len({c.topic_id for c, _ in operations if isinstance(c, Declare)}) > 1
-        self._find_lanes()
+        self._open_lanes(operations)
         for command, answer in operations:
-            if answer is None:
-                self._doubt(command)
-            else:
-                self._tell(command, answer)
+            self._add(command, answer)
 
-    def judge(self, written: list[Span] | None) -> Iterator[Violation]:
-        """The violations of all lanes; with `written` the history is drained."""
+    def violations(self, written: list[Span] | None) -> Iterator[Violation]:
+        """Yield the violations of all lanes; with `written` the history is drained."""
         for group in sorted(self.lanes):
             lane = self.lanes[group]
             if lane.is_mixed:
                 continue
-            yield from lane.judge()
+            rules = LaneRules(lane)
+            yield from rules.violations()
             if written is not None and not self._may_be_replaced:
                 position = self._commit_position
                 known = [(first, min(last, position - 1)) for first, last in self._written if first < position]
-                yield from lane.judge_lost(sorted([*known, *written]))
+                yield from rules.lost(sorted([*known, *written]))
 
-    def _find_lanes(self) -> None:
-        """Pops come first: what the others name are messages of pops."""
-        for command, answer in self._operations:
-            match command:
-                case Pop():
-                    self._lane(command.group).add_pop(command, answer)
-                    self._group_of_pop[command.op_id or ""] = command.group
-                case Ack() | ChangeInvisible() | Reject():
-                    for ref in command.handles:
-                        self._lane(ref.group)
-                case ResetOffset() | ForgetLane() | ReturnClient():
-                    self._lane(command.group)
-                case Declare() | Dispatch() | Policy() | Cancel() | Tick():
-                    pass
-                case _:
-                    assert_never(command)
+    def _open_lanes(self, operations: list[_Operation]) -> None:
+        """Create every lane, and add the pops: the other operations name messages of pops, or concern all lanes."""
+        for command, answer in operations:
+            for group in _groups_of(command):
+                self.lanes.setdefault(group, LaneHistory(self._topic, self._queue_id, group))
+            if isinstance(command, Pop):
+                self.lanes[command.group].add_pop(command, answer)
+                self._group_of_pop[command.op_id or ""] = command.group
         for lane in self.lanes.values():
             lane.end_pops()
 
-    def _lane(self, group: str) -> LaneHistory:
-        return self.lanes.setdefault(group, LaneHistory(self._topic, self._queue_id, group))
-
-    def _lanes_of_pop(self, op_id: str) -> Iterable[LaneHistory]:
-        """The lane of a pop; every one, when the pop is not in the history."""
-        group = self._group_of_pop.get(op_id)
-        return self.lanes.values() if group is None else (self.lanes[group],)
-
-    def _tell(self, command: Command, answer: Answer) -> None:
+    def _add(self, command: Command, answer: Answer | None) -> None:
         match command:
-            case Ack() | ChangeInvisible() | Reject():
-                self._tell_entries(command, answer)
-            case Cancel():
-                for lane in self._lanes_of_pop(command.target_op_id):
-                    lane.add_release(answer)
-            case ReturnClient():
-                self._lane(command.group).add_release(answer)
-            case ResetOffset():
-                if answer.applied:
-                    lane = self._lane(command.group)
-                    lane.add_reset(answer.now_ms)
-                    lane.reset_target = max(lane.reset_target, command.queue_offset)
-            case ForgetLane():
-                if answer.applied:
-                    lane = self._lane(command.group)
-                    lane.add_reset(answer.now_ms)
-                    lane.was_forgotten = True
-            case Declare():
-                self._commit_position = max(self._commit_position, answer.commit_position or 0)
-                for lane in self.lanes.values() if answer.applied else ():
-                    lane.add_reset(answer.now_ms)
-            case Dispatch():
-                self._tell_dispatch(command, answer)
-            case Policy():
-                self._limit_attempts(command)
             case Pop() | Tick():
                 pass
+            case Ack() | ChangeInvisible() | Reject():
+                self._add_entries(command, answer)
+            case Cancel():
+                self._add_cancel(command, answer)
+            case ReturnClient():
+                self._add_return(command, answer)
+            case ResetOffset() | ForgetLane():
+                self._add_reset(command, answer)
+            case Declare():
+                self._add_declare(answer)
+            case Dispatch():
+                self._add_dispatch(command, answer)
+            case Policy():
+                for lane in self.lanes.values() if command.group is None else [self.lanes[command.group]]:
+                    lane.limit_attempts(command.max_attempts)
             case _:
                 assert_never(command)
 
-    def _tell_entries(self, command: EntryCommand, answer: Answer) -> None:
+    def _add_entries(self, command: EntryCommand, answer: Answer | None) -> None:
+        if answer is None:
+            for lane in self.lanes.values():
+                lane.add_unanswered_entries(command)
+            return
         for run in answer.runs:
             entry = command.entries[run.entry] if 0 <= run.entry < len(command.entries) else None
             if entry is not None and 0 <= entry.handle < len(command.handles):
-                self._lane(command.handles[entry.handle].group).add_run(command, run, answer)
+                self.lanes[command.handles[entry.handle].group].add_run(command, run, answer)
         for group, commit_offset in answer.commit_offsets.items():
-            self._lane(group).add_commit(answer, commit_offset)
+            if group in self.lanes:
+                self.lanes[group].add_commit(answer, commit_offset)
 
-    def _tell_dispatch(self, command: Dispatch, answer: Answer) -> None:
-        self._commit_position = max(self._commit_position, answer.commit_position or 0)
-        for run in answer.runs:
-            if run.reason is Reason.OK and run.entry < len(command.ranges):
-                self._written.append((run.first, run.last))
-        self._skip(command)
+    def _add_cancel(self, command: Cancel, answer: Answer | None) -> None:
+        group = self._group_of_pop.get(command.target_op_id)
+        # A pop that is not in the history may be one of any lane.
+        for lane in self.lanes.values() if group is None else [self.lanes[group]]:
+            if answer is None:
+                lane.may_be_cancelled.add(command.target_op_id)
+            else:
+                lane.add_release(answer)
 
-    def _skip(self, command: Dispatch) -> None:
-        for lane in self.lanes.values() if command.skip else ():
-            lane.add_gone(command.skip)
+    def _add_return(self, command: ReturnClient, answer: Answer | None) -> None:
+        if answer is None:
+            self.lanes[command.group].may_be_returned.add(command.client_id)
+        else:
+            self.lanes[command.group].add_release(answer)
 
-    def _limit_attempts(self, command: Policy) -> None:
-        """Answered or not, of the lane or of its queue: the least of all limits is the careful one."""
-        limit = command.max_attempts
-        if limit <= 0:
-            return
-        for lane in self.lanes.values() if command.group is None else [self._lane(command.group)]:
-            lane.attempts_max = min(limit, lane.attempts_max or limit)
+    def _add_reset(self, command: ResetOffset | ForgetLane, answer: Answer | None) -> None:
+        lane = self.lanes[command.group]
+        lane.add_reset(answer)
+        if answer is not None and answer.applied:
+            if isinstance(command, ResetOffset):
+                lane.reset_target = max(lane.reset_target, command.queue_offset)
+            else:
+                lane.was_forgotten = True
 
-    def _doubt(self, command: Command) -> None:
-        match command:
-            case Ack() | ChangeInvisible() | Reject():
-                for lane in self.lanes.values():
-                    lane.add_unanswered(command)
-            case Cancel():
-                for lane in self._lanes_of_pop(command.target_op_id):
-                    lane.add_doubt(cancelled=command.target_op_id)
-            case ReturnClient():
-                self._lane(command.group).add_doubt(returned=command.client_id)
-            case ResetOffset() | ForgetLane():
-                self._lane(command.group).add_reset(None)
-            case Declare():
-                for lane in self.lanes.values() if self._may_be_replaced else ():
-                    lane.add_reset(None)
-            case Dispatch():
-                self._skip(command)
-            case Policy():
-                self._limit_attempts(command)
-            case Pop() | Tick():
-                pass
-            case _:
-                assert_never(command)
+    def _add_declare(self, answer: Answer | None) -> None:
+        """A declare resets all lanes when it is applied to a queue that existed: when it replaces the queue."""
+        if answer is not None:
+            self._commit_position = max(self._commit_position, answer.commit_position or 0)
+        if answer is not None or self._may_be_replaced:
+            for lane in self.lanes.values():
+                lane.add_reset(answer)
+
+    def _add_dispatch(self, command: Dispatch, answer: Answer | None) -> None:
+        if answer is not None:
+            self._commit_position = max(self._commit_position, answer.commit_position or 0)
+            for run in answer.runs:
+                if run.reason is Reason.OK and run.entry < len(command.ranges):
+                    self._written.append((run.first, run.last))
+        for lane in self.lanes.values():
+            lane.removed += command.skip
+
+
+def _groups_of(command: Command) -> Iterator[str]:
+    """Yield the groups that an operation names, itself or by its handles."""
+    group = group_of(command)
+    if group is not None:
+        yield group
+    if isinstance(command, Ack | ChangeInvisible | Reject):
+        yield from (ref.group for ref in command.handles)

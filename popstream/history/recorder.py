@@ -1,9 +1,10 @@
-"""What a client asked and what it was told, as lines of a file, for a checker to judge afterwards.
+"""The history of a client as lines of a file: what it sent and what it was answered, for a later check.
 
-One line is one event, a JSON object. An operation is an `invoke`, and later an `ok` with the answer, or an `unknown`
-when none came: then it was decided, will be decided, or was lost. An invoke without an end is unknown too, so a killed
-client leaves a true history: the invoke is in the file before the operation is sent. The same bytes sent again are
-the same invoke. Histories of several clients are read together, as files or as one file with all their lines.
+One line is one event, a JSON object. An operation begins with an `invoke`. It ends with an `ok` that has the answer, or
+with an `unknown` when none came: then it was decided, will be decided, or was lost. An invoke without an end is unknown
+too. The invoke is in the file before the operation is sent, so a killed client leaves a true history. The same bytes
+sent again are the same invoke. Histories of several clients are read together, as files or as one file with all their
+lines.
 
 ```
 {"event":"invoke","call":"k3-1","client_id":"c","op_id":"x","at_ns":17,"monotonic_ns":5,"command":{"type":"pop",...}}
@@ -37,14 +38,14 @@ LINE_START = b'{"event":"'
 
 
 class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """What every event has.
+    """Fields of every event.
 
-    Args:
-        call: Ties the end to its invoke; no two invokes share it, also those of different clients.
-        client_id: Client that did it.
+    Attributes:
+        call: Connects the end to its invoke; unique over all clients.
+        client_id: Client that recorded it.
         op_id: Name of the operation.
         at_ns: Wall clock of the client, nanoseconds since 1970.
-        monotonic_ns: Its monotonic clock, which only compares events of one process.
+        monotonic_ns: Monotonic clock of the client; comparable within one process.
     """
 
     call: str
@@ -55,19 +56,19 @@ class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
 
 
 class Invoke(_Event, frozen=True, kw_only=True, tag="invoke"):
-    """The operation is about to be sent; `command` is what the job reads, `op_id` and `reply_to` filled in."""
+    """The operation is about to be sent; `command` as the job reads it, with `op_id` and `reply_to`."""
 
     command: Command
 
 
 class Ok(_Event, frozen=True, kw_only=True, tag="ok"):
-    """The answer came; all its parts joined. It may be a refusal: known is not done."""
+    """The answer came, with all its parts joined. It may be a refusal."""
 
     answer: Answer
 
 
 class Unknown(_Event, frozen=True, kw_only=True, tag="unknown"):
-    """No answer came; `cause` is the kind of error, or that nobody waits for one."""
+    """No answer came; `cause` is the type of the error, or "posted" when the client does not wait for an answer."""
 
     cause: str
 
@@ -81,18 +82,18 @@ _decode = msgspec.json.Decoder(HistoryEvent).decode
 class HistoryRecorder:
     """Appends events to a file, each line written at once and as a whole. Safe for use by many threads.
 
-    The answer's line is written before the future's later callbacks run, on the thread that completes it.
+    The line of an answer is written on the thread that completes the future, before its later callbacks run.
 
     Args:
-        path: The file; made with its folders, continued if it is there.
-        client_id: Client whose history it is.
+        path: The file; created with its folders, or continued.
+        client_id: Client that records.
 
     Raises:
         Invalid: The file cannot be opened.
     """
 
     def __init__(self, path: Path, client_id: str) -> None:
-        """Open the file; a line that a killed process left unfinished is ended."""
+        """Open the file, and end a line that a killed process left unfinished."""
         self._client_id = client_id
         self._lock = threading.Lock()
         self._name = secrets.token_hex(CALL_BYTES)
@@ -104,7 +105,7 @@ class HistoryRecorder:
             raise Invalid(message, subject=str(path)) from error
 
     def follow(self, command: Command, future: Future[Answer]) -> None:
-        """Record that `command` is about to be sent, and what becomes of `future`.
+        """Record that `command` is about to be sent, and later the result of `future`.
 
         Raises:
             OSError: It could not be recorded: do not send it.
@@ -121,7 +122,7 @@ class HistoryRecorder:
         future.add_done_callback(record_end)
 
     def post(self, command: Command) -> None:
-        """Record that `command` is about to be sent, and that nobody will know what became of it.
+        """Record that `command` is about to be sent, and that no answer is awaited.
 
         Raises:
             OSError: It could not be recorded: do not send it.
@@ -129,7 +130,7 @@ class HistoryRecorder:
         self._record_unknown(*self._invoke(command), "posted")
 
     def close(self) -> None:
-        """Close the file; what ends later stays without an end, which is unknown."""
+        """Close the file; operations that end later have no end in it, which means unknown."""
         with self._lock:
             self._file.close()
 
@@ -186,7 +187,7 @@ class HistoryRecorder:
 
 
 def _open_to_append(path: Path) -> io.FileIO:
-    """The file, at its end and after a line end; without a buffer each line is one append, and clients may share it."""
+    """Open a file at its end, after a line end. Each line is one unbuffered append, so clients may share the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("ab+", buffering=0)
     if file.seek(0, io.SEEK_END):
@@ -197,13 +198,13 @@ def _open_to_append(path: Path) -> io.FileIO:
 
 
 def read_history(*paths: Path) -> Iterator[HistoryEvent]:
-    """The events of the files, in their order.
+    """Yield the events of the files, in their order.
 
-    A line that a kill cut short is passed over, at the end of a file or where files were joined: nothing was sent for
-    an invoke that is not whole, and an answer that is not whole is none.
+    A line that a kill cut short is skipped, at the end of a file or where files were joined: the operation of an
+    incomplete invoke was not sent, and an incomplete answer counts as none.
 
     Raises:
-        Invalid: A file is not there, or a line is no event for another reason.
+        Invalid: A file does not exist, or a line is malformed for another reason.
     """
     for path in paths:
         try:
@@ -224,22 +225,22 @@ def _read_line(line: bytes, place: str) -> HistoryEvent | None:
     try:
         event: HistoryEvent = _decode(line)
     except msgspec.DecodeError as error:
-        # Two files joined without a line end between them: what follows the torn line is whole.
+        # Two files were joined without a line end between them: the event behind the torn line is complete.
         start = line.rfind(LINE_START)
         if start > 0 and _is_torn(line[:start]):
             return _read_line(line[start:], place)
         if _is_torn(line):
             return None
-        message = f"{place} is no event of a history: {error}"
+        message = f"{place} is not an event of a history: {error}"
         raise Invalid(message, subject=place) from error
     except UnicodeDecodeError as error:
-        message = f"{place} is no event of a history: {error}"
+        message = f"{place} is not an event of a history: {error}"
         raise Invalid(message, subject=place) from error
     return event
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether the line is the head of an event, cut short.
+    """Return whether the line is the beginning of an event, cut short.
 
     >>> [_is_torn(line) for line in (b'{"event":"in', b'{"ev', b'{"event":"invoke"}', b"nonsense")]
     [True, True, False, False]

@@ -81,7 +81,7 @@ class Workload:
         self.calls: dict[str, str] = {}
         """op_id -> call that waits for its answer"""
         self.late: list[tuple[int, Command]] = []
-        """(steps from now, operation that is still under way)"""
+        """(steps from now, operation that is still in flight)"""
         self.again: list[tuple[str, Command]] = []
         self.held: list[tuple[tuple[str, int], str, str, list[LeasedRange]]] = []
         self.pops: list[tuple[tuple[str, int], str]] = []
@@ -256,15 +256,15 @@ class Workload:
             )
         )
         self.calls[op_id] = call
-        fate = 1.0 if self.calm or sure else chance.random()
-        if fate < 0.12:
+        chance_of_answer = 1.0 if self.calm or sure else chance.random()
+        if chance_of_answer < 0.12:
             del self.calls[op_id]
             self.again.append((client, command))
             if chance.random() < 0.5:
                 self.end(Unknown, call, op_id, cause="AnswerTimeout")
-        if fate < 0.04:
+        if chance_of_answer < 0.04:
             return op_id
-        if fate < 0.08:
+        if chance_of_answer < 0.08:
             self.late.append((chance.randrange(40), command))
             return op_id
         self.decide(command)
@@ -661,6 +661,26 @@ def a_stale_orderly_handle_is_good(case: Case) -> Falsified:
     return accepted(case, Reason.STALE_HANDLE, Ack | Reject | ChangeInvisible, orderly=True)
 
 
+@violates(ViolationKind.STALE_HANDLE_ACCEPTED)
+def an_ack_is_applied_twice(case: Case) -> Falsified:
+    for lane in case.lanes(orderly=False):
+        for _, command, answer, _, run, handle in case.runs[lane]:
+            if run.applied and not isinstance(command, ChangeInvisible):
+                given = next(pop for pop in case.pops[lane] if pop[3].epoch == handle.epoch)
+                now_ms = answer.now_ms + case.chance.randrange(3)
+                yield case.with_ack(lane, str(given[2].handle), run.first, now_ms, Reason.OK)
+
+
+@violates(ViolationKind.STALE_HANDLE_ACCEPTED)
+def a_change_is_applied_after_the_ack(case: Case) -> Falsified:
+    for lane in case.lanes(orderly=False):
+        for place, command, answer, number, run, _ in case.runs[lane]:
+            done_ms = case.done_ms(lane, run.first)
+            is_later = done_ms is not None and done_ms < answer.now_ms
+            if isinstance(command, ChangeInvisible) and run.reason is Reason.ALREADY_ACKED and is_later:
+                yield case.with_run(place, number, reason=Reason.OK, applied=True, code=0)
+
+
 def refused(case: Case, reasons: tuple[Reason, ...], kinds: Any, *, orderly: bool) -> Falsified:
     for lane in case.lanes(orderly=orderly):
         for place, command, answer, number, run, _ in case.runs[lane]:
@@ -786,6 +806,35 @@ def a_pop_gets_nothing_and_its_messages_are_gone(case: Case) -> Falsified:
 
 
 @violates(ViolationKind.LOST_MESSAGE)
+def a_lease_ends_and_the_message_never_comes_back(case: Case) -> Falsified:
+    for lane, offset, before, _ in case.redelivered(orderly=False):
+        later = [pop for pop in case.pops[lane] if pop[3].epoch > before[3].epoch]
+        if any(run.applied and handle.epoch <= before[3].epoch for _, _, run, handle in case.steps(lane, offset)):
+            continue
+        events = list(case.events)
+        for place, _, answer, _ in later:
+            rest = msgspec.structs.replace(answer, messages=ranges_without(answer.messages, offset))
+            events[place] = with_fields(events[place], answer=rest)
+        for place in {place for place, _, _, _, run, _ in case.runs[lane] if run.first <= offset <= run.last}:
+            answer = answer_at(case, place)
+            runs = [part for run in answer.runs for part in parts_without(run, offset)]
+            events[place] = with_fields(events[place], answer=msgspec.structs.replace(answer, runs=runs))
+        yield events
+
+
+def with_fields(event: HistoryEvent, **fields: Any) -> HistoryEvent:
+    return msgspec.structs.replace(event, **fields)
+
+
+def parts_without(run: Run, offset: int) -> list[Run]:
+    """What is left of a run without one of its offsets."""
+    if not run.first <= offset <= run.last:
+        return [run]
+    spans = [(run.first, offset - 1), (offset + 1, run.last)]
+    return [msgspec.structs.replace(run, first=first, last=last) for first, last in spans if first <= last]
+
+
+@violates(ViolationKind.LOST_MESSAGE)
 def more_is_written_than_ever_comes(case: Case) -> Falsified:
     for place, command, answer in case.oks:
         if isinstance(command, Dispatch):
@@ -894,10 +943,10 @@ def test_what_is_no_history_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="cannot be read"):
         list(read_history(tmp_path / "missing"))
     (tmp_path / "other").write_text('{"event":"invoke"}\n')
-    with pytest.raises(Invalid, match="other:1 is no event"):
+    with pytest.raises(Invalid, match="other:1 is not an event"):
         list(read_history(tmp_path / "other"))
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\n")
-    with pytest.raises(Invalid, match="bytes:1 is no event"):
+    with pytest.raises(Invalid, match="bytes:1 is not an event"):
         list(read_history(tmp_path / "bytes"))
     ends = [event for event in Workload(7, steps=5).events if isinstance(event, Ok)]
     with pytest.raises(Invalid, match="a part of it is missing"):
