@@ -1,1 +1,1 @@
-"""What "already done" means: query identity, receipts and snapshots."""
+"""What is already done: how far the log is decided, who owns the state, what a start must reconcile, snapshots."""

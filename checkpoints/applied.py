@@ -1,6 +1,6 @@
-"""How far the ops log is decided: the record that is part of every WriteBatch.
+"""How far the ops topic is decided: a record that is part of every WriteBatch.
 
-Everything else that knows a position - Spark's checkpoint, Delta's transaction versions - is reconciled against it.
+Everything else that stores a position (Spark's checkpoint, Delta's transaction versions) is reconciled against it.
 """
 
 from collections.abc import Mapping
@@ -17,14 +17,22 @@ __all__ = ["APPLIED_KEY", "NOTED_KEY", "Applied", "applied_of", "decode_noted", 
 APPLIED_KEY = b"applied"
 _decode_noted = msgspec.msgpack.Decoder(dict[str, int]).decode
 NOTED_KEY = b"noted"
-"""By table, the apply_seq up to which its rows are in Delta: the outbox may have forgotten them."""
+"""Key of the apply_seq by table up to which its rows are in Delta, so that the outbox may have deleted them."""
 
 
 class Applied(msgspec.Struct, frozen=True, kw_only=True):
-    """The log is decided up to `next_offset` of each partition; `apply_seq` counts the micro-batches that did it.
+    """How far a state has decided the log.
 
-    `state_epoch` is the life of this state: a new one begins when it is made or restored, because its apply_seq then
-    mean other decisions than those that Delta may know. `former_epochs` are those that it continues.
+    Attributes:
+        state_epoch: Identity of the state. New when it is created or restored, because Delta may have rows of other
+            decisions for the same apply_seq.
+        ops_topic: Name of the ops topic.
+        ops_topic_id: Kafka's id of the ops topic.
+        apply_seq: Number of the last WriteBatch.
+        next_offset: First undecided Kafka offset, by partition.
+        query_id: Spark's id of the query that wrote it.
+        spark_batch_id: Spark's number of the micro-batch.
+        former_epochs: The state epochs that this state continues.
     """
 
     state_epoch: str
@@ -42,11 +50,11 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Raises CorruptValueError for another format byte or other fields."""
+        """Decode it. Raises CorruptValueError for another format byte or other fields."""
         return read_stored("applied", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
     def after(self, end_offset: Mapping[int, int], query_id: str, spark_batch_id: int) -> "Applied":
-        """One micro-batch further, which ended at `end_offset` of each of its partitions."""
+        """Return the record after one more micro-batch, which ended at `end_offset` of each of its partitions."""
         return msgspec.structs.replace(
             self,
             apply_seq=self.apply_seq + 1,
@@ -66,10 +74,10 @@ def encode_noted(delivered: Mapping[str, int]) -> bytes:
 
 
 def decode_noted(value: bytes | None) -> dict[str, int]:
-    """What `encode_noted` wrote; nothing was noted in a state that is new.
+    """Decode what `encode_noted` wrote; None is an empty map, as in a new state.
 
     Raises:
-        CorruptValueError: Another format byte, or no such map.
+        CorruptValueError: It has another format byte, or is not such a map.
     """
     if value is None:
         return {}
@@ -77,11 +85,11 @@ def decode_noted(value: bytes | None) -> dict[str, int]:
 
 
 def applied_of(store: RocksStore) -> Applied:
-    """How far the state in `store` has decided the log.
+    """Return how far the state in `store` has decided the log.
 
     Raises:
         Invalid: It has decided nothing.
-        CorruptValueError: It cannot be read.
+        CorruptValueError: The record cannot be decoded.
     """
     stored = store.get(META, APPLIED_KEY)
     if stored is None:

@@ -1,6 +1,6 @@
-"""How often the job has begun what it has not ended: what tells a record that kills it from bad luck.
+"""Counts attempts to decide the same records, across processes: a record that crashes the job is found by the count.
 
-The note is a small file beside the state, not synced: it outlives the process, and a power loss makes it forget only.
+The count is a small file beside the state. It is not synced: it survives the process, and a power loss only resets it.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ class Attempts:
     """Counts the attempts at one place of the log, across processes.
 
     Args:
-        path: The file. One that cannot be read says nothing.
+        path: The file. An unreadable one counts as missing.
 
     >>> import tempfile
     >>> attempts = Attempts(Path(tempfile.mkdtemp()) / "attempts")
@@ -38,15 +38,15 @@ class Attempts:
 
     @property
     def alone(self) -> tuple[int, int] | None:
-        """(partition, kafka offset) of the record that was begun alone and not ended."""
+        """(partition, kafka offset) of the record whose attempt alone has not ended."""
         return None if self._note is None else self._note.alone
 
     def begin(self, next_offset: dict[int, int], alone: tuple[int, int] | None = None) -> int:
-        """Note that the log is decided up to `next_offset` and more is tried; the number of this attempt, from 1.
+        """Store that an attempt begins, and return its number, from 1.
 
         Args:
-            next_offset: By partition.
-            alone: (partition, kafka offset) of the only record that is tried.
+            next_offset: First undecided Kafka offset, by partition.
+            alone: (partition, kafka offset) of the record, if only one is tried.
         """
         before = self._note
         is_same = before is not None and (before.next_offset, before.alone) == (next_offset, alone)
@@ -56,12 +56,12 @@ class Attempts:
         return count
 
     def end(self) -> None:
-        """What was begun has ended well; `begin` counts from 1 again."""
+        """Store that the attempt succeeded: the next one has number 1."""
         if self._note is not None and (self._note.count > 1 or self._note.alone is not None):
             self.forget()
         self._note = None
 
     def forget(self) -> None:
-        """What was begun has failed for what is no fault of records: nobody shall count it."""
-        self._path.unlink(missing_ok=True)  # which a disk that is full allows
+        """Do not count the attempt: it failed for a reason other than its records."""
+        self._path.unlink(missing_ok=True)  # which also works on a full disk
         self._note = None

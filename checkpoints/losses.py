@@ -1,12 +1,13 @@
-"""What is given up by going on with a state: nothing, or what its owner has to consent to.
+"""The losses of continuing from a state: none, or losses that an operator must accept.
 
 ```
+state                     situation                                loss
 present state, snapshot   its next records are not in the log      they are never decided
-                          it had rows in Delta that are gone       they are never written again
-empty state               a log that begins later, or is another   all that was decided before
+                          Delta has lost rows of it                they are never written again
+empty state               the log begins later, or is another one  everything that was decided before
 ```
 
-A state that gives up nothing is continued without a question (`popstream restore`), any other with `--lossy`.
+`popstream restore` continues from a state without losses; one with losses needs `--lossy`.
 """
 
 from collections.abc import Mapping
@@ -21,12 +22,12 @@ __all__ = ["Continuable", "Losses", "losses_of"]
 
 
 class Continuable(msgspec.Struct, frozen=True, kw_only=True):
-    """What a state knows of itself; without `applied` it is empty.
+    """What a candidate state stores about itself.
 
     Attributes:
-        applied: How far the log is decided.
+        applied: How far the log is decided; None: the state is empty.
         noted: By table, the apply_seq up to which it has seen its rows in Delta.
-        replay: Of the restore that it came from.
+        replay: The record of the restore that it came from.
     """
 
     applied: Applied | None = None
@@ -34,17 +35,17 @@ class Continuable(msgspec.Struct, frozen=True, kw_only=True):
     replay: Replay = NO_REPLAY
 
     def is_of_another(self, log: LogFound) -> bool:
-        """Whether it has decided an earlier topic of the same name."""
+        """Return whether it has decided an earlier topic of the same name."""
         return self.applied is not None and self.applied.ops_topic_id != log.topic_id
 
 
 class Losses(msgspec.Struct, frozen=True, kw_only=True):
-    """One line for each loss.
+    """The losses, one line each.
 
     Attributes:
-        records: What of the log is never decided; if there is any, the generation rises.
-        rows: What the tables do not get again.
-        offsets: How many offsets of this log they are: not decided, and gone.
+        records: Records that are never decided. If there are any, the generation rises.
+        rows: Rows that are never written again.
+        offsets: Number of offsets of this log that are lost undecided.
     """
 
     records: list[str] = []
@@ -60,16 +61,16 @@ class Losses(msgspec.Struct, frozen=True, kw_only=True):
 def losses_of(
     state: Continuable, log: LogFound, whole: Mapping[str, Mapping[str, int]], *, was_more: bool = False
 ) -> Losses:
-    """What going on with `state` gives up.
+    """Return the losses of continuing from `state`.
 
     Args:
         state: A candidate.
         log: The ops topic.
-        whole: By table, the last apply_seq of each state epoch up to which all its rows are there.
-        was_more: Something was decided that this log does not lead to: it was another topic, or had lost records.
+        whole: By table, the last apply_seq of each state epoch up to which the table has all rows.
+        was_more: Decisions were made that this log does not lead to: of another topic, or of records that it lost.
 
     Raises:
-        Corrupt: No consent helps: the log has lost its end, or has other partitions.
+        Corrupt: The state cannot be continued even with losses: the log has lost its end, or has more partitions.
     """
     if state.applied is None:
         records = lost_records({}, log)

@@ -1,7 +1,7 @@
-"""One writer: an flock of our own, taken before Spark starts.
+"""Ownership of a job folder: one writer, by an flock that is taken before Spark starts.
 
-RocksDB's LOCK does not do: it is lost when its owner so much as opens and closes the file, or copies the folder.
-Spark's checkpoint does not do either: two drivers both run the batch before one notices.
+RocksDB's LOCK is not enough: its owner loses it by opening and closing the file, or by copying the folder. Spark's
+checkpoint is not enough either: two drivers both run a micro-batch before one of them notices.
 """
 
 import fcntl
@@ -17,13 +17,13 @@ __all__ = ["Ownership"]
 
 
 class Ownership:
-    """Holds the lock file of a job folder from construction until `release`; the kernel lets go when the process dies.
+    """Holds the lock file of a job folder from construction until `release`, or until the process dies.
 
-    Where an flock is worth nothing, as on some network file systems, `require` is what is left: the file has the name
-    of its last owner, which is read before each write.
+    On file systems without a reliable flock, such as some network file systems, `require` still detects a second
+    owner: the file contains the name of the last one, which is read before each write.
 
     Raises:
-        Fenced: another process holds it.
+        Fenced: Another process holds it.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,15 +44,15 @@ class Ownership:
         self._file.flush()
 
     def require(self) -> None:
-        """Check that nobody has taken over since.
+        """Check that this process still owns the folder.
 
         Raises:
-            Fenced: Somebody has, or the folder is gone.
+            Fenced: Another process has taken over, or the lock file cannot be read.
         """
         try:
             owner = self._path.read_text()
         except OSError as error:
-            message = f"{self._path} cannot be read, so this process may own the job no more: {error}"
+            message = f"{self._path} cannot be read, so this process may no longer own the job: {error}"
             raise Fenced(message, subject=str(self._path)) from error
         if owner != self._name:
             message = f"process {owner.partition(' ')[0] or 'unknown'} has taken over the job in {self._path.parent}"

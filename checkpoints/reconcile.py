@@ -1,15 +1,15 @@
-"""What a start finds in four places, compared before anything is decided: state, log, tables and their notes.
+"""Compares state, log and tables at a start, before anything is decided.
 
 ```
-RocksDB  applied   up to here the log is decided            the truth
-         noted     so much of it is in Delta for good
+RocksDB  applied   how far the log is decided               the reference
+         noted     how far its rows are in Delta
 Kafka    log       topic id, first and last offsets         must continue the state
 Delta    tables    the last apply_seq of each state epoch   between noted and applied
 ```
 
-Spark's checkpoint is not among them: each start begins a new one at the state's own offsets (ADR 4), so one that is
-lost, damaged, older or newer is the same case. What can be healed by deciding or publishing again is healed without a
-word. What cannot is refused, with the command that heals it. Each row: docs/reliability.md, "Divergences".
+Spark's checkpoint is not compared: each start creates a new one at the state's own offsets (ADR 4), so a lost, damaged,
+older or newer one makes no difference. A start repairs differences silently if deciding or publishing again suffices,
+and refuses all others with the command that repairs them. docs/reliability.md, "Divergences", lists them.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ RESTORE_LOSSY = (
 
 
 class LogFound(msgspec.Struct, frozen=True, kw_only=True):
-    """The ops topic as Kafka has it; offsets are by partition, `end_offset` is the one after the last record."""
+    """The ops topic in Kafka. Offsets are by partition; `end_offset` is the offset after the last record."""
 
     topic: str
     topic_id: str
@@ -48,7 +48,7 @@ class LogFound(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TableFound(msgspec.Struct, frozen=True, kw_only=True):
-    """An audit table: the last apply_seq that Delta knows of each state epoch, and whether rows were taken away."""
+    """An audit table: the last apply_seq in Delta by state epoch, and whether it was RESTOREd."""
 
     name: str
     delivered: Mapping[str, int]
@@ -62,14 +62,14 @@ def reconcile(
     tables: Iterable[TableFound],
     replay: Replay = NO_REPLAY,
 ) -> None:
-    """Refuse what deciding and publishing again cannot heal.
+    """Refuse differences that deciding and publishing again cannot repair.
 
     Args:
         applied: How far the state has decided the log; None: there is no state.
-        noted: By table, the apply_seq up to which the state had seen its rows in Delta, before it forgot them.
+        noted: By table, the apply_seq up to which the state has seen its rows in Delta and deleted them.
         log: The ops topic.
         tables: The audit tables.
-        replay: Of the restore that the state comes from.
+        replay: The record of the restore that the state comes from.
 
     Raises:
         Corrupt: The state is lost or older than the tables, the log does not continue it, or tables lost rows.
@@ -87,7 +87,7 @@ def reconcile(
 
 
 def lost_records(next_offset: Mapping[int, int], log: LogFound) -> list[str]:
-    """What a log does not have any more of the records from `next_offset` on: one line for each partition.
+    """Return one line for each partition that has lost records from `next_offset` on.
 
     >>> log = LogFound(topic="t", topic_id="", first_offset={0: 8, 1: 0}, end_offset={0: 9, 1: 3})
     >>> lost_records({0: 5, 1: 3}, log)
@@ -100,7 +100,7 @@ def lost_records(next_offset: Mapping[int, int], log: LogFound) -> list[str]:
 
 
 def lost_ranges(next_offset: Mapping[int, int], log: LogFound) -> list[tuple[int, int, int]]:
-    """What a log does not have any more of the records from `next_offset` on, as (partition, first, end).
+    """Return the lost records from `next_offset` on, as (partition, first offset, end offset).
 
     >>> log = LogFound(topic="t", topic_id="", first_offset={0: 8, 1: 0}, end_offset={0: 9, 1: 3})
     >>> lost_ranges({0: 5, 1: 3}, log)
@@ -114,10 +114,10 @@ def lost_ranges(next_offset: Mapping[int, int], log: LogFound) -> list[tuple[int
 
 
 def require_same_log(applied: Applied, log: LogFound) -> None:
-    """Refuse a log of which the state cannot be what was decided.
+    """Refuse a log that cannot have led to the state.
 
     Raises:
-        Corrupt: It was made again, has more partitions, or lost its end.
+        Corrupt: The topic was recreated, has more partitions, or lost its end.
     """
     before, now = (applied.ops_topic_id, len(applied.next_offset)), (log.topic_id, len(log.end_offset))
     require_same_topic(log.topic, before, now)
@@ -127,27 +127,27 @@ def require_same_log(applied: Applied, log: LogFound) -> None:
 def missing_rows(
     applied: Applied, noted: Mapping[str, int], replay: Replay, found: Mapping[str, Mapping[str, int]]
 ) -> Iterator[tuple[str, int, int]]:
-    """(table, its last apply_seq, the one counted on) of each state epoch whose rows have gone from a table.
+    """Yield (table, its last apply_seq, the required one) for each state epoch with rows missing in a table.
 
-    A state counts on the rows that it has seen in Delta, as it has them no more itself.
+    A state requires the rows that it has seen in Delta, because its outbox no longer has them.
 
     Args:
-        applied: Names the state epoch that noted.
-        noted: By table, the apply_seq up to which it has seen its own rows.
-        replay: Tells up to where those of the epochs before had been there.
-        found: By table, the last apply_seq of each state epoch; a table that is not among them is not asked for.
+        applied: Names the present state epoch.
+        noted: By table, the apply_seq up to which the state has seen its own rows.
+        replay: Holds the required apply_seq of earlier epochs.
+        found: By table, the last apply_seq of each state epoch. Other tables are not checked.
     """
     for name, last in sorted(found.items()):
-        counted_on = dict(replay.whole.get(name, {}))
+        required = dict(replay.whole.get(name, {}))
         if name in noted:
-            counted_on[applied.state_epoch] = noted[name]
-        for epoch, seq in counted_on.items():
+            required[applied.state_epoch] = noted[name]
+        for epoch, seq in required.items():
             if last.get(epoch, -1) < seq:
                 yield name, last.get(epoch, -1), seq
 
 
 def require_end(log: LogFound, next_offset: Mapping[int, int]) -> None:
-    """Refuse a log whose end is gone: other records would come with offsets that are decided, and have rows, already.
+    """Refuse a log that lost its end: new records would get offsets that are decided already.
 
     Raises:
         Corrupt: A partition ends before `next_offset`.
@@ -167,27 +167,27 @@ def require_end(log: LogFound, next_offset: Mapping[int, int]) -> None:
 
 
 def require_same_topic(name: str, before: tuple[str, int], now: tuple[str, int]) -> None:
-    """Refuse an ops topic that is not the one that was decided so far.
+    """Refuse an ops topic that is not the decided one.
 
     Args:
-        name: Of the topic.
-        before: Its topic id, and how many partitions are decided; 0: none yet.
-        now: Its topic id, and how many partitions it has.
+        name: Name of the topic.
+        before: Topic id and number of partitions that the state has decided; 0: none yet.
+        now: Topic id and number of partitions in Kafka.
 
     Raises:
-        Corrupt: It was made again, or has more partitions.
+        Corrupt: The topic was recreated, or has more partitions.
     """
     if now[0] != before[0]:
         message = (
-            f"{name} was deleted and made again: its records are not those that this state continues."
-            f" Nothing of the old ones can be decided any more; {RESTORE_LOSSY}"
+            f"{name} was deleted and made again: this state does not continue its records."
+            f" The old records can no longer be decided; {RESTORE_LOSSY}"
         )
         raise Corrupt(message, subject=name)
     if 0 < before[1] < now[1]:
         message = (
-            f"{name} has {now[1]} partitions and had {before[1]}: keys of queues now lead to other partitions, which"
-            " would break their order. A topic cannot lose partitions again: start a job with another prefix and"
-            f" folder by `popstream up --prefix NAME --folder FOLDER --ops-partitions {now[1]}`"
+            f"{name} has {now[1]} partitions and had {before[1]}: keys of queues now map to other partitions, which"
+            " would break their order. Partitions cannot be removed: start a job with another prefix and folder:"
+            f" `popstream up --prefix NAME --folder FOLDER --ops-partitions {now[1]}`"
         )
         raise Corrupt(message, subject=name)
 
@@ -211,12 +211,15 @@ def _refuse_other_tables(applied: Applied, tables: Iterable[TableFound]) -> None
             ahead.append(f"{table.name} ends at {delivered}")
     if restored:
         message = (
-            f"{', '.join(restored)} was RESTOREd: rows are gone that Delta still counts as written, and it would skip"
-            f" them in silence: {RESTORE}"
+            f"{', '.join(restored)} was RESTOREd: rows are missing that Delta still counts as written, and would"
+            f" silently skip: {RESTORE}"
         )
         raise Corrupt(message, subject=restored[0])
     if strange:
-        message = f"the audit tables have decisions of another state than this one: is the folder right? Else {RESTORE}"
+        message = (
+            "the audit tables have decisions of another state than this one: check the folder; if it is right, "
+            f"{RESTORE}"
+        )
         raise Corrupt(message, subject=epoch, details=strange)
     if ahead:
         message = f"Delta has rows of later decisions than the state, which ends at apply_seq {applied.apply_seq}"

@@ -1,13 +1,13 @@
-"""After a restore: which audit rows there are already, so that they are recomputed and compared, and not written twice.
+"""The audit rows that exist already after a restore: a replay recomputes and compares them instead of writing them.
 
 ```
-restored state ──────── replayed ────────┐ covered ──── decided as ever ────>
+restored state ──────── replayed ────────┐ covered ──── decided normally ────>
                  rows must equal Delta's │          rows are written
 ```
 
-After a loss they cannot be equal: what was lost has led to them. Rows below `compared_from` are left as they are.
+After a loss they cannot be equal, because lost operations led to them: rows below `compared_from` are not compared.
 
-The record is part of the restored state, so a replay that is killed goes on as a replay.
+The record is part of the restored state, so a replay that is killed continues as a replay.
 """
 
 from typing import Self
@@ -23,16 +23,16 @@ REPLAY_KEY = b"replay"
 
 
 class Replay(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore found.
+    """The record of a restore.
 
     Attributes:
-        restored_from: What was put in place.
-        covered: By table and partition, the Kafka offset from which on it had no rows.
-        lost: What was given up with this restore: a line each.
-        compared_from: By table and partition, the Kafka offset below which its rows come from what has been lost.
-        since_loss: State epochs from the last restore on that gave something up; empty: the log leads to all of it.
-        whole: By table, the last apply_seq of each earlier state epoch up to which its rows were there.
-        table_version: By table, the version of Delta that this was read from.
+        restored_from: The candidate that was restored.
+        covered: By table and partition, the Kafka offset from which on the table had no rows.
+        lost: The losses of this restore, one line each.
+        compared_from: By table and partition, the Kafka offset below which rows come from lost operations.
+        since_loss: State epochs since the last restore with losses; empty: the log leads to the whole state.
+        whole: By table, the last apply_seq of each earlier state epoch up to which it had all rows.
+        table_version: By table, the Delta version that this was read from.
     """
 
     restored_from: str
@@ -49,15 +49,15 @@ class Replay(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Raises CorruptValueError for another format byte or other fields."""
+        """Decode it. Raises CorruptValueError for another format byte or other fields."""
         return read_stored("replay", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 NO_REPLAY = Replay(restored_from="")
-"""Of a state that was never restored."""
+"""The record of a state that was never restored."""
 
 
 def replay_of(store: RocksStore) -> Replay:
-    """That of the last restore; `NO_REPLAY` when there was none."""
+    """Return the record of the last restore, or `NO_REPLAY`."""
     stored = store.get(META, REPLAY_KEY)
     return NO_REPLAY if stored is None else Replay.decode(stored)

@@ -1,11 +1,11 @@
-"""Snapshots of a job's stores, in a folder or an object store: whole, checked, and cheap when little has changed.
+"""Snapshots of a job's stores, in a folder or an object store: complete, verified and incremental.
 
 ```
-<url>/manifests/20300131T120000Z-000000004711.json   what a snapshot has; written last, so it says: complete
-<url>/files/<sha256>                                 a file of RocksDB, shared by all snapshots that have it
+<url>/manifests/20300131T120000Z-000000004711.json   the files of a snapshot; written last: its existence means complete
+<url>/files/<sha256>                                 a file of RocksDB, shared by all snapshots that contain it
 ```
 
-RocksDB never changes an SST file, so of a large state a new snapshot brings the few files that are new.
+RocksDB never changes an SST file, so a new snapshot of a large state adds only the few new files.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _log = structlog.get_logger(__name__)
 
 
 class SnapshotFile(msgspec.Struct, frozen=True):
-    """One file: where it belongs, and what it must hold."""
+    """One file: its path in the snapshot, and its content."""
 
     path: str
     sha256: str
@@ -37,7 +37,7 @@ class SnapshotFile(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
-    """The manifest. `applied` is that of the state in it; `taken_at_ms` is the time of the machine that took it."""
+    """The manifest of a snapshot. `applied`: of its state; `taken_at_ms`: by the clock of the machine that took it."""
 
     id: str
     taken_at_ms: int
@@ -47,18 +47,18 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def size(self) -> int:
-        """Bytes of all its files."""
+        """Bytes of all files."""
         return sum(file.size for file in self.files)
 
 
 class SnapshotStore:
-    """Where snapshots are kept; one job writes to it.
+    """The location of a job's snapshots. Only one job writes to it.
 
     Args:
-        url: A path, or any URL that fsspec knows; the package of an object store must be installed.
+        url: A path, or any URL that fsspec supports. The package of an object store must be installed.
 
     Raises:
-        Invalid: No file system is known for the URL.
+        Invalid: fsspec does not support the URL.
     """
 
     def __init__(self, url: str) -> None:
@@ -71,10 +71,10 @@ class SnapshotStore:
         self.url = url
 
     def put(self, folder: Path, applied: Applied, taken_at_ms: int) -> Snapshot:
-        """Keep every file below `folder` as a snapshot.
+        """Store every file below `folder` as a snapshot.
 
         Raises:
-            Unavailable: The place does not take it; what was begun does no harm.
+            Unavailable: The location cannot be written to. An incomplete snapshot is ignored later.
         """
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(taken_at_ms / 1000))
         files = [
@@ -91,19 +91,19 @@ class SnapshotStore:
             for file in files:
                 if not self._has(file):
                     self._files.put_file(str(folder / file.path), self._place(file))
-                    self._settle(self._place(file))
+                    self._sync(self._place(file))
             self._files.pipe_file(self._manifest(snapshot.id), msgspec.json.encode(snapshot))
-            self._settle(self._manifest(snapshot.id))
+            self._sync(self._manifest(snapshot.id))
         except OSError as error:
             message = f"the snapshot cannot be kept at {self.url}: {error}"
             raise Unavailable(message, subject=self.url) from error
         return snapshot
 
     def list(self) -> list[Snapshot]:
-        """All that are complete, the newest first; a manifest that cannot be read is none.
+        """Return the complete snapshots, the newest first. Unreadable manifests are skipped.
 
         Raises:
-            Unavailable: The place cannot be read.
+            Unavailable: The location cannot be read.
         """
         found = []
         try:
@@ -114,7 +114,7 @@ class SnapshotStore:
                 except msgspec.DecodeError as error:
                     _log.warning("manifest_unreadable", name=name, error=str(error))
                 except FileNotFoundError:
-                    continue  # a running job has forgotten it meanwhile
+                    continue  # a running job has deleted it meanwhile
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -123,11 +123,11 @@ class SnapshotStore:
         return sorted(found, key=lambda snapshot: snapshot.id, reverse=True)
 
     def fetch(self, snapshot: Snapshot, folder: Path) -> None:
-        """Bring the files of a snapshot to `folder`, each as it was when it was taken.
+        """Copy the files of a snapshot to `folder`, and verify their hashes.
 
         Raises:
-            Corrupt: A file is gone or is not what it was.
-            Unavailable: The place cannot be read.
+            Corrupt: A file is missing or damaged.
+            Unavailable: The location cannot be read.
         """
         for file in snapshot.files:
             target = folder / file.path
@@ -145,7 +145,7 @@ class SnapshotStore:
                 raise Corrupt(message, subject=snapshot.id)
 
     def prune(self, keep: int) -> int:
-        """Forget all but the newest `keep`, and the files that no other one has; how many were forgotten."""
+        """Delete all but the newest `keep` snapshots, with the files that only they use; return their number."""
         snapshots = self.list()
         old = snapshots[keep:]
         for snapshot in old:
@@ -172,8 +172,8 @@ class SnapshotStore:
     def _manifest(self, snapshot_id: str) -> str:
         return f"{self._root}/manifests/{snapshot_id}.json"
 
-    def _settle(self, name: str) -> None:
-        """On a disk of our own a file is there after a power loss only if somebody has asked for it."""
+    def _sync(self, name: str) -> None:
+        """Make a file on a local disk survive a power loss."""
         if isinstance(self._files, LocalFileSystem):
             for path in (Path(name), Path(name).parent):
                 descriptor = os.open(path, os.O_RDONLY)

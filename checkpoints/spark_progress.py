@@ -1,8 +1,7 @@
-"""What Spark's checkpoint says: the range of records that each micro-batch was planned to have.
+"""Spark's checkpoint: the planned range of offsets of each micro-batch.
 
-A planned range, not the records that came, says how far a micro-batch reaches: offsets missing inside it are holes
-(control records, aborted transactions). What cannot be read here ends the query and nothing else: the next start has a
-checkpoint of its own.
+The planned range says how far a micro-batch reaches; its records do not, because offsets may be holes (control records,
+aborted transactions). An unreadable checkpoint ends only the query: the next start creates a new one.
 """
 
 import functools
@@ -16,10 +15,10 @@ __all__ = ["SparkPlans", "fresh_checkpoint", "planned_end", "planned_ends", "que
 
 
 class SparkPlans:
-    """What one checkpoint says of the micro-batches of one topic, while its query runs.
+    """The planned micro-batches of one topic in one checkpoint, while its query runs.
 
     Args:
-        checkpoint: Spark's.
+        checkpoint: Folder of Spark's checkpoint.
         topic: The ops topic.
     """
 
@@ -29,16 +28,16 @@ class SparkPlans:
 
     @functools.cached_property
     def query_id(self) -> str:
-        """Spark's id of the query; raises Unavailable when the checkpoint does not say."""
+        """Spark's id of the query. Raises Unavailable if the checkpoint cannot be read."""
         return query_id(self._checkpoint)
 
     def end_of(self, batch_id: int) -> dict[int, int]:
-        """See `planned_end`."""
+        """Return the end offsets of a micro-batch; see `planned_end`."""
         return planned_end(self._checkpoint, batch_id, self._topic)
 
 
 def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
-    """The offset after the last of micro-batch `batch_id` of one topic, by partition; raises as `planned_ends`."""
+    """Return the end offsets of micro-batch `batch_id` of one topic, by partition. Raises like `planned_ends`."""
     ends = planned_ends(checkpoint, batch_id).get(topic)
     if ends is None:
         raise _no_plan(checkpoint, batch_id)
@@ -46,10 +45,10 @@ def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
 
 
 def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
-    """The offset after the last of micro-batch `batch_id`, by topic and partition.
+    """Return the end offsets of micro-batch `batch_id`, by topic and partition.
 
     Raises:
-        Unavailable: the checkpoint has no readable plan for it.
+        Unavailable: The checkpoint has no readable plan for it.
     """
     try:
         topics = json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2])
@@ -65,10 +64,10 @@ def _no_plan(checkpoint: Path, batch_id: int) -> Unavailable:
 
 
 def query_id(checkpoint: Path) -> str:
-    """Spark's id of the query that owns the checkpoint.
+    """Return Spark's id of the query that owns the checkpoint.
 
     Raises:
-        Unavailable: the checkpoint does not say.
+        Unavailable: The checkpoint cannot be read.
     """
     file = checkpoint / "metadata"
     try:
@@ -79,10 +78,10 @@ def query_id(checkpoint: Path) -> str:
 
 
 def fresh_checkpoint(root: Path) -> Path:
-    """A folder for the checkpoint of this start; those of earlier starts go.
+    """Return a new folder for the checkpoint of this start, and delete those of earlier starts.
 
-    What an earlier one says is never needed: the state knows how far the log is decided, and better. So one that is
-    lost, damaged, behind or ahead - Spark reads one micro-batch ahead of the state - is no case of its own.
+    An earlier checkpoint is never needed, because the state stores how far the log is decided. So it does not matter
+    whether it is lost, damaged, behind or, as Spark reads one micro-batch ahead, ahead of the state.
     """
     root.mkdir(parents=True, exist_ok=True)
     numbers = [int(path.name) for path in root.iterdir() if path.name.isdigit()]

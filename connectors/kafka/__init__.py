@@ -1,1 +1,1 @@
-"""Kafka: its topics, their settings, keys and records, and a broker of our own for trials and tests."""
+"""Kafka: administration of topics, the job's own topics, and an embedded broker for trials and tests."""

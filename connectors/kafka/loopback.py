@@ -1,4 +1,4 @@
-"""Ports of 127.0.0.1 for a broker of our own, and whether a broker answers behind one."""
+"""Ports of 127.0.0.1 for an embedded broker, and the check that the broker is ready."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ __all__ = ["HOST", "free_port", "is_free", "is_ready", "require_free"]
 
 HOST = "127.0.0.1"
 
-# Below the ports that Linux (32768 and up) and macOS (49152 and up) hand to outgoing connections. In those ranges a
-# client that keeps trying to reach a stopped broker can be given the broker's own port: it connects to itself, and the
-# broker cannot start again.
+# Below the ephemeral ports of Linux (32768 and up) and macOS (49152 and up). From those, a client that retries to reach
+# a stopped broker can get the broker's own port: it connects to itself, and the broker cannot start again.
 PORT_MIN = 20_000
 PORT_MAX = 29_999
 TRIES_MAX = 200
 
-# Metadata version 4, which every broker since 0.11 knows: int32 size, int16 api key 3, int16 version, int32 correlation
-# id, int16 length of the client id (-1: none), int32 count of topics, and a byte that forbids to create them.
+# Metadata version 4, supported since Kafka 0.11: int32 size, int16 api key 3, int16 version, int32 correlation id,
+# int16 length of the client id (-1: none), int32 count of topics, and a byte that forbids creating them.
 METADATA_REQUEST = struct.pack(">ihhihib", 15, 3, 4, 1, -1, 0, 0)
 INT32 = struct.Struct(">i")
-# The answer: int32 size; int32 correlation id, int32 throttle time, int32 count of brokers, these, and the cluster id.
+# Response: int32 size; int32 correlation id, int32 throttle time, int32 count of brokers, the brokers, the cluster id.
 BROKER_COUNT_OFFSET = 8
 ANSWER_BYTES_MAX = 65_536
 
 
 def free_port(*, but_not: int = 0) -> int:
-    """Find a port of 127.0.0.1 that nobody listens on now; another process may still be faster than the caller.
+    """Return a free port of 127.0.0.1. Another process may still take it before the caller does.
 
     Raises:
         Unavailable: 200 random ports from 20000 to 29999 were all taken.
@@ -43,9 +42,9 @@ def free_port(*, but_not: int = 0) -> int:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on this port of 127.0.0.1 now."""
+    """Return whether a server could listen on this port of 127.0.0.1 now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as server:
-        # As Java does: connections of an earlier server that linger in TIME_WAIT do not count.
+        # Like Java: connections of an earlier server in TIME_WAIT do not count.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind((HOST, port))
@@ -55,10 +54,10 @@ def is_free(port: int) -> bool:
 
 
 def require_free(port: int, parameter: str) -> None:
-    """Refuse a taken port, in the words of the parameter that named it.
+    """Refuse a taken port; the error names the parameter.
 
     Raises:
-        Invalid: The port is taken, or not ours to use.
+        Invalid: The port is taken, or this process may not use it.
     """
     if not is_free(port):
         message = (
@@ -69,14 +68,14 @@ def require_free(port: int, parameter: str) -> None:
 
 
 def is_ready(port: int, cluster_id: str, timeout_s: float) -> bool:
-    """Whether a broker of this cluster answers a Metadata request, and is registered, so that it may be given topics.
+    """Return whether a broker of this cluster is registered, so that topics can be created.
 
-    An open port proves neither: a broker listens before it is registered, and it may be somebody else who listens.
+    An open port does not prove it: a broker listens before it is registered, and another process may listen.
 
     Args:
         port: Port of a plaintext listener on 127.0.0.1.
-        cluster_id: As in `meta.properties`.
-        timeout_s: Seconds to wait for the connection, and again for each part of the answer.
+        cluster_id: Cluster id, as in `meta.properties`.
+        timeout_s: Timeout in seconds of the connection, and of each read.
     """
     try:
         with socket.create_connection((HOST, port), timeout=timeout_s) as connection:
@@ -86,6 +85,6 @@ def is_ready(port: int, cluster_id: str, timeout_s: float) -> bool:
                 answer = stream.read(min(size, ANSWER_BYTES_MAX))
         (brokers,) = INT32.unpack_from(answer, BROKER_COUNT_OFFSET)
     except (OSError, struct.error):
-        # Nobody there yet, or nobody who speaks Kafka.
+        # Nothing listens yet, or no Kafka.
         return False
     return brokers > 0 and cluster_id.encode() in answer

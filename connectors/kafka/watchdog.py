@@ -1,19 +1,19 @@
-"""Runs one child for no longer than its parent lives; `embedded` starts it as a script.
+"""Runs a child process that ends together with the watchdog's owner. `embedded` starts it as a script.
 
 ```
-our process ──stdin (pipe)──> keeper ──fork, exec──> child (a JVM)
-            <──stdout── pid          <──its output── log file, bounded
+owner (the job) ──stdin (pipe)──> watchdog ──fork, exec──> child (a JVM)
+                <──stdout── pid            <──output── child; written to a bounded log file
 ```
 
-* Standard input carries orders of one byte: `s` stop (SIGTERM, then SIGKILL after the grace), `k` SIGKILL. Its end
-  means that our process is gone, however it died: the same as `s`. A new parent id means the same, for the pipe may be
-  held open by a process that ours forked.
-* The keeper is the child's parent, so an order can never reach a stranger that was given the same process id.
-* On Linux the child also asks the kernel to die with the keeper. Elsewhere only a SIGKILL of the keeper itself leaves
-  the child running.
+* Standard input carries commands of one byte: `s` stop (SIGTERM, then SIGKILL after the grace period), `k` SIGKILL. Its
+  end means that the owner has died, with the effect of `s`. So does a new parent id, because a process that the owner
+  forked may hold the pipe open.
+* The watchdog is the child's parent, so a command can never reach another process that was given the same process id.
+* On Linux the child also asks the kernel for a SIGKILL when the watchdog dies. Elsewhere a SIGKILL of the watchdog
+  leaves the child running.
 
-PR_SET_PDEATHSIG in our own process would be wrong: it fires when the *thread* that forked ends, and a preexec function
-in a process with threads can deadlock. The keeper has one thread, and needs the standard library alone: `python -I -S`
+The owner itself cannot use PR_SET_PDEATHSIG: it takes effect when the *thread* that forked ends, and a preexec function
+in a process with threads can deadlock. The watchdog has one thread and needs only the standard library: `python -I -S`
 starts in about 30 ms.
 """
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
-__all__ = ["KILL", "STOP", "keeper_command"]
+__all__ = ["KILL", "STOP", "watchdog_command"]
 
 STOP = b"s"
 KILL = b"k"
@@ -43,19 +43,19 @@ READ_BYTES = 65_536
 
 
 class BoundedLog:
-    """An append-only file that moves to `<name>.1` when it is full: at most two files of `bytes_max` bytes.
+    """An append-only file that is rotated to `<name>.1` when it is full: at most two files of `bytes_max` bytes.
 
     `bytes_max` must be above `READ_BYTES`, the most that one call writes.
     """
 
     def __init__(self, path: Path, bytes_max: int) -> None:
-        """Open the file and go on at its end."""
+        """Open the file for appending."""
         self._path = path
         self._bytes_max = bytes_max
         self._file = path.open("ab", buffering=0)
 
     def write(self, data: bytes) -> None:
-        """Append, in a fresh file when this one would grow beyond its bound."""
+        """Append `data`, after a rotation if the file would exceed its limit."""
         if self._file.tell() + len(data) > self._bytes_max:
             self._file.close()
             self._path.replace(self._path.with_name(self._path.name + ".1"))
@@ -63,8 +63,8 @@ class BoundedLog:
         self._file.write(data)
 
 
-def keeper_command(log: Path, log_bytes_max: int, grace_s: float, command: Sequence[str]) -> list[str]:
-    """Command line that runs `command` under a keeper.
+def watchdog_command(log: Path, log_bytes_max: int, grace_s: float, command: Sequence[str]) -> list[str]:
+    """Return the command line that runs `command` under a watchdog.
 
     Args:
         log: File for everything the child prints.
@@ -75,8 +75,8 @@ def keeper_command(log: Path, log_bytes_max: int, grace_s: float, command: Seque
     return [sys.executable, "-I", "-S", __file__, str(log), str(log_bytes_max), str(grace_s), *command]
 
 
-class Keeper:
-    """The parent of the child; `run` ends when the child has ended."""
+class Watchdog:
+    """The parent of the child. `run` ends when the child has ended."""
 
     def __init__(self, command: Sequence[str], log: BoundedLog, grace_s: float) -> None:
         """Start the child."""
@@ -84,7 +84,7 @@ class Keeper:
         self._log = log
         self._grace_s = grace_s
         self._stop_asked_at: float | None = None
-        self._orders_open = True
+        self._commands_open = True
         self.child = subprocess.Popen(  # noqa: S603 - the command is ours
             command,
             stdin=subprocess.DEVNULL,
@@ -93,25 +93,25 @@ class Keeper:
             preexec_fn=_die_with_parent(),  # noqa: PLW1509 - this process has one thread
         )
         self._output = cast("IO[bytes]", self.child.stdout).fileno()
-        self._orders = sys.stdin.fileno()
+        self._commands = sys.stdin.fileno()
 
     def stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
-        """Ask the child to end, once; `run` kills it after the grace. Also the handler of our own signals."""
+        """Send SIGTERM to the child, once; `run` kills it after the grace period. Also the signal handler."""
         if self._stop_asked_at is None:
             self._stop_asked_at = time.monotonic()
             self.child.terminate()
 
     def run(self) -> int:
-        """Follow orders and log the child's output until it ends; give its exit code (negative: a signal's number)."""
+        """Follow commands and log output until the child ends; return its exit code (negative: a signal number)."""
         is_open = True
         while is_open or self.child.poll() is None:
-            watched = [self._output] * is_open + [self._orders] * self._orders_open
+            watched = [self._output] * is_open + [self._commands] * self._commands_open
             ready, _, _ = select.select(watched, [], [], TICK_S)
             if self._output in ready:
                 is_open = self._take_output()
-            if self._orders in ready:
-                self._take_order()
-            self._look_around()
+            if self._commands in ready:
+                self._follow_command()
+            self._check_parent()
         return self.child.wait()
 
     def _take_output(self) -> bool:
@@ -120,15 +120,15 @@ class Keeper:
             self._log.write(data)
         return bool(data)
 
-    def _take_order(self) -> None:
-        order = os.read(self._orders, 1)
-        self._orders_open = bool(order)
-        if order == KILL:
+    def _follow_command(self) -> None:
+        command = os.read(self._commands, 1)
+        self._commands_open = bool(command)
+        if command == KILL:
             self.child.kill()
         else:
             self.stop()
 
-    def _look_around(self) -> None:
+    def _check_parent(self) -> None:
         if os.getppid() != self._parent:
             self.stop()
         if self._stop_asked_at is not None and time.monotonic() - self._stop_asked_at > self._grace_s:
@@ -136,7 +136,7 @@ class Keeper:
 
 
 def _die_with_parent() -> Callable[[], None] | None:
-    """What the child does before exec: on Linux, ask to be killed with the keeper; elsewhere nothing."""
+    """Return a function for the child before exec: on Linux it asks for a SIGKILL when the watchdog dies."""
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None, use_errno=True).prctl
@@ -144,13 +144,13 @@ def _die_with_parent() -> Callable[[], None] | None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry of the script, with the arguments of `keeper_command`; its exit code is a shell's: 128 + n for signal n."""
+    """Run the script with the arguments of `watchdog_command`. The exit code is a shell's: 128 + n for signal n."""
     log, log_bytes_max, grace_s, *command = arguments
-    keeper = Keeper(command, BoundedLog(Path(log), int(log_bytes_max)), float(grace_s))
+    watchdog = Watchdog(command, BoundedLog(Path(log), int(log_bytes_max)), float(grace_s))
     for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(name, keeper.stop)
-    os.write(sys.stdout.fileno(), b"%d\n" % keeper.child.pid)
-    code = keeper.run()
+        signal.signal(name, watchdog.stop)
+    os.write(sys.stdout.fileno(), b"%d\n" % watchdog.child.pid)
+    code = watchdog.run()
     return code if code >= 0 else 128 - code
 
 

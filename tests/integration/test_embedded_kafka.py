@@ -15,7 +15,7 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
 
-from connectors.kafka import embedded
+from connectors.kafka import broker_folder
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream.exchange.partitioner import partition_of
@@ -112,7 +112,7 @@ def test_two_brokers_know_nothing_of_each_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """And the second cannot use the folder of the first."""
-    monkeypatch.setattr(embedded, "FOLDER_WAIT_S", 0.2)
+    monkeypatch.setattr(broker_folder, "LOCK_WAIT_S", 0.2)
     create_message_topic(kafka.bootstrap_servers, topic_prefix, 1)
     with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256) as other:
         assert other.bootstrap_servers != kafka.bootstrap_servers
@@ -164,10 +164,10 @@ def test_settings_that_kafka_refuses_are_invalid(tmp_path: Path, kafka_jar_files
     assert not (tmp_path / "data").exists()
 
 
-def test_half_a_folder_is_corrupt(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
+def test_an_incomplete_folder_is_corrupt(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
     """It is never formatted over."""
     (tmp_path / "data").mkdir()
-    with pytest.raises(Corrupt, match="half of a broker's folder"):
+    with pytest.raises(Corrupt, match="incomplete folder of a broker"):
         EmbeddedKafka(tmp_path, jars=kafka_jar_files).start()
 
 
@@ -194,12 +194,12 @@ def test_broker_ends_with_its_parent(ending: signal.Signals, tmp_path: Path, kaf
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of the death of its parent")
-def test_broker_ends_with_its_keeper(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
+def test_broker_ends_with_its_watchdog(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
     """The process between us and the broker may be killed too, and we notice."""
     with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256) as broker:
         pid = broker.pid
-        keeper_pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
-        os.kill(keeper_pid, signal.SIGKILL)
+        watchdog_pid = int(Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[1])
+        os.kill(watchdog_pid, signal.SIGKILL)
         assert is_gone_soon(pid)
         assert not broker.is_running
 

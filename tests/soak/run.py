@@ -106,8 +106,8 @@ class Job:
         self._ending = False
         self.starts = 1
         self._lock = threading.Lock()
-        self._keeper = threading.Thread(target=self._keep_alive, daemon=True)
-        self._keeper.start()
+        self._restarter = threading.Thread(target=self._keep_alive, daemon=True)
+        self._restarter.start()
 
     def _started(self) -> JobProcess:
         return JobProcess(self._servers, self._settings, java_options=JAVA_OPTIONS)
@@ -148,7 +148,7 @@ class Job:
     def stop(self) -> int:
         """In order; its exit code."""
         self._ending = True
-        self._keeper.join()
+        self._restarter.join()
         return self.process.stop(300)
 
 

@@ -22,7 +22,7 @@ TALKATIVE = "for number in range(20000): print(f'line {number:06}', flush=True)"
 
 
 def started(code: str, log: Path, *, log_bytes_max: int = 10_000, grace_s: float = 0.3) -> subprocess.Popen[bytes]:
-    command = watchdog.keeper_command(log, log_bytes_max, grace_s, [sys.executable, "-c", code])
+    command = watchdog.watchdog_command(log, log_bytes_max, grace_s, [sys.executable, "-c", code])
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
