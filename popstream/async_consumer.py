@@ -1,4 +1,4 @@
-"""The consumer for asyncio: the same one, waited for without blocking the event loop."""
+"""The consumer for asyncio: a `Consumer` whose calls do not block the event loop."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POPS_AT_ONCE_MAX = 32
 
 
 class AsyncConsumer:
-    """A `Consumer` for coroutines of one event loop; it takes the same arguments.
+    """A `Consumer` for the coroutines of one event loop, with the same arguments.
 
     ```python
     async with AsyncConsumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
@@ -43,8 +43,8 @@ class AsyncConsumer:
     ```
 
     Args:
-        *args: Of `Consumer`.
-        **options: Of `Consumer`.
+        *args: Arguments of `Consumer`.
+        **options: Arguments of `Consumer`.
     """
 
     def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Consumer's
@@ -55,14 +55,14 @@ class AsyncConsumer:
 
     @classmethod
     def of(cls, consumer: Consumer) -> Self:
-        """Wrap an open consumer; it is closed with this."""
+        """Wrap an open consumer, which `close` closes."""
         wrapped = cls()
         wrapped._consumer = consumer
         return wrapped
 
     @property
     def consumer(self) -> Consumer:
-        """The consumer below; its calls block."""
+        """The wrapped consumer, whose calls block."""
         assert self._consumer is not None, "use `async with`, or `await open()` first"
         return self._consumer
 
@@ -75,37 +75,37 @@ class AsyncConsumer:
         """
         if self._consumer is None:
             if self._exits_on_sigterm:
-                install_sigterm_handler()  # the consumer is made in another thread, which may not do this
+                install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
             self._consumer = await self._in_thread(self._open)
         return self
 
     async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult:  # noqa: ANN401 - Consumer.pop's
-        """As `Consumer.pop`. When it is cancelled, what it still gets goes back."""
+        """Like `Consumer.pop`. When the task is cancelled, messages that still arrive are released."""
         return await self._in_thread(partial(self.consumer.pop, topic, queue_id, **options), undo=_release)
 
     async def ack(self, messages: Iterable[Receipt]) -> list[Outcome]:
-        """As `Consumer.ack`."""
+        """Like `Consumer.ack`."""
         return await asyncio.wrap_future(self.consumer.ack_async(messages))
 
     async def change_invisible(
         self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
     ) -> list[Outcome]:
-        """As `Consumer.change_invisible`."""
+        """Like `Consumer.change_invisible`."""
         change = partial(self.consumer.change_invisible, messages, invisible_time_ms, suspend=suspend)
         return await self._in_thread(change)
 
     async def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
-        """As `Consumer.reject`."""
+        """Like `Consumer.reject`."""
         return await self._in_thread(partial(self.consumer.reject, messages, cause))
 
     async def run(
         self, handle: Callable[[Message], Awaitable[object]], *, tasks: int = 1, failure_delay_ms: int = 1_000
     ) -> None:
-        """As `Consumer.run`, with so many tasks in place of threads. When it is cancelled, what is at hand goes back.
+        """Like `Consumer.run`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
 
         Raises:
-            Refused: The job does not let this group pop.
-            Invalid: There are no topics, or one does not exist.
+            Refused: The job refuses pops of this group.
+            Invalid: The consumer has no topics, or one does not exist.
         """
         feed = _Feed(self.consumer.subscribe(), self._threads)
         async with asyncio.TaskGroup() as group:
@@ -113,17 +113,17 @@ class AsyncConsumer:
                 group.create_task(self._work(feed, handle, Change(failure_delay_ms)))
 
     def stop(self) -> None:
-        """As `Consumer.stop`."""
+        """Like `Consumer.stop`."""
         self.consumer.stop()
 
     async def close(self) -> None:
-        """As `Consumer.close`."""
+        """Like `Consumer.close`."""
         if self._consumer is not None:
             await self._in_thread(self._consumer.close)
         self._threads.shutdown(wait=False)
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """As iteration over a `Consumer`."""
+        """Iterate over the messages of the topics until `stop` or `close`, like a `Consumer`."""
         feed = _Feed(self.consumer.subscribe(), self._threads)
         while (message := await feed.next()) is not None:
             yield message
@@ -144,7 +144,7 @@ class AsyncConsumer:
                 await handle(message)
             except BaseException as error:
                 if not message.is_settled:
-                    feed.give_back(message, failed)
+                    feed.release(message, failed)
                 if not isinstance(error, Exception):
                     raise
                 where = (message.topic, message.queue_id, message.queue_offset)
@@ -158,14 +158,14 @@ class AsyncConsumer:
         try:
             return await asyncio.shield(asyncio.wrap_future(running))
         except asyncio.CancelledError:
-            # The thread goes on; what it gets has nobody to work on it.
+            # The thread goes on, but nobody processes its result.
             if undo is not None:
                 running.add_done_callback(lambda done: None if done.exception() else undo(done.result()))
             raise
 
 
 class _Feed:
-    """Brings the messages of a subscription to coroutines, with one thread that waits for all of them."""
+    """Passes the messages of a subscription to coroutines; one thread waits on behalf of all of them."""
 
     def __init__(self, subscription: Subscription, threads: ThreadPoolExecutor) -> None:
         self._subscription = subscription
@@ -174,7 +174,7 @@ class _Feed:
         self._serving: asyncio.Task[None] | None = None
 
     async def next(self) -> Message | None:
-        """The next message; None when the consumer has stopped."""
+        """Wait for the next message; None: the consumer has stopped."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Message | None] = loop.create_future()
         self._waiters.append(waiter)
@@ -184,11 +184,11 @@ class _Feed:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and (message := waiter.result()) is not None:
-                self.give_back(message, RETURNED)
+                self.release(message, RETURNED)
             raise
 
-    def give_back(self, message: Message, change: Change) -> None:
-        """Give a message back, and in an orderly group what follows it; in a thread, for Kafka may be away."""
+    def release(self, message: Message, change: Change) -> None:
+        """Release a message, and in an orderly group the later ones of its pop; in a thread, as Kafka may be away."""
         self._threads.submit(self._subscription.release_with_rest, [message], change)
 
     async def _serve(self) -> None:
@@ -203,13 +203,13 @@ class _Feed:
                     if found := self._next_waiter():
                         found.set_result(message)
                     else:
-                        self.give_back(message, RETURNED)
+                        self.release(message, RETURNED)
         except PopstreamError as error:
             while waiter := self._next_waiter():
                 waiter.set_exception(error)
 
     def _next_waiter(self) -> asyncio.Future[Message | None] | None:
-        """The first that still waits; it is taken off the list."""
+        """Remove and return the first waiter that still waits."""
         while self._waiters:
             waiter = self._waiters.popleft()
             if not waiter.done():

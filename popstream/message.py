@@ -1,4 +1,4 @@
-"""What a consumer hands out and what it hands back: messages, receipts, outcomes."""
+"""Messages as a consumer hands them out, and the unit that several messages are leased with."""
 
 from __future__ import annotations
 
@@ -32,35 +32,35 @@ __all__ = [
 
 
 class MessageState(enum.Enum):
-    """What became of a message in the hands of its consumer."""
+    """How far a message was settled by its consumer."""
 
     OPEN = "open"
     FINISHED = "finished"
-    """It was asked to ack or reject it."""
+    """An ack or a reject was requested."""
     RETURNED = "returned"
-    """It was asked to give it back, or the lease ended: it comes again."""
+    """A release was requested, or the lease has ended: the message will be redelivered."""
 
 
 class Settler(Protocol):
-    """Whoever handed a message out and takes word of what became of it: its consumer."""
+    """Carries out the methods of a message, for the consumer that handed it out."""
 
     def ack_one(self, message: Message) -> Future[Outcome]:
-        """Say that it is done."""
+        """Ack it."""
 
     def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
-        """Give it another invisible time."""
+        """Change its invisible time."""
 
     def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
-        """Give it back."""
+        """Release it."""
 
     def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
-        """Send it to the dead letters."""
+        """Reject it."""
 
 
 class Message(Receipt, kw_only=True, eq=False):
     """One delivery of one message.
 
-    As a context manager it is acked when the block ends, and given back when the block raises:
+    As a context manager it is acked when the block ends, and released when the block raises:
 
     ```python
     for message in consumer:
@@ -68,21 +68,21 @@ class Message(Receipt, kw_only=True, eq=False):
             work_on(message.value)
     ```
 
-    The methods do not wait; the future they give brings the outcome.
+    The methods return at once; the outcome is the result of the future that they return.
 
     Attributes:
-        attempt: 1 for the first delivery.
-        timestamp_ms: The record's own timestamp.
+        attempt: Number of this delivery; 1 is the first.
+        timestamp_ms: Timestamp of the record.
         pop_time_ms: When the lease began or was last changed, by the broker's clock; in an orderly lane always when it
             began.
-        next_visible_time_ms: When the lease ends unless something is done, by the broker's clock.
-        settler: The consumer that handed it out.
-        state: What became of it here.
-        message_id: Given by the producer; empty when it was another one than ours.
+        next_visible_time_ms: When the lease ends unless it is changed, by the broker's clock.
+        settler: Carries out the methods; None: the message was not handed out by a consumer.
+        state: How far it was settled here.
+        message_id: Set by our producer; empty for messages of other producers.
         inner_index: Its place among the messages of its record.
-        inner_count: How many messages its record carries.
-        unit: What it is leased with, when its record carries many.
-        carries: What is leased with it, when it is such a record itself; that is not handed out.
+        inner_count: Number of messages that its record carries.
+        unit: The unit that it is leased with, when its record carries several messages.
+        carries: For such a record itself, which is not handed out: the unit of its messages.
     """
 
     attempt: int
@@ -102,26 +102,26 @@ class Message(Receipt, kw_only=True, eq=False):
 
     @property
     def leased(self) -> Message:
-        """What is leased: the message itself, or the unit it came with."""
+        """The leased message: this one, or the record that carries its unit."""
         return self if self.unit is None else self.unit.message
 
     @property
     def is_settled(self) -> bool:
-        """Whether it was finished or given back, by itself or with its unit."""
+        """Whether it was acked, rejected or released, alone or with its unit."""
         return self.state is not MessageState.OPEN or (self.unit is not None and self.unit.message.is_settled)
 
     @property
     def tag(self) -> str:
-        """Tag given by the sender; empty when there is none."""
+        """Tag set by the sender; empty when there is none."""
         return tag_value(self.leased.headers).decode(errors="replace")
 
     @property
     def receipt(self) -> Receipt:
-        """What another process needs to finish this message, with all of its unit; it does not follow later changes."""
+        """A receipt by which another process can settle the message, with its whole unit; later changes outdate it."""
         return Receipt(topic=self.topic, queue_id=self.queue_id, queue_offset=self.queue_offset, handle=self.handle)
 
     def ack(self) -> Future[Outcome]:
-        """Say that the message is done. Acks that come within a few milliseconds travel together.
+        """Ack the message. Acks within a few milliseconds are sent together.
 
         Raises:
             ClientClosed: The consumer was closed.
@@ -129,7 +129,7 @@ class Message(Receipt, kw_only=True, eq=False):
         return self._settler().ack_one(self)
 
     def extend(self, seconds: float) -> Future[Outcome]:
-        """Keep the message for so long from now on, at most 12 hours; `handle` is replaced when the outcome is known.
+        """Extend the lease to `seconds` from now, at most 12 hours; `handle` is replaced when the outcome is known.
 
         Raises:
             ClientClosed: The consumer was closed.
@@ -137,7 +137,7 @@ class Message(Receipt, kw_only=True, eq=False):
         return self._settler().extend_one(self, round(seconds * 1000))
 
     def release(self, delay: float = 0.0) -> Future[Outcome]:
-        """Give the message back: it comes again, to anyone of the group, `delay` seconds from now.
+        """Release the message: it is redelivered to any consumer of the group, `delay` seconds from now.
 
         Raises:
             ClientClosed: The consumer was closed.
@@ -145,7 +145,7 @@ class Message(Receipt, kw_only=True, eq=False):
         return self._settler().release_one(self, round(delay * 1000))
 
     def reject(self, reason: str | None = None) -> Future[Outcome]:
-        """Send the message to the dead letters now; `reason` is kept with it.
+        """Send the message to the dead-letter topic now; `reason` is recorded with it.
 
         Raises:
             ClientClosed: The consumer was closed.
@@ -153,13 +153,13 @@ class Message(Receipt, kw_only=True, eq=False):
         return self._settler().reject_one(self, reason)
 
     def __enter__(self) -> Self:
-        """Give the message."""
+        """Return the message."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Ack it, or give it back when the block raised; what the block has settled itself stays as it is."""
+        """Ack it, or release it when the block raised, unless the block has settled it."""
         if self.is_settled:
             return
         if kind is None:
@@ -169,16 +169,20 @@ class Message(Receipt, kw_only=True, eq=False):
 
     def _settler(self) -> Settler:
         if self.settler is None:
-            text = "the message was not handed out by a consumer: use the methods of one, with its receipt"
+            text = "the message was not handed out by a consumer: pass its receipt to the methods of a consumer"
             raise ClientClosed(text, subject=f"{self.topic}/{self.queue_id}")
         return self.settler
 
 
 class PopResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pop brought; iterate over it, or take its length.
+    """The messages of a pop; iterate over it, or take its length.
 
-    `reason` is OK when something was leased, else NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL or CANCELLED. An OK result
-    may hold no messages all the same, when all that was leased had been deleted from the topic (`gone_count`).
+    `reason` is OK when messages were leased, otherwise NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL or CANCELLED. An OK
+    result is empty when the records of all leased messages have been deleted from the topic.
+
+    Attributes:
+        gone_count: Leased offsets without a readable record; they were acked or rejected.
+        late_count: Leased messages whose records did not come in time; they were released.
     """
 
     op_id: str
@@ -189,7 +193,7 @@ class PopResult(msgspec.Struct, frozen=True, kw_only=True):
     late_count: int = 0
 
     def __iter__(self) -> Iterator[Message]:
-        """Go through the messages by queue offset."""
+        """Iterate over the messages by queue offset."""
         return iter(self.messages)
 
     def __len__(self) -> int:
@@ -211,11 +215,11 @@ MessageFilter = Callable[[Message], FilterVerdict]
 
 
 class LeasedUnit:
-    """The messages of one unit. Safe for use by many threads.
+    """The messages of one unit, which share a lease. Safe for use by many threads.
 
     Args:
-        message: What is leased.
-        unwrapped: What its record carries.
+        message: The leased record.
+        unwrapped: The messages that it carries.
     """
 
     def __init__(self, message: Message, unwrapped: Sequence[Unwrapped]) -> None:
@@ -238,18 +242,18 @@ class LeasedUnit:
         message.carries = self
         message.value = None
         self.cause: str | None = None
-        """Why it goes to the dead letters when all its messages are done; None: it does not."""
+        """Cause of the reject when all its messages are settled; None: the unit is acked then."""
         self._lock = threading.Lock()
         self._open = set(range(len(self.messages)))
         self._owners: dict[int, threading.Thread] = {}
 
     @property
     def is_begun(self) -> bool:
-        """Whether something of it is done, or about to be, and would come twice if all of it came again."""
+        """Whether some of its messages are settled, and would be delivered twice if the unit were redelivered."""
         return any(message.state is not MessageState.OPEN for message in self.messages)
 
     def finish(self, message: Message, state: MessageState) -> bool:
-        """No more is to be expected of a message; True when it was the last one."""
+        """Record that a message is settled; return True for the last message of the unit."""
         with self._lock:
             message.state = state
             was_open = message.inner_index in self._open
@@ -257,16 +261,16 @@ class LeasedUnit:
             return was_open and not self._open
 
     def renewed(self) -> None:
-        """The lease has another end, and maybe another handle: so have the messages."""
+        """Copy the new end of the lease, and the new handle, to the messages."""
         for message in self.messages:
             message.handle = self.message.handle
             message.pop_time_ms = self.message.pop_time_ms
             message.next_visible_time_ms = self.message.next_visible_time_ms
 
     def own(self, message: Message, owner: threading.Thread) -> None:
-        """Note who works on a message from now on."""
+        """Record which thread works on a message from now on."""
         self._owners[message.inner_index] = owner
 
     def is_alive(self) -> bool:
-        """Whether everyone still runs who works on a message that is not done."""
+        """Tell whether all threads that work on unsettled messages are alive; named as `Thread.is_alive`."""
         return all(owner.is_alive() or self.messages[index].is_settled for index, owner in list(self._owners.items()))

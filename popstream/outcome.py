@@ -1,4 +1,4 @@
-"""What calls give back as values: outcomes, receipts, records. No behaviour, and nothing of ours but the wire."""
+"""The values that calls take and return: receipts, outcomes, records, send results."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ __all__ = [
 ]
 
 Headers = Sequence[tuple[str, bytes | None]]
-"""Of a record: names and values; names may repeat."""
+"""Headers of a record: names and values; names may repeat."""
 QueueKey = tuple[str, int]
 """(topic, queue_id): the queue_id is the Kafka partition."""
 
 
 class ReceiptHandle(msgspec.Struct, frozen=True, gc=False):
-    """Proof of one delivery, opaque: give it back as it came, never look inside."""
+    """Proof of one delivery. Opaque: pass it on unchanged."""
 
     text: str
 
     def __str__(self) -> str:
-        """Give the text that travels."""
+        """Return the text."""
         return self.text
 
 
 class Receipt(msgspec.Struct, kw_only=True, eq=False):
-    """All that is needed to ack a message or to change its invisible time, also from another process of the same group.
+    """The data needed to settle a message, also from another process of the same group.
 
-    `handle` is replaced when the invisible time is changed: a change needs the newest one, an ack takes any of the same
-    delivery.
+    `handle` is replaced when the invisible time is changed: another change needs the newest handle, an ack accepts any
+    handle of the same delivery.
 
     >>> receipt = Receipt(topic="orders", queue_id=0, queue_offset=7, handle=ReceiptHandle("1.AAAA"))
     >>> str(msgspec.json.decode(msgspec.json.encode(receipt), type=Receipt).handle)
@@ -54,7 +54,7 @@ class Receipt(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A message as it lies in its queue, looked at without a lease."""
+    """A message that was read from its queue without a lease."""
 
     topic: str
     queue_id: int
@@ -69,10 +69,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):
-    """What became of one message of a request; judge by `applied`, which says whether anything changed.
+    """The outcome of a request for one message.
 
-    All but the first three belong to a change of the invisible time. `pop_time_ms` and `invisible_time_ms` are by the
-    broker's clock; `revive_queue_id` is RocketMQ's, 999 in an orderly lane.
+    Attributes:
+        applied: Whether the request changed anything: judge success by this.
+        reason: Why, or why not.
+        code: RocketMQ's code for the reason.
+        pop_time_ms: Of a change: when the changed lease began, by the broker's clock.
+        invisible_time_ms: Of a change: its length, in milliseconds.
+        revive_queue_id: Of a change: RocketMQ's field, 999 in an orderly lane.
+        handle: The new handle, or the current one when another change came first.
     """
 
     applied: bool
@@ -85,7 +91,7 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_visible_time_ms(self) -> int | None:
-        """When the lease ends from now on, by the broker's clock.
+        """When the changed lease ends, by the broker's clock.
 
         >>> Outcome(True, Reason.OK, 0, 1_000, 30_000).next_visible_time_ms
         31000
@@ -96,10 +102,10 @@ class Outcome(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where Kafka wrote a message.
+    """Where Kafka has written a message.
 
     Attributes:
-        message_id: Given by the producer; the message has it wherever it comes.
+        message_id: Set by the producer; each delivery of the message has it.
         inner_index: Its place among the messages of its record.
     """
 
@@ -112,12 +118,12 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
 
 def queue_of(receipt: Receipt) -> QueueKey:
-    """Queue of a message or receipt."""
+    """Return the queue of a message or receipt."""
     return (receipt.topic, receipt.queue_id)
 
 
 def all_applied(outcomes: Sequence[Outcome]) -> bool:
-    """Whether every message was changed.
+    """Tell whether the request was applied to every message.
 
     >>> all_applied([Outcome(True, Reason.OK, 0), Outcome(False, Reason.ALREADY_ACKED, 0)])
     False

@@ -1,4 +1,4 @@
-"""What a client can be told; every time-out has a reason, and none of them is needed to start."""
+"""The settings that all clients share."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from popstream.wire.limits import RECORD_BYTES_MAX
 __all__ = ["ClientSettings", "new_client_id"]
 
 RESEND_WINDOW_MS = 8 * 60_000
-"""Re-sends stop this long after the first send.
+"""Operations are not sent again later than this after the first send.
 
-The job remembers an op_id for at least 9 minutes of record time; a re-send may still sit in the Kafka producer for
-`delivery_timeout_ms`. Later than that the same operation could be decided twice.
+The job remembers an op_id for at least 9 minutes of record time, and a re-send may wait in the Kafka producer for
+`delivery_timeout_ms`. After that the same operation could be decided twice.
 """
 
 
 def new_client_id() -> str:
-    """Make a client id that no other client has.
+    """Return a random client id.
 
     >>> new_client_id().startswith("popstream-"), new_client_id() == new_client_id()
     (True, False)
@@ -40,20 +40,20 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         client_id: Name in Kafka's logs, in the audit tables, and for `return_client`; must be unique among the clients
             of a group.
-        prefix: Names the job: its topics are `<prefix>.ops`, `<prefix>.results` and so on.
-        ops_topic: Topic of the operations, if its name is another one.
-        results_topic: Topic of the answers, likewise.
-        notifications_topic: Topic of the notifications, likewise.
+        prefix: Name of the job: its topics are `<prefix>.ops`, `<prefix>.results` and so on.
+        ops_topic: Name of the topic of operations, if it has no such name.
+        results_topic: Name of the topic of answers, likewise.
+        notifications_topic: Name of the topic of notifications, likewise.
         answer_timeout_ms: How long a call waits for its answer (a pop: beyond its poll time) before it raises
             `AnswerTimeout`.
-        resend_after_ms: Without an answer for so long an operation is sent again, with the same op_id and the same
-            bytes; each further time waits twice as long. Shorter: an answer that was lost is made up for sooner;
-            longer: fewer records while the job is down.
-        resend_after_ms_max: Bound of that doubling.
-        delivery_timeout_ms: How long the Kafka producer tries to deliver a record before it gives up.
-        ops_bytes_max: Largest operation record; the job refuses more than 4 MiB.
-        kafka: Settings for every kafka-python client, such as `security_protocol` and `sasl_mechanism`.
-        history_file: Record there every operation and what was answered, for `popstream history check`; None: nowhere.
+        resend_after_ms: How long to wait for an answer before the operation is sent again, with the same op_id and the
+            same bytes; the wait doubles each time. Shorter: a lost answer is replaced sooner; longer: fewer records
+            while the job is down.
+        resend_after_ms_max: Upper bound of that wait.
+        delivery_timeout_ms: How long the Kafka producer tries to deliver a record.
+        ops_bytes_max: Maximum size of an operation record, in bytes; the job refuses more than 4 MiB.
+        kafka: Settings for all kafka-python clients, such as `security_protocol` and `sasl_mechanism`.
+        history_file: File to record every operation and its answer in, for `popstream history check`; None: no record.
     """
 
     bootstrap_servers: str
@@ -71,10 +71,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     history_file: Path | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Check the ranges.
 
         Raises:
-            Invalid: With one line for each setting that is wrong.
+            Invalid: Some settings are out of range; `details` has a line for each.
         """
         wrong = [
             f"{name} must be at least 1, not {getattr(self, name)}"
@@ -95,28 +95,28 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         if self.delivery_timeout_ms > DELIVERY_TIMEOUT_MS_MAX:
             wrong.append(
                 f"delivery_timeout_ms must be at most {DELIVERY_TIMEOUT_MS_MAX}, not {self.delivery_timeout_ms}:"
-                " re-sends would come too late"
+                " an operation that is sent again could come too late"
             )
         if wrong:
-            message = "the client settings cannot work"
+            message = "the client settings are out of range"
             raise Invalid(message, subject=self.client_id, details=wrong)
 
     @property
     def operations(self) -> str:
-        """Name of the ops topic."""
+        """Name of the topic of operations."""
         return self.ops_topic or f"{self.prefix}.ops"
 
     @property
     def results(self) -> str:
-        """Name of the results topic."""
+        """Name of the topic of answers."""
         return self.results_topic or f"{self.prefix}.results"
 
     @property
     def notifications(self) -> str:
-        """Name of the notifications topic."""
+        """Name of the topic of notifications."""
         return self.notifications_topic or f"{self.prefix}.notifications"
 
     @property
     def queue_types(self) -> str:
-        """Name of the topic with the types of message topics."""
+        """Name of the topic with the queue types of message topics."""
         return f"{self.prefix}.queue_types"

@@ -1,6 +1,6 @@
-"""Sees to it that a process which ends gives back what its consumers hold: at interpreter exit, and by SIGTERM.
+"""Shutdown hooks: a process that exits, or gets SIGTERM, closes its clients, which releases the messages they hold.
 
-A process that is killed cannot; for it there is `return_client`, sent by whoever notices, or by its next start.
+After a SIGKILL no hook runs: the leases expire, or another client sends `return_client`.
 """
 
 from __future__ import annotations
@@ -16,60 +16,62 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["ClosedAtExit", "close_at_exit", "install_sigterm_handler"]
+__all__ = ["Closable", "close_at_exit", "install_sigterm_handler"]
 
 EXIT_STATUS = 128 + signal.SIGTERM
-"""What a shell reports of a process that SIGTERM ended."""
+"""The status that a shell reports for a process that SIGTERM has ended."""
 
 
-class ClosedAtExit(Protocol):
-    """Who has something to do when the process ends."""
+class Closable(Protocol):
+    """A client with work to finish before the process ends."""
 
     def stop(self) -> None:
-        """Begin nothing more; must be short, and is called within a signal handler."""
+        """Begin nothing new. Called within a signal handler, so it must be short."""
 
     def close(self) -> None:
-        """Finish."""
+        """Finish, and disconnect."""
 
 
-_open: weakref.WeakSet[ClosedAtExit] = weakref.WeakSet()
+_open: weakref.WeakSet[Closable] = weakref.WeakSet()
 
 
-def close_at_exit(leaving: ClosedAtExit) -> Callable[[], None]:
-    """Close it when this process exits, if it still lives then; gives what takes that back."""
-    reference = weakref.ref(leaving)
+def close_at_exit(client: Closable) -> Callable[[], None]:
+    """Close a client at interpreter exit, unless it has been collected; return a callable that unregisters it."""
+    reference = weakref.ref(client)
     process_id = os.getpid()
 
     def run() -> None:
         found = reference()
-        # In a child that was forked off its threads and connections are not there.
+        # A forked child has neither the threads nor the connections of the client.
         if found is not None and os.getpid() == process_id:
             found.close()
 
-    def forget() -> None:
-        _open.discard(leaving)
+    def unregister() -> None:
+        _open.discard(client)
         atexit.unregister(run)
 
-    _open.add(leaving)
+    _open.add(client)
     atexit.register(run)
-    return forget
+    return unregister
 
 
 def install_sigterm_handler() -> bool:
-    """Make SIGTERM end the process as `sys.exit` does, so that `with` blocks and exit handlers run.
+    """Make SIGTERM end the process as `sys.exit` does, so that `with` blocks and exit hooks run.
 
-    Whoever waits for messages in another thread is woken, so that the thread can end. Only where SIGTERM would end the
-    process at once, and only from the main thread; else nothing is changed, and False comes back. A second signal does
-    what it did before.
+    All clients are stopped, so that threads which wait for messages can end. A second SIGTERM has its default effect.
+
+    Returns:
+        True when the handler is installed. It is not installed outside the main thread, nor when SIGTERM has a handler
+        or is ignored.
     """
     if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
         return False
 
-    def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+    def exit_process(_signal: int, _frame: FrameType | None) -> NoReturn:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        for leaving in list(_open):
-            leaving.stop()
+        for client in list(_open):
+            client.stop()
         raise SystemExit(EXIT_STATUS)
 
-    signal.signal(signal.SIGTERM, leave)
+    signal.signal(signal.SIGTERM, exit_process)
     return True

@@ -1,1 +1,1 @@
-"""Operations and their answers: matched, sent again, carried over Kafka or in memory."""
+"""Operations and their answers: sent, matched, sent again; carried over Kafka, or in memory for tests."""

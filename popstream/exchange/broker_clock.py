@@ -1,4 +1,4 @@
-"""The broker's clock as far as its answers tell: never ahead of the true one."""
+"""An estimate of the broker's clock from the times in its answers, never ahead of the true clock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ FORGET_AFTER_S = 600.0
 
 
 class BrokerClock:
-    """Learns from `now_ms` of answers. Safe for use by many threads.
+    """Learns from the `now_ms` of answers. Safe for use by many threads.
 
-    An answer says what the broker's clock showed when it was decided, and that was before the answer came. So the
-    greatest difference seen is the best one, and still too small by the shortest way of an answer. What was learnt more
-    than 20 minutes ago counts no longer, as the clocks may drift apart.
+    `now_ms` is the time of the decision, which is before the answer arrives. So the greatest difference to the local
+    clock is the best estimate, and too small by the latency of the fastest answer. Differences older than 20 minutes
+    are dropped, as the clocks may drift apart.
 
     >>> clock = BrokerClock()
     >>> clock.now_ms(5.0) is None
@@ -25,14 +25,13 @@ class BrokerClock:
     """
 
     def __init__(self) -> None:
-        """Know nothing yet."""
         self._lock = threading.Lock()
         self._ahead_ms: float | None = None
         self._newest_ahead_ms: float | None = None
         self._newest_from_s = 0.0
 
     def learn(self, now_ms: int, received_s: float) -> None:
-        """Take the time of an answer that came at `received_s`, monotonic seconds."""
+        """Learn from an answer that arrived at `received_s`, in monotonic seconds."""
         ahead_ms = now_ms - received_s * 1000
         with self._lock:
             if self._newest_ahead_ms is None or received_s - self._newest_from_s > FORGET_AFTER_S:
@@ -43,16 +42,16 @@ class BrokerClock:
             self._ahead_ms = max(self._newest_ahead_ms, self._ahead_ms or self._newest_ahead_ms)
 
     def now_ms(self, at_s: float) -> int | None:
-        """What the broker's clock showed at least, at a monotonic second; None before the first answer."""
+        """Return the least time that the broker's clock showed at a monotonic second; None before the first answer."""
         return None if self._ahead_ms is None else int(at_s * 1000 + self._ahead_ms)
 
     def local_s(self, broker_ms: int) -> float:
-        """Monotonic second by which the broker's clock shows `broker_ms` for certain.
+        """Return the monotonic second by which the broker's clock certainly shows `broker_ms`.
 
         Raises:
             ValueError: No answer has come yet.
         """
         if self._ahead_ms is None:
-            message = "no answer has told the broker's time yet"
+            message = "the broker's time is not known before the first answer"
             raise ValueError(message)
         return (broker_ms - self._ahead_ms) / 1000

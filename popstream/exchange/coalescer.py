@@ -1,7 +1,7 @@
-"""Gathers what many callers say about one queue within a few milliseconds, so that it travels as ranges in one record.
+"""Collects the requests of many callers about one queue for a few milliseconds, to send them as ranges in one record.
 
-Acks and dispatches use the same two things: `ranges_by_label` turns single offsets into inclusive ranges, and a
-`Coalescer` holds items back for a moment and hands over all of a queue at once.
+Acks and dispatches use both parts: `ranges_by_label` turns single offsets into inclusive ranges, and a `Coalescer`
+delays items and emits all items of a queue at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Item = TypeVar("Item")
 
 
 def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
-    """Smallest list of inclusive ranges that covers exactly `offsets`, ascending; repeated offsets count once.
+    """Return the smallest ascending list of inclusive ranges that covers exactly `offsets`.
 
     >>> ranges_of([7, 3, 4, 5, 4])
     [(3, 5), (7, 7)]
@@ -47,7 +47,7 @@ def ranges_of(offsets: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def ranges_by_label(items: Iterable[tuple[int, Label]]) -> dict[Label, list[tuple[int, int]]]:
-    """Inclusive ranges of the offsets of each label, labels in the order they first appear.
+    """Return the inclusive ranges of the offsets of each label, labels in the order of their first offset.
 
     >>> ranges_by_label([(2, "a"), (0, "a"), (1, "b"), (3, "b"), (1, "a")])
     {'a': [(0, 2)], 'b': [(1, 1), (3, 3)]}
@@ -59,18 +59,18 @@ def ranges_by_label(items: Iterable[tuple[int, Label]]) -> dict[Label, list[tupl
 
 
 class Coalescer(Generic[Key, Item]):
-    """Holds items back for at most `delay_ms` after the first one came, then emits them, one call for each key.
+    """Delays items for at most `delay_ms` after the first one, then emits them, by one call for each key.
 
-    Items of a key are emitted in the order they were added. `emit` runs on the coalescer's own thread, or on that of a
-    caller of `flush`; never twice at once. When it raises, the items go to `failed`, and the next ones are emitted as
-    ever. Safe for use by many threads.
+    Items of a key are emitted in the order in which they were added. `emit` runs on the coalescer's thread, or on that
+    of a caller of `flush`, and never twice at once. When it raises, its items go to `failed`, and later items are still
+    emitted. Safe for use by many threads.
 
     Args:
         name: Name of the thread.
-        delay_ms: Longer: fewer and fuller records; shorter: sooner. 0 emits as fast as the thread gets there.
-        items_max: Emit early when as many items wait.
+        delay_ms: Longer: fewer and fuller records; shorter: less latency. 0: as soon as the thread runs.
+        items_max: Emit early when this many items wait.
         emit: Takes a key and its items.
-        failed: Takes the items that `emit` raised for, and the error.
+        failed: Takes the items for which `emit` raised, and the error.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class Coalescer(Generic[Key, Item]):
         emit: Callable[[Key, list[Item]], None],
         failed: Callable[[list[Item], Exception], None],
     ) -> None:
-        """Start the thread; it is a daemon, and `close` ends it."""
+        """Start the thread, a daemon; `close` ends it."""
         self._delay_s = delay_ms / 1000
         self._items_max = items_max
         self._emit = emit
         self._failed = failed
         self._changed = threading.Condition()
-        # Re-entered when a callback of what is being emitted asks for more; then the rest of the older goes first.
+        # Reentrant: `emit` may run callbacks that flush; then the rest of the older items is emitted first.
         self._emitting = threading.RLock()
         self._to_emit: deque[tuple[Key, list[Item]]] = deque()
         self._waiting: dict[Key, list[Item]] = {}
@@ -99,7 +99,7 @@ class Coalescer(Generic[Key, Item]):
         self._thread.start()
 
     def add(self, items: Iterable[tuple[Key, Item]]) -> None:
-        """Take items; they are emitted soon.
+        """Add items, to be emitted soon.
 
         Raises:
             RuntimeError: The coalescer is closed.
@@ -118,7 +118,7 @@ class Coalescer(Generic[Key, Item]):
                 self._changed.notify()
 
     def flush(self) -> None:
-        """Emit now what waits; on return everything added before has been emitted."""
+        """Emit the waiting items; on return all items that were added before have been emitted."""
         with self._emitting:
             with self._changed:
                 self._to_emit.extend(self._waiting.items())
@@ -132,7 +132,7 @@ class Coalescer(Generic[Key, Item]):
                     self._failed(items, error)
 
     def close(self) -> None:
-        """Emit what waits and end the thread; more calls do nothing."""
+        """Emit the waiting items and end the thread; more calls do nothing."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()

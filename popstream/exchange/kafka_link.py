@@ -26,13 +26,13 @@ LOG = logging.getLogger(__name__)
 OPEN_TIMEOUT_MS = 30_000
 FRAMES_MAX = 500
 RECONNECT_MS_MAX = 1_000
-# Two partitions of one broker share a request, so this bounds how long `close` waits for the thread, not how soon
-# answers come.
+# Answers arrive without this delay. It bounds how long `close` waits for the thread, as two partitions of one broker
+# share a fetch request.
 FETCH_WAIT_MS = 250
 
 
 def producer_options(settings: ClientSettings) -> dict[str, Any]:
-    """Options of every producer here: confirmed by all replicas, written once however often it is tried."""
+    """Return the options of all producers here: acknowledged by all in-sync replicas, and idempotent."""
     return {
         "bootstrap_servers": settings.bootstrap_servers.split(","),
         "acks": "all",
@@ -42,21 +42,20 @@ def producer_options(settings: ClientSettings) -> dict[str, Any]:
         "max_block_ms": settings.delivery_timeout_ms,
         "max_request_size": OPS_TOPIC_RECORD_BYTES_MAX,
         "allow_auto_create_topics": False,
-        # kafka-python's 30 s are as long as a record has: a broker that is back would be found too late.
+        # The default of kafka-python, 30 s, is as long as the delivery time-out of a record.
         "reconnect_backoff_max_ms": RECONNECT_MS_MAX,
         **settings.kafka,
     }
 
 
 class KafkaLink:
-    """Carries operations and frames over Kafka.
+    """Carries operations and frames over Kafka; `open` connects.
 
     Args:
         settings: Names and time-outs.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Connect to nothing yet."""
         self._settings = settings
         self._producer = ResilientProducer(
             {"client_id": settings.client_id, **producer_options(settings)}, refusals=(), on_connected=lambda: None
@@ -64,11 +63,11 @@ class KafkaLink:
         self._consumer: Any = None
 
     def open(self) -> int:
-        """Choose a partition by the client id, and stand at its end before anything is sent.
+        """Choose a partition of answers by the client id, and seek to its end before anything is sent.
 
         Raises:
             Unavailable: Kafka does not answer.
-            Invalid: The job's topics do not exist.
+            Invalid: The topics of the job do not exist, or the release of kafka-python is not supported.
         """
         settings = self._settings
         try:
@@ -78,7 +77,7 @@ class KafkaLink:
                 group_id=None,
                 enable_auto_commit=False,
                 isolation_level="read_committed",
-                # Falling behind the retention of answers loses the oldest of them; the others still help.
+                # A client that falls behind the retention of answers loses the oldest ones, and reads on.
                 auto_offset_reset="earliest",
                 fetch_max_wait_ms=FETCH_WAIT_MS,
                 allow_auto_create_topics=False,
@@ -104,7 +103,7 @@ class KafkaLink:
         counts = [len(self._consumer.partitions_for_topic(topic)) for topic in topics]
         missing = [f"{topic} does not exist" for topic, count in zip(topics, counts, strict=True) if not count]
         if missing:
-            message = "the topics of the job are not there: has it ever been started, and is the prefix right?"
+            message = "the topics of the job do not exist: has the job been started, and is the prefix right?"
             raise Invalid(message, subject=self._settings.prefix, details=missing)
         return counts[1]
 
@@ -112,15 +111,15 @@ class KafkaLink:
         """Write one operation to the partition of its key.
 
         Raises:
-            Unavailable: Kafka is away, and another producer is not made yet.
+            Unavailable: Kafka does not answer, and the producer is being replaced.
         """
         kafka = self._producer.current
         if kafka is None:
-            message = "Kafka is away"
+            message = "Kafka does not answer"
             raise Unavailable(message, subject=self._settings.bootstrap_servers)
 
         def on_failure(error: Exception) -> None:
-            # Whatever it was, this producer may not send again.
+            # After any error the producer may be unable to send again.
             self._producer.replace(kafka)
             on_sent(error)
 
@@ -131,12 +130,12 @@ class KafkaLink:
         future.add_errback(on_failure)
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Values of the records that came."""
+        """Return the values of the records that have arrived."""
         polled = self._consumer.poll(timeout_ms=int(timeout_s * 1000), max_records=FRAMES_MAX)
         return [record.value for records in polled.values() for record in records if record.value is not None]
 
     def close(self) -> None:
-        """Deliver what is on its way, within the delivery time-out, and disconnect."""
+        """Wait for records in flight, at most for the delivery time-out, and disconnect."""
         self._producer.close(self._settings.delivery_timeout_ms / 1000)
         if self._consumer is not None:
             self._consumer.close(autocommit=False)

@@ -1,6 +1,6 @@
-"""Which partition of the ops topic holds a queue: the same answer as Kafka's Java clients give.
+"""Chooses the partition of the ops topic for a queue, as Kafka's Java clients do.
 
-The key of every operation of a queue is
+The key of all operations of a queue is
 
 ```
 +------------------+------+---------------------------+
@@ -9,8 +9,8 @@ The key of every operation of a queue is
 ```
 
 and its partition is murmur2(key) with the sign bit cleared, modulo the partition count. So all operations of a queue
-lie in one partition, in one order. Clients of librdkafka have another default partitioner (CRC32): they must be told
-`murmur2_random`.
+are in one partition, in one order. Clients of librdkafka have another default partitioner (CRC32): set their
+`partitioner` to `murmur2_random`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kafka.partitioner import murmur2
 __all__ = ["ops_key", "partition_of"]
 
 SIGN_BIT_CLEARED = 0x7FFF_FFFF
-# Far above the queues of one job; an entry is about 200 bytes. The pure-Python hash costs several microseconds a key.
+# Far above the number of queues of one job. An entry takes about 200 bytes; the pure-Python hash several microseconds.
 CACHED_KEYS_MAX = 65_536
 
 
 @lru_cache(maxsize=CACHED_KEYS_MAX)
 def ops_key(topic: str, queue_id: int) -> bytes:
-    r"""Key of every operation of one queue.
+    r"""Return the key of all operations of one queue.
 
     Raises:
         ValueError: The topic is empty or holds a NUL, or the queue id is negative: the key would be ambiguous.
@@ -47,9 +47,9 @@ def ops_key(topic: str, queue_id: int) -> bytes:
 
 @lru_cache(maxsize=CACHED_KEYS_MAX)
 def partition_of(key: bytes, partition_count: int) -> int:
-    """Partition of a key, as Kafka's Java producer chooses it.
+    """Return the partition of a key, as Kafka's Java producer chooses it.
 
-    The hash is Kafka's own: its test vectors, as Java's signed numbers, are
+    The hash is Kafka's; its test vectors, as signed numbers of Java, are
 
     >>> [(murmur2(text) ^ 0x8000_0000) - 0x8000_0000 for text in (b"21", b"foobar", b"a-little-bit-long-string")]
     [-973932308, -790332482, -985981536]

@@ -1,6 +1,6 @@
-"""Operations that wait for their answer: matched by op_id, joined from parts, sent again when the answer stays away.
+"""Operations in flight: matched with their answers by op_id, and sent again while no answer comes.
 
-No thread and no Kafka here: `transport` calls `accept` with what it received and `due` with the time.
+No thread and no Kafka here: `Transport` calls `accept` with each frame it receives, and `due` with the time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ AnswerFuture = Future[Answer]
 
 
 def join_parts(parts: Iterable[Answer]) -> Answer:
-    """One answer out of its pieces: the lists follow each other in the order of `part`, the rest is the first piece's.
+    """Join the parts of one answer: lists are concatenated by `part`, other fields are those of the first part.
 
     >>> from popstream.wire.reason import Reason
     >>> fields = {"op_id": "a", "type": "ack", "code": 0, "reason": Reason.OK, "applied": True, "parts": 2}
@@ -60,7 +60,7 @@ _answer_decoder = msgspec.json.Decoder(Answer)
 
 
 def answers_of(frame: bytes) -> list[Answer]:
-    """The answers in a frame; those a newer job writes and this client cannot read are left out with a warning.
+    """Return the answers in a frame; those of a newer job that this client cannot decode are skipped with a warning.
 
     >>> answers_of(b'{"v":1,"answers":[{"op_id":"a","type":"pop","code":0,"reason":"NEW_REASON"}]}')
     []
@@ -68,7 +68,7 @@ def answers_of(frame: bytes) -> list[Answer]:
     try:
         return decode_frame(frame)
     except DECODE_ERRORS as error:
-        LOG.warning("a frame of %d bytes cannot be read as a whole: %s", len(frame), error)
+        LOG.warning("cannot decode a frame of %d bytes as a whole: %s", len(frame), error)
     try:
         raw = _raw_frame_decoder.decode(frame).answers
     except DECODE_ERRORS:
@@ -78,12 +78,12 @@ def answers_of(frame: bytes) -> list[Answer]:
         try:
             answers.append(_answer_decoder.decode(piece))
         except DECODE_ERRORS as error:
-            LOG.warning("an answer cannot be read: %s", error)
+            LOG.warning("cannot decode an answer: %s", error)
     return answers
 
 
 class PendingOperation(msgspec.Struct, kw_only=True, eq=False):
-    """One operation on its way. Times are monotonic, in seconds."""
+    """One operation in flight. Times are monotonic, in seconds."""
 
     op_id: str
     what: str
@@ -100,17 +100,16 @@ class PendingOperation(msgspec.Struct, kw_only=True, eq=False):
 
 
 class PendingOperations:
-    """The table of operations that wait. Safe for use by many threads; futures are completed outside its lock.
+    """The operations in flight. Safe for use by many threads; futures are completed outside the lock.
 
     Args:
-        resend_after_s_max: Bound of the doubling wait between two sends of the same operation.
+        resend_after_s_max: Upper bound of the wait between two sends of an operation, which doubles each time.
 
     Attributes:
-        broker_clock: Learns from every answer that comes by.
+        broker_clock: Learns from each answer.
     """
 
     def __init__(self, resend_after_s_max: float) -> None:
-        """Start with nothing waiting."""
         self._lock = threading.Lock()
         self._waiting: dict[str, PendingOperation] = {}
         self._resend_after_s_max = resend_after_s_max
@@ -118,15 +117,15 @@ class PendingOperations:
         self.broker_clock = BrokerClock()
 
     def __len__(self) -> int:
-        """Count the operations that wait."""
+        """Count the operations in flight."""
         return len(self._waiting)
 
     def add(self, pending: PendingOperation) -> None:
-        """Wait for the answer to `pending`; its future can no longer be cancelled.
+        """Add an operation; its future can no longer be cancelled.
 
         Raises:
-            ClientClosed: Nothing is taken any more.
-            ValueError: An operation with this op_id already waits.
+            ClientClosed: The client is closed.
+            ValueError: An operation with this op_id is in flight.
         """
         pending.future.set_running_or_notify_cancel()
         with self._lock:
@@ -134,12 +133,12 @@ class PendingOperations:
                 message = "the client is closed"
                 raise ClientClosed(message, subject=pending.what)
             if pending.op_id in self._waiting:
-                message = f"an operation with op_id {pending.op_id!r} is under way"
+                message = f"an operation with op_id {pending.op_id!r} is in flight"
                 raise ValueError(message)
             self._waiting[pending.op_id] = pending
 
     def accept(self, frame: bytes, now_s: float) -> None:
-        """Complete what the frame answers. Answers to others, second answers and parts that came before are ignored."""
+        """Complete the operations that a frame answers; other answers, and repeated ones, are ignored."""
         completed: list[tuple[AnswerFuture, Answer]] = []
         answers = answers_of(frame)
         if answers:
@@ -157,7 +156,7 @@ class PendingOperations:
             future.set_result(answer)
 
     def sent(self, op_id: str, error: Exception | None, now_s: float, retry_after_s: float) -> None:
-        """Note what Kafka said about a send: confirmed, or failed, and then it is due again after `retry_after_s`."""
+        """Record that Kafka has confirmed a send, or that it failed: then it is due again after `retry_after_s`."""
         with self._lock:
             pending = self._waiting.get(op_id)
             if pending is None:
@@ -165,11 +164,11 @@ class PendingOperations:
             if error is None:
                 pending.in_log = True
             else:
-                LOG.warning("%s could not be written and is sent again: %s", pending.what, error)
+                LOG.warning("could not write %s, sending it again: %s", pending.what, error)
                 pending.next_send_s = min(pending.next_send_s, now_s + retry_after_s)
 
     def due(self, now_s: float) -> list[PendingOperation]:
-        """Give up what is past its deadline, and tell what is to be sent again now."""
+        """Fail the operations that are past their deadline, and return those to send again now."""
         expired: list[PendingOperation] = []
         again: list[PendingOperation] = []
         with self._lock:
@@ -189,13 +188,13 @@ class PendingOperations:
         return again
 
     def wait_s(self, now_s: float, longest_s: float) -> float:
-        """How long nothing is due, at most `longest_s`."""
+        """Return the seconds until something is due, at most `longest_s`."""
         with self._lock:
             moments = [min(pending.next_send_s, pending.deadline_s) for pending in self._waiting.values()]
         return max(0.0, min([longest_s, *(moment - now_s for moment in moments)]))
 
     def close(self) -> None:
-        """Fail all that waits with `ClientClosed`, and take nothing more."""
+        """Fail all operations with `ClientClosed`, and refuse later ones."""
         with self._lock:
             self._is_closed = True
             waiting, self._waiting = list(self._waiting.values()), {}
@@ -207,8 +206,9 @@ class PendingOperations:
 def _timeout(pending: PendingOperation, now_s: float) -> AnswerTimeout:
     waited_s = now_s - pending.first_sent_s
     state = "it is in the log and will be decided" if pending.in_log else "whether it reached the log is unknown"
+    sent = f"sent {pending.sent_count} times"
     return AnswerTimeout(
-        f"no answer to {pending.what} in {waited_s:.1f} s, sent {pending.sent_count} times; {state}. Does the job run?",
+        f"no answer to {pending.what} in {waited_s:.1f} s, {sent}; {state}. Is the job running?",
         op_ids=[pending.op_id],
         in_log=pending.in_log,
         subject=pending.op_id,

@@ -1,10 +1,9 @@
-"""Sends operations to the ops topic and brings back their answers; one for each client, or one shared by several.
+"""Sends operations to the ops topic and returns their answers; each client has a transport, or several share one.
 
 ```
-caller ── submit ──> PendingOperations ──────────────┐ waits by op_id
-                └──> Link.send ──> ops topic │
-background thread:  Link.receive <── results topic, one partition ── PendingOperations.accept ──> Future
-                    PendingOperations.due ──> Link.send (the same bytes again)
+caller ── submit ──> PendingOperations.add, Link.send ──> ops topic
+background thread:   results topic, one partition ──> Link.receive ──> PendingOperations.accept ──> Future
+                     PendingOperations.due ──> Link.send (the same bytes again)
 ```
 """
 
@@ -42,11 +41,11 @@ LOG = logging.getLogger(__name__)
 OP_ID_BYTES = 15
 RECEIVE_S_MAX = 0.25
 RETRY_AFTER_S = 0.25
-TROUBLE_PAUSE_S = 0.5
+RECEIVE_RETRY_PAUSE_S = 0.5
 
 
 def new_op_id() -> str:
-    """Name for one operation: 120 random bits in 20 characters, so that nobody can guess it and no restart repeats it.
+    """Return a name for one operation: 120 random bits in 20 characters, unique and impossible to guess.
 
     >>> len(new_op_id()), new_op_id() == new_op_id()
     (20, False)
@@ -55,22 +54,22 @@ def new_op_id() -> str:
 
 
 class Link(Protocol):
-    """What carries bytes: Kafka (`KafkaLink`), or memory in tests (`MemoryLink`).
+    """Carries bytes: over Kafka (`KafkaLink`), or in memory for tests (`MemoryLink`).
 
-    `open` comes first; `receive` is called by one thread only, `send` by any.
+    `open` is called first; `receive` by one thread only, `send` by any.
     """
 
     def open(self) -> int:
-        """Get ready to receive, from now on, and tell the partition that answers shall come to."""
+        """Receive from now on; return the partition to which answers are to be sent."""
 
     def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
         """Write one record; `on_sent` is called with None once it is confirmed, or with the error."""
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Frames that have come; waits for the first of them up to `timeout_s`."""
+        """Return the frames that have arrived; wait for the first one up to `timeout_s`."""
 
     def close(self) -> None:
-        """Let go of everything; `receive` is not under way."""
+        """Disconnect; not called during `receive`."""
 
 
 class Transport:
@@ -80,18 +79,18 @@ class Transport:
 
     Args:
         settings: Names and time-outs.
-        link: Instead of Kafka.
-        clock: Monotonic seconds.
+        link: A link other than Kafka, for tests.
+        clock: Returns monotonic seconds.
 
     Raises:
         Unavailable: Kafka does not answer.
-        Invalid: The job's topics do not exist, or the history file cannot be opened.
+        Invalid: The topics of the job do not exist, or the history file cannot be opened.
     """
 
     def __init__(
         self, settings: ClientSettings, *, link: Link | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Connect, take a place at the end of a partition of answers, and start the background thread."""
+        """Connect, seek to the end of a partition of answers, and start the background thread."""
         self.settings = settings
         self._clock = clock
         self._link: Link = KafkaLink(settings) if link is None else link
@@ -110,39 +109,39 @@ class Transport:
 
     @property
     def reply_to(self) -> int:
-        """Partition of the results topic that is read here."""
+        """The partition of the results topic that is read here."""
         return self._reply_to
 
     @property
     def broker_clock(self) -> BrokerClock:
-        """The broker's clock, as the answers tell it."""
+        """The broker's clock, estimated from the answers."""
         return self._pending.broker_clock
 
     @property
     def waiting_count(self) -> int:
-        """Count the operations without an answer yet."""
+        """Number of operations in flight."""
         return len(self._pending)
 
     def submit(self, command: Command, *, timeout_ms: int | None = None) -> Future[Answer]:
-        """Send an operation; the future brings its answer, or raises `AnswerTimeout` or `ClientClosed`.
+        """Send an operation; its future returns the answer, or raises `AnswerTimeout` or `ClientClosed`.
 
-        An op_id that the command brings is kept, else it gets one; `reply_to` is always this transport's.
+        A command without an op_id gets one; `reply_to` is always set to this transport's partition.
 
         Args:
             command: The operation.
-            timeout_ms: How long to wait for the answer (a pop: beyond its poll time); by default as the settings say.
+            timeout_ms: How long to wait for the answer (a pop: beyond its poll time); default: `answer_timeout_ms`.
 
         Raises:
             ClientClosed: The transport is closed.
-            Invalid: The record would be larger than the job takes.
-            ValueError: The queue cannot be named, or an operation with the same op_id is under way.
-            OSError: The history cannot be written; nothing was sent.
+            Invalid: The record would be larger than the job accepts.
+            ValueError: The name of the queue is malformed, or an operation with the same op_id is in flight.
+            OSError: The history file cannot be written; nothing was sent.
         """
         op_id = command.op_id or new_op_id()
         addressed = msgspec.structs.replace(command, op_id=op_id, reply_to=self._reply_to)
         key, value = ops_key(command.topic, command.queue_id), self._encode(addressed)
         now_s = self._clock()
-        # While a pop is parked there is nothing to answer, so nothing is missing.
+        # While a pop is parked no answer is due.
         parked_s = command.poll_time_ms / 1000 if isinstance(command, Pop) else 0.0
         wait_ms = self.settings.answer_timeout_ms if timeout_ms is None else timeout_ms
         resend_after_s = self.settings.resend_after_ms / 1000
@@ -165,16 +164,16 @@ class Transport:
         return pending.future
 
     def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
-        """Send an operation and wait for its answer, whatever it says.
+        """Send an operation and wait for its answer, whatever its reason.
 
         Raises:
-            AnswerTimeout: None came; the outcome is unknown.
-            ClientClosed: The transport is closed, or was while this waited.
+            AnswerTimeout: No answer came; the outcome is unknown.
+            ClientClosed: The transport was closed, before the call or during it.
         """
         return self.submit(command, timeout_ms=timeout_ms).result()
 
     def post(self, command: Command) -> None:
-        """Send an operation that nobody waits for; it is not answered and not sent again."""
+        """Send an operation without waiting; it is neither answered nor sent again."""
         if self._is_closing.is_set():
             message = "the client is closed"
             raise ClientClosed(message)
@@ -188,11 +187,11 @@ class Transport:
             self._history.post(unanswered)
         try:
             self._link.send(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent)
-        except Exception as error:  # noqa: BLE001 - nobody waits for it
+        except Exception as error:  # noqa: BLE001 - the caller does not wait, so it is only logged
             on_sent(error)
 
     def close(self) -> None:
-        """Stop; calls that wait raise `ClientClosed`. More calls do nothing."""
+        """Disconnect; calls that wait raise `ClientClosed`. More calls do nothing."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
@@ -203,7 +202,7 @@ class Transport:
         self._close_history()
 
     def __enter__(self) -> Self:
-        """Give the open transport."""
+        """Return the open transport."""
         return self
 
     def __exit__(
@@ -230,7 +229,7 @@ class Transport:
 
         try:
             self._link.send(pending.key, pending.value, on_sent)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the operation is tried again until its deadline
+        except Exception as error:  # noqa: BLE001 - after any error the operation is sent again until its deadline
             on_sent(error)
 
     def _run(self) -> None:
@@ -239,9 +238,9 @@ class Transport:
                 for frame in self._link.receive(self._pending.wait_s(self._clock(), RECEIVE_S_MAX)):
                     self._pending.accept(frame, self._clock())
             except Exception:
-                # Answers may come again; the deadlines of those who wait go on.
-                LOG.exception("answers cannot be read now")
-                self._is_closing.wait(TROUBLE_PAUSE_S)
+                # The operations in flight keep their deadlines.
+                LOG.exception("cannot read answers, retrying")
+                self._is_closing.wait(RECEIVE_RETRY_PAUSE_S)
             for pending in self._pending.due(self._clock()):
-                LOG.info("%s is sent again (%d. time)", pending.what, pending.sent_count)
+                LOG.info("sending %s again, now for the %d. time", pending.what, pending.sent_count)
                 self._send(pending)

@@ -1,1 +1,1 @@
-"""What a consumer holds: until when, and how it is renewed, finished and given back."""
+"""Leases: the messages that a consumer holds, and how their leases are renewed, settled and released."""

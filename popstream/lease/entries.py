@@ -1,11 +1,11 @@
-"""Requests about many messages: from messages to entries with ranges, and from runs back to each message.
+"""Translates requests about many messages into entries with ranges, and the runs of an answer into outcomes.
 
 ```
 receipts in the caller's order ── plan ──> records: handles, entries (handle, label, ranges)
 outcomes in the caller's order <── outcomes ── runs (entry, first..last, reason)
 ```
 
-A label is what an entry says beside its handle and offsets: the cause of an ack, the new time of a change.
+A *label* is the content of an entry beside its handle and offsets: the cause of an ack, or the new time of a change.
 """
 
 from __future__ import annotations
@@ -63,25 +63,31 @@ OutcomesFuture = Future[list[Outcome]]
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
-    """Label of a change: visible so long after the decision; with `suspend` the next delivery is no further attempt."""
+    """Label of a change: visible `invisible_time_ms` after the decision.
+
+    With `suspend` the next delivery does not count as a further attempt.
+    """
 
     invisible_time_ms: int
     suspend: bool = False
 
 
 RETURNED = Change(0, suspend=True)
-"""Back at once, as if it had not come: for what was not handed out, or is behind a message that comes again."""
+"""Release at once without counting the attempt: for messages that were not handed out."""
 
 
 class BatchFuture:
-    """Collects the outcomes of one call, which may be spread over several records.
+    """Collects the outcomes of one call, which may be sent as several records.
 
-    Its future brings them in the caller's order. When some remain unknown the future raises, and the error carries
-    the known ones.
+    Args:
+        count: Number of outcomes to expect; with 0 the future is done.
+
+    Attributes:
+        future: Its result are the outcomes, in the caller's order. When some remain unknown it raises an error that
+            holds the known ones.
     """
 
     def __init__(self, count: int) -> None:
-        """Expect so many outcomes; with none the future is done."""
         self.future: OutcomesFuture = Future()
         self.future.set_running_or_notify_cancel()
         self._lock = threading.Lock()
@@ -92,7 +98,7 @@ class BatchFuture:
             self.future.set_result([])
 
     def settle(self, settled: Iterable[tuple[int, Outcome | None]], error: Exception | None = None) -> None:
-        """Note outcomes by index, or (None) that an index has none because of `error`."""
+        """Record outcomes by index; None: the outcome is unknown because of `error`."""
         with self._lock:
             for index, outcome in settled:
                 self._outcomes[index] = outcome
@@ -121,18 +127,18 @@ class BatchFuture:
 
 
 class MessageRequest(msgspec.Struct, Generic[Label], frozen=True, gc=False):
-    """What is asked for one message, and where its outcome belongs."""
+    """The request for one message, and the place of its outcome in the call."""
 
     receipt: Receipt
     handle: str
-    """Text of the receipt's handle when this was asked: an answer to another request may replace it meanwhile."""
+    """The receipt's handle at the time of the call: the answer to another request may replace it meanwhile."""
     label: Label
     batch_future: BatchFuture
     index: int
 
 
 class PlannedEntry(msgspec.Struct, Generic[Label], frozen=True):
-    """One entry of a record to be."""
+    """One entry of a record to send."""
 
     handle: int
     label: Label
@@ -140,7 +146,7 @@ class PlannedEntry(msgspec.Struct, Generic[Label], frozen=True):
 
 
 class Plan(msgspec.Struct, Generic[Label], frozen=True):
-    """One record to be: each handle once, neighbouring offsets of a handle and label as one range."""
+    """One record to send: each handle once, neighbouring offsets of a handle and label as one range."""
 
     handles: list[str]
     entries: list[PlannedEntry[Label]]
@@ -148,11 +154,10 @@ class Plan(msgspec.Struct, Generic[Label], frozen=True):
 
 
 def plan(requests: Sequence[MessageRequest[Label]]) -> list[Plan[Label]]:
-    """Records for the requests of one queue, to be sent in this order.
+    """Return the records for the requests of one queue, in the order in which to send them.
 
-    A message comes at most once in each: the job would refuse the second as DUPLICATE_ENTRY, even if only the second
-    has a good handle. So the requests of callers who know nothing of each other are judged one after the other, as if
-    they were not joined.
+    Each record names a message at most once: the job would refuse a second entry as DUPLICATE_ENTRY, even if only that
+    one has a valid handle. So requests of independent callers are decided one after the other, as if sent separately.
     """
     plans: list[Plan[Label]] = []
     current: list[MessageRequest[Label]] = []
@@ -184,10 +189,10 @@ def _plan_one(requests: list[MessageRequest[Label]]) -> Plan[Label]:
 
 
 def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
-    """Outcome of each request of a record, in their order. An answer without runs speaks for all of them.
+    """Return the outcome of each request of a record, in their order. An answer without runs is the outcome of all.
 
     Raises:
-        AnswerUnreadable: The answer is silent about one of them.
+        AnswerUnreadable: The answer has no outcome for one of the requests.
     """
     if not answer.runs and answer.reason is not Reason.OK:
         return [Outcome(answer.applied, answer.reason, answer.code)] * len(sent.requests)
@@ -204,7 +209,7 @@ def outcomes(sent: Plan[Label], answer: Answer) -> list[Outcome]:
         return [found[request.handle, request.label, request.receipt.queue_offset] for request in sent.requests]
     except KeyError as error:
         where = f"offset {error.args[0][2]} of {answer.topic}/{answer.queue_id}"
-        message = f"the answer to {answer.op_id} says nothing about {where}"
+        message = f"the answer to {answer.op_id} has no outcome for {where}"
         raise AnswerUnreadable(message, subject=answer.op_id) from error
 
 

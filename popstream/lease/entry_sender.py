@@ -1,4 +1,4 @@
-"""Sends acks, changes and rejects of many messages, and brings each caller the outcomes of its own.
+"""Sends acks, changes and rejects of many messages, and returns to each caller the outcomes of its messages.
 
 ```
 ack ─> Coalescer (a few ms, by queue) ─┐
@@ -47,7 +47,7 @@ EXPIRED_LOCALLY = Outcome(False, Reason.EXPIRED_LOCALLY, code_of(Reason.EXPIRED_
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """What tells ack, change and reject apart."""
+    """The differences between ack, change and reject."""
 
     command: type[Ack | ChangeInvisible | Reject]
     entry: Callable[[PlannedEntry[Any]], Entry]
@@ -62,15 +62,15 @@ _CHANGE = _Kind(
 
 
 class EntrySender:
-    """The part of a consumer that speaks about messages in hand. Safe for use by many threads.
+    """Sends requests about leased messages. Safe for use by many threads.
 
     Args:
         transport: Carries the operations.
-        group: The handles' group.
-        client_id: For the audit.
-        ack_delay_ms: How long acks wait for company.
-        held: A message leaves it with the request that finishes it or gives it back.
-        batches_changes: Whether a record may change more than one message.
+        group: The consumer group of the handles.
+        client_id: Name of the consumer, for the audit.
+        ack_delay_ms: How long an ack waits for others of the same queue.
+        held: The held messages; the request that finishes or releases a message removes it.
+        batches_changes: Whether one record may change more than one message.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class EntrySender:
         )
 
     def ack(self, receipts: Iterable[Receipt], cause: Cause | None) -> OutcomesFuture:
-        """Ack soon, together with others.
+        """Ack messages soon, together with others.
 
         Raises:
             ClientClosed: `close` was called.
@@ -118,15 +118,14 @@ class EntrySender:
     def change(
         self, changes: Iterable[tuple[Receipt, Change]], *, keeps: bool = True, timeout_ms: int | None = None
     ) -> OutcomesFuture:
-        """Change invisible times now, one record a queue; the receipts get the new handles before the future is done.
+        """Change invisible times now, by one record for each queue; receipts get new handles before the future is done.
 
-        Messages whose lease is over by the broker's clock are left out: their outcome is EXPIRED_LOCALLY.
+        Messages whose lease has ended by the broker's clock are not sent: their outcome is EXPIRED_LOCALLY.
 
         Args:
-            changes: Each message, and what to change.
-            keeps: They stay in hand, but for those that become visible at once. Otherwise they are for somebody else,
-                however soon they come again.
-            timeout_ms: How long to wait for the answers; by default as the settings say.
+            changes: Each message with its change.
+            keeps: The messages remain held, except for those that become visible at once. Otherwise all are released.
+            timeout_ms: How long to wait for the answers; default: `answer_timeout_ms`.
         """
         requests, future = self._requests(changes)
         self._let_go(
@@ -139,32 +138,32 @@ class EntrySender:
         return future
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
-        """Reject now."""
+        """Reject messages now."""
         requests, future = self._requests((receipt, cause) for receipt in receipts)
         self._let_go(requests, MessageState.FINISHED)
         self._send_now(_REJECT, requests, None)
         return future
 
     def send_waiting(self) -> None:
-        """Send the acks that wait for company: what is sent next was asked for after them."""
+        """Send the acks that wait for others: the next operation was asked for after them."""
         self._acks.flush()
 
     def flush(self, timeout_s: float) -> None:
-        """Send the acks that wait, and wait for all outcomes.
+        """Send the acks that wait, and wait for the outcomes of all requests.
 
         Raises:
-            AnswerTimeout: Some did not come in time.
+            AnswerTimeout: Some outcomes did not come in time.
         """
         self._acks.flush()
         with self._lock:
             unanswered = list(self._unanswered)
         left = wait(unanswered, timeout_s).not_done
         if left:
-            message = f"{len(left)} calls about messages have no answer after {timeout_s:.1f} s"
+            message = f"{len(left)} requests about messages have no answer after {timeout_s:.1f} s"
             raise AnswerTimeout(message, op_ids=(), in_log=False, subject=self._client_id)
 
     def close(self) -> None:
-        """Send the acks that wait; later ones are refused."""
+        """Send the acks that wait, and refuse later ones."""
         self._acks.close()
 
     def _requests(
@@ -192,10 +191,10 @@ class EntrySender:
         self._held.release(request.receipt for request in requests)
 
     def _keep(self, requests: list[MessageRequest[Change]]) -> None:
-        """Take in hand what is to stay there and is not: its lease had ended unnoticed, or another consumer had it."""
+        """Hold the messages that are extended but not held, because their lease seemed to have ended."""
         now_s = time.monotonic()
         for request in requests:
-            # A bare receipt is of a message that somebody else works on.
+            # A bare receipt belongs to a message that another process works on.
             if (
                 isinstance(request.receipt, Message)
                 and request.label.invisible_time_ms
@@ -204,7 +203,7 @@ class EntrySender:
                 self._held.hold([request.receipt], now_s + request.label.invisible_time_ms / 1000, now_s)
 
     def _without_expired(self, requests: list[MessageRequest[Change]]) -> list[MessageRequest[Change]]:
-        """Answer for the requests whose lease is over, and give the others (seed 000: filter expired handles)."""
+        """Settle the requests whose lease has ended, and return the others (seed 000: filter expired handles)."""
         now_ms = self._transport.broker_clock.now_ms(time.monotonic())
         if now_ms is None:
             return requests
@@ -251,10 +250,10 @@ class EntrySender:
         try:
             answer = future.result()
             if answer.reason is Reason.NOT_SUPPORTED and kind is _CHANGE and len(planned.requests) > 1:
-                # Nothing of the record was decided. After a time-out it may have been: that never comes here.
-                LOG.warning("the job takes changes of one message only: %s", answer.detail)
+                # This answer proves that nothing of the record was decided, so it is safe to send it in parts.
+                LOG.warning("the job accepts changes of one message only: %s", answer.detail)
                 self._batches_changes = False
-                # It is asked anew for as long as the settings say.
+                # With the time-out of the settings, as another operation.
                 self._send(kind, queue_of(planned.requests[0].receipt), planned.requests)
                 return
             found = outcomes(planned, answer)
@@ -275,7 +274,7 @@ class EntrySender:
             if isinstance(receipt, Message) and outcome.pop_time_ms is not None:
                 receipt.pop_time_ms = outcome.pop_time_ms
         elif outcome.reason is Reason.SUPERSEDED and outcome.handle is not None:
-            # Somebody else has changed it; the handle says how.
+            # Another change came first; the current handle holds its deadline.
             current = decode_handle(outcome.handle.text)
             if current is not None:
                 self._ends_at(receipt, current.next_visible_time_ms)
@@ -291,18 +290,18 @@ class EntrySender:
 
 
 def _is_expired(receipt: Receipt, now_ms: int) -> bool:
-    """Whether a lease is over by the broker's clock (design: a handle says when it ends unless a change says more)."""
+    """Tell whether a lease has ended by the broker's clock; a handle holds the deadline, unless a change extends it."""
     if isinstance(receipt, Message):
         return receipt.next_visible_time_ms <= now_ms
     handle = decode_handle(receipt.handle.text)
-    # What is no handle is for the job to judge.
+    # A malformed handle is for the job to refuse.
     return handle is not None and handle.next_visible_time_ms <= now_ms
 
 
 def _settle_all(
     requests: list[MessageRequest[Any]], found: list[Outcome] | list[None], error: Exception | None = None
 ) -> None:
-    """Tell each call the outcomes of its own messages."""
+    """Report to each call the outcomes of its messages."""
     settled: dict[int, tuple[BatchFuture, list[tuple[int, Outcome | None]]]] = {}
     for request, outcome in zip(requests, found, strict=True):
         _, own = settled.setdefault(id(request.batch_future), (request.batch_future, []))

@@ -1,4 +1,4 @@
-"""Which messages a consumer holds: popped, and neither finished nor given back."""
+"""The messages that a consumer holds: popped, and neither settled nor expired."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ __all__ = ["HeldMessage", "HeldMessages"]
 
 
 class HeldMessage(msgspec.Struct, eq=False):
-    """One message in hand. Times are monotonic, in seconds.
+    """One held message. Times are monotonic, in seconds.
 
     Attributes:
         since_s: When it was popped.
-        until_s: When its lease is over, as far as is known here.
-        is_renewed: Whether its lease is renewed ahead of its end.
-        owner: Who works on it; when that ends, the message goes back.
-        renew_count: How often it was renewed.
-        refused_count: How often in a row a renewal failed.
-        is_renewing: A renewal is under way.
-        payload_bytes: Size of its record, once that is here.
+        until_s: When its lease ends, as far as is known here.
+        is_renewed: Whether its lease is renewed before it ends.
+        owner: The thread, or the unit with the threads, that works on it; the message is released when it has ended.
+        renew_count: Number of renewals.
+        refused_count: Number of renewals that failed in a row.
+        is_renewing: Whether a renewal is in flight.
+        payload_bytes: Size of its record, 0 until that is fetched.
     """
 
     receipt: Receipt
@@ -47,15 +47,13 @@ class HeldMessage(msgspec.Struct, eq=False):
 
 
 class HeldMessages:
-    """Messages in hand, each until its lease is over in any case. Safe for use by many threads.
+    """The held messages, each until its lease has certainly ended. Safe for use by many threads.
 
-    A message leaves with the request that finishes it or gives it back; what is left is what nobody has spoken about.
-    An answer to an earlier request cannot bring it in again (RocketMQ's ReceiptHandleGroup: a removal wins over a
-    renewal under way).
+    The request that settles or releases a message removes it. The answer to an earlier request cannot add it again
+    (RocketMQ's ReceiptHandleGroup: a removal wins over a renewal in flight).
     """
 
     def __init__(self) -> None:
-        """Hold nothing."""
         self._lock = threading.Lock()
         self._queues: defaultdict[QueueKey, dict[int, HeldMessage]] = defaultdict(dict)
         self._count = 0
@@ -64,25 +62,29 @@ class HeldMessages:
         self._on_hold: list[Callable[[float], None]] = []
 
     def __len__(self) -> int:
-        """Count the messages in hand, and those whose lease has ended unnoticed."""
+        """Count the held messages, including those whose end has not been noticed yet."""
         return self._count
 
     @property
     def payload_bytes(self) -> int:
-        """Sum of the sizes of the records in hand."""
+        """Total size of the records of held messages, in bytes."""
         return self._payload_bytes
 
     def on_release(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call `listener` whenever messages have left, or `changed`; it must be short. What comes back ends that."""
+        """Call `listener` after messages were removed, and on `changed`; it must be short.
+
+        Returns:
+            An unsubscribe callable.
+        """
         self._on_release.append(listener)
         return lambda: self._on_release.remove(listener)
 
     def changed(self) -> None:
-        """Tell those who listen that something else has become of what is in hand."""
-        self._tell(1)
+        """Call the listeners of `on_release`, because the state of a held message has changed."""
+        self._notify_released(1)
 
     def on_hold(self, listener: Callable[[float], None]) -> None:
-        """Call `listener` with the end of each lease that is new, or has a new end; it must be short."""
+        """Call `listener` with the end of each lease that is new or was changed; it must be short."""
         self._on_hold.append(listener)
 
     def hold(
@@ -93,7 +95,7 @@ class HeldMessages:
         *,
         is_renewed: bool = False,
     ) -> None:
-        """Take messages in hand; another delivery of one that is held takes its place."""
+        """Add messages; a new delivery of a held message replaces the old one."""
         with self._lock:
             for receipt in receipts:
                 queue = self._queues[queue_of(receipt)]
@@ -103,10 +105,10 @@ class HeldMessages:
                 else:
                     self._payload_bytes -= before.payload_bytes
                 queue[receipt.queue_offset] = HeldMessage(receipt, now_s, until_s, is_renewed)
-        self._tell_end(until_s)
+        self._notify_end(until_s)
 
     def find(self, receipt: Receipt) -> HeldMessage | None:
-        """The holding of a message, or of the delivery that a bare receipt is of."""
+        """Return the entry of a message, or of the delivery to which a bare receipt belongs."""
         queue = self._queues.get(queue_of(receipt))
         holding = None if queue is None else queue.get(receipt.queue_offset)
         if holding is None or holding.receipt is receipt:
@@ -115,19 +117,19 @@ class HeldMessages:
         return holding if is_same else None
 
     def is_live(self, message: Message, now_s: float) -> bool:
-        """Whether a message is in hand, by itself or with its unit, and its lease not over, for all that is known."""
+        """Tell whether a message is held, alone or with its unit, and its lease has not ended as far as is known."""
         holding = self.find(message.leased)
         return holding is not None and (holding.until_s > now_s or holding.is_renewing)
 
     def extend(self, receipt: Receipt, until_s: float) -> None:
-        """The lease of a message ends later or sooner than was known; one that was let go meanwhile stays so."""
+        """Record a new end of a lease; a message that was removed meanwhile stays removed."""
         holding = self.find(receipt)
         if holding is not None:
             holding.until_s = until_s
-            self._tell_end(until_s)
+            self._notify_end(until_s)
 
     def filled(self, message: Message, payload_bytes: int) -> None:
-        """Note that the record of a message in hand is here; 0: no longer."""
+        """Record the size of the record of a held message."""
         with self._lock:
             holding = self.find(message)
             if holding is not None:
@@ -135,7 +137,7 @@ class HeldMessages:
                 holding.payload_bytes = payload_bytes
 
     def own(self, messages: Iterable[Message], owner: threading.Thread) -> None:
-        """Note who works on messages in hand from now on."""
+        """Record which thread works on held messages from now on."""
         for message in messages:
             if message.unit is not None:
                 message.unit.own(message, owner)
@@ -144,20 +146,20 @@ class HeldMessages:
                 holding.owner = message.unit or owner
 
     def release(self, receipts: Iterable[Receipt]) -> int:
-        """Let go of messages, and tell how many of them were in hand."""
+        """Remove messages; return how many of them were held."""
         with self._lock:
             holdings = [holding for receipt in receipts if (holding := self.find(receipt)) is not None]
             count = self._drop(holdings)
-        self._tell(count)
+        self._notify_released(count)
         return count
 
     def holdings(self) -> list[HeldMessage]:
-        """All that is in hand now."""
+        """Return all entries."""
         with self._lock:
             return [holding for queue in self._queues.values() for holding in queue.values()]
 
     def take_all(self, now_s: float) -> list[Receipt]:
-        """Everything whose lease may still last, by queue and offset; nothing is held afterwards."""
+        """Remove all messages; return those whose lease may not have ended yet, by queue and offset."""
         with self._lock:
             taken = [
                 holding.receipt
@@ -167,11 +169,11 @@ class HeldMessages:
             ]
             self._queues.clear()
             count, self._count, self._payload_bytes = self._count, 0, 0
-        self._tell(count)
+        self._notify_released(count)
         return taken
 
     def _drop(self, holdings: Iterable[HeldMessage]) -> int:
-        """Forget holdings, each known to be there or named twice; gives their count."""
+        """Remove entries, of which some may be named twice; return how many were removed."""
         count = 0
         for holding in holdings:
             queue = self._queues[queue_of(holding.receipt)]
@@ -181,17 +183,17 @@ class HeldMessages:
         self._count -= count
         return count
 
-    def _tell(self, count: int) -> None:
+    def _notify_released(self, count: int) -> None:
         if count:
             for listener in list(self._on_release):
                 listener()
 
-    def _tell_end(self, until_s: float) -> None:
+    def _notify_end(self, until_s: float) -> None:
         for listener in self._on_hold:
             listener(until_s)
 
 
 def _epoch(receipt: Receipt) -> int | None:
-    """What all handles of one delivery share."""
+    """Return the epoch, which all handles of one delivery share."""
     handle = decode_handle(receipt.handle.text)
     return None if handle is None else handle.epoch

@@ -73,7 +73,7 @@ class Leases:
 
     def renew_due(self) -> None:
         """Renew the leases that are due, and forget those that have ended."""
-        self._renewer.look(time.monotonic())
+        self._renewer.check(time.monotonic())
 
     def send_waiting_acks(self) -> None:
         """Send the acks that wait for others: the next operation was asked for after them."""

@@ -1,4 +1,4 @@
-"""Keeps what a consumer holds: renews leases ahead of their end, gives back what a dead thread has left behind."""
+"""Renews the leases of held messages before they end, and releases the messages of threads that have ended."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ __all__ = ["LeaseRenewer", "RenewalPolicy"]
 LOG = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
-WAIT_S_MIN = 0.01
+PAUSE_S_MIN = 0.01
 
 
 class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When and by how much leases are renewed; the defaults are those of RocketMQ's proxy.
+    """When and by how much leases are renewed; the defaults are those of RocketMQ's proxy. Times are milliseconds.
 
     Args:
-        steps_ms: Invisible time asked for at the first renewal, the second and so on; the last one repeats.
-        ahead_ms: A lease with so much left, or less, is renewed.
-        check_ms: How often that is looked at. A lease shorter than twice this is looked at when half of it is over.
-        refused_max: After so many refusals in a row a message is left to expire.
-        total_ms: So long after its pop a message is renewed no more: its handler hangs, and others shall have a try.
+        steps_ms: Invisible time of the first renewal, of the second and so on; the last one repeats.
+        ahead_ms: A lease is renewed when it has this much left, or less.
+        check_ms: Interval between checks. A lease shorter than twice this is checked when half of it is over.
+        refused_max: After this many refused renewals in a row a lease is left to expire.
+        total_ms: Renewals end this long after the pop: the handler probably hangs, so that another consumer should try.
     """
 
     steps_ms: tuple[int, ...] = (60_000, 180_000, 300_000, 600_000, 1_800_000, HOUR_MS)
@@ -51,17 +51,17 @@ class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
     total_ms: int = 3 * HOUR_MS
 
     def __post_init__(self) -> None:
-        """Refuse what cannot work.
+        """Check the values.
 
         Raises:
-            Invalid: A time is not positive, or there are no steps.
+            Invalid: A value is not positive, or there are no steps.
         """
         if not self.steps_ms or min(*self.steps_ms, self.ahead_ms, self.check_ms, self.refused_max, self.total_ms) < 1:
             message = "a renewal policy needs at least one step, and values of at least 1"
             raise Invalid(message, subject="renewal")
 
     def invisible_time_ms(self, renew_count: int) -> int:
-        """Invisible time of the renewal after `renew_count` of them.
+        """Return the invisible time of the renewal after `renew_count` renewals.
 
         >>> [RenewalPolicy().invisible_time_ms(count) // 60_000 for count in (0, 1, 5, 9)]
         [1, 3, 60, 60]
@@ -70,42 +70,41 @@ class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LeaseRenewer:
-    """Looks after the messages in hand from time to time, in a thread of its own.
+    """Checks the held messages in a thread of its own, which the first `watch` starts.
 
     Args:
         name: Name of the thread.
-        held: What is in hand.
-        entries: Sends the renewals, one record a queue.
-        policy: When and by how much.
+        held: The held messages.
+        entries: Sends the renewals, one record for each queue.
+        policy: When and by how much to renew.
     """
 
     def __init__(self, name: str, held: HeldMessages, entries: EntrySender, policy: RenewalPolicy) -> None:
-        """Do nothing before `watch`."""
         self._name = name
         self._held = held
         self._entries = entries
         self._policy = policy
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
-        self._next_look_s = float("inf")
+        self._next_check_s = float("inf")
         self._is_closed = False
 
     def watch(self, until_s: float) -> None:
-        """A lease ends at `until_s`: look at it in time."""
+        """Check a lease that ends at `until_s` in time."""
         now_s = time.monotonic()
-        look_s = now_s + self._wait_s(until_s - now_s)
+        check_s = now_s + self._pause_s(until_s - now_s)
         with self._changed:
             if self._is_closed:
                 return
-            if look_s < self._next_look_s:
-                self._next_look_s = look_s
+            if check_s < self._next_check_s:
+                self._next_check_s = check_s
                 self._changed.notify()
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._thread.start()
 
     def close(self, timeout_s: float) -> None:
-        """End, within the time; renewals under way go on."""
+        """End the thread; renewals in flight go on."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -113,8 +112,8 @@ class LeaseRenewer:
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout_s)
 
-    def look(self, now_s: float) -> float:
-        """Renew what is due, give back what dead threads held, forget what is over; tells when to look again."""
+    def check(self, now_s: float) -> float:
+        """Renew due leases, release the messages of ended threads, forget ended leases; return the next check time."""
         holdings = self._held.holdings()
         due: list[HeldMessage] = []
         over: list[HeldMessage] = []
@@ -123,7 +122,7 @@ class LeaseRenewer:
         for holding in holdings:
             left_s = holding.until_s - now_s
             if holding.is_renewing:
-                continue  # it was asked in time: the answer says whether it is over
+                continue  # it was sent in time: the answer says whether the lease has ended
             if left_s <= 0:
                 over.append(holding)
             elif holding.owner is not None and not holding.owner.is_alive():
@@ -131,37 +130,37 @@ class LeaseRenewer:
             elif not holding.is_renewed or left_s * 1000 > self._policy.ahead_ms:
                 left_s_min = min(left_s_min, left_s)
             elif (now_s - holding.since_s) * 1000 >= self._policy.total_ms:
-                self._give_up(holding, f"it is renewed for no longer than {self._policy.total_ms} ms")
+                self._stop_renewing(holding, f"it was renewed for {self._policy.total_ms} ms")
             else:
                 due.append(holding)
         self._forget(over)
         self._return(orphans)
         self._renew(due)
-        return now_s + self._wait_s(left_s_min) if holdings else float("inf")
+        return now_s + self._pause_s(left_s_min) if holdings else float("inf")
 
-    def _wait_s(self, left_s: float) -> float:
-        """How long to wait before a look at a lease that lasts for so long."""
-        return max(WAIT_S_MIN, min(self._policy.check_ms / 1000, left_s / 2))
+    def _pause_s(self, left_s: float) -> float:
+        """Return the pause before the next check of a lease with `left_s` left."""
+        return max(PAUSE_S_MIN, min(self._policy.check_ms / 1000, left_s / 2))
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._is_closed and (left_s := self._next_look_s - time.monotonic()) > 0:
+                while not self._is_closed and (left_s := self._next_check_s - time.monotonic()) > 0:
                     self._changed.wait(min(left_s, threading.TIMEOUT_MAX))
                 if self._is_closed:
                     return
-                self._next_look_s = float("inf")
+                self._next_check_s = float("inf")
             try:
-                next_look_s = self.look(time.monotonic())
+                next_check_s = self.check(time.monotonic())
             except Exception:
-                LOG.exception("%s: what is held could not be looked after", self._name)
-                next_look_s = time.monotonic() + self._policy.check_ms / 1000
+                LOG.exception("%s: could not check the held messages", self._name)
+                next_check_s = time.monotonic() + self._policy.check_ms / 1000
             with self._changed:
-                self._next_look_s = min(self._next_look_s, next_look_s)
+                self._next_check_s = min(self._next_check_s, next_check_s)
 
     def _forget(self, over: list[HeldMessage]) -> None:
         if over:
-            LOG.info("%s: %d leases ended before anybody said what became of the messages", self._name, len(over))
+            LOG.info("%s: %d leases expired before their messages were settled", self._name, len(over))
             for holding in over:
                 if isinstance(holding.receipt, Message) and not holding.receipt.is_settled:
                     holding.receipt.state = MessageState.RETURNED
@@ -169,7 +168,7 @@ class LeaseRenewer:
 
     def _return(self, orphans: list[HeldMessage]) -> None:
         if orphans:
-            LOG.warning("%s: %d messages of threads that have ended go back", self._name, len(orphans))
+            LOG.warning("%s: releasing %d messages of threads that have ended", self._name, len(orphans))
             self._entries.change(((holding.receipt, Change(0)) for holding in orphans), keeps=False)
 
     def _renew(self, due: list[HeldMessage]) -> None:
@@ -177,7 +176,7 @@ class LeaseRenewer:
         for holding in due:
             holding.is_renewing = True
             by_queue[queue_of(holding.receipt)].append(holding)
-        # A call for each: a queue that does not answer holds up no other.
+        # One call for each queue: a queue that does not answer delays no other.
         for holdings in by_queue.values():
             future = self._entries.change(
                 (holding.receipt, Change(self._policy.invisible_time_ms(holding.renew_count))) for holding in holdings
@@ -202,11 +201,11 @@ class LeaseRenewer:
                 holding.refused_count += 1
                 if holding.refused_count >= self._policy.refused_max:
                     why = error if outcome is None else outcome.reason
-                    self._give_up(holding, f"refused {holding.refused_count} times, lastly: {why}")
+                    self._stop_renewing(holding, f"{holding.refused_count} renewals failed, the last one with {why}")
         LOG.debug("%s: %d leases renewed, %d not", self._name, renewed_count, len(due) - renewed_count)
 
-    def _give_up(self, holding: HeldMessage, why: str) -> None:
+    def _stop_renewing(self, holding: HeldMessage, why: str) -> None:
         receipt = holding.receipt
         where = (receipt.topic, receipt.queue_id, receipt.queue_offset)
-        LOG.warning("%s: the lease of %s/%d offset %d is left to end: %s", self._name, *where, why)
+        LOG.warning("%s: the lease of %s/%d offset %d is left to expire: %s", self._name, *where, why)
         holding.is_renewed = False

@@ -1,9 +1,9 @@
-"""What a consumer says of messages, told the job in its terms: leases of units.
+"""Settles messages: acks, rejects and changes of single messages, and of messages within a leased unit.
 
 ```
-message ───────────────────────────────> EntrySender          leased by itself
-message of a unit ─> LeasedUnit ─ all ─> EntrySender          the unit is acked, renewed, comes again as a whole
-                          └─ failed ───> Producer             or the message is sent again by itself: that is done
+message ───────────────────────────────> EntrySender   leased by itself
+message of a unit ─> LeasedUnit ─ all ─> EntrySender   the unit is acked, renewed, or redelivered as a whole
+                          └─ failed ───> Producer      or the failed message is sent again as a message of its own
 ```
 """
 
@@ -44,14 +44,14 @@ __all__ = ["Resender", "Settlement"]
 LOG = logging.getLogger(__name__)
 
 NOTED = Outcome(True, Reason.OK, code_of(Reason.OK))
-"""Of a message of a unit that has others which are not done: the job is told when they are."""
+"""Outcome of a settled message of a unit with other messages in flight: the unit is acked after the last one."""
 DONE_BEFORE = Outcome(False, Reason.ALREADY_ACKED, code_of(Reason.ALREADY_ACKED))
-AGAIN = Change(1_000)
-"""Not at once: what kept a message from being sent again may last."""
+REDELIVER_UNIT = Change(1_000)
+"""For a unit with a message that could not be sent again; not at once, as the cause may last."""
 
 
 class Resender(Protocol):
-    """Sends a message again: a `Producer`."""
+    """Sends a failed message again; a `Producer` is one."""
 
     def send(
         self,
@@ -62,18 +62,18 @@ class Resender(Protocol):
         queue_id: int | None = None,
         tag: str | None = None,
     ) -> Future[SendResult]:
-        """Send a message; the future is done when that has succeeded."""
+        """Send a message; the future is done when the message is written."""
 
 
 class Settlement:
-    """Takes what is said of messages, alone or of units. Safe for use by many threads.
+    """Settles messages, also those of units. Safe for use by many threads.
 
     Args:
-        entries: Speaks to the job.
-        held: Is told of what the job is not.
-        group: For whom a message is sent again.
-        broker_clock: Tells when.
-        resender: Sends failed messages of units again, each by itself; None: their units come again.
+        entries: Sends the requests.
+        held: The held messages.
+        group: The consumer group, for redeliveries.
+        broker_clock: The clock of redeliveries with a delay.
+        resender: Sends failed messages of units again, each by itself; None: their units are redelivered.
     """
 
     def __init__(
@@ -94,69 +94,69 @@ class Settlement:
         self._in_flight: set[Future[SendResult]] = set()
 
     def ack(self, receipts: Iterable[Receipt], cause: Cause | None) -> OutcomesFuture:
-        """As `EntrySender.ack`. A message of a unit is noted; with the last one the unit is acked."""
+        """Like `EntrySender.ack`. The last message of a unit to be settled acks the unit."""
 
-        def ack_part(asked: _Call, part: _Part) -> None:
-            if not self._is_over(asked, part):
-                self._finish(asked, part, MessageState.FINISHED)
+        def ack_part(call: _Call, part: _Part) -> None:
+            if not self._is_over(call, part):
+                self._finish(call, part, MessageState.FINISHED)
 
-        return self._ask(receipts, lambda whole, _: self._entries.ack(whole, cause), ack_part)
+        return self._request(receipts, lambda whole, _: self._entries.ack(whole, cause), ack_part)
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
-        """As `EntrySender.reject`. Of a message of a unit: the unit goes to the dead letters when all of it is done."""
+        """Like `EntrySender.reject`. A unit with a rejected message is rejected when all its messages are settled."""
 
-        def reject_part(asked: _Call, part: _Part) -> None:
-            if self._is_over(asked, part):
+        def reject_part(call: _Call, part: _Part) -> None:
+            if self._is_over(call, part):
                 return
             if self._resender is not None:
-                self._send_again(asked, part, Redelivery(self._group, part.message.attempt, reject=cause or ""))
+                self._send_again(call, part, Redelivery(self._group, part.message.attempt, reject=cause or ""))
             else:
                 part.unit.cause = part.unit.cause or cause or ""
-                self._finish(asked, part, MessageState.FINISHED)
+                self._finish(call, part, MessageState.FINISHED)
 
-        return self._ask(receipts, lambda whole, _: self._entries.reject(whole, cause), reject_part)
+        return self._request(receipts, lambda whole, _: self._entries.reject(whole, cause), reject_part)
 
     def change(self, changes: Iterable[tuple[Receipt, Change]], *, keeps: bool = True) -> OutcomesFuture:
-        """As `EntrySender.change`. A unit is renewed for all its messages, and comes again for all of them."""
+        """Like `EntrySender.change`. A unit is renewed, or redelivered, with all its messages."""
         listed = list(changes)
 
         def change_whole(whole: list[Receipt], indices: Sequence[int]) -> OutcomesFuture:
             labels = (listed[index][1] for index in indices)
             return self._entries.change(zip(whole, labels, strict=True), keeps=keeps)
 
-        def change_part(asked: _Call, part: _Part) -> None:
+        def change_part(call: _Call, part: _Part) -> None:
             change = listed[part.index][1]
             goes_back = not (keeps and change.invisible_time_ms)
-            if id(part.unit) in asked.units:
-                asked.follow(asked.units[id(part.unit)], [part.index])
-            elif self._is_over(asked, part):
+            if id(part.unit) in call.units:
+                call.follow(call.units[id(part.unit)], [part.index])
+            elif self._is_over(call, part):
                 return
             elif goes_back and self._resender is not None and (part.unit.is_begun or not change.suspend):
                 attempts = part.message.attempt - change.suspend
-                self._send_again(asked, part, self._redelivery(attempts, change.invisible_time_ms))
+                self._send_again(call, part, self._redelivery(attempts, change.invisible_time_ms))
             else:
-                self._change_unit(asked, part, change, keeps=not goes_back)
+                self._change_unit(call, part, change, keeps=not goes_back)
 
-        return self._ask((receipt for receipt, _ in listed), change_whole, change_part)
+        return self._request((receipt for receipt, _ in listed), change_whole, change_part)
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until what is being sent again is sent, and the job told of it where that was the last of a unit.
+        """Wait until the messages that are sent again are written, and their units are settled.
 
         Raises:
-            AnswerTimeout: Some is not, within the time.
+            AnswerTimeout: Some were not written in time.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._in_flight, timeout_s):
-                message = f"{len(self._in_flight)} messages are not sent again after {timeout_s:.1f} s"
+                message = f"{len(self._in_flight)} failed messages were not sent again within {timeout_s:.1f} s"
                 raise AnswerTimeout(message, op_ids=(), in_log=False, subject=self._group)
 
-    def _ask(
+    def _request(
         self,
         receipts: Iterable[Receipt],
-        ask_whole: Callable[[list[Receipt], Sequence[int]], OutcomesFuture],
-        ask_part: Callable[[_Call, _Part], None],
+        request_whole: Callable[[list[Receipt], Sequence[int]], OutcomesFuture],
+        request_part: Callable[[_Call, _Part], None],
     ) -> OutcomesFuture:
-        """The outcomes of what is leased by itself, and of messages of units, in the caller's order."""
+        """Request messages that are leased alone by `request_whole`, and messages of units by `request_part`."""
         listed = list(receipts)
         parts = [
             _Part(index, receipt, receipt.unit)
@@ -164,48 +164,48 @@ class Settlement:
             if isinstance(receipt, Message) and receipt.unit is not None
         ]
         if not parts:
-            return ask_whole(listed, range(len(listed)))
-        asked = _Call(len(listed))
+            return request_whole(listed, range(len(listed)))
+        call = _Call(len(listed))
         of_parts = {part.index for part in parts}
         if whole := [index for index in range(len(listed)) if index not in of_parts]:
-            asked.follow(ask_whole([listed[index] for index in whole], whole), whole)
+            call.follow(request_whole([listed[index] for index in whole], whole), whole)
         for part in parts:
-            ask_part(asked, part)
-        return asked.batch_future.future
+            request_part(call, part)
+        return call.batch_future.future
 
     @staticmethod
-    def _is_over(asked: _Call, part: _Part) -> bool:
-        """Whether it was said before what became of the message; that is the answer, then."""
+    def _is_over(call: _Call, part: _Part) -> bool:
+        """Tell whether a message was settled before; its outcome is then known here."""
         if not part.message.is_settled:
             return False
         was_done = part.message.state is MessageState.FINISHED
-        asked.batch_future.settle([(part.index, DONE_BEFORE if was_done else EXPIRED_LOCALLY)])
+        call.batch_future.settle([(part.index, DONE_BEFORE if was_done else EXPIRED_LOCALLY)])
         return True
 
-    def _finish(self, asked: _Call, part: _Part, state: MessageState) -> None:
+    def _finish(self, call: _Call, part: _Part, state: MessageState) -> None:
         unit = part.unit
         if unit.message.is_settled:
-            # It comes again, or is in other hands.
-            asked.batch_future.settle([(part.index, EXPIRED_LOCALLY)])
+            # The unit is redelivered, or another consumer has it.
+            call.batch_future.settle([(part.index, EXPIRED_LOCALLY)])
         elif not unit.finish(part.message, state):
-            asked.batch_future.settle([(part.index, NOTED)])
+            call.batch_future.settle([(part.index, NOTED)])
             self._held.changed()
         elif unit.cause is not None:
-            asked.follow(self._entries.reject([unit.message], unit.cause or None), [part.index])
+            call.follow(self._entries.reject([unit.message], unit.cause or None), [part.index])
         else:
-            asked.follow(self._entries.ack([unit.message], None), [part.index])
+            call.follow(self._entries.ack([unit.message], None), [part.index])
 
-    def _change_unit(self, asked: _Call, part: _Part, change: Change, *, keeps: bool) -> None:
+    def _change_unit(self, call: _Call, part: _Part, change: Change, *, keeps: bool) -> None:
         unit = part.unit
-        future = asked.units[id(unit)] = self._entries.change([(unit.message, change)], keeps=keeps)
-        asked.follow(future, [part.index])
+        future = call.units[id(unit)] = self._entries.change([(unit.message, change)], keeps=keeps)
+        call.follow(future, [part.index])
 
     def _redelivery(self, attempts: int, delay_ms: int) -> Redelivery:
         now_ms = self._broker_clock.now_ms(time.monotonic())
         return Redelivery(self._group, attempts, now_ms + delay_ms if delay_ms and now_ms is not None else 0)
 
-    def _send_again(self, asked: _Call, part: _Part, resent: Redelivery) -> None:
-        """Send a message by itself; it is done when that has succeeded. Otherwise its unit comes again."""
+    def _send_again(self, call: _Call, part: _Part, resent: Redelivery) -> None:
+        """Send a message by itself, which settles it when it is written; otherwise its unit is redelivered."""
         assert self._resender is not None
         message, unit = part.message, part.unit
         message.state = MessageState.RETURNED
@@ -218,8 +218,8 @@ class Settlement:
                 message.topic, message.value, message.key, headers, message.queue_id, unit.message.tag or None
             )
         except PopstreamError as error:
-            LOG.warning("%s cannot be sent again, so its unit comes again: %s", where, error)
-            self._change_unit(asked, part, AGAIN, keeps=False)
+            LOG.warning("%s cannot be sent again, so its unit is redelivered: %s", where, error)
+            self._change_unit(call, part, REDELIVER_UNIT, keeps=False)
             return
         with self._changed:
             self._in_flight.add(sent)
@@ -227,12 +227,12 @@ class Settlement:
         def on_sent(done: Future[SendResult]) -> None:
             try:
                 if (error := done.exception()) is None:
-                    self._finish(asked, part, MessageState.RETURNED)
+                    self._finish(call, part, MessageState.RETURNED)
                 else:
-                    LOG.warning("%s could not be sent again, so its unit comes again: %s", where, error)
-                    self._change_unit(asked, part, AGAIN, keeps=False)
+                    LOG.warning("%s could not be sent again, so its unit is redelivered: %s", where, error)
+                    self._change_unit(call, part, REDELIVER_UNIT, keeps=False)
             except PopstreamError as closed:
-                asked.batch_future.settle([(part.index, None)], closed)
+                call.batch_future.settle([(part.index, None)], closed)
             finally:
                 with self._changed:
                     self._in_flight.discard(done)
@@ -250,14 +250,14 @@ class _Part(msgspec.Struct, frozen=True):
 
 
 class _Call:
-    """The outcomes of one call, and what was asked about whole units in it."""
+    """The outcomes of one call, and its requests about whole units."""
 
     def __init__(self, count: int) -> None:
         self.batch_future = BatchFuture(count)
         self.units: dict[int, OutcomesFuture] = {}
 
     def follow(self, future: OutcomesFuture, indices: Sequence[int]) -> None:
-        """Take the outcomes of a request, one for each index, or one for all of them."""
+        """Take over the outcomes of a request: one for each index, or one for all of them."""
 
         def settle(done: OutcomesFuture) -> None:
             error = done.exception()

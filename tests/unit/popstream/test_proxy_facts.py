@@ -76,7 +76,7 @@ class Renewing:
 
     def look(self, times: int = 1) -> list[int]:
         for _ in range(times):
-            self.renewer.look(self.now_s)
+            self.renewer.check(self.now_s)
         return self.script.durations
 
     @property
@@ -120,7 +120,7 @@ def test_after_hours_a_message_is_left_to_expire(caplog: pytest.LogCaptureFixtur
     renewing = Renewing("OK", age_ms=fact["given"]["age_ms"])
     assert renewing.look(3) == []
     assert renewing.is_renewed is not fact["expect"]["group_empty"]
-    assert "left to end" in caplog.text
+    assert "left to expire" in caplog.text
 
 
 def test_a_lease_with_much_left_is_not_renewed() -> None:
