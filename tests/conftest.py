@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from connectors.jars.resolve import kafka_jars, spark_jars
-from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from tests.support.file_report import FileReport
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Report files instead of dots; `-q` keeps the dots, `-v` the names of tests."""
+    """Give the settings of tests to every Spark; report files instead of dots (not with `-q` and `-v`)."""
+    os.environ["SPARK_CONF_DIR"] = str(ROOT / "tests" / "support" / "spark_conf")
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and config.get_verbosity() == 0:
         config.pluginmanager.register(FileReport(config.rootpath, terminal), "file-report")
@@ -37,14 +39,14 @@ def kafka_jar_files() -> list[Path]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
     """One broker for all tests that only need one; never stop it or change its settings."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), jars=kafka_jar_files) as broker:
+    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), jars=kafka_jar_files, java_options=SHORT_LIVED) as broker:
         yield broker
 
 
 @pytest.fixture
 def own_kafka(tmp_path: Path, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
     """A broker that the test may break."""
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files) as broker:
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jar_files, java_options=SHORT_LIVED) as broker:
         yield broker
 
 
@@ -59,12 +61,6 @@ def spark() -> Iterator[SparkSession]:
     """One Spark with Delta for all tests that need one; never stop it."""
     from connectors.delta.session import QUICK_COMPILER, build_session  # noqa: PLC0415 - tests without Spark need not wait for its import
 
-    # Hundreds of small queries, each run once: compiling them well costs more than half of the time.
-    session = build_session(
-        "popstream-tests",
-        spark_jars(ROOT / "var"),
-        java_options=[QUICK_COMPILER],
-        conf={"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"},
-    )
+    session = build_session("popstream-tests", spark_jars(ROOT / "var"), java_options=[QUICK_COMPILER])
     yield session
     session.stop()

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from checkpoints.layout import JobFolder
+from connectors.delta.session import QUICK_COMPILER
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.process.maintenance import maintain
@@ -23,7 +24,8 @@ def run_maintain(folder: JobFolder, *, var: Path, as_json: bool) -> None:
     if not folder.delta.is_dir():
         message = f"there are no tables in {folder.root}"
         raise Invalid(message, subject=str(folder.root))
-    with reading_session(var) as spark, working("compacting"):
+    # VACUUM plans many small queries and scans nothing: without the optimizing compiler it takes half of the time.
+    with reading_session(var, java_options=[QUICK_COMPILER]) as spark, working("compacting"):
         done = list(maintain(spark, folder.delta))
     if as_json:
         print(msgspec.json.encode(done).decode())

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -18,13 +18,17 @@ __all__ = ["reading_session", "working"]
 
 
 @contextlib.contextmanager
-def reading_session(var: Path, *, driver_memory: str = "1g") -> Iterator[SparkSession]:
+def reading_session(
+    var: Path, *, driver_memory: str = "1g", java_options: Sequence[str] = ()
+) -> Iterator[SparkSession]:
     """Start Spark, and stop it at the exit. The output of its JVM is discarded: errors come as exceptions."""
     jars = spark_jars(var.absolute())
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch, ended_jvm():
         conf = {"spark.sql.warehouse.dir": str(Path(scratch, "warehouse")), "spark.local.dir": scratch}
         with working("starting Spark"), held_signals(), output_in(Path(os.devnull)):
-            session = build_session("popstream-read", jars, driver_memory=driver_memory, conf=conf)
+            session = build_session(
+                "popstream-read", jars, driver_memory=driver_memory, java_options=java_options, conf=conf
+            )
         silence_query_errors()
         try:
             yield session

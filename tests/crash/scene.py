@@ -7,6 +7,7 @@ op_id, of which copies are identical, and the dead letters. Every answer that a 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS
@@ -20,14 +21,17 @@ from tests.support.left_behind import (
     families_of,
     records_between,
 )
+from tests.support.wire import start_job, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from pyspark.sql import SparkSession
+
+    from pipelines.process.job import Job
     from tests.support.workload import Workload
 
-__all__ = ["KILLED", "OPS_PARTITIONS", "PATIENCE_S", "Scene", "run_process"]
+__all__ = ["KILLED", "OPS_PARTITIONS", "PATIENCE_S", "Scene", "run_process", "run_with", "start_with"]
 
 KILLED = -9
 OPS_PARTITIONS = 2
@@ -40,6 +44,29 @@ def run_process(servers: str, settings: dict[str, Any], until: dict[int, int]) -
     with JobProcess(servers, settings, until=until) as job:
         code = job.wait(PATIENCE_S)
         assert code == 0, f"{code}\n{job.log_tail()}"
+
+
+def start_with(spark: SparkSession, servers: str, settings: dict[str, Any]) -> Job:
+    """Start a job of this process."""
+    more = {name: value for name, value in settings.items() if name not in {"folder", "topic_prefix"}}
+    return start_job(spark, servers, Path(settings["folder"]), settings["topic_prefix"], **more)
+
+
+def run_with(spark: SparkSession) -> Callable[[str, dict[str, Any], dict[int, int]], None]:
+    """As `run_process`, but in this process: it has a Spark that is warm."""
+
+    def run(servers: str, settings: dict[str, Any], until: dict[int, int]) -> None:
+        job = start_with(spark, servers, settings)
+        try:
+            wait_for(
+                lambda: all(job.apply_ops.applied.next_offset.get(at, 0) >= end for at, end in until.items()),
+                job,
+                patience_s=PATIENCE_S,
+            )
+        finally:
+            job.stop()
+
+    return run
 
 
 class Scene:

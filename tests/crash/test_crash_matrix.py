@@ -25,7 +25,7 @@ from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_frame, read_slice
-from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene
+from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene, run_with
 from tests.support.job_process import JobProcess
 from tests.support.left_behind import end_offsets, live_files, records_between
 from tests.support.wire import wait_for
@@ -33,6 +33,8 @@ from tests.support.workload import Workload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
 
@@ -138,7 +140,7 @@ class Disturbed:
         results = records_between(servers, topics.results, {}, end_offsets(servers, topics.results))
         return Left(
             applied=applied,
-            begun=msgspec.json.decode(self.folder.attempts.read_bytes(), type=Begun).next_offset,
+            begun=begun_of(self.folder.attempts),
             outbox=entries,
             delivered={
                 table: whole_versions(self.folder.delta, table, PIPELINE).get(applied.state_epoch, -1)
@@ -168,14 +170,25 @@ class Disturbed:
         return {file for table in AUDIT_TABLES for file in live_files(table_path(self.folder.delta, table))}
 
 
+def begun_of(attempts: Path) -> dict[int, int]:
+    """How far the log was decided when the last attempt began; nothing if the process died while it noted that."""
+    try:
+        return msgspec.json.decode(attempts.read_bytes(), type=Begun).next_offset
+    except msgspec.DecodeError:
+        return {}
+
+
 def numbered(checkpoint: Path, folder: str) -> set[int]:
     """The micro-batches that Spark has a file of."""
     return {int(file.name) for file in (checkpoint / folder).glob("*") if file.name.isdigit()}
 
 
 @pytest.fixture(scope="module")
-def disturbed(broker: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Disturbed]:
-    disturbed = Disturbed(Scene(broker.bootstrap_servers, "matrix", tmp_path_factory.mktemp("matrix")))
+def disturbed(
+    spark: SparkSession, broker: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Disturbed]:
+    scene = Scene(broker.bootstrap_servers, "matrix", tmp_path_factory.mktemp("matrix"), run_with(spark))
+    disturbed = Disturbed(scene)
     yield disturbed
     disturbed.job.__exit__(None, None, None)
 

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import os
 import random
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.crash.scene import OPS_PARTITIONS, PATIENCE_S, Scene
+from tests.crash.scene import OPS_PARTITIONS, PATIENCE_S, Scene, run_with, start_with
 from tests.support.simulated_crash import crash_at
-from tests.support.wire import start_job, wait_for
 from tests.support.workload import Workload
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.process.job import Job
 
 pytestmark = [
     pytest.mark.integration,
@@ -45,27 +45,13 @@ HITS_MAX = {"start": 1, "flush_begin": 2, "flush": 6}
 def test_crashes_at_places_and_times_of_one_seed(
     spark: SparkSession, broker: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:
-    def start(settings: dict[str, Any]) -> Job:
-        given = {name: value for name, value in settings.items() if name not in {"folder", "topic_prefix"}}
-        return start_job(spark, broker.bootstrap_servers, Path(settings["folder"]), topic_prefix, **given)
-
-    def run(_: str, settings: dict[str, Any], until: dict[int, int]) -> None:
-        job = start(settings)
-        try:
-            wait_for(
-                lambda: all(job.apply_ops.applied.next_offset.get(at, 0) >= end for at, end in until.items()),
-                job,
-                patience_s=PATIENCE_S,
-            )
-        finally:
-            job.stop()
-
     chance = random.Random(CRASHES)
     points = [POINTS[number % len(POINTS)] for number in range(CRASHES)]
     chance.shuffle(points)
-    scene = Scene(broker.bootstrap_servers, topic_prefix, tmp_path, run)
+    scene = Scene(broker.bootstrap_servers, topic_prefix, tmp_path, run_with(spark))
     with Workload(scene.servers, scene.topics, OPS_PARTITIONS, seed=CRASHES, pause_s=0.02) as clients:
         for point in points:
-            crash_at(point, chance.randint(1, HITS_MAX.get(point, 5)), lambda: start(scene.settings), PATIENCE_S)
+            start = partial(start_with, spark, scene.servers, scene.settings)
+            crash_at(point, chance.randint(1, HITS_MAX.get(point, 5)), start, PATIENCE_S)
     assert clients.sent > 10 * CRASHES
     scene.compare([clients])

@@ -31,7 +31,7 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.jars.resolve import kafka_jars
-from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.job_file import JobFile
@@ -118,7 +118,7 @@ class Site:
     @contextlib.contextmanager
     def kafka(self) -> Iterator[str]:
         """Its broker, without a job."""
-        with EmbeddedKafka(self.root / KAFKA_FOLDER, jars=kafka_jars(ROOT / "var")) as broker:
+        with EmbeddedKafka(self.root / KAFKA_FOLDER, jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED) as broker:
             yield broker.bootstrap_servers
 
 
@@ -336,7 +336,7 @@ def test_another_disk(played: Site, tmp_path: Path, kept: list[str], sources: tu
 
 def test_partitions_that_somebody_added(tmp_path: Path) -> None:
     site = Site(tmp_path / "job")
-    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jars(ROOT / "var")) as broker:
+    with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED) as broker:
         servers = broker.bootstrap_servers
         own_kafka = ("--bootstrap-servers", servers)
         create_message_topic(servers, "orders", 2)

@@ -70,6 +70,7 @@ class Scene:
         self.folder = JobFolder(root / "job")
         self.snapshots = SnapshotStore(str(self.folder.snapshots))
         self.snapshot_id = ""
+        self.fresh: dict[tuple[int, ...], JobFolder] = {}
         ensure_topics(servers, self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=4))
 
     def start(self, folder: Path | None = None, **settings: Any) -> Job:
@@ -118,9 +119,17 @@ class Scene:
         log = found_log(self.servers, facts)
         return restore(self.folder, log, self.servers, self.spark, self.snapshots, **chosen)
 
+    def fresh_job(self) -> JobFolder:
+        """The folder of a job that has decided the whole log; tests with the same log share it."""
+        end = end_offsets(self.servers, self.topics.ops)
+        key = tuple(end[number] for number in sorted(end))
+        if key not in self.fresh:
+            self.drain(self.root / "fresh")
+            self.fresh[key] = JobFolder(self.root / "fresh")
+        return self.fresh[key]
+
     def compare_with_a_fresh_job(self) -> None:
-        self.drain(self.root / "fresh")
-        fresh = JobFolder(self.root / "fresh")
+        fresh = self.fresh_job()
         assert families_of(self.folder.state) == families_of(fresh.state)
         assert applied_of(self.folder.state).next_offset == applied_of(fresh.state).next_offset
         for table in AUDIT_TABLES:

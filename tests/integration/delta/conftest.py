@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def empty_tables(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Tables as they are created, to copy: creating them takes seconds."""
     root = tmp_path_factory.mktemp("empty")
