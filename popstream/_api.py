@@ -25,8 +25,8 @@ from popstream.send.outgoing import OutgoingMessage
 from popstream.settings import ClientSettings
 from popstream.wire.command import QueueType
 from popstream.wire.failures import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
-from popstream.wire.headers import tag_hash
 from popstream.wire.reason import Reason
+from popstream.wire.tag import tag_hash
 
 __all__ = [
     "AnswerTimeout",

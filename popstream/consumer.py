@@ -27,9 +27,9 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
 from popstream.wire.command import Cancel, Pop, ReturnClient
 from popstream.wire.failures import Invalid, PopstreamError
-from popstream.wire.headers import tag_hash
 from popstream.wire.limits import POP_MESSAGES_MAX
 from popstream.wire.reason import Reason
+from popstream.wire.tag import tag_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

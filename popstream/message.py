@@ -11,8 +11,8 @@ import msgspec
 
 from popstream.errors import ClientClosed
 from popstream.outcome import Outcome, Receipt
-from popstream.wire.headers import tag_value
 from popstream.wire.reason import Reason
+from popstream.wire.tag import tag_value
 
 if TYPE_CHECKING:
     from concurrent.futures import Future

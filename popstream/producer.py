@@ -25,8 +25,8 @@ from popstream.topics.describe import describe_topic
 from popstream.topics.queue_types import QueueTypes
 from popstream.wire.command import QueueType
 from popstream.wire.failures import Invalid, PopstreamError, Unavailable
-from popstream.wire.headers import NO_TAG, tag_hash
 from popstream.wire.limits import POP_MESSAGES_MAX
+from popstream.wire.tag import NO_TAG, tag_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

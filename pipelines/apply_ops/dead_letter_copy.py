@@ -10,6 +10,17 @@ from kafka import KafkaConsumer, TopicPartition
 
 from pipelines.apply_ops.outbox import Entry
 from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.headers import (
+    DEAD_LETTER_ATTEMPTS_HEADER,
+    DEAD_LETTER_GONE_HEADER,
+    DEAD_LETTER_GROUP_HEADER,
+    DEAD_LETTER_HISTORY_HEADER,
+    DEAD_LETTER_QUEUE_ID_HEADER,
+    DEAD_LETTER_QUEUE_OFFSET_HEADER,
+    DEAD_LETTER_REASON_HEADER,
+    DEAD_LETTER_TOO_LARGE_HEADER,
+    DEAD_LETTER_TOPIC_HEADER,
+)
 
 __all__ = [
     "COPY_BYTES_MAX",
@@ -111,23 +122,23 @@ def copy_of(letter: DeadLetter, queue_offset: int, message: Any | None) -> DeadL
     A message that left the log, or is too long to be copied, is represented by the headers alone.
     """
     headers = [
-        ("popstream.reason", letter.reason.encode()),
-        ("popstream.group", letter.group.encode()),
-        ("popstream.topic", letter.topic.encode()),
-        ("popstream.queue_id", str(letter.queue_id).encode()),
-        ("popstream.queue_offset", str(queue_offset).encode()),
-        ("popstream.attempts", str(letter.attempts).encode()),
-        ("popstream.history", msgspec.json.encode(_history(letter))),
+        (DEAD_LETTER_REASON_HEADER, letter.reason.encode()),
+        (DEAD_LETTER_GROUP_HEADER, letter.group.encode()),
+        (DEAD_LETTER_TOPIC_HEADER, letter.topic.encode()),
+        (DEAD_LETTER_QUEUE_ID_HEADER, str(letter.queue_id).encode()),
+        (DEAD_LETTER_QUEUE_OFFSET_HEADER, str(queue_offset).encode()),
+        (DEAD_LETTER_ATTEMPTS_HEADER, str(letter.attempts).encode()),
+        (DEAD_LETTER_HISTORY_HEADER, msgspec.json.encode(_history(letter))),
     ]
     if message is None:
-        headers.append(("popstream.gone", b"the message had left the log; these are its coordinates"))
+        headers.append((DEAD_LETTER_GONE_HEADER, b"the message had left the log; these are its coordinates"))
         return DeadLetterCopy(None, b"", headers)
     message_headers = message.headers or []
     size = sum(len(part or b"") for part in (message.key, message.value))
     size += sum(len(name.encode()) + len(text or b"") for name, text in message_headers)
     if size > COPY_BYTES_MAX:
         why = f"the message takes {size} bytes, more than a dead letter may; it is still at its coordinates"
-        headers.append(("popstream.too_large", why.encode()))
+        headers.append((DEAD_LETTER_TOO_LARGE_HEADER, why.encode()))
         return DeadLetterCopy(None, b"", headers)
     # kafka-python cannot send a record with neither key nor value.
     value = b"" if message.key is None and message.value is None else message.value

@@ -5,7 +5,7 @@
 | `topic`, `queue_id`, `queue_offset` | topic, partition, offset |
 | `store_time_ms` | timestamp |
 | `size_bytes` | length of the value |
-| `tag_hash` | header `popstream-tag` (popstream/wire/headers.py), bits of a u64 |
+| `tag_hash` | header `popstream-tag` (popstream/wire/tag.py), bits of a u64 |
 | `key_hash` | hash of the key (broker_state/consume_queue/unit.py), bits of a u64 |
 | `inner_count`, `inner_key_hashes`, `is_readable` | headers of an inner batch (popstream/payload/inner_batch.py) |
 
@@ -22,16 +22,9 @@ from pyspark.sql import functions as f
 
 from broker_state.consume_queue import Units
 from pipelines.build_consume_queue.builder import Queue
-from popstream.payload.inner_batch import (
-    BYTES_HEADER,
-    COUNT_HEADER,
-    COUNT_MAX,
-    DIGITS_MAX,
-    KEY_HASH_BYTES,
-    KEYS_BYTES_MAX,
-    KEYS_HEADER,
-)
-from popstream.wire.headers import HASH_BYTES, TAG_HEADER
+from popstream.payload.inner_batch import COUNT_MAX, DIGITS_MAX, KEY_HASH_BYTES, KEYS_BYTES_MAX
+from popstream.wire.headers import BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER, TAG_HEADER
+from popstream.wire.tag import HASH_BYTES
 
 __all__ = ["UNIT_SCHEMA", "table_of", "unit_columns", "units_by_queue"]
 
@@ -53,14 +46,14 @@ UNIT_SCHEMA = pa.schema(
 
 def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> DataFrame:
     """The columns of `UNIT_SCHEMA` of records of Spark's Kafka source with headers, one row each."""
-    count, keys = _header(COUNT_HEADER), _header(KEYS_HEADER)
+    count, keys = _header(BATCH_COUNT_HEADER), _header(BATCH_KEYS_HEADER)
     size = f.coalesce(f.length("value"), f.lit(0))
     keys_bytes = f.coalesce(f.length(keys), f.lit(0))
     false = f.expr("false")
-    is_batch = f.coalesce(f.map_contains_key(_headers(), COUNT_HEADER), false)
+    is_batch = f.coalesce(f.map_contains_key(_headers(), BATCH_COUNT_HEADER), false)
     is_true = (
         f.coalesce(_number(count).between(1, COUNT_MAX), false)
-        & f.coalesce(_number(_header(BYTES_HEADER)) == size, false)
+        & f.coalesce(_number(_header(BATCH_BYTES_HEADER)) == size, false)
         & (keys_bytes % KEY_HASH_BYTES == 0)
         & (keys_bytes <= KEYS_BYTES_MAX)
     )

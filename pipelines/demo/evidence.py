@@ -14,6 +14,11 @@ from connectors.delta.tables import table_path
 from pipelines.demo.messages import Position, content_hash
 from pipelines.demo.tasks import Task
 from pipelines.demo.verdict import GroupCounts, Letter, Refusal
+from popstream.wire.headers import (
+    DEAD_LETTER_GROUP_HEADER,
+    DEAD_LETTER_QUEUE_ID_HEADER,
+    DEAD_LETTER_QUEUE_OFFSET_HEADER,
+)
 from popstream.wire.reason import Reason
 
 __all__ = ["count_records", "read_counts", "read_letters", "read_processed", "read_refusals", "read_rejected"]
@@ -94,8 +99,8 @@ def read_letters(bootstrap_servers: str, topic: str, count: int) -> set[Letter]:
 
 
 def _letter(headers: Mapping[str, bytes], value: bytes) -> Letter:
-    position = int(headers["popstream.queue_id"]), int(headers["popstream.queue_offset"])
-    return Letter(headers["popstream.group"].decode(), position, content_hash(value))
+    position = int(headers[DEAD_LETTER_QUEUE_ID_HEADER]), int(headers[DEAD_LETTER_QUEUE_OFFSET_HEADER])
+    return Letter(headers[DEAD_LETTER_GROUP_HEADER].decode(), position, content_hash(value))
 
 
 def _table(spark: SparkSession, root: Path, name: str) -> DataFrame:

@@ -22,10 +22,9 @@ from popstream.lease.entries import BatchFuture, Change
 from popstream.lease.entry_sender import EXPIRED_LOCALLY
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
-from popstream.payload.message_id import ID_HEADER
-from popstream.payload.redelivery import REDELIVERY_HEADER, Redelivery
+from popstream.payload.redelivery import Redelivery
 from popstream.wire.failures import PopstreamError
-from popstream.wire.headers import TAG_HEADER
+from popstream.wire.headers import MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
@@ -209,9 +208,9 @@ class Settlement:
         assert self._resender is not None
         message, unit = part.message, part.unit
         message.state = MessageState.RETURNED
-        own = {REDELIVERY_HEADER, ID_HEADER, TAG_HEADER}
+        own = {REDELIVERY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER}
         headers = [(name, value or b"") for name, value in message.headers if name not in own]
-        headers += [(ID_HEADER, message.message_id.encode()), resent.header()]
+        headers += [(MESSAGE_ID_HEADER, message.message_id.encode()), resent.header()]
         where = f"message {message.inner_index} of {message.topic}/{message.queue_id} offset {message.queue_offset}"
         try:
             sent = self._resender.send(

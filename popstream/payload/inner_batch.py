@@ -25,7 +25,13 @@ import msgspec
 from popstream.payload.message_id import MessageId
 from popstream.wire.decoding import DECODE_ERRORS
 from popstream.wire.failures import Corrupt
-from popstream.wire.headers import TAG_HEADER
+from popstream.wire.headers import (
+    BATCH_BASE_HEADER,
+    BATCH_BYTES_HEADER,
+    BATCH_COUNT_HEADER,
+    BATCH_KEYS_HEADER,
+    TAG_HEADER,
+)
 from popstream.wire.key_hash import key_hash
 
 if TYPE_CHECKING:
@@ -34,13 +40,9 @@ if TYPE_CHECKING:
     from popstream.outcome import Headers
 
 __all__ = [
-    "BASE_HEADER",
-    "BYTES_HEADER",
-    "COUNT_HEADER",
     "COUNT_MAX",
     "DIGITS_MAX",
     "KEYS_BYTES_MAX",
-    "KEYS_HEADER",
     "KEY_HASH_BYTES",
     "InnerMessage",
     "Unwrapped",
@@ -49,10 +51,6 @@ __all__ = [
     "unwrap",
 ]
 
-COUNT_HEADER = "popstream-batch-count"
-BYTES_HEADER = "popstream-batch-bytes"
-BASE_HEADER = "popstream-batch-base"
-KEYS_HEADER = "popstream-batch-keys"
 COUNT_MAX = 1_000_000
 KEYS_BYTES_MAX = 256 * 1024
 DIGITS_MAX = 10
@@ -107,10 +105,10 @@ def encode_inner_batch(
     found = [text.encode() for text in ids]
     keys = dict.fromkeys(message.key for message in messages if message.key is not None)
     headers = [
-        (COUNT_HEADER, b"%d" % len(messages)),
-        (BYTES_HEADER, b"%d" % len(value)),
-        (BASE_HEADER, found[0]),
-        (KEYS_HEADER, b"".join(key_hash(one).to_bytes(KEY_HASH_BYTES, "big") for one in (*found, *keys))),
+        (BATCH_COUNT_HEADER, b"%d" % len(messages)),
+        (BATCH_BYTES_HEADER, b"%d" % len(value)),
+        (BATCH_BASE_HEADER, found[0]),
+        (BATCH_KEYS_HEADER, b"".join(key_hash(one).to_bytes(KEY_HASH_BYTES, "big") for one in (*found, *keys))),
     ]
     if tag:
         headers.append((TAG_HEADER, tag.encode()))
@@ -124,7 +122,7 @@ def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
         Corrupt: The headers contradict themselves or the value.
     """
     found = dict(headers)
-    if COUNT_HEADER not in found:
+    if BATCH_COUNT_HEADER not in found:
         return None
     count = inner_count(headers, len(value or b""))
     try:
@@ -135,7 +133,7 @@ def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
     if inner.version != VERSION or len(inner.messages) != count:
         message = f"an inner batch of version {inner.version} with {len(inner.messages)} messages says it has {count}"
         raise Corrupt(message)
-    base = MessageId.parse(found.get(BASE_HEADER))
+    base = MessageId.parse(found.get(BATCH_BASE_HEADER))
     return [
         Unwrapped(
             one.key,
@@ -159,10 +157,10 @@ def inner_count(headers: Iterable[tuple[str, bytes | None]], value_bytes: int) -
     True
     """
     found = dict(headers)
-    if COUNT_HEADER not in found:
+    if BATCH_COUNT_HEADER not in found:
         return 1
-    count, length = _number(found[COUNT_HEADER]), _number(found.get(BYTES_HEADER))
-    keys = found.get(KEYS_HEADER) or b""
+    count, length = _number(found[BATCH_COUNT_HEADER]), _number(found.get(BATCH_BYTES_HEADER))
+    keys = found.get(BATCH_KEYS_HEADER) or b""
     is_true = length == value_bytes and not len(keys) % KEY_HASH_BYTES and len(keys) <= KEYS_BYTES_MAX
     return count if count is not None and 1 <= count <= COUNT_MAX and is_true else None
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from popstream.wire.headers import MESSAGE_ID_HEADER
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["ID_HEADER", "MessageId", "MessageIds", "message_id_of"]
+__all__ = ["MessageId", "MessageIds", "message_id_of"]
 
-ID_HEADER = "popstream-message-id"
 PRODUCER_BYTES = 6
 TEXT_BYTES_MAX = 64
 """A longer one is not ours; each message of a unit would have a copy of it."""
@@ -73,4 +74,4 @@ def message_id_of(headers: Iterable[tuple[str, bytes | None]]) -> str:
     >>> message_id_of([("popstream-message-id", b"a1b2-a")]), message_id_of([])
     ('a1b2-a', '')
     """
-    return (dict(headers).get(ID_HEADER) or b"").decode(errors="replace")
+    return (dict(headers).get(MESSAGE_ID_HEADER) or b"").decode(errors="replace")

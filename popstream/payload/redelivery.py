@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.headers import REDELIVERY_HEADER
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["REDELIVERY_HEADER", "Redelivery"]
-
-REDELIVERY_HEADER = "popstream-resent"
+__all__ = ["Redelivery"]
 
 
 class Redelivery(msgspec.Struct, frozen=True, omit_defaults=True):

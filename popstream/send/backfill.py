@@ -19,9 +19,9 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.topics.describe import describe_topic
 from popstream.wire.command import Dispatch, QueueType, WrittenRange
 from popstream.wire.failures import Invalid, Unavailable
-from popstream.wire.headers import tag_hash, tag_value
 from popstream.wire.limits import RANGE_OFFSETS_MAX
 from popstream.wire.reason import Reason
+from popstream.wire.tag import tag_hash, tag_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

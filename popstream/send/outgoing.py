@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from popstream.payload.message_id import ID_HEADER, message_id_of
-from popstream.payload.redelivery import REDELIVERY_HEADER
+from popstream.payload.message_id import message_id_of
 from popstream.wire.failures import Invalid
-from popstream.wire.headers import TAG_HEADER
+from popstream.wire.headers import MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER
 
 if TYPE_CHECKING:
     from popstream.outcome import SendResult
@@ -121,7 +120,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     def record_headers(self, message_id: str) -> list[tuple[str, bytes]]:
         """Headers of the record that carries this message alone."""
-        headers = [*self.headers, (ID_HEADER, message_id.encode())]
+        headers = [*self.headers, (MESSAGE_ID_HEADER, message_id.encode())]
         if self.tag:
             headers.append((TAG_HEADER, self.tag.encode()))
         return headers

@@ -1,47 +1,72 @@
-"""Tags: a short text on a message that a pop can choose by. The job knows them as 64-bit hashes.
+"""Names of the headers that popstream gives to Kafka records; of several headers of one name the last one counts."""
 
-The text travels with the message, in UTF-8, as the value of header `popstream-tag` (the last one, should there be
-several). Its hash is the first 8 bytes of the SHA-256 of that value, big-endian, and 1 where that gives 0; 0 means no
-tag, and so does an empty value. Any language has SHA-256, and so has Spark SQL.
-"""
-
-from __future__ import annotations
-
-import hashlib
-from functools import lru_cache
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-__all__ = ["NO_TAG", "TAG_HEADER", "tag_hash", "tag_value"]
+__all__ = [
+    "BATCH_BASE_HEADER",
+    "BATCH_BYTES_HEADER",
+    "BATCH_COUNT_HEADER",
+    "BATCH_KEYS_HEADER",
+    "DEAD_LETTER_ATTEMPTS_HEADER",
+    "DEAD_LETTER_GONE_HEADER",
+    "DEAD_LETTER_GROUP_HEADER",
+    "DEAD_LETTER_HISTORY_HEADER",
+    "DEAD_LETTER_QUEUE_ID_HEADER",
+    "DEAD_LETTER_QUEUE_OFFSET_HEADER",
+    "DEAD_LETTER_REASON_HEADER",
+    "DEAD_LETTER_TOO_LARGE_HEADER",
+    "DEAD_LETTER_TOPIC_HEADER",
+    "MESSAGE_ID_HEADER",
+    "REDELIVERY_HEADER",
+    "TAG_HEADER",
+]
 
 TAG_HEADER = "popstream-tag"
-NO_TAG = 0
-HASH_BYTES = 8
+"""Tag of a message, or of all messages of an inner batch, in UTF-8 (popstream.wire.tag)."""
 
+MESSAGE_ID_HEADER = "popstream-message-id"
+"""Id of a message that is a record of its own (popstream.payload.message_id)."""
 
-@lru_cache(maxsize=4096)
-def tag_hash(tag: str | bytes) -> int:
-    """Hash of a tag, in 1..2^64 - 1; of the empty tag, which is none, 0.
+REDELIVERY_HEADER = "popstream-resent"
+"""JSON about a message that a consumer sent again as a record of its own (popstream.payload.redelivery)."""
 
-    >>> tag_hash("paid"), tag_hash(b"paid"), tag_hash("")
-    (2777268578405861175, 2777268578405861175, 0)
-    """
-    value = tag.encode() if isinstance(tag, str) else tag
-    if not value:
-        return NO_TAG
-    return int.from_bytes(hashlib.sha256(value).digest()[:HASH_BYTES], "big") or 1
+# An inner batch: one record with many messages (popstream.payload.inner_batch).
 
+BATCH_COUNT_HEADER = "popstream-batch-count"
+"""Number of messages, in ASCII digits. A record without this header is one message."""
 
-def tag_value(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
-    """Tag that the headers of a record carry, as it was sent; empty when there is none.
+BATCH_BYTES_HEADER = "popstream-batch-bytes"
+"""Length of the value in bytes, in ASCII digits."""
 
-    >>> tag_value([("trace", b"1"), ("popstream-tag", b"paid")]), tag_value([])
-    (b'paid', b'')
-    """
-    value = b""
-    for name, found in headers:
-        if name == TAG_HEADER:
-            value = found or b""
-    return value
+BATCH_BASE_HEADER = "popstream-batch-base"
+"""Id of the first message; those of the others follow from it."""
+
+BATCH_KEYS_HEADER = "popstream-batch-keys"
+"""Hashes of the keys and ids of the messages, 8 bytes each, big-endian; optional."""
+
+# A record of the dead-letter topic has the headers of its message, and these; all values are text.
+
+DEAD_LETTER_REASON_HEADER = "popstream.reason"
+"""`attempt_limit`, or the cause that the consumer gave."""
+
+DEAD_LETTER_GROUP_HEADER = "popstream.group"
+"""Consumer group that gave the message up."""
+
+DEAD_LETTER_TOPIC_HEADER = "popstream.topic"
+"""Message topic."""
+
+DEAD_LETTER_QUEUE_ID_HEADER = "popstream.queue_id"
+"""Queue, which is the partition, in digits."""
+
+DEAD_LETTER_QUEUE_OFFSET_HEADER = "popstream.queue_offset"
+"""Queue offset, which is the Kafka offset, in digits."""
+
+DEAD_LETTER_ATTEMPTS_HEADER = "popstream.attempts"
+"""Deliveries of the message, in digits."""
+
+DEAD_LETTER_HISTORY_HEADER = "popstream.history"
+"""JSON: epoch and time of the last pop, time of the decision, place of its record in the ops topic."""
+
+DEAD_LETTER_GONE_HEADER = "popstream.gone"
+"""Present when the message had left the log; the record has no value then."""
+
+DEAD_LETTER_TOO_LARGE_HEADER = "popstream.too_large"
+"""Present when the message is too long to be copied; the record has no value then."""

@@ -39,19 +39,12 @@ from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS, read_frame, read_n
 from pipelines.cli import options
 from pipelines.settings import JobSettings
 from popstream.exchange.pending_operations import answers_of
-from popstream.payload.inner_batch import (
-    BASE_HEADER,
-    BYTES_HEADER,
-    COUNT_HEADER,
-    KEYS_HEADER,
-    InnerMessage,
-    encode_inner_batch,
-    unwrap,
-)
+from popstream.payload.inner_batch import InnerMessage, encode_inner_batch, unwrap
 from popstream.wire.answer import Answer
 from popstream.wire.command import encode_command
 from popstream.wire.failures import Corrupt, Invalid
 from popstream.wire.handle import Handle, Signer, decode_handle, encode_handle
+from popstream.wire.headers import BATCH_BASE_HEADER, BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.limits import RECORD_BYTES_MAX
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.histories import compare_history
@@ -201,12 +194,18 @@ def _inner_batch(value: bytes) -> None:
     count = reader.byte()
     headers: list[tuple[str, bytes | None]] = []
     if count == 0xFF:
-        headers = [(name, reader.take(reader.byte())) for name in (COUNT_HEADER, BYTES_HEADER, KEYS_HEADER)]
-        headers.append((BASE_HEADER, reader.take(reader.byte())))
+        headers = [
+            (name, reader.take(reader.byte())) for name in (BATCH_COUNT_HEADER, BATCH_BYTES_HEADER, BATCH_KEYS_HEADER)
+        ]
+        headers.append((BATCH_BASE_HEADER, reader.take(reader.byte())))
         body = reader.rest()
     else:
         body = reader.rest()
-        headers = [(COUNT_HEADER, b"%d" % count), (BYTES_HEADER, b"%d" % len(body)), (BASE_HEADER, b"a1b2-a")]
+        headers = [
+            (BATCH_COUNT_HEADER, b"%d" % count),
+            (BATCH_BYTES_HEADER, b"%d" % len(body)),
+            (BATCH_BASE_HEADER, b"a1b2-a"),
+        ]
     messages = unwrap(body, headers)
     assert messages is not None
     if not messages or any(abs(one.timestamp_ms) >= 1 << 63 for one in messages):

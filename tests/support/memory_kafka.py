@@ -8,10 +8,10 @@ from typing import Any
 
 from kafka.future import Future
 
-from popstream.payload.inner_batch import COUNT_HEADER
 from popstream.payload.payloads import Payload
 from popstream.testing.memory_job import MemoryJob
-from popstream.wire.headers import tag_hash, tag_value
+from popstream.wire.headers import BATCH_COUNT_HEADER
+from popstream.wire.tag import tag_hash, tag_value
 
 __all__ = ["MemoryKafka"]
 
@@ -44,7 +44,7 @@ class MemoryKafka:
             record["partition"],
             Payload(record["key"], record["value"], headers, record["timestamp_ms"]),
             tag=tag_hash(tag_value(headers)),
-            count=int(dict(headers).get(COUNT_HEADER, b"1")),
+            count=int(dict(headers).get(BATCH_COUNT_HEADER, b"1")),
         )
         place = SimpleNamespace(
             topic=topic, partition=record["partition"], offset=offset, timestamp=record["timestamp_ms"]

@@ -23,14 +23,19 @@ from kafka.errors import (
 )
 
 from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
-from popstream.payload.inner_batch import BASE_HEADER, COUNT_HEADER, KEYS_HEADER, unwrap
-from popstream.payload.message_id import ID_HEADER
+from popstream.payload.inner_batch import unwrap
 from popstream.send.kafka_writer import send_outcome_of
 from popstream.send.ordered_sender import Retry
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import QueueType
 from popstream.wire.failures import Invalid, Unavailable
-from popstream.wire.headers import TAG_HEADER
+from popstream.wire.headers import (
+    BATCH_BASE_HEADER,
+    BATCH_COUNT_HEADER,
+    BATCH_KEYS_HEADER,
+    MESSAGE_ID_HEADER,
+    TAG_HEADER,
+)
 from popstream.wire.key_hash import key_hash
 from tests.support.memory_kafka import MemoryKafka
 
@@ -54,7 +59,7 @@ def producer(kafka: MemoryKafka) -> Iterator[Producer]:
 
 
 def is_batch(record: dict[str, Any]) -> bool:
-    return COUNT_HEADER in dict(record["headers"])
+    return BATCH_COUNT_HEADER in dict(record["headers"])
 
 
 def test_messages_of_a_batch_topic_are_one_record(producer: Producer, kafka: MemoryKafka) -> None:
@@ -70,10 +75,10 @@ def test_messages_of_a_batch_topic_are_one_record(producer: Producer, kafka: Mem
     ]
     (record,) = kafka.sent
     headers = dict(record["headers"])
-    assert (headers[COUNT_HEADER], headers[TAG_HEADER], record["key"]) == (b"3", b"paid", None)
-    assert headers[BASE_HEADER].decode() == results[0].message_id
+    assert (headers[BATCH_COUNT_HEADER], headers[TAG_HEADER], record["key"]) == (b"3", b"paid", None)
+    assert headers[BATCH_BASE_HEADER].decode() == results[0].message_id
     hashes = {key_hash(text.encode()) for text in [*(result.message_id for result in results), "k"]}
-    keys = headers[KEYS_HEADER]
+    keys = headers[BATCH_KEYS_HEADER]
     assert {int.from_bytes(keys[at : at + 8], "big") for at in range(0, len(keys), 8)} == hashes
     unwrapped = unwrap(record["value"], record["headers"])
     assert unwrapped is not None
@@ -86,7 +91,7 @@ def test_messages_of_other_topics_are_records_of_their_own(producer: Producer, k
     results = [producer.send("orders", b"%d" % number, queue_id=1) for number in range(3)]
     assert [future.result(WAIT_S).queue_offset for future in results] == [0, 1, 2]
     assert not any(is_batch(record) for record in kafka.sent)
-    ids = [dict(record["headers"])[ID_HEADER].decode() for record in kafka.sent]
+    ids = [dict(record["headers"])[MESSAGE_ID_HEADER].decode() for record in kafka.sent]
     assert ids == [future.result().message_id for future in results]
     assert len(set(ids)) == 3
 
@@ -301,7 +306,7 @@ def test_order_of_each_key_is_kept_however_kafka_refuses(kafka: MemoryKafka) -> 
     assert any(future.exception(0) for future in futures)
     for places in written.values():
         assert places == sorted(places)
-    carried = sum(int(dict(record["headers"]).get(COUNT_HEADER, b"1")) for record in kafka.written)
+    carried = sum(int(dict(record["headers"]).get(BATCH_COUNT_HEADER, b"1")) for record in kafka.written)
     assert carried == sum(map(len, written.values()))
 
 

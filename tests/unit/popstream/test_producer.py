@@ -12,14 +12,13 @@ from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.future import Future as KafkaFuture
 
 from popstream import ClientClosed, NotDispatched, Producer, Transport, tag_hash
-from popstream.payload.message_id import ID_HEADER
 from popstream.send.dispatcher import Dispatcher, still_to_dispatch
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.answer import Answer, Run
 from popstream.wire.command import Declare, Dispatch, ForgetLane, Pop, WrittenRange
 from popstream.wire.failures import Invalid, Unavailable
-from popstream.wire.headers import TAG_HEADER
+from popstream.wire.headers import MESSAGE_ID_HEADER, TAG_HEADER
 from popstream.wire.reason import Reason
 
 TOPIC = MessageTopic("orders", "5f0f6a52-0000-0000-0000-000000000001", {0: 0, 1: 100}, {0: 0, 1: 100})
@@ -107,7 +106,7 @@ def test_tags_travel_as_header_and_as_hash(job: MemoryJob, producer: Producer, k
     for tag in ("paid", "paid", None):
         producer.send("orders", b"v", headers=[("trace", b"1")], tag=tag, queue_id=0)
     producer.flush()
-    sent = [[header for header in record["headers"] if header[0] != ID_HEADER] for record in kafka.sent]
+    sent = [[header for header in record["headers"] if header[0] != MESSAGE_ID_HEADER] for record in kafka.sent]
     assert sent == [[("trace", b"1"), (TAG_HEADER, b"paid")]] * 2 + [[("trace", b"1")]]
     (dispatch,) = commands(job, Dispatch)
     assert dispatch.ranges == [WrittenRange(0, 1, tag_hash("paid")), WrittenRange(2, 2)]
