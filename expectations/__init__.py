@@ -3,8 +3,8 @@
 import warnings
 
 with warnings.catch_warnings():
-    # Great Expectations imports modules that are deprecated since 3.11; where warnings are errors (in our tests) that
-    # must not decide whether this package can be imported.
+    # Great Expectations imports modules that are deprecated since 3.11. Where warnings are errors, as in the tests,
+    # this package could not be imported.
     warnings.filterwarnings("ignore", "module 'sre_(constants|parse)' is deprecated", DeprecationWarning)
     import great_expectations as _great_expectations
 

@@ -1,4 +1,4 @@
-"""The suite of `commit_positions`: positions go forwards, without a gap, and every message is accounted for."""
+"""The suite of `commit_positions`: positions advance without gaps, and every message is counted."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ __all__ = ["commit_positions_suite"]
 
 
 class ExpectPositionsNeverToFall(ExpectNoRows):
-    """The failure that consumers notice as "everything again"."""
+    """A violation is redelivery of everything."""
 
-    description: str = "A position goes back only by a reset_offset (or forget_lane, declare) of that record."
+    description: str = "A position goes back only when its record is a reset_offset, forget_lane or declare."
     unexpected_rows_query: str = f"""
         SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p.`group`, p.from_offset, p.to_offset
         FROM {{batch}} AS p
@@ -27,9 +27,11 @@ class ExpectPositionsNeverToFall(ExpectNoRows):
 
 
 class ExpectPositionsToChain(ExpectNoRows):
-    """A move that has no row, or a row that was no move, breaks the chain."""
+    """A missing row, or a row without a move, breaks the chain."""
 
-    description: str = "A position starts where the row before left it, unless its lane or queue was made anew between."
+    description: str = (
+        "A position starts where the row before ended, unless its lane or queue was recreated in between."
+    )
     unexpected_rows_query: str = f"""
         SELECT c.* EXCEPT (state_epoch, apply_seq, ops_topic_id)
         FROM (
@@ -48,7 +50,7 @@ class ExpectPositionsToChain(ExpectNoRows):
 
 
 class ExpectEveryMessageToBeAccountedFor(ExpectNoRows):
-    """Conservation: nothing is lost and nothing is made between the lane's start and its next new message."""
+    """Conservation: no message is lost or invented between the start of the lane and its next new message."""
 
     description: str = "next_offset - start_offset = holes + acked + leased + available, in every row of a lane."
     unexpected_rows_query: str = """
@@ -60,7 +62,7 @@ class ExpectEveryMessageToBeAccountedFor(ExpectNoRows):
 
 
 class ExpectCountsToBePossible(ExpectNoRows):
-    """A count below zero can still balance: look at each."""
+    """Negative counts can balance each other, so each is checked."""
 
     description: str = "No count is negative, and a lane's position lies between its start and its next offset."
     unexpected_rows_query: str = """
@@ -74,9 +76,9 @@ class ExpectCountsToBePossible(ExpectNoRows):
 
 
 class ExpectPartsNotToExceedTheWhole(ExpectNoRows):
-    """A reset_offset takes messages off `acked`, but not off the parts: they count for the lane's whole life."""
+    """A reset_offset reduces `acked` but not its parts, which count for the lane's whole life."""
 
-    description: str = "Unless the lane was reset, the parts of `acked` do not exceed it."
+    description: str = "The parts of `acked` do not exceed it, unless the lane was reset."
     unexpected_rows_query: str = """
         SELECT p.partition, p.kafka_offset, p.ordinal, p.topic, p.queue_id, p.`group`, p.acked,
                p.dead_lettered, p.expired_from_log, p.passed_over, p.skipped_by_reset
@@ -91,9 +93,9 @@ class ExpectPartsNotToExceedTheWhole(ExpectNoRows):
 
 
 class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
-    """The counter in the state and the history of the leases are kept apart: they must tell the same."""
+    """The counter in the state and the history of leases are stored separately, and must agree."""
 
-    description: str = "`leased` in a lane's last row is the number of live leases that its deliveries add up to."
+    description: str = "`leased` in a lane's last row equals the number of live leases in its deliveries."
     unexpected_rows_query: str = """
         WITH last AS (
             SELECT xxhash64(p.ops_topic_id, p.topic, p.queue_id, p.`group`) AS lane,
@@ -119,7 +121,7 @@ class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
 
 
 def commit_positions_suite() -> ExpectationSuite:
-    """Rules of the positions and of the account."""
+    """Return the rules about positions and counts."""
     return ExpectationSuite(
         "commit_positions",
         expectations=[

@@ -1,4 +1,4 @@
-"""Rules of every audit table: who caused a row, when, and that none is missing or there twice."""
+"""Rules of every audit table: keys, required values, dates, order, and no missing or duplicate rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MADE_ANEW: Final = "(o.kind = 'declare' OR o.kind = 'forget_lane' AND o.`group` 
 
 
 class ExpectKeysToBeUnique(ExpectNoRows):
-    """A flush that was repeated, or a record that was decided twice, shows here."""
+    """Finds a repeated flush, or a record that was decided twice."""
 
     description: str = "(ops_topic_id, partition, kafka_offset, ordinal) identifies a row."
     unexpected_rows_query: str = """
@@ -26,9 +26,9 @@ class ExpectKeysToBeUnique(ExpectNoRows):
 
 
 class ExpectNoOrdinalToBeMissing(ExpectNoRows):
-    """A flush that was torn, or rows that were deleted, show here."""
+    """Finds an incomplete flush, or deleted rows."""
 
-    description: str = "The rows of one record are numbered from 0 without a gap."
+    description: str = "The rows of one record are numbered from 0 without gaps."
     unexpected_rows_query: str = """
         SELECT ops_topic_id, partition, kafka_offset, max(ordinal) AS ordinal_max, count(*) AS rows
         FROM {batch}
@@ -38,14 +38,14 @@ class ExpectNoOrdinalToBeMissing(ExpectNoRows):
 
 
 class ExpectRequiredColumnsToHaveValues(ExpectNoRows):
-    """Delta would refuse the flush, and stop the job, if this were a NOT NULL."""
+    """NOT NULL constraints would make Delta refuse the flush, and stop the job."""
 
     description: str = "Columns that are required (docs/tables.md) are never null."
     unexpected_rows_query: str
 
 
 class ExpectDateToBeThatOfTheTime(ExpectNoRows):
-    """Readers prune by `op_date`: a row on another date is as good as lost."""
+    """Readers prune by `op_date` and would miss a row with a wrong date."""
 
     description: str = "`op_date` is the UTC date of `now_ms`."
     unexpected_rows_query: str = """
@@ -56,7 +56,7 @@ class ExpectDateToBeThatOfTheTime(ExpectNoRows):
 
 
 class ExpectDecisionsInLogOrder(ExpectNoRows):
-    """A WriteBatch covers a span of each partition, and spans follow each other."""
+    """Each WriteBatch covers a span of each partition, and spans follow each other."""
 
     description: str = "Within a partition, a later record is never in an earlier WriteBatch (`apply_seq`)."
     unexpected_rows_query: str = """
@@ -78,7 +78,7 @@ class ExpectDecisionsInLogOrder(ExpectNoRows):
 
 
 def common_expectations(table: str) -> list[ExpectNoRows]:
-    """The rules of this module for one audit table."""
+    """Return the rules of this module for one audit table."""
     is_null = " OR ".join(f"`{name}` IS NULL" for name in AUDIT_TABLES[table].required_columns)
     return [
         ExpectKeysToBeUnique(),

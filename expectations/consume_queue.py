@@ -1,4 +1,4 @@
-"""The suite of `consume_queue`: a unit for each record, once, and messages counted without gap or overlap."""
+"""The suite of `consume_queue`: one unit per record, and messages counted without gaps or overlaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["consume_queue_suite"]
 
 
 class ExpectUnitsToBeUnique(ExpectNoRows):
-    """A flush that was repeated, or a rebuild that told its rows again, shows here."""
+    """Finds a repeated flush, or a rebuild that wrote its rows again."""
 
     description: str = "(topic, topic_id, queue_id, queue_offset) identifies a row."
     unexpected_rows_query: str = """
@@ -23,7 +23,7 @@ class ExpectUnitsToBeUnique(ExpectNoRows):
 
 
 class ExpectUnitsToHaveValues(ExpectNoRows):
-    """Delta would refuse the flush, and stop the job, if this were a NOT NULL."""
+    """NOT NULL constraints would make Delta refuse the flush, and stop the job."""
 
     description: str = "Columns that are required (docs/tables.md) are never null."
     unexpected_rows_query: str
@@ -32,7 +32,9 @@ class ExpectUnitsToHaveValues(ExpectNoRows):
 class ExpectMessagesToBeCountedInOrder(ExpectNoRows):
     """On batch queues a message offset belongs to one unit; on others a unit is the message at its offset."""
 
-    description: str = "Message bases rise by at least the inner count; only batch queues have units of many messages."
+    description: str = (
+        "Message bases rise by at least the inner count; only batch queues have units with many messages."
+    )
     unexpected_rows_query: str = """
         SELECT * FROM (
             SELECT topic, topic_id, queue_id, queue_offset, queue_type, message_base, inner_count, is_readable,
@@ -49,7 +51,7 @@ class ExpectMessagesToBeCountedInOrder(ExpectNoRows):
 
 
 class ExpectDateToBeThatOfTheStoreTime(ExpectNoRows):
-    """Readers prune by `store_date`: a row on another date is as good as lost."""
+    """Readers prune by `store_date` and would miss a row with a wrong date."""
 
     description: str = "`store_date` is the UTC date of `store_time_ms`."
     unexpected_rows_query: str = """
@@ -60,7 +62,7 @@ class ExpectDateToBeThatOfTheStoreTime(ExpectNoRows):
 
 
 class ExpectUnitsInLogOrder(ExpectNoRows):
-    """Each WriteBatch of the builder goes on where the one before ended."""
+    """Each WriteBatch of the builder continues where the one before ended."""
 
     description: str = "Within a queue, a later unit is never in an earlier WriteBatch (`build_seq`)."
     unexpected_rows_query: str = """
@@ -76,7 +78,7 @@ class ExpectUnitsInLogOrder(ExpectNoRows):
 
 
 def consume_queue_suite() -> ExpectationSuite:
-    """Rules of the units."""
+    """Return the rules about units."""
     is_null = " OR ".join(f"`{name}` IS NULL" for name in CONSUME_QUEUE.required_columns)
     return ExpectationSuite(
         CONSUME_QUEUE.name,

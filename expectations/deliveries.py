@@ -1,4 +1,4 @@
-"""The suite of `deliveries`: no message has two owners, and none is handed out when it is done."""
+"""The suite of `deliveries`: no message has two live leases, and no message is leased when it is done."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KNOWN_STEPS: Final = ", ".join(f"'{step}'" for step in DeliveryStep)
 
 
 def _broken(rule: str) -> str:
-    """The rows of `deliveries` whose step broke `rule`, with the messages it broke it for."""
+    """Return a query for the rows of `deliveries` whose step violates `rule`, with the messages concerned."""
     return f"""
         SELECT d.partition, d.kafka_offset, d.ordinal, d.topic, d.queue_id, d.`group`, d.step, d.cause, d.epoch,
                d.revision, d.attempt, s.first_offset, s.last_offset
@@ -29,7 +29,7 @@ def _broken(rule: str) -> str:
 
 
 class ExpectKnownSteps(ExpectNoRows):
-    """A step without rules would pass all of them."""
+    """The other rules would not notice an unknown step."""
 
     description: str = "`step` is one of the transitions of a lease."
     unexpected_rows_query: str = (
@@ -38,7 +38,7 @@ class ExpectKnownSteps(ExpectNoRows):
 
 
 class ExpectRangesAndCountersInRange(ExpectNoRows):
-    """Rows with an empty range would take part in no other rule."""
+    """The other rules would not notice rows with an empty range."""
 
     description: str = "0 <= first_offset <= last_offset, epoch and attempt from 1, revision from 0."
     unexpected_rows_query: str = f"""
@@ -50,9 +50,9 @@ class ExpectRangesAndCountersInRange(ExpectNoRows):
 
 
 class ExpectStepsAtTheirTime(ExpectNoRows):
-    """An expiry is told by the record that brings it, and has its deadline's time; everything else happens now."""
+    """An expiry takes effect at its deadline, although a later record causes its row; all else happens now."""
 
-    description: str = "A step happens at `now_ms`, or before it when a deadline brought it; an expiry at its deadline."
+    description: str = "A step happens at `now_ms`, or before it if a deadline caused it; an expiry at its deadline."
     unexpected_rows_query: str = """
         SELECT partition, kafka_offset, ordinal, step, cause, now_ms, at_ms, deadline_ms
         FROM {batch}
@@ -63,9 +63,9 @@ class ExpectStepsAtTheirTime(ExpectNoRows):
 
 
 class ExpectLeasesToEndAfterNow(ExpectNoRows):
-    """A lease that has ended when it begins is handed out for nothing."""
+    """A lease that has ended when it begins is useless."""
 
-    description: str = "The deadline of a lease that is given or changed lies after `now_ms`."
+    description: str = "The deadline of a new or changed lease is after `now_ms`."
     unexpected_rows_query: str = """
         SELECT partition, kafka_offset, ordinal, step, now_ms, deadline_ms
         FROM {batch}
@@ -74,44 +74,44 @@ class ExpectLeasesToEndAfterNow(ExpectNoRows):
 
 
 class ExpectOneLiveLeaseOfAMessage(ExpectNoRows):
-    """Two consumers with the same message at the same time: the promise that a lease makes."""
+    """The guarantee of a lease: no two consumers have the same message at the same time."""
 
     description: str = (
-        "A message is leased only when its lease before was acked, changed to 0, expired or ended otherwise."
+        "A message is leased only after its previous lease was acked, changed to 0, expired or ended otherwise."
     )
     unexpected_rows_query: str = _broken("two_live_leases")
 
 
 class ExpectDoneMessagesToStayDone(ExpectNoRows):
-    """Concurrent lanes only: an orderly lane delivers an acked message again with its unacked predecessor."""
+    """Concurrent lanes only: an orderly lane redelivers an acked message with its unacked predecessor."""
 
     description: str = "A message that was acked, dead-lettered or expired from the log is not leased again."
     unexpected_rows_query: str = _broken("done_leased_again")
 
 
 class ExpectStepsOfALeaseThatExists(ExpectNoRows):
-    """An ack that counted without a lease is how RocketMQ's commitAndNext skips messages."""
+    """An ack without a lease that takes effect is how RocketMQ's commitAndNext skips messages."""
 
-    description: str = "Every step but `leased` continues the message's last lease, which is not over."
+    description: str = "Every step but `leased` continues the message's last lease, which has not ended."
     unexpected_rows_query: str = _broken("step_without_lease")
 
 
 class ExpectAttemptsToCountDeliveries(ExpectNoRows):
-    """One more by delivery; the same again only if a change suspended the lease or it was cancelled or released."""
+    """A delivery adds one, unless the delivery before was suspended by a change, cancelled or released."""
 
-    description: str = "The attempt is 1 at first, then one more than before (or the same, after a suspended delivery)."
+    description: str = "The attempt is 1 at first, then one more than before (or equal, after a suspended delivery)."
     unexpected_rows_query: str = _broken("attempt")
 
 
 class ExpectRevisionsToCountChanges(ExpectNoRows):
-    """The revision is what refuses a stale change: it must never stand still or jump."""
+    """The revision makes stale changes detectable: it must neither stay nor jump."""
 
     description: str = "The revision is 0 in a new lease and one more after each change."
     unexpected_rows_query: str = _broken("revision")
 
 
 class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
-    """Below its commit offset a lane is done; only a reset_offset goes back, and its row says so."""
+    """All messages below the commit offset of a lane are done, unless a reset_offset went back."""
 
     description: str = "A leased range begins at or above the lane's commit offset at that record."
     unexpected_rows_query: str = f"""
@@ -142,7 +142,7 @@ class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
 
 
 def deliveries_suite() -> ExpectationSuite:
-    """Rules of the leases."""
+    """Return the rules about leases."""
     return ExpectationSuite(
         "deliveries",
         expectations=[

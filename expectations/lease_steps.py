@@ -1,10 +1,10 @@
-"""The life of every lease, judged: the view `lease_steps`, from which the rules about leases select.
+"""The view `lease_steps`: every step of every lease with the rule that it violates, for the rules about leases.
 
-The same message is named by rows with different ranges: leased in 0..99, acked in 0..9, expired in 10..99. To see
-what happened to it, ranges are cut at each other's ends; between two neighbouring ends (a *segment*) all messages
-share one history. Numbering the ends of a lane with dense_rank gives each row the numbers of its segments, so nothing
-is joined by range and cost follows the rows, not the messages (1,000,000 rows over 10,000,000 messages are 3,000,000
-pieces at most when each row is cut twice).
+The same message occurs in rows with different ranges: leased in 0..99, acked in 0..9, expired in 10..99. To follow it,
+ranges are cut at each other's ends: between two neighbouring ends (a *segment*) all messages have the same history.
+dense_rank numbers the ends of a lane, which gives each row the numbers of its segments. So no range join is needed, and
+the cost depends on the rows, not on the messages (1,000,000 rows over 10,000,000 messages are at most 3,000,000 pieces
+if each row is cut twice).
 
 ```
 leased    0 ├────────────────────┤ 99        segments  1: 0..9   leased, acked
@@ -12,8 +12,8 @@ acked     0 ├───┤ 9                                    2: 10..99 lease
 expired        10 ├──────────────┤ 99
 ```
 
-An *era* of a lane ends with a reset_offset, a forget_lane or a declare that changed something: leases, attempts and
-acks from before count no more. Inside one era and one segment the rows, in log order, must be steps of the diagram in
+An *era* of a lane ends with a reset_offset, a forget_lane or a declare that took effect: earlier leases, attempts and
+acks no longer count. Within one era and one segment the rows, in log order, must be steps of the diagram in
 docs/semantics.md.
 """
 
@@ -35,7 +35,7 @@ __all__ = ["registered_lease_steps"]
 
 _LANE: Final = "xxhash64(ops_topic_id, topic, queue_id, `group`)"
 
-# Every step as a small number: strings would be sorted again and again.
+# Steps as small numbers: sorting strings would cost more.
 _LEASED, _CHANGED, _ACKED, _EXPIRED, _RELEASED, _DEAD_LETTERED, _EXPIRED_FROM_LOG = range(1, 8)
 
 _ROWS: Final = f"""
@@ -51,8 +51,7 @@ _ROWS: Final = f"""
     WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({ENDS_ERA})
 """  # noqa: S608 - constants of this module
 
-# Few, so each lane's list of them is handed to every task. What a declare says of a queue, it says of each of its
-# lanes.
+# There are few, so the lists are broadcast. A declare of a queue counts for each of its lanes.
 _RESETS: Final = f"""
     SELECT lane, sort_array(collect_set(kafka_offset)) AS records
     FROM (
@@ -68,7 +67,7 @@ _RESETS: Final = f"""
     GROUP BY lane
 """  # noqa: S608
 
-# Within a record what was due comes first, then the command, then what is granted.
+# Within a record, deadlines come first, then the command, then the grants.
 _ERAS: Final = f"""
     SELECT /*+ BROADCAST(lease_resets) */ r.*, coalesce(size(filter(
                records, record -> record < r.kafka_offset OR record = r.kafka_offset AND r.step = {_LEASED}
@@ -100,7 +99,7 @@ _SEGMENTS: Final = """
     FROM (SELECT lane, segment, any_value(at) AS at FROM lease_ends GROUP BY lane, segment)
 """
 
-# The segment's own row comes first in its history, so that its length needs no join.
+# The row of the segment itself comes first in its history, so that its length needs no join.
 _HISTORIES: Final = """
     SELECT lane, segment, kafka_offset, ordinal, era, step, epoch, revision, attempt, is_change,
            last_value(is_concurrent, true) OVER history AS is_concurrent,
@@ -116,7 +115,7 @@ _HISTORIES: Final = """
     WINDOW history AS (PARTITION BY lane, segment ORDER BY kafka_offset, ordinal)
 """
 
-_JUDGED: Final = f"""
+_STEPS_WITH_RULES: Final = f"""
     SELECT lane, era, kafka_offset, ordinal, first_offset, first_offset + messages - 1 AS last_offset, rule,
            (CAST(step IN ({_LEASED}, {_CHANGED}) AS INT) - CAST(was_live AS INT)) * messages AS leased_delta
     FROM (
@@ -164,17 +163,16 @@ _STAGES: Final = {
 
 @contextmanager
 def registered_lease_steps(spark: SparkSession) -> Iterator[None]:
-    """Register the view in a session that has the tables as views; it is computed once and kept until the end.
+    """Register the view in a session that has the tables as views, and cache it until the exit.
 
-    A row is one step of one segment; `rule` is null when the step was legal, else the rule that it broke first.
+    A row is one step of one segment. `rule` is null for a legal step, otherwise the first rule that it violates.
     """
-    # Views and not a WITH: Spark numbers the parts of a WITH anew in each query, and then does not find the copy it
-    # keeps.
+    # Views instead of WITH: Spark numbers the parts of a WITH anew in each query, and would not find the cached copy.
     for name, query in _STAGES.items():
         spark.sql(query).createOrReplaceTempView(name)
-    judged = spark.sql(_JUDGED).persist(StorageLevel.DISK_ONLY)
-    judged.createOrReplaceTempView("lease_steps")
+    steps = spark.sql(_STEPS_WITH_RULES).persist(StorageLevel.DISK_ONLY)
+    steps.createOrReplaceTempView("lease_steps")
     try:
         yield
     finally:
-        judged.unpersist()
+        steps.unpersist()

@@ -1,4 +1,4 @@
-"""The suite of `operations`: every answer is one that the broker gives."""
+"""The suite of `operations`: every answer is one that the job can give."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ _CODES: Final = ", ".join(
 
 
 class ExpectKnownKinds(ExpectNoRows):
-    """A new operation needs its rules here."""
+    """A new kind of operation needs its rules here."""
 
-    description: str = "`kind` is one of the operations."
+    description: str = "`kind` is a known kind of operation."
     unexpected_rows_query: str = (
         f"SELECT partition, kafka_offset, ordinal, kind FROM {{batch}} WHERE kind NOT IN ({_KINDS})"  # noqa: S608
     )
 
 
 class ExpectKnownReasons(ExpectNoRows):
-    """EXPIRED_LOCALLY belongs to clients: the broker never says it."""
+    """Only clients use EXPIRED_LOCALLY."""
 
-    description: str = "`reason` is one that the broker gives."
+    description: str = "`reason` is one that the job can give."
     unexpected_rows_query: str = (
         f"SELECT partition, kafka_offset, ordinal, kind, reason FROM {{batch}} WHERE reason NOT IN ({_REASONS})"  # noqa: S608
     )
 
 
 class ExpectCodeToAgreeWithReason(ExpectNoRows):
-    """Clients of RocketMQ read the code, ours the reason: both must hear the same."""
+    """Clients of RocketMQ read the code, those of popstream the reason: both must agree."""
 
     description: str = "`code` is RocketMQ's number for `reason` (two depend on the kind and on the lane's mode)."
     unexpected_rows_query: str = f"""
@@ -58,7 +58,7 @@ class ExpectCodeToAgreeWithReason(ExpectNoRows):
 
 
 class ExpectRangesInOrder(ExpectNoRows):
-    """Only an operation refused as INVALID_PARAMETER may carry a range that is none; -1..-1 says: no range."""
+    """Only an operation refused as INVALID_PARAMETER may have an invalid range; -1..-1 means no range."""
 
     description: str = "0 <= first_offset <= last_offset, unless the range itself was refused."
     unexpected_rows_query: str = """
@@ -73,7 +73,7 @@ class ExpectRangesInOrder(ExpectNoRows):
 
 
 class ExpectChangesToBeAnsweredWithSuccess(ExpectNoRows):
-    """A client retries what it was refused: if that had changed something, it would happen twice."""
+    """Clients retry refused operations: one that took effect would take effect twice."""
 
     description: str = "Only an operation with code 0 is `applied`."
     unexpected_rows_query: str = """
@@ -82,9 +82,9 @@ class ExpectChangesToBeAnsweredWithSuccess(ExpectNoRows):
 
 
 class ExpectDeadlinesAfterNow(ExpectNoRows):
-    """A lease that has ended when it begins is handed out for nothing. A change to 0 ms ends at once on purpose."""
+    """A lease that has ended when it begins is useless. A change to 0 ms ends it at once on purpose."""
 
-    description: str = "A lease given by a pop ends after `now_ms`; one that was changed, not before it."
+    description: str = "A lease from a pop ends after `now_ms`; a changed one not before it."
     unexpected_rows_query: str = """
         SELECT partition, kafka_offset, ordinal, kind, now_ms, deadline_after_ms
         FROM {batch}
@@ -95,7 +95,7 @@ class ExpectDeadlinesAfterNow(ExpectNoRows):
 
 
 class ExpectQueueTimeNeverToFall(ExpectNoRows):
-    """Deadlines compare with this clock. A record that touches no queue (misrouted, not declared) has its own time."""
+    """Deadlines refer to this clock. Records without a queue (misrouted, not declared) have their own time."""
 
     description: str = "`now_ms` of a queue's records never falls."
     unexpected_rows_query: str = """
@@ -111,7 +111,7 @@ class ExpectQueueTimeNeverToFall(ExpectNoRows):
 
 
 def operations_suite() -> ExpectationSuite:
-    """Rules of the answers."""
+    """Return the rules about answers."""
     return ExpectationSuite(
         "operations",
         expectations=[

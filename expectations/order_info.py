@@ -1,4 +1,4 @@
-"""The suite of `order_info`: a batch is what its pop leased, and blocks its lane only while something is held."""
+"""The suite of `order_info`: a pop batch is what its pop leased, and blocks its lane only while members are leased."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["order_info_suite"]
 
 
 class ExpectBatchesToBePossible(ExpectNoRows):
-    """Counts that contradict each other make every other rule of a batch void."""
+    """The other rules need consistent counts."""
 
-    description: str = "A batch has members, no more than fit its range, and no more acked than there are."
+    description: str = "A batch has members, at most as many as its range has offsets, and at most as many are acked."
     unexpected_rows_query: str = """
         SELECT partition, kafka_offset, ordinal, first_offset, last_offset, members, acked, epoch, least_count
         FROM {batch}
@@ -23,9 +23,9 @@ class ExpectBatchesToBePossible(ExpectNoRows):
 
 
 class ExpectDoneBatchesToMoveTheCommitOffset(ExpectNoRows):
-    """The point of an orderly lane: what is done in order is done."""
+    """The commit offset of an orderly lane follows its acked batches."""
 
-    description: str = "When every member is acked the commit offset is behind the last one."
+    description: str = "When every member is acked, the commit offset is after the last one."
     unexpected_rows_query: str = """
         SELECT partition, kafka_offset, ordinal, last_offset, members, acked, commit_offset
         FROM {batch}
@@ -34,9 +34,9 @@ class ExpectDoneBatchesToMoveTheCommitOffset(ExpectNoRows):
 
 
 class ExpectBlocksToEnd(ExpectNoRows):
-    """A lane that is blocked until a moment that has passed waits for nothing."""
+    """A lane must not be blocked until a time in the past."""
 
-    description: str = "`free_at_ms` lies after `now_ms`, and is null when every member is acked."
+    description: str = "`free_at_ms` is after `now_ms`, and null when every member is acked."
     unexpected_rows_query: str = """
         SELECT partition, kafka_offset, ordinal, now_ms, free_at_ms, members, acked
         FROM {batch}
@@ -45,9 +45,9 @@ class ExpectBlocksToEnd(ExpectNoRows):
 
 
 class ExpectBatchesToFollowEachOther(ExpectNoRows):
-    """A batch that comes back after a later one would let its handles ack again."""
+    """Handles of an older batch must stay stale."""
 
-    description: str = "In a lane epochs never fall."
+    description: str = "Epochs of a lane never fall."
     unexpected_rows_query: str = """
         SELECT * FROM (
             SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`, epoch,
@@ -61,9 +61,9 @@ class ExpectBatchesToFollowEachOther(ExpectNoRows):
 
 
 class ExpectMembersToBeLeased(ExpectNoRows):
-    """The batch and the deliveries tell the same story of a pop."""
+    """The batch and the deliveries of a pop must agree."""
 
-    description: str = "The record that made a batch leased as many messages as it has members."
+    description: str = "The record that created a batch leased as many messages as the batch has members."
     unexpected_rows_query: str = """
         SELECT b.partition, b.kafka_offset, b.ordinal, b.topic, b.queue_id, b.`group`, b.epoch, b.members, d.leased
         FROM {batch} AS b
@@ -81,7 +81,7 @@ class ExpectMembersToBeLeased(ExpectNoRows):
 
 
 def order_info_suite() -> ExpectationSuite:
-    """Rules of the batches of orderly lanes."""
+    """Return the rules about pop batches of orderly lanes."""
     return ExpectationSuite(
         "order_info",
         expectations=[

@@ -1,4 +1,4 @@
-"""The suite of `rejected`: what could not be read is kept as it was, and decided nothing."""
+"""The suite of `rejected`: rejected records are stored unchanged, and decided nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["rejected_suite"]
 
 
 class ExpectHeadToBeTheStartOfTheValue(ExpectNoRows):
-    """The head is evidence: it must be as long as it can be, and match the digest where it is the whole value."""
+    """The head is evidence: it has the full length, and matches the digest if it is the whole value."""
 
     description: str = "`value_head` is the first 4 KiB of a value with this length and digest."
     unexpected_rows_query: str = f"""
@@ -25,7 +25,7 @@ class ExpectHeadToBeTheStartOfTheValue(ExpectNoRows):
 
 
 class ExpectReasonsToBeWords(ExpectNoRows):
-    """Reasons are counted and alarmed on; a sentence belongs into `detail`."""
+    """Reasons are counted and trigger alerts; text belongs into `detail`."""
 
     description: str = "`reason` is one word in capitals."
     unexpected_rows_query: str = """
@@ -34,7 +34,7 @@ class ExpectReasonsToBeWords(ExpectNoRows):
 
 
 class ExpectRejectedToBeUndecided(ExpectNoRows):
-    """A record is either read and decided, or rejected."""
+    """A record is either decided or rejected."""
 
     description: str = "A rejected record has no rows in the other tables."
     unexpected_rows_query: str = """
@@ -50,7 +50,7 @@ class ExpectRejectedToBeUndecided(ExpectNoRows):
 
 
 def rejected_suite() -> ExpectationSuite:
-    """Rules of the quarantine."""
+    """Return the rules about rejected records."""
     return ExpectationSuite(
         "rejected",
         expectations=[

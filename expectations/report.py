@@ -1,4 +1,4 @@
-"""What a validation found, as values."""
+"""The outcome of a validation."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ __all__ = ["Outcome", "Report"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one expectation on one version of its table.
+    """The outcome of one expectation for one version of its table.
 
     Args:
-        suite: Suite, which is named like its table.
+        suite: Suite, named like its table.
         expectation: Name within the suite, in Great Expectations' spelling (`expect_...`).
-        description: The rule in a sentence.
+        description: The rule as a sentence.
         table_version: Delta version of the table.
-        success: Whether it held.
-        unexpected_count: Rows that broke it; -1 when it could not be evaluated.
+        success: Whether the rule holds.
+        unexpected_count: Rows that violate it; -1: it could not be evaluated.
         sample: The first of those rows.
-        error: Why it could not be evaluated, else empty.
+        error: Why it could not be evaluated; empty: it was.
     """
 
     suite: str
@@ -39,10 +39,10 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run.
+    """The outcome of a run.
 
     Args:
-        run_at: When it ran.
+        run_at: Time of the run.
         versions: Pinned Delta version of each table.
         outcomes: Every expectation, in the order of the suites.
     """
@@ -53,10 +53,10 @@ class Report:
 
     @property
     def failures(self) -> tuple[Outcome, ...]:
-        """The expectations that did not hold, or could not be evaluated."""
+        """The expectations that do not hold, or could not be evaluated."""
         return tuple(outcome for outcome in self.outcomes if not outcome.success)
 
     @property
     def expectations_failed(self) -> int:
-        """How many expectations did not hold; for the metric of that name."""
+        """The number of failures."""
         return len(self.failures)

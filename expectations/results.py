@@ -1,4 +1,4 @@
-"""Rows of `quality_results`: the history of what was checked and found."""
+"""Writes `quality_results`: the history of validations."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 __all__ = ["write_results"]
 
 _TABLE: Final = TABLES["quality_results"]
-# Rules across tables look at all of them, so a result belongs to all pinned versions.
+# Some rules read several tables, so a result belongs to all pinned versions.
 _KEY: Final = ("suite", "expectation", "table", "table_version", "pinned_versions")
 
 
 def write_results(spark: SparkSession, root: Path, report: Report) -> None:
-    """Write a run's outcomes; the same tables checked again replace their rows instead of adding to them."""
+    """Write the outcomes of a run. A repeated check of the same table versions replaces its rows."""
     ensure_table(spark, root, _TABLE)
     pinned = ",".join(f"{table}={version}" for table, version in sorted(report.versions.items()))
     rows = [

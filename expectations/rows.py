@@ -1,8 +1,8 @@
-"""The one kind of expectation used here: a SQL query that finds no rows.
+"""The kind of expectation used here: a SQL query that returns no rows.
 
-Great Expectations runs the query of an `UnexpectedRowsExpectation` twice, for the count and for the rows, through
-views of the default Spark session. This one asks once, in the session of the frame it is given: validation has a
-session of its own, whose views are the pinned tables and cannot meet those of the streaming queries.
+Great Expectations runs the query of an `UnexpectedRowsExpectation` twice, for the count and for the rows, with views of
+the default Spark session. This class runs it once, in the session of its frame: validation has a session of its own,
+whose views are the pinned tables and cannot collide with those of the streaming queries.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BATCH_VIEW: Final = "popstream_batch"
 
 
 class UnexpectedRows(QueryMetricProvider):
-    """How many rows a query finds, and the first of them, in one Spark job."""
+    """Counts the rows of a query and returns the first of them, in one Spark job."""
 
     metric_name = _METRIC
     value_keys = ("unexpected_rows_query",)
@@ -50,12 +50,12 @@ class UnexpectedRows(QueryMetricProvider):
         count = rows[0]["unexpected_count"] if rows else 0
         for row in rows:
             del row["unexpected_count"]
-        # Dates and bytes would stop Data Docs, which are JSON.
+        # Data Docs are JSON, which has no dates and bytes.
         return count, json.loads(json.dumps(rows, default=str))
 
 
 class ExpectNoRows(UnexpectedRowsExpectation):
-    """Base of all suites' expectations: `unexpected_rows_query` finds nothing; its name and description say what."""
+    """Base of all expectations: `unexpected_rows_query` returns no rows."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = (_METRIC,)
 

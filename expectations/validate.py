@@ -1,7 +1,7 @@
 """Check the Delta tables, as they were at one version each, against the suites.
 
-Run beside the stream, never in it: a failure is a row, a number in the report and a red line in Data Docs. What must
-never happen at all is asserted in the kernel; what is checked here is that history agrees with itself.
+Runs beside the stream, never in it: a failure is a row, a number in the report and a red line in Data Docs. The kernel
+asserts its invariants itself; the suites check that the recorded history is consistent.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ __all__ = ["suites", "validate"]
 
 _SITE: Final = "popstream"
 _CONF: Final = {
-    # Estimates are of compressed files, a hundredth of what the rows take in memory: broadcast only what is tiny.
+    # Spark estimates by compressed files, a hundredth of the size in memory: broadcast only tiny tables.
     "spark.sql.autoBroadcastJoinThreshold": "65536",
     "spark.sql.shuffle.partitions": "8",
 }
 
 
 def suites() -> list[gx.ExpectationSuite]:
-    """Every suite; each is named like the table it is about."""
+    """Return all suites; each is named like its table."""
     return [
         operations_suite(),
         deliveries_suite(),
@@ -72,16 +72,15 @@ def validate(
     """Run all suites on pinned versions of the tables.
 
     Args:
-        spark: Session with Delta. Validation works in a session of its own on the same Spark.
-        delta_root: Folder that holds the tables.
-        versions: Delta version by table; the newest where it names none.
+        spark: Session with Delta. Validation uses a new session on the same Spark.
+        delta_root: Folder of the tables.
+        versions: Delta version by table; by default the newest.
         results: Write the outcomes to `quality_results`.
-        data_docs: Folder for Data Docs. It is replaced, so it holds one run and does not grow: the history is in
-            `quality_results`.
-        run_at: Time of the run, the clock's by default.
+        data_docs: Folder for Data Docs. Each run replaces it; `quality_results` has the history.
+        run_at: Time of the run; by default now.
 
     Raises:
-        Invalid: a table is missing, or has no such version.
+        Invalid: A table is missing, or lacks the version.
     """
     session = spark.newSession()
     for key, value in _CONF.items():
@@ -123,10 +122,10 @@ def _pin(session: SparkSession, delta_root: Path, table: str, version: int | Non
 
 
 def _register_seen(session: SparkSession) -> None:
-    """Register how far each table is known to go: tables are flushed one after the other.
+    """Register up to which apply_seq each table has its rows, because tables are flushed one after the other.
 
-    A flush brings all rows up to its last apply_seq in one commit, so a table that has a row of apply_seq n has all
-    rows before it. A rule across tables judges only what the others have reached; the rest is judged by the next run.
+    A flush commits all rows up to its last apply_seq, so a table with a row of apply_seq n has all earlier rows. A rule
+    on several tables checks only rows up to the smallest of these; the next run checks the rest.
     """
     for table in ("operations", "deliveries"):
         query = f"SELECT state_epoch, max(apply_seq) AS apply_seq FROM {table} GROUP BY state_epoch"  # noqa: S608
@@ -142,7 +141,7 @@ def _register_seen(session: SparkSession) -> None:
 
 
 def _context() -> EphemeralDataContext:
-    # By default it makes a folder for Data Docs below /tmp, one for each run, and leaves it there.
+    # The default creates a folder for Data Docs below /tmp in each run, and leaves it there.
     stores = InMemoryStoreBackendDefaults(init_temp_docs_sites=False)
     config = DataContextConfig(store_backend_defaults=stores, progress_bars=ProgressBarsConfig(globally=False))
     return gx.get_context(mode="ephemeral", project_config=config)
@@ -151,7 +150,7 @@ def _context() -> EphemeralDataContext:
 def _run(
     context: EphemeralDataContext, session: SparkSession, suite: gx.ExpectationSuite, *, table_version: int
 ) -> list[Outcome]:
-    # persist=False: by default each validation leaves a cached copy of the table behind (measured, 12 of 12).
+    # By default each validation leaves a cached copy of the table behind (measured, 12 of 12).
     source = context.data_sources.add_spark(name=suite.name, persist=False)
     batch = source.add_dataframe_asset(name=suite.name).add_batch_definition_whole_dataframe(f"version {table_version}")
     definition = gx.ValidationDefinition(name=suite.name, data=batch, suite=context.suites.add(suite))
@@ -180,13 +179,13 @@ def _outcome(suite: str, table_version: int, result: Any, descriptions: Mapping[
 
 
 def _error(exception_info: Mapping[str, Any]) -> str:
-    """The message, from either of the two shapes that Great Expectations gives it."""
+    """Return the message, from either of the two formats of Great Expectations."""
     entries = [exception_info, *(value for value in exception_info.values() if isinstance(value, dict))]
     return next((str(entry["exception_message"]) for entry in entries if entry.get("exception_message")), "no result")
 
 
 def _build_docs(context: EphemeralDataContext, folder: Path) -> None:
-    """Write Data Docs beside the old ones, then take their place."""
+    """Write Data Docs beside the old ones, then replace those."""
     fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The jars beside PySpark's own: what they are (`ivy.xml`, `sha256.txt`) and how they get here (`resolve`).
+"""The jars that PySpark lacks: their list (`ivy.xml`), their hashes (`sha256.txt`) and their download (`resolve`).
 
-`resolve.resolve` is what `make setup` runs; `resolve.spark_jars` and `resolve.kafka_jars` name the files afterwards.
+`make setup` runs `resolve.resolve`; `resolve.spark_jars` and `resolve.kafka_jars` return the files.
 """

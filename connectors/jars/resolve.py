@@ -1,13 +1,13 @@
-"""Fetches the jars of `ivy.xml` with the Ivy that is inside PySpark, and trusts only the bytes in `sha256.txt`.
+"""Downloads the jars of `ivy.xml` with the Ivy inside PySpark, and accepts only files with a hash in `sha256.txt`.
 
-Spark's own way, `spark.jars.packages`, resolves at every start, checks no hash and cannot leave out what PySpark
-already has. Ivy run once, at set-up, needs no tool that is not installed anyway and names no repository: it asks the
-one it is configured for (`POPSTREAM_IVY_SETTINGS` points it at another settings file).
+Spark's own `spark.jars.packages` resolves at every start, checks no hash and cannot leave out jars that PySpark has.
+Ivy, run once at set-up, needs no other tool and names no repository: it uses the configured one
+(`POPSTREAM_IVY_SETTINGS` names another settings file).
 
 ```
 var/jars/spark/*.jar     added to a SparkSession
 var/jars/kafka/*.jar     the class path of an embedded broker
-var/jars/resolved        hash of ivy.xml and sha256.txt; there only while the jars are known to be right
+var/jars/resolved        hash of ivy.xml and sha256.txt; exists only while the jars are verified
 var/ivy/                 Ivy's cache: an interrupted download resumes from here
 ```
 """
@@ -33,7 +33,7 @@ SUMS_FILE: Final = _HERE / "sha256.txt"
 _ATTEMPTS: Final = 4
 _SECONDS_BEFORE_RETRY: Final = 5
 _LINES_KEPT_OF_A_FAILURE: Final = 12
-# What a shell reports for a program that SIGINT ended.
+# A shell's exit code of a program that SIGINT ended.
 _EXIT_INTERRUPTED: Final = 130
 
 _SUMS_HEADER: Final = """\
@@ -43,17 +43,17 @@ _SUMS_HEADER: Final = """\
 
 
 class JarError(Exception):
-    """The jars are not here, or not the ones that were locked; the message says what to do."""
+    """The jars are missing or differ from the locked ones; the message says what to do."""
 
 
 def jars_dir(var: Path) -> Path:
-    """Where the jars are: `var/jars`, or `POPSTREAM_JARS` in an image whose jars are not on its data volume."""
+    """Return the folder of the jars: `var/jars`, or `POPSTREAM_JARS` in an image with jars outside its data volume."""
     override = os.environ.get("POPSTREAM_JARS")
     return Path(override) if override else var / "jars"
 
 
 def spark_jars(var: Path) -> list[Path]:
-    """Jars to add to PySpark's own, for `spark.jars`.
+    """Return the jars to add to PySpark's own, for `spark.jars`.
 
     Raises:
         JarError: One of them is missing.
@@ -62,7 +62,7 @@ def spark_jars(var: Path) -> list[Path]:
 
 
 def kafka_jars(var: Path) -> list[Path]:
-    """The class path of a Kafka broker.
+    """Return the class path of a Kafka broker.
 
     Raises:
         JarError: One of them is missing.
@@ -71,11 +71,11 @@ def kafka_jars(var: Path) -> list[Path]:
 
 
 def resolve(var: Path) -> None:
-    """Makes the jars be there and be right. The second call costs a few stats.
+    """Download and verify the jars. Costs a few `stat` calls when they are verified already.
 
     Raises:
-        JarError: A download failed repeatedly, or its bytes are not the locked ones. A wrong file has been removed,
-            here and from the cache, so that the next run fetches it again.
+        JarError: A download failed repeatedly, or a file has another hash than the locked one. Wrong files are removed
+            here and from the cache, so that the next run downloads them again.
     """
     sums = read_sums(SUMS_FILE)
     target = jars_dir(var)
@@ -92,7 +92,7 @@ def resolve(var: Path) -> None:
 
 
 def lock(var: Path) -> None:
-    """Rewrites `sha256.txt` from a download, for the person who changed `ivy.xml` and will review the difference."""
+    """Rewrite `sha256.txt` from a download, after a change of `ivy.xml`; review the difference."""
     target = var / "jars-to-lock"
     shutil.rmtree(target, ignore_errors=True)
     _download_with_retries(var, target, expected_count=len(read_sums(SUMS_FILE)))
@@ -102,31 +102,31 @@ def lock(var: Path) -> None:
 
 
 def read_sums(path: Path) -> dict[str, str]:
-    """Reads `sha256sum`'s own format, with comment lines: name relative to the jars' directory -> hex digest."""
+    """Read the format of `sha256sum`, with comment lines: hex digest by name relative to the jars' directory."""
     rows = (line.split() for line in path.read_text(encoding="ascii").splitlines() if line and not line.startswith("#"))
     return {name: digest for digest, name in rows}
 
 
 def lock_digest(*files: Path) -> str:
-    """One digest over the files that decide which jars are right; the stamp holds it."""
+    """Return one digest of the files that define the jars; the stamp contains it."""
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
 def missing_jars(target: Path, sums: Mapping[str, str]) -> list[str]:
-    """Names in `sums` without a file in `target`."""
+    """Return the names in `sums` without a file in `target`."""
     return [name for name in sorted(sums) if not (target / name).is_file()]
 
 
 def is_wrong(target: Path, sums: Mapping[str, str]) -> bool:
-    """Whether `target` is anything but exactly the files of `sums`, byte for byte."""
+    """Return whether the jars in `target` differ from those in `sums`."""
     return {_name(jar, target): sha256_of(jar) for jar in _jars_in(target)} != dict(sums)
 
 
 def verify(target: Path, sums: Mapping[str, str], cache: Path) -> None:
-    """Compares every jar in `target` with `sums`, and removes what must not reach a class path.
+    """Compare every jar in `target` with `sums`, and remove those that differ.
 
     Raises:
-        JarError: A jar is missing, is not in `sums`, or has other bytes than the locked ones.
+        JarError: A jar is missing, is not in `sums`, or has another hash.
     """
     wrong = []
     for jar in _jars_in(target):
@@ -138,11 +138,11 @@ def verify(target: Path, sums: Mapping[str, str], cache: Path) -> None:
         else:
             continue
         jar.unlink()
-        # The next run would otherwise copy the same bytes out of the cache.
+        # The next run would copy the same file from the cache.
         for cached in cache.rglob(jar.name):
             cached.unlink()
     if wrong:
-        message = f"removed {_counted(wrong, 'jar')} that cannot be trusted; run `make setup` again:"
+        message = f"removed {_counted(wrong, 'jar')} with an unknown hash; run `make setup` again:"
         raise JarError("\n  ".join([message, *wrong]))
     if missing := missing_jars(target, sums):
         message = f"{_counted(missing, 'jar')} missing after the download; run `make setup` again:"
@@ -150,21 +150,21 @@ def verify(target: Path, sums: Mapping[str, str], cache: Path) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Hex SHA-256 of a file."""
+    """Return the hex SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def java() -> str:
-    """The `java` to run: `JAVA_HOME`'s, or the one on `PATH`.
+    """Return the path of `java`: that of `JAVA_HOME`, or the one on `PATH`.
 
     Raises:
-        JarError: There is none.
+        JarError: There is no `java`.
     """
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(str(Path(home, "bin", "java"))) if home else shutil.which("java")
     if found is None:
-        message = "no java: install a JDK or JRE from 17 to 21, or point JAVA_HOME at one"
+        message = "no java: install a JDK or JRE from 17 to 21, or point JAVA_HOME at it"
         raise JarError(message)
     return found
 
@@ -173,7 +173,7 @@ def _resolved_jars(var: Path, conf: str) -> list[Path]:
     target = jars_dir(var)
     sums = {name: digest for name, digest in read_sums(SUMS_FILE).items() if name.startswith(f"{conf}/")}
     if missing := missing_jars(target, sums):
-        message = f"{target} lacks {_counted(missing, 'jar')}, the first is {missing[0]}; run `make setup`"
+        message = f"{target} lacks {_counted(missing, 'jar')}, such as {missing[0]}; run `make setup`"
         raise JarError(message)
     return [target / name for name in sorted(sums)]
 
@@ -191,10 +191,10 @@ def _download_with_retries(var: Path, target: Path, expected_count: int) -> None
 
 
 def _download(var: Path, target: Path, expected_count: int) -> str | None:
-    """Runs Ivy once; on failure gives the end of what it said."""
+    """Run Ivy once, and return the end of its output if it fails."""
     command = [
         java(),
-        # Not ~/.ivy2, where another project's artifacts would take part in the resolution.
+        # Not ~/.ivy2: artifacts of other projects would influence the resolution.
         f"-Divy.default.ivy.user.dir={var / 'ivy'}",
         *("-cp", str(_pyspark_jars() / "*"), "org.apache.ivy.Main"),
         *_settings_arguments(),
@@ -207,7 +207,7 @@ def _download(var: Path, target: Path, expected_count: int) -> str | None:
         try:
             lines = _show_progress(ivy.stdout or (), expected_count)
         finally:
-            # After the last line there is nothing left to end; after Ctrl-C there is.
+            # After Ctrl-C Ivy still runs.
             if sys.exc_info()[0] is not None:
                 ivy.kill()
     return None if ivy.returncode == 0 else "\n".join(lines[-_LINES_KEPT_OF_A_FAILURE:])
@@ -219,7 +219,7 @@ def _settings_arguments() -> tuple[str, ...]:
 
 
 def _pyspark_jars() -> Path:
-    # Not `import pyspark`: that takes a second and starts looking for Java by itself.
+    # `import pyspark` would take a second.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         message = "PySpark is not installed in this Python; run `make setup`"
@@ -228,7 +228,7 @@ def _pyspark_jars() -> Path:
 
 
 def _show_progress(output: Iterable[str], expected_count: int) -> list[str]:
-    """Turns Ivy's lines into two counts, and returns those that are not mere progress of one file."""
+    """Show two counts from Ivy's output, and return its lines except the progress of single files."""
     kept = []
     counts = {"found": 0, "fetched": 0}
     for line in output:
@@ -268,7 +268,7 @@ def _counted(items: list[str], noun: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry of `python -m connectors.jars.resolve`."""
+    """Run `python -m connectors.jars.resolve`."""
     parser = argparse.ArgumentParser(prog="python -m connectors.jars.resolve", description="Fetch and check the jars.")
     parser.add_argument("--var", type=Path, default=Path("var"), help="directory of run-time data (default: var)")
     parser.add_argument("--lock", action="store_true", help="rewrite sha256.txt after a change of ivy.xml")
@@ -279,7 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"popstream: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\npopstream: interrupted; run `make setup` again, it continues from here", file=sys.stderr)
+        print("\npopstream: interrupted; run `make setup` again to continue", file=sys.stderr)
         return _EXIT_INTERRUPTED
     return 0
 
