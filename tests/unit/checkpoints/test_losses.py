@@ -1,4 +1,4 @@
-"""What going on with a state gives up: without consent nothing is."""
+"""The losses of continuing from a state."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def of_nothing(*, was_more: bool = False, **log: Any) -> list[str]:
     return losses_of(Continuable(), msgspec.structs.replace(LOG, **log), WHOLE, was_more=was_more).lines
 
 
-def test_a_state_that_the_log_goes_on_from_gives_up_nothing() -> None:
+def test_a_state_that_the_log_continues_has_no_losses() -> None:
     assert losses({"operations": 30}) == Losses()
     assert losses(was_more=True) == Losses()
     assert losses(first_offset={0: 500, 1: 700}) == Losses()
 
 
-def test_records_that_retention_took() -> None:
+def test_records_deleted_by_retention_are_lost() -> None:
     found = losses(first_offset={0: 501, 1: 0})
     assert found.records == ["partition 0 starts at 501, but is decided only up to 500"]
     assert found.rows == []
@@ -42,12 +42,12 @@ def test_records_that_retention_took() -> None:
     assert losses(topic_id="id-2", first_offset={0: 510, 1: 0}).offsets == 0
 
 
-def test_a_topic_that_was_made_again_whatever_its_offsets_and_partitions_are() -> None:
+def test_a_recreated_topic_is_a_loss_whatever_its_offsets_and_partitions() -> None:
     found = losses(topic_id="id-2", first_offset={0: 0, 1: 0, 2: 0}, end_offset={0: 5, 1: 9000, 2: 0})
     assert found.records == ["ops was deleted and made again: what had been in it is gone"]
 
 
-def test_rows_that_are_gone_are_told_by_table() -> None:
+def test_missing_rows_are_listed_by_table() -> None:
     found = losses({"operations": 31, "rejected": 4})
     assert found.records == []
     assert found.rows == [
@@ -56,7 +56,7 @@ def test_rows_that_are_gone_are_told_by_table() -> None:
     ]
 
 
-def test_rows_of_the_states_before_it_count_too() -> None:
+def test_missing_rows_of_earlier_epochs_are_losses() -> None:
     replay = Replay(restored_from="", whole={"operations": {"a": 9}, "rejected": {"a": 2}})
     found = losses_of(Continuable(applied=STATE, replay=replay), LOG, WHOLE)
     assert found.rows == ["rejected has lost rows that it counts on: they end at apply_seq -1, not 2"]
@@ -69,13 +69,13 @@ def test_rows_of_the_states_before_it_count_too() -> None:
         ({"first_offset": {0: 0, 1: 0, 2: 0}, "end_offset": {0: 600, 1: 700, 2: 0}}, "has 3 partitions and had 2"),
     ],
 )
-def test_no_consent_helps(changed: dict[str, Any], said: str) -> None:
-    """An older state or an empty one would be taken for one that goes well with this log."""
+def test_some_logs_cannot_be_continued_at_all(changed: dict[str, Any], said: str) -> None:
+    """Otherwise an older or an empty state would seem to fit this log."""
     with pytest.raises(Corrupt, match=said):
         losses(**changed)
 
 
-def test_an_empty_state_gives_up_nothing_only_if_the_log_leads_to_all_there_ever_was() -> None:
+def test_an_empty_state_has_no_losses_only_if_the_log_is_complete() -> None:
     assert of_nothing() == []
     assert of_nothing(first_offset={0: 3, 1: 0}) == ["partition 0 starts at 3, but is decided only up to 0"]
     assert of_nothing(was_more=True) == [

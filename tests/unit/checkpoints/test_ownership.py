@@ -1,4 +1,4 @@
-"""Claim: one process owns a job, also where the lock is lost, and a copy of the folder owns nothing."""
+"""Claim: one process owns a job, even if the lock is lost; a copy of the folder is not owned."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def test_two_drivers_on_one_host(tmp_path: Path) -> None:
     Ownership(tmp_path / "lock").release()
 
 
-def test_the_lock_outlives_reading_and_copying_its_folder(tmp_path: Path) -> None:
-    """RocksDB's own does not: it is lost when its owner opens and closes the file."""
+def test_reading_and_copying_the_folder_keeps_the_lock(tmp_path: Path) -> None:
+    """RocksDB's own lock is lost when its owner opens and closes the file."""
     with Ownership(tmp_path / "job" / "lock"):
         (tmp_path / "job" / "lock").read_text()
         shutil.copytree(tmp_path / "job", tmp_path / "copy")
@@ -33,7 +33,7 @@ def test_the_lock_outlives_reading_and_copying_its_folder(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("how", ["taken over", "gone"])
 def test_an_owner_that_was_replaced_notices_before_it_writes(tmp_path: Path, how: str) -> None:
-    """As on a file system where an flock of one host does not hold on another."""
+    """As on a file system where other hosts do not see an flock."""
     with Ownership(tmp_path / "lock") as owner:
         if how == "gone":
             (tmp_path / "lock").unlink()

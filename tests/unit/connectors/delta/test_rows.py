@@ -1,4 +1,4 @@
-"""Rows survive the outbox: as Arrow slices they come back equal, in order, and no slice is too long.
+"""Arrow slices return the rows of the outbox, equal and in order, and no slice exceeds the limit.
 
 Method: round trips of made-up rows, ordinary and as bad as a client can make them.
 """
@@ -90,7 +90,7 @@ def test_no_slice_is_longer_than_the_limit() -> None:
     assert decode_rows("operations", short).to_pylist() == decode_rows("operations", slices).slice(0, 500).to_pylist()
 
 
-def test_a_row_that_alone_is_too_long_is_cut_and_says_so() -> None:
+def test_a_single_row_beyond_the_limit_is_cut_with_a_note() -> None:
     noise = "".join(hashlib.sha256(str(number).encode()).hexdigest() for number in range(10_000))
     rows = [operation(1), operation(2, detail=noise, topic=noise), operation(3)]
 
@@ -103,7 +103,7 @@ def test_a_row_that_alone_is_too_long_is_cut_and_says_so() -> None:
     assert [decoded[0]["detail"], decoded[2]["detail"]] == [None, None]
 
 
-def test_values_that_no_column_can_hold_do_not_stop_a_batch() -> None:
+def test_values_beyond_the_range_of_a_column_are_fitted() -> None:
     row = operation(1, queue_id=2**40, first_offset=-(2**80), last_offset=2**64, topic="a\ud800b")
 
     (decoded,) = decode_rows("operations", encode_rows("operations", [row, operation(2)])).slice(0, 1).to_pylist()

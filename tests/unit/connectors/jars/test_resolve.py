@@ -1,4 +1,4 @@
-"""What is trusted of the jars, without a network: Ivy is replaced by a function that writes files."""
+"""Verification of the jars without a network: Ivy is replaced by a function that writes files."""
 
 import hashlib
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_second_resolve_downloads_and_hashes_nothing(
     assert len(calls) == 1
 
 
-def test_changed_lock_verifies_again_but_keeps_right_jars(var: Path, downloads: Callable[..., list[int]]) -> None:
+def test_changed_lock_verifies_again_but_keeps_valid_jars(var: Path, downloads: Callable[..., list[int]]) -> None:
     calls = downloads(CONTENT)
     jars.resolve(var)
     jars.IVY_FILE.write_text("<ivy-module><!-- --></ivy-module>", encoding="ascii")
@@ -80,7 +80,7 @@ def test_changed_lock_verifies_again_but_keeps_right_jars(var: Path, downloads: 
     assert (var / "jars/resolved").read_text(encoding="ascii") == jars.lock_digest(jars.IVY_FILE, jars.SUMS_FILE)
 
 
-def test_removed_jar_is_fetched_again_in_spite_of_the_stamp(var: Path, downloads: Callable[..., list[int]]) -> None:
+def test_removed_jar_is_downloaded_again_despite_the_stamp(var: Path, downloads: Callable[..., list[int]]) -> None:
     calls = downloads(CONTENT, CONTENT)
     jars.resolve(var)
     (var / "jars/spark/a-1.jar").unlink()
@@ -109,26 +109,26 @@ def test_unknown_jar_is_refused_and_removed(var: Path, downloads: Callable[..., 
     assert not (var / "jars/spark/c-1.jar").exists()
 
 
-def test_jar_that_did_not_arrive_is_named(var: Path, downloads: Callable[..., list[int]]) -> None:
+def test_missing_jar_is_named(var: Path, downloads: Callable[..., list[int]]) -> None:
     downloads({name: data for name, data in CONTENT.items() if name != "kafka/a-2.jar"})
     with pytest.raises(jars.JarError, match=r"1 jar missing[\s\S]*kafka/a-2\.jar"):
         jars.resolve(var)
     assert not (var / "jars/resolved").exists()
 
 
-def test_failed_download_is_tried_again(var: Path, downloads: Callable[..., list[int]]) -> None:
+def test_failed_download_is_retried(var: Path, downloads: Callable[..., list[int]]) -> None:
     calls = downloads("timed out", "timed out", CONTENT)
     jars.resolve(var)
     assert len(calls) == 3
 
 
-def test_lasting_failure_shows_what_ivy_said(var: Path, downloads: Callable[..., list[int]]) -> None:
+def test_permanent_failure_shows_the_output_of_ivy(var: Path, downloads: Callable[..., list[int]]) -> None:
     downloads(*["unresolved dependency: org#x;1"] * 4)
     with pytest.raises(jars.JarError, match=r"online\?[\s\S]*org#x;1"):
         jars.resolve(var)
 
 
-def test_jars_that_were_never_fetched_name_the_command(var: Path) -> None:
+def test_without_jars_the_error_names_the_command(var: Path) -> None:
     with pytest.raises(jars.JarError, match="run `make setup`"):
         jars.spark_jars(var)
 
@@ -142,7 +142,7 @@ def test_an_image_can_have_its_jars_elsewhere(
     assert jars.kafka_jars(var) == [tmp_path / "baked/kafka/a-2.jar"]
 
 
-def test_interrupt_says_how_to_go_on(
+def test_interrupt_says_how_to_continue(
     var: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupt(*_: object) -> None:

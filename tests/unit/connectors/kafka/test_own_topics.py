@@ -1,4 +1,4 @@
-"""Claim: every setting that would break a decision is named. Method: good settings, one of them made wrong."""
+"""Claim: every unsuitable setting is reported. Method: valid settings with one of them changed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ GOOD = {
 
 
 def configs(**wrong: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Good settings for all topics but for some, by the last word of the topic's name."""
+    """Valid settings, with changes by the last word of the topic's name."""
     good = dict.fromkeys(TOPICS.names, GOOD) | {TOPICS.queue_types: {"cleanup.policy": "compact"}}
     return {name: good[name] | wrong.get(name.rpartition(".")[2], {}) for name in TOPICS.names}
 
 
-def test_good_settings_pass() -> None:
-    """Nothing to say about what `ensure_topics` makes."""
+def test_valid_settings_pass() -> None:
+    """The settings with which `ensure_topics` creates topics."""
     assert deviations(TOPICS, FACTS, configs(), oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4) == []
 
 
@@ -52,26 +52,26 @@ def test_good_settings_pass() -> None:
     ],
 )
 def test_each_wrong_setting_is_found(topic: str, setting: str, value: str) -> None:
-    """And nothing beside it."""
+    """And no other one."""
     found = deviations(TOPICS, FACTS, configs(**{topic: {setting: value}}), oldest_snapshot_age_ms=DAY_MS)
     assert [(one.topic, one.setting, one.found) for one in found] == [(f"t.{topic}", setting, value)]
 
 
-def test_what_differs_harmlessly_passes() -> None:
-    """Retention for ever is long enough; the time of an answer decides nothing."""
+def test_harmless_differences_pass() -> None:
+    """Unlimited retention is long enough, and timestamps of answers decide nothing."""
     results = {"message.timestamp.type": "CreateTime", "retention.ms": "1"}
     harmless = configs(ops={"retention.ms": "-1"}, results=results)
     assert deviations(TOPICS, FACTS, harmless, oldest_snapshot_age_ms=DAY_MS) == []
 
 
 def test_changed_partition_count_is_found() -> None:
-    """Only a count that was pinned can have changed."""
+    """Only an expected count can have changed."""
     (one,) = deviations(TOPICS, FACTS, configs(), ops_partitions_expected=8)
     assert str(one) == "t.ops: partition count is 4, must be 8: queues would move between partitions"
 
 
 def test_missing_topic_is_found() -> None:
-    """A missing topic has no settings to complain of."""
+    """A missing topic has no other deviations."""
     facts = {name: FACTS[name] for name in TOPICS.names if name != TOPICS.results}
     (one,) = deviations(TOPICS, facts, configs())
     assert (one.topic, one.found) == (TOPICS.results, "missing")

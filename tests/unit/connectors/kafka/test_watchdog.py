@@ -1,4 +1,4 @@
-"""Claims: a child ends by order or with us, even one that will not; its log is bounded. Method: Python children."""
+"""Claims: a child ends on command or with its owner, even if it ignores SIGTERM; its log is bounded."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def started(code: str, log: Path, *, log_bytes_max: int = 10_000, grace_s: float
     ("code", "order", "exit_code"),
     [(OBEDIENT, watchdog.STOP, 128 + 15), (OBEDIENT, watchdog.KILL, 128 + 9), (OBEDIENT, b"", 128 + 15)],
 )
-def test_child_ends_by_order_and_at_the_end_of_the_pipe(
+def test_child_ends_on_command_and_at_the_end_of_the_pipe(
     code: str, order: bytes, exit_code: int, tmp_path: Path
 ) -> None:
     with started(code, tmp_path / "log") as running:

@@ -1,4 +1,4 @@
-"""The command line without a job: what is refused, in which words, and with which exit code."""
+"""The command line without a job: refusals, their messages and exit codes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ POP = '{"type":"pop","topic":"orders","queue_id":0,"group":"g","max_messages":1,
 
 @pytest.fixture(autouse=True)
 def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No settings of the machine, no folder of the project."""
+    """Use neither settings of the machine nor the folder of the project."""
     for name in [name for name in os.environ if name.startswith("POPSTREAM_")]:
         monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
@@ -122,7 +122,7 @@ def test_wrong_options_are_refused_in_clear_words(arguments: tuple[str, ...], wo
         (f"{POP}\n{POP.replace('pop', 'pap')}", "operation 2: there is no type 'pap'"),
     ],
 )
-def test_what_is_no_operation_is_refused_before_anything_is_sent(text: str, words: str) -> None:
+def test_invalid_operations_are_refused_before_anything_is_sent(text: str, words: str) -> None:
     result = run("ops", "-", text=text)
     assert result.exit_code == 2
     assert words in result.stderr
@@ -134,7 +134,7 @@ def test_every_type_has_an_example_that_is_an_operation() -> None:
     assert [type(command) for command in read_operations(shown)] == [COMMAND_TYPES[name] for name in EXAMPLES]
 
 
-def test_operations_come_as_one_as_a_list_or_as_lines() -> None:
+def test_operations_are_one_object_a_list_or_lines() -> None:
     assert len(read_operations(POP)) == 1
     assert len(read_operations(f"[{POP},{POP}]")) == 2
     assert len(read_operations(f"{POP}\n\n{POP}\n")) == 2
@@ -187,7 +187,7 @@ def test_status_says_that_no_job_ever_ran() -> None:
     assert result.stdout == ""
 
 
-def test_status_shows_what_a_job_left(tmp_path: Path) -> None:
+def test_status_shows_the_stored_state(tmp_path: Path) -> None:
     RocksStore(tmp_path / "job" / "state").close()
     result = run("status", "--json", "--folder", str(tmp_path / "job"))
     assert result.exit_code == 3
@@ -211,7 +211,7 @@ def test_options_override_variables_and_these_the_file(tmp_path: Path, monkeypat
     assert (settings.ops_partitions, settings.results_partitions, settings.topic_prefix) == (9, 8, "file")
 
 
-def test_wrong_settings_are_told_all_at_once_and_without_secrets(
+def test_all_invalid_settings_are_reported_at_once_without_secrets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "popstream.toml"
@@ -224,13 +224,13 @@ def test_wrong_settings_are_told_all_at_once_and_without_secrets(
     assert "very secret" not in str(caught.value)
 
 
-def test_a_file_that_is_no_toml_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.toml").write_text("folder =")
     with pytest.raises(Invalid, match="is not TOML"):
         load_settings(tmp_path / "x.toml")
 
 
-def test_preflight_tells_everything_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_reports_everything_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -242,7 +242,7 @@ def test_preflight_tells_everything_that_is_missing(tmp_path: Path, monkeypatch:
     assert f"port {port} is taken: stop the process that listens on it, or choose another --kafka-port" in text
 
 
-def test_preflight_wants_room_to_begin_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_preflight_needs_free_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=3 << 29))
     with pytest.raises(Invalid) as caught:
         require_ready(tmp_path / "job", tmp_path, with_kafka=False, ports={})
@@ -260,7 +260,7 @@ def test_preflight_refuses_another_java(tmp_path: Path, monkeypatch: pytest.Monk
         require_ready(tmp_path / "job", tmp_path, with_kafka=False, ports={})
 
 
-def test_a_kafka_that_is_not_there_is_told_before_spark_starts() -> None:
+def test_an_unreachable_kafka_is_reported_before_spark_starts() -> None:
     with pytest.raises(Unavailable, match=r"no Kafka accepts connections at 127\.0\.0\.1:1"):
         reach_kafka("127.0.0.1:1", timeout_s=0)
     with pytest.raises(Invalid, match="'localhost' is not an address of a Kafka broker"):
@@ -268,7 +268,7 @@ def test_a_kafka_that_is_not_there_is_told_before_spark_starts() -> None:
 
 
 @pytest.mark.parametrize("sql", ["delete from operations", "insert into x select 1", "", "set x = 1", "create table x"])
-def test_a_statement_that_is_no_query_is_refused(sql: str) -> None:
+def test_a_statement_that_is_not_a_query_is_refused(sql: str) -> None:
     with pytest.raises(Invalid, match="only queries are run here"):
         require_reading(sql)
 
@@ -337,7 +337,7 @@ def job_file_of(server: ControlServer, token: str) -> JobFile:
     )
 
 
-def test_the_job_tells_its_state_over_its_socket(server: ControlServer) -> None:
+def test_the_job_reports_its_status_over_the_control_socket(server: ControlServer) -> None:
     status = ask(job_file_of(server, server.token), StatusRequest(), Status)
     assert (status.running, status.apply_seq, status.delta_seq, status.outbox_bytes) == (True, 5, 4, 9)
     assert status.ops_lag == 3
@@ -346,7 +346,7 @@ def test_the_job_tells_its_state_over_its_socket(server: ControlServer) -> None:
     assert (status.snapshot, status.snapshot_failure) == (None, "no room")
 
 
-def test_between_two_jobs_the_server_says_why(server: ControlServer) -> None:
+def test_between_two_jobs_the_server_reports_the_reason(server: ControlServer) -> None:
     job = job_file_of(server, server.token)
     server.detach("Kafka is away")
     status = ask(job, StatusRequest(), Status)
@@ -368,7 +368,7 @@ def test_every_reason_for_not_being_ready_is_shown(capsys: pytest.CaptureFixture
     assert any(line[:4] == ["at", "risk", "4", "of"] for line in lines)
 
 
-def test_what_is_logged_by_a_command_is_not_among_what_it_prints(
+def test_a_command_does_not_log_to_standard_output(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = structlog.get_logger("pipelines.apply_ops.delta_flush")
@@ -385,13 +385,13 @@ def test_what_is_logged_by_a_command_is_not_among_what_it_prints(
     assert "flushed" not in said.err
 
 
-def test_who_has_not_the_token_is_told_nothing(server: ControlServer) -> None:
+def test_a_request_without_the_token_is_refused(server: ControlServer) -> None:
     with pytest.raises(Invalid, match="wrong token"):
         ask(job_file_of(server, "guess"), StatusRequest(), Status)
     assert b"unreadable request" in server.answer(b"{nope\n")
 
 
-def test_a_job_that_is_gone_is_told_so(tmp_path: Path) -> None:
+def test_a_job_that_has_ended_is_unavailable(tmp_path: Path) -> None:
     job = JobFile(
         pid=7, bootstrap_servers="", prefix="", folder="", address=str(tmp_path / "s"), token="", started_at=0
     )
@@ -399,7 +399,7 @@ def test_a_job_that_is_gone_is_told_so(tmp_path: Path) -> None:
         ask(job, StatusRequest(), Status)
 
 
-def test_the_job_file_is_for_its_user_alone(tmp_path: Path) -> None:
+def test_only_its_user_can_read_the_job_file(tmp_path: Path) -> None:
     job = JobFile(pid=1, bootstrap_servers="a", prefix="b", folder="c", address="d", token="", started_at=1.0)
     job.write(tmp_path / "job.json")
     assert stat.S_IMODE((tmp_path / "job.json").stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""What `popstream status --lane` reads of a lane, while the job goes on writing."""
+"""The details of a lane for `popstream status --lane`, read while the job writes."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ QUEUE: dict[str, Any] = {"topic": "orders", "queue_id": 0, "v": 1}
 
 
 class Writer:
-    """The job, as far as the store is concerned."""
+    """Writes to the store like the job."""
 
     def __init__(self, store: RocksStore) -> None:
         self.store = store
@@ -39,7 +39,7 @@ class Writer:
         self.do(Pop(**QUEUE, group="g", order=True, max_messages=3, invisible_time_ms=10_000, **fields))
 
 
-def test_a_lane_tells_its_batch_and_who_waits(tmp_path: Path) -> None:
+def test_a_lane_shows_its_pop_batch_and_parked_pops(tmp_path: Path) -> None:
     with RocksStore(tmp_path / "state") as store:
         job = Writer(store)
         job.do(Declare(**QUEUE, topic_id="t"))
@@ -66,7 +66,7 @@ def test_a_lane_tells_its_batch_and_who_waits(tmp_path: Path) -> None:
         assert queue.lanes[0].orderly
 
 
-def test_what_is_not_there_is_none(tmp_path: Path) -> None:
+def test_a_missing_lane_is_none(tmp_path: Path) -> None:
     with RocksStore(tmp_path / "state") as store:
         assert lane_detail(store, "orders", 0, "g") is None
         job = Writer(store)

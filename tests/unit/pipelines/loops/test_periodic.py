@@ -1,4 +1,4 @@
-"""Work that is due now and then is done as often by a job that is started again and again."""
+"""Periodic work: restarts of the job do not change its schedule."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def first_pause_s(folder: Path, done_s_ago: float | None) -> float:
 @pytest.mark.parametrize(
     ("done_s_ago", "pause_s"), [(None, DAY_S), (0.0, DAY_S), (DAY_S / 4, DAY_S * 3 / 4), (DAY_S * 9, 60.0)]
 )
-def test_a_start_waits_for_what_is_left_of_the_pause(tmp_path: Path, done_s_ago: float | None, pause_s: float) -> None:
+def test_a_start_waits_for_the_rest_of_the_interval(tmp_path: Path, done_s_ago: float | None, pause_s: float) -> None:
     assert first_pause_s(tmp_path, done_s_ago) == pytest.approx(pause_s, abs=5)
 
 
-def test_a_clock_that_was_set_back_makes_no_pause_longer(tmp_path: Path) -> None:
+def test_a_clock_that_was_set_back_does_not_lengthen_the_interval(tmp_path: Path) -> None:
     assert first_pause_s(tmp_path, -DAY_S * 30) == DAY_S
 
 
-def test_what_fails_is_not_taken_for_done(tmp_path: Path) -> None:
+def test_failed_work_does_not_count_as_done(tmp_path: Path) -> None:
     outcomes = iter([ValueError("no"), None])
 
     def work() -> None:
@@ -56,7 +56,7 @@ def test_what_fails_is_not_taken_for_done(tmp_path: Path) -> None:
     assert periodic.failure is None
 
 
-def test_without_an_interval_nothing_is_ever_done(tmp_path: Path) -> None:
+def test_without_an_interval_the_work_is_never_done(tmp_path: Path) -> None:
     periodic = Periodic("work", 0.0, lambda: pytest.fail("it was done"), tmp_path)
     periodic.start()
     time.sleep(0.05)

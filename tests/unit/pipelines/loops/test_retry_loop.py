@@ -1,4 +1,4 @@
-"""Claim: what is decided goes to Delta for as long as it takes, and what cannot pass ends the job, once.
+"""Claim: work is retried while its errors are transient; a permanent error ends the job, once.
 
 Method: work that fails as it is told, on the real thread, with pauses of some milliseconds.
 """
@@ -22,7 +22,7 @@ NEVER_S = 3_600.0
 
 
 class Work:
-    """Raises what it holds, one at each call; counts calls."""
+    """Raises its errors, one at each call, and counts the calls."""
 
     def __init__(self, *raises: Exception) -> None:
         self._raises = list(raises)
@@ -47,7 +47,7 @@ def started(
     return loop
 
 
-def test_it_tries_again_and_says_why(failures: list[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_retries_and_reports_the_problem(failures: list[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry_loop_module, "RETRY_S", 0.05)
     work = Work(OSError("the volume is away\nlong story"), OSError())
     loop = started(work, failures)
@@ -57,7 +57,7 @@ def test_it_tries_again_and_says_why(failures: list[BaseException], monkeypatch:
     assert failures == []
 
 
-def test_what_does_not_pass_ends_it(failures: list[BaseException]) -> None:
+def test_a_permanent_error_ends_it(failures: list[BaseException]) -> None:
     corrupt = Corrupt("the table was RESTOREd")
     work = Work(corrupt)
     loop = started(work, failures)
@@ -66,20 +66,20 @@ def test_what_does_not_pass_ends_it(failures: list[BaseException]) -> None:
     assert (failures, work.calls) == ([corrupt], 1)
 
 
-def test_it_works_once_more_at_the_end(failures: list[BaseException]) -> None:
+def test_stop_calls_the_work_once_more(failures: list[BaseException]) -> None:
     work = Work()
     started(work, failures, NEVER_S).stop()
     assert (failures, work.calls) == ([], 1)
 
 
-def test_a_last_time_that_fails_is_told(failures: list[BaseException]) -> None:
-    """What is not delivered stays in the outbox."""
+def test_an_error_of_the_last_call_is_reported(failures: list[BaseException]) -> None:
+    """Undelivered entries stay in the outbox."""
     away = OSError("away")
     started(Work(away), failures, NEVER_S).stop()
     assert failures == [away]
 
 
-def test_what_is_not_due_waits_for_the_end(failures: list[BaseException]) -> None:
+def test_work_that_is_not_due_is_done_at_the_end(failures: list[BaseException]) -> None:
     work = Work()
     loop = started(work, failures, NEVER_S, is_due=False)
     loop.hurry()
@@ -87,7 +87,7 @@ def test_what_is_not_due_waits_for_the_end(failures: list[BaseException]) -> Non
     assert (failures, work.calls) == ([], 1)
 
 
-def test_hurry_cuts_a_pause_short_but_not_that_after_a_failure(
+def test_hurry_cuts_the_interval_short_but_not_the_back_off(
     failures: list[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retry_loop_module, "RETRY_S", retry_loop_module.RETRY_S_MAX)

@@ -1,4 +1,4 @@
-"""Claim: a job that fails is replaced as long as that may help, told when it does not, and never left half stopped.
+"""Claim: a failed job is replaced while that may help, otherwise its failure is reported; it never stays half stopped.
 
 Method: a host that was not entered, whose jobs are made here: what wakes, ends and replaces them is its own.
 """
@@ -45,20 +45,20 @@ class MadeUpJob:
 
 
 class MadeUpServer:
-    """What asking it would tell: of which job, or why of none."""
+    """Records which job was attached, or why none was."""
 
     def __init__(self) -> None:
-        self.told: list[Any] = []
+        self.reported: list[Any] = []
 
     def attach(self, job: Any) -> None:
-        self.told.append(job)
+        self.reported.append(job)
 
     def detach(self, why: str) -> None:
-        self.told.append(why)
+        self.reported.append(why)
 
 
 class UnenteredHost(Host):
-    """Its first job has failed; the next ones come from `made`, which may hold what keeps one from starting."""
+    """A host whose first job has failed. `made` has the next jobs, or the errors that keep them from starting."""
 
     job: Any
     control_server: Any
@@ -68,15 +68,15 @@ class UnenteredHost(Host):
         self.bootstrap_servers = "127.0.0.1:1"
         self.first = MadeUpJob(failure)
         self.job = self.first
-        self.told = MadeUpServer()
-        self.control_server = self.told
+        self.control = MadeUpServer()
+        self.control_server = self.control
         self._made = made
 
     def _start_job(self) -> Any:
         made = self._made.pop(0)
         if isinstance(made, Exception):
             raise made
-        self.request_stop()  # one turn is enough
+        self.request_stop()  # end `wait` after this restart
         return made
 
 
@@ -86,8 +86,8 @@ def _kafka_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts_module, "NOT_STARTED_RETRY_S", 0.01)
 
 
-def test_it_starts_another_one_however_often_kafka_is_not_ready_for_it(tmp_path: Path) -> None:
-    """More often than a job may fail for other reasons; whoever asks meanwhile is told why there is none."""
+def test_it_restarts_without_limit_while_kafka_is_unavailable(tmp_path: Path) -> None:
+    """More often than after other failures. Meanwhile `status` reports the reason."""
     away = [Unavailable(f"no leader {number}") for number in range(2 * restarts_module.NO_PROGRESS_MAX)]
     last = MadeUpJob()
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [*away, last])
@@ -95,28 +95,28 @@ def test_it_starts_another_one_however_often_kafka_is_not_ready_for_it(tmp_path:
     assert host.job is last
     assert not host.not_ready_reasons
     assert host.first.is_stopped
-    assert host.told.told == [f"starting again after: {error}" for error in (host.first.failure, *away)] + [last]
+    assert host.control.reported == [f"starting again after: {error}" for error in (host.first.failure, *away)] + [last]
 
 
-def test_it_ends_with_what_would_not_pass(tmp_path: Path) -> None:
-    """At once, and with the later reason: the first one has been healed."""
+def test_a_permanent_failure_of_a_restart_ends_it(tmp_path: Path) -> None:
+    """At once, and with the later failure: the first one was transient."""
     corrupt = Corrupt("the log has lost records")
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [corrupt])
     assert host.wait() is corrupt
     assert host.not_ready_reasons == ["starting again after: Kafka is away"]
 
 
-def test_a_failure_that_would_not_pass_starts_nothing(tmp_path: Path) -> None:
-    """The job is left to the host's own end."""
+def test_a_permanent_failure_is_not_restarted(tmp_path: Path) -> None:
+    """The exit of the host stops the job."""
     corrupt = Corrupt("another log")
     host = UnenteredHost(tmp_path, corrupt, [])
     assert host.wait() is corrupt
     assert not host.first.is_stopped
-    assert host.told.told == []
+    assert host.control.reported == []
 
 
-def test_a_job_that_does_not_stop_is_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may still write: no other job of this process, and the folder stays locked until the process ends."""
+def test_a_job_that_does_not_stop_is_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may still write: no other job is started, and the folder stays locked until the process ends."""
     killed: list[str] = []
     monkeypatch.setattr(host_module, "STOP_TO_RESTART_S_MAX", 0.1)
     monkeypatch.setattr(host_module, "STOP_BROKEN_S_MAX", 0.1)
@@ -125,7 +125,7 @@ def test_a_job_that_does_not_stop_is_the_last_one(tmp_path: Path, monkeypatch: p
     host.first.may_stop.clear()
     ownership = Ownership(tmp_path / "lock")
     assert host.wait() is host.first.failure
-    host._stop_last_job()  # what the exit of an entered one does
+    host._stop_last_job()  # as at the exit of the host
     host._release_ownership(ownership)
     assert killed == ["jvm"]
     with pytest.raises(Fenced):
@@ -135,10 +135,8 @@ def test_a_job_that_does_not_stop_is_the_last_one(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("ends", ["while it stops the last one", "while Kafka is away"])
-def test_who_asks_it_to_stop_does_not_wait_for_another_job(
-    ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No failure is told: it was asked for."""
+def test_a_stop_request_ends_a_restart(ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a failure: the stop was requested."""
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [])
 
     def never(_servers: str, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The job's log: lines of JSON whoever speaks, in files that do not grow for ever."""
+"""The job's log: JSON lines from every logger, in files of bounded size."""
 
 import logging
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     return [msgspec.json.decode(line) for line in file.read_bytes().splitlines()]
 
 
-def test_each_line_is_json_whoever_speaks(tmp_path: Path) -> None:
+def test_every_logger_writes_json_lines(tmp_path: Path) -> None:
     file = tmp_path / "new" / "job.log"
     configure_logs("info", file)
     ours = structlog.get_logger("pipelines.process.job")
@@ -45,14 +45,14 @@ def test_each_line_is_json_whoever_speaks(tmp_path: Path) -> None:
     assert failed["exception"] == "OSError: [Errno 5] no disk"
 
 
-def test_what_is_below_the_level_is_not_there(tmp_path: Path) -> None:
+def test_events_below_the_level_are_left_out(tmp_path: Path) -> None:
     configure_logs("error", tmp_path / "job.log")
     structlog.get_logger("pipelines.process.job").warning("kafka_away")
     structlog.get_logger("pipelines.process.job").error("job_failed")
     assert [line["event"] for line in lines_of(tmp_path / "job.log")] == ["job_failed"]
 
 
-def test_a_full_file_becomes_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_file_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.process.logs.FILE_BYTES_MAX", 2_000)
     file = tmp_path / "job.log"
     configure_logs("info", file)
@@ -64,7 +64,7 @@ def test_a_full_file_becomes_the_one_before(tmp_path: Path, monkeypatch: pytest.
     assert file.stat().st_size <= 2_000
 
 
-def test_people_read_it_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_file_it_is_text_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logs("info")
     structlog.get_logger("pipelines.process.job").info("query_started", decided=7)
     said = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The process that compacts the tables: it tells what it did, and lives no longer than it is wanted."""
+"""The process that compacts the tables: it reports what it did, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def endless(log: Path, tmp_path: Path) -> Path:
-    """Tables whose maintenance does not end: who reads a pipe waits for a writer."""
+    """Tables whose maintenance does not end: reading a named pipe blocks."""
     os.mkfifo(log)
     return tmp_path
 
@@ -38,7 +38,7 @@ def test_without_tables_there_is_nothing_to_do(tmp_path: Path) -> None:
     assert list(compacted_aside(tmp_path)) == [Compacted(table=name) for name in TABLES]
 
 
-def test_what_cannot_be_compacted_is_told(log: Path, tmp_path: Path) -> None:
+def test_a_table_that_cannot_be_compacted_is_reported(log: Path, tmp_path: Path) -> None:
     log.write_text("not a commit")
     failed, *others = compacted_aside(tmp_path)
     assert failed.table == "operations"
@@ -48,8 +48,8 @@ def test_what_cannot_be_compacted_is_told(log: Path, tmp_path: Path) -> None:
     assert {other.failure for other in others} == {None}
 
 
-def test_an_end_before_its_time_is_that_of_one_table(endless: Path) -> None:
-    """As by the kernel, for want of memory."""
+def test_a_killed_process_fails_one_table_only(endless: Path) -> None:
+    """Like a kill by the kernel when memory is short."""
 
     def kill() -> bool:
         for child in compactions():
@@ -62,7 +62,7 @@ def test_an_end_before_its_time_is_that_of_one_table(endless: Path) -> None:
     assert others == [Compacted(table=name) for name in list(TABLES)[1:]]
 
 
-def test_no_key_that_somebody_presses_reaches_it_and_it_shares_the_cpu_of_the_session(endless: Path) -> None:
+def test_ctrl_c_does_not_reach_it_and_it_stays_in_the_session(endless: Path) -> None:
     seen: set[tuple[bool, bool]] = set()
 
     def look() -> bool:
@@ -79,14 +79,14 @@ def compactions() -> list[psutil.Process]:
     return [child for child in psutil.Process().children() if "connectors.delta.compaction" in child.cmdline()]
 
 
-def test_it_ends_when_it_is_no_longer_wanted(endless: Path) -> None:
+def test_it_ends_when_the_job_stops(endless: Path) -> None:
     before = set(psutil.Process().children())
     wanted_until = time.monotonic() + 0.5
     assert list(compacted_aside(endless, lambda: time.monotonic() > wanted_until)) == []
     assert set(psutil.Process().children()) == before
 
 
-def test_it_ends_with_whoever_started_it_and_takes_no_core_or_memory_from_them(endless: Path) -> None:
+def test_it_ends_with_its_parent_and_yields_cpu_and_memory_to_it(endless: Path) -> None:
     command = [sys.executable, "-m", "connectors.delta.compaction", str(endless), "operations"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
         eventually(lambda: psutil.Process(process.pid).nice() == 19)

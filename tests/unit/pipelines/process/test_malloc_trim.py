@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system, also when something that is used lies above it."""
+"""Freed memory returns to the system, even below memory that is in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ libc.free.argtypes = [ctypes.c_void_p]
 limit_arenas()
 blocks = []
 for _ in range(2_000):
-    block = libc.malloc(100_000)  # below what malloc would map by itself
+    block = libc.malloc(100_000)  # below malloc's threshold for mmap
     ctypes.memset(block, 1, 100_000)
     blocks.append(block)
 for block in blocks[:-1]:
@@ -29,7 +29,7 @@ print(before, resident_mib())
 """
 
 
-def test_what_is_free_is_given_back() -> None:
+def test_free_memory_returns_to_the_system() -> None:
     said = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True, timeout=60).stdout
     before_mib, after_mib = map(int, said.split())
     assert before_mib - after_mib > 150
