@@ -1,15 +1,26 @@
-"""`make bench`: measure kernel, store and job on this machine; writes var/bench/<time>.json."""
+"""`make bench`: measure kernel, store and job on this machine, and write var/bench/<time>.json."""
 
 import argparse
 from pathlib import Path
 
-from tests.benchmarks import run_bench
+from tests.benchmarks.report import PARTS, run_bench
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"measure only these: {', '.join(PARTS)}")
     parser.add_argument("--operations", type=int, default=2_000_000, help="operations to drain")
     parser.add_argument("--runs", type=int, default=5, help="repetitions of each kernel measurement")
-    parser.add_argument("--seconds", type=int, default=60, help="length of the latency runs")
+    parser.add_argument("--seconds", type=int, default=60, help="length of each latency run")
     parser.add_argument("--var", type=Path, default=Path("var"), help="folder with the jars, and for results")
     chosen = parser.parse_args()
-    print(run_bench(operations=chosen.operations, runs=chosen.runs, seconds=chosen.seconds, var=chosen.var.absolute()))
+    if unknown := set(chosen.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    print(
+        run_bench(
+            operations=chosen.operations,
+            runs=chosen.runs,
+            seconds=chosen.seconds,
+            var=chosen.var.absolute(),
+            parts=chosen.parts or PARTS,
+        )
+    )

@@ -1,16 +1,17 @@
-"""1,000 changes of invisible time made durable: one by one, in one record with two writes, and as we do it.
+"""1,000 changes of invisible time made durable in three ways.
 
-Each way goes through a `RocksStore` with synced writes, in turn in every round, the kernel's time included:
+Every round goes through each way in turn, with synced writes of a `RocksStore`. The time includes the kernel's.
 
-one_by_one    a record and two synced writes a message: the new is put, then the old is deleted (RocketMQ's order)
-two_writes    one record; all that is new is put, then all that is old deleted
-one_write     one record, one fold, one synced WriteBatch (ours)
+one_by_one    a record and two synced writes for each message: put the new, then delete the old (RocketMQ's order)
+two_writes    one record; put everything new, then delete everything old
+one_write     one record, one fold, one synced WriteBatch (popstream)
 
-What a sync costs decides, so the time of one on the same folder stands beside the rates.
+The cost of a sync decides the result, so the report includes the time of one on the same folder.
 """
 
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,17 +24,24 @@ from broker_state.store.overlay import Change, Overlay
 from broker_state.store.rocks_store import OUTBOX, RocksStore
 from popstream.wire.command import Command, Pop
 from tests.benchmarks.kernel import Rate
+from tests.benchmarks.options import BenchOptions
 from tests.benchmarks.workload import batch, declare_queue
 
-__all__ = ["batch_change_through_the_store"]
+__all__ = ["measure_batch_change"]
 
 _TOPIC = "bench"
 _NOW_MS = 1_000_000
 _OLD_KEY_BYTES = 40
 
 
-def batch_change_through_the_store(folder: Path, *, rounds: int = 7, entries: int = 1_000) -> dict[str, object]:
-    """Entries a second of each way, median and spread, and how many times ours is faster; `folder` must be empty."""
+def measure_batch_change(options: BenchOptions) -> list[dict[str, object]]:
+    """Measure beside the report, and in the temporary folder: they may be on different file systems."""
+    with tempfile.TemporaryDirectory(dir=options.work) as beside, tempfile.TemporaryDirectory() as temporary:
+        return [_measure_in(Path(folder)) for folder in (beside, temporary)]
+
+
+def _measure_in(folder: Path, *, rounds: int = 7, entries: int = 1_000) -> dict[str, object]:
+    """Return the entries a second of each way, with median and spread, and the ratios; `folder` must be empty."""
     with RocksStore(folder / "state") as store:
         bench = _Bench(store, entries, rounds)
         ways: dict[str, Callable[[int], None]] = {
@@ -61,7 +69,7 @@ def batch_change_through_the_store(folder: Path, *, rounds: int = 7, entries: in
 
 
 class _Bench:
-    """A queue in a store, and a group for each way."""
+    """A queue in a store, with a group for each way."""
 
     def __init__(self, store: RocksStore, entries: int, rounds: int) -> None:
         self.store = store
@@ -80,7 +88,7 @@ class _Bench:
         assert not any(row.code for row in decision.operations), "an operation of the workload was refused"
 
     def pop(self, group: str, number: int) -> None:
-        """`entries` messages, and for each of them what is to be deleted."""
+        """Pop `entries` messages, and store a value for each of them that is deleted later."""
         self.decide(
             Pop(
                 topic=_TOPIC,
@@ -95,7 +103,7 @@ class _Bench:
         self.store.write(self.overlay, [(OUTBOX, key, b"old") for _, key, _ in self.old(0, self.entries)])
 
     def change(self, group: str, number: int, first: int, end: int) -> None:
-        """One record changes messages first..end-1 of a pop, each in an entry of its own."""
+        """Change messages first..end-1 of a pop by one record, each in an entry of its own."""
         base = number * self.entries
         ranges = [(0, base + at, base + at) for at in range(first, end)]
         op_id = f"{group}.C{number}.{first}"
@@ -103,7 +111,7 @@ class _Bench:
         self.store.write(self.overlay)
 
     def old(self, first: int, end: int) -> list[Change]:
-        """Deletes, one for each message."""
+        """Return the deletes, one for each message."""
         return [(OUTBOX, at.to_bytes(_OLD_KEY_BYTES, "big"), None) for at in range(first, end)]
 
     def one_by_one(self, number: int) -> None:
@@ -120,7 +128,7 @@ class _Bench:
 
 
 def _sync_ms(folder: Path, times: int = 200) -> float:
-    """How long it takes to append 4 KiB to a file and sync it, the median."""
+    """Return the median time to append 4 KiB to a file and sync it."""
     spent: list[float] = []
     with (folder / "sync").open("wb", buffering=0) as file:
         for _ in range(times):
@@ -132,7 +140,7 @@ def _sync_ms(folder: Path, times: int = 200) -> float:
 
 
 def _file_system(folder: Path) -> str:
-    """The type of the file system that `folder` is on, as `df -T` names it."""
+    """Return the type of the file system of `folder`, as `df -T` names it."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     inside = [(len(point), kind) for point, kind in mounts if folder.resolve().is_relative_to(point)]
     return max(inside)[1]

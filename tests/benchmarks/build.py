@@ -1,4 +1,4 @@
-"""The builder: how fast a filled topic becomes poppable, and how soon a single message does."""
+"""The builder: the time until a filled topic is poppable, and until a single message is."""
 
 import itertools
 import statistics
@@ -16,17 +16,35 @@ from pipelines.control.state_view import queues_in
 from pipelines.process.host import Host
 from pipelines.process.job import Job
 from pipelines.settings import JobSettings
+from tests.benchmarks.options import QUEUES, BenchOptions
 
-__all__ = ["build_filled_topic", "fill_messages", "message_to_poppable"]
+__all__ = ["measure_build"]
 
 _VALUE = b"m" * 100
 _SAMPLE_S = 0.02
 
 
-def fill_messages(
+def measure_build(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
+    """Measure both."""
+    messages = 2 * options.operations
+    _fill(kafka.bootstrap_servers, "filled", messages, QUEUES, options.on_progress)
+    filled = _build_filled_topic(kafka, "filled", options.work / "filled", options.var, messages)
+    settings = JobSettings(
+        folder=options.work / "poppable",
+        bootstrap_servers=kafka.bootstrap_servers,
+        topic_prefix="poppable",
+        message_topics="poppable-*",
+    )
+    with Host(settings, var=options.var) as host:
+        _message_to_poppable(host.job, "poppable-warm", rate=10, seconds=options.seconds)
+        poppable = _message_to_poppable(host.job, "poppable-10", rate=10, seconds=options.seconds)
+    return {"filled": filled, "poppable": poppable}
+
+
+def _fill(
     bootstrap_servers: str, topic: str, messages: int, partitions: int, on_progress: Callable[[str], None]
 ) -> None:
-    """Make a topic with so many messages of 100 bytes."""
+    """Create a topic, and write `messages` messages of 100 bytes to it."""
     create_message_topic(bootstrap_servers, topic, partitions)
     producer = KafkaProducer(bootstrap_servers=bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024)
     for number in range(messages):
@@ -37,10 +55,10 @@ def fill_messages(
     producer.close()
 
 
-def build_filled_topic(
+def _build_filled_topic(
     kafka: EmbeddedKafka, topic: str, folder: Path, var: Path, messages: int
 ) -> dict[str, float | int]:
-    """From the start of the builder to the last message poppable, and to the last row in Delta; no query was warm."""
+    """Time a cold builder until the last message is poppable, and until the last row is in Delta."""
     settings = JobSettings(
         folder=folder, bootstrap_servers=kafka.bootstrap_servers, topic_prefix="build", message_topics=topic
     )
@@ -62,8 +80,8 @@ def build_filled_topic(
     }
 
 
-def message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> dict[str, Any]:
-    """Milliseconds from the send of a message until the job's commit position is beyond it; one queue, in order."""
+def _message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> dict[str, Any]:
+    """Return the milliseconds from the send of a message until the job's commit position is beyond it; one queue."""
     create_message_topic(job.bootstrap_servers, topic, 1)
     sent_at: dict[int, float] = {}
     waits: list[float] = []

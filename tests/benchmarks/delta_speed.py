@@ -1,8 +1,8 @@
-"""How fast audit rows become Delta rows, and how long a validation of them takes.
+"""The rate at which audit rows become Delta rows, and the time of a validation of them.
 
     python tests/benchmarks/delta_speed.py [rows of deliveries] [folder]
 
-State machine: none, the rows are made up. Data: 8 lanes; each pop leases 10 messages, 7 are acked in one range, 3
+The rows are generated, without the state machine: 8 lanes; each pop leases 10 messages, 7 are acked in one range, 3
 expire, are leased again by the next pop and then acked. So 5 rows of deliveries, 4 of operations and 2 of
 commit_positions for 10 messages.
 """
@@ -30,7 +30,7 @@ NOW_MS = 1_795_262_400_000
 
 
 def history(deliveries: int) -> dict[str, list[DeliveryRow] | list[OperationRow] | list[CommitPositionRow]]:
-    """Rows of a history without a fault."""
+    """Return the rows of a history without a fault."""
     leases: list[DeliveryRow] = []
     operations: list[OperationRow] = []
     positions: list[CommitPositionRow] = []
@@ -148,13 +148,13 @@ def history(deliveries: int) -> dict[str, list[DeliveryRow] | list[OperationRow]
 
 
 def resident_mib() -> int:
-    """Resident memory of the JVM."""
+    """Return the resident memory of the JVM."""
     java = [child for child in psutil.Process().children(recursive=True) if child.name() == "java"]
     return sum(child.memory_info().rss for child in java) >> 20
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process and of the JVM: what a busy machine does not change."""
+    """Return the CPU time of this process and of the JVM, which a busy machine does not change."""
     times = [process.cpu_times() for process in (psutil.Process(), *psutil.Process().children(recursive=True))]
     return sum(time.user + time.system for time in times)
 

@@ -1,9 +1,10 @@
-"""The whole job draining a topic that was filled before it started, with Delta beside it and with Delta afterwards."""
+"""The job drains a topic that was filled before it started, with flushes to Delta meanwhile, and afterwards."""
 
 import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 from kafka import KafkaProducer
@@ -14,17 +15,27 @@ from pipelines.process.host import Host
 from pipelines.settings import JobSettings
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, encode_command
+from tests.benchmarks.options import QUEUES, BenchOptions
 from tests.benchmarks.workload import declare_queue, single_entry_ops
 
-__all__ = ["drain", "fill"]
+__all__ = ["measure_drain"]
 
 _TOPIC = "bench"
 _GROUP = "group"
 _SAMPLE_S = 0.5
 
 
-def fill(kafka: EmbeddedKafka, prefix: str, operations: int, queues: int, on_progress: Callable[[str], None]) -> int:
-    """Put `operations` single-entry operations on a new ops topic; how many records that are."""
+def measure_drain(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
+    """Fill a topic once, and drain it twice."""
+    records = _fill(kafka, "bench", options.operations, QUEUES, options.on_progress)
+    return {
+        name: _drain(kafka, "bench", options.work / name, options.var, records, flush_interval_s=interval_s)
+        for name, interval_s in (("delta_beside", 5.0), ("delta_after", 3600.0))
+    }
+
+
+def _fill(kafka: EmbeddedKafka, prefix: str, operations: int, queues: int, on_progress: Callable[[str], None]) -> int:
+    """Write `operations` single-entry operations to a new ops topic; return the number of records."""
     topics = Topics.of(prefix)
     facts = ensure_topics(kafka.bootstrap_servers, topics, TopicSettings())[topics.ops]
     producer = KafkaProducer(
@@ -45,10 +56,10 @@ def fill(kafka: EmbeddedKafka, prefix: str, operations: int, queues: int, on_pro
     return sent
 
 
-def drain(
+def _drain(
     kafka: EmbeddedKafka, prefix: str, folder: Path, var: Path, records: int, *, flush_interval_s: float
 ) -> dict[str, object]:
-    """Start a job on the filled topic; rates until the answers are readable, and until Delta has all rows."""
+    """Start a job on the filled topic; return the rates until all is answered, and until Delta has all rows."""
     settings = JobSettings(
         folder=folder,
         bootstrap_servers=kafka.bootstrap_servers,

@@ -1,4 +1,4 @@
-"""What a job costs that has nothing to do."""
+"""The cost of an idle job."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ __all__ = ["idle_shares"]
 
 
 def idle_shares(seconds: int) -> dict[str, float]:
-    """CPU of this process and of the JVM below it, as shares of one core: median and greatest of a sample a second."""
+    """Return the CPU use of this process and its JVM as shares of one core, by a sample a second."""
     own = psutil.Process()
     jvm = next(child for child in own.children(recursive=True) if child.name() == "java" and _is_spark(child))
     time.sleep(5)

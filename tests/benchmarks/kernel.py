@@ -1,4 +1,4 @@
-"""The kernel alone, in memory and over RocksDB: no Kafka, no Spark."""
+"""The kernel alone, in memory and over RocksDB, without Kafka and Spark."""
 
 import cProfile
 import gc
@@ -19,6 +19,7 @@ from broker_state.store.rocks_store import RocksStore
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.outbox_entries import entries_of
 from popstream.wire.command import Ack, Command, Pop
+from tests.benchmarks.options import BenchOptions
 from tests.benchmarks.workload import (
     declare_queue,
     single_entry_ops,
@@ -27,14 +28,16 @@ from tests.benchmarks.workload import (
     whole_pop_ops,
 )
 
-__all__ = ["Rate", "expire_at_once", "kernel_rates", "orderly_lane", "profile_top"]
+__all__ = ["LEASES", "Rate", "measure_expiry", "measure_kernel", "measure_orderly", "measure_profile"]
+
+LEASES = 1_000_000
 
 _TOPIC = "bench"
 _MS_BASE = 1_000_000
 
 
 class Rate(msgspec.Struct, frozen=True):
-    """Units a second over several runs; `unit` says of what."""
+    """Rate per second over several runs; `unit` names what is counted."""
 
     unit: str
     median: float
@@ -44,12 +47,13 @@ class Rate(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, unit: str, rates: Sequence[float]) -> "Rate":
-        """Median and spread of `rates`."""
+        """Return the median and the spread of `rates`."""
         return cls(unit, round(statistics.median(rates)), round(min(rates)), round(max(rates)), len(rates))
 
 
-def kernel_rates(messages: int, runs: int) -> dict[str, Rate]:
-    """Rates of the kernel in CPU time of one core, and of kernel and store with one synced WriteBatch."""
+def measure_kernel(options: BenchOptions) -> dict[str, Rate]:
+    """Return rates of the kernel in CPU time of one core, and of kernel and store with one synced WriteBatch."""
+    messages, runs = min(options.operations // 4, 100_000), options.runs
     rates: dict[str, list[float]] = {}
     for _ in range(runs):
         _single(rates, "memory", MemoryKv(), messages)
@@ -84,7 +88,7 @@ def _single(rates: dict[str, list[float]], where: str, store: MemoryKv | RocksSt
 
 
 def _batches(rates: dict[str, list[float]]) -> None:
-    """Records of 10,000 entries, and entries of 10,000 messages: acked, then changed."""
+    """Time records of 10,000 entries, and entries of 10,000 messages: acked, then changed."""
     for verb, times_ms in (("", ()), ("change_", (60_000,))):
         _whole(rates, f"{verb}entries_each_its_own_range", pops=2, times_ms=times_ms)
         _whole(rates, f"{verb}entries_every_second_offset", pops=4, every=2, times_ms=times_ms)
@@ -120,7 +124,7 @@ def _whole(
 
 
 def _time(rates: dict[str, list[float]], name: str, commands: Iterable[Command], popped: int, named: int) -> None:
-    """Messages popped and named in entries a second, and those named alone in the time of their records alone."""
+    """Add the rate of messages popped and named in entries, and that of the named ones in the time of their records."""
     store = MemoryKv()
     overlay = Overlay(store)
     fold(overlay, _records(declare_queue(_TOPIC, 0, popped)), Decision())
@@ -141,8 +145,8 @@ def _time(rates: dict[str, list[float]], name: str, commands: Iterable[Command],
     rates.setdefault(f"kernel.{name}_records_alone.messages", []).append(named / spent[False])
 
 
-def orderly_lane(messages: int, messages_a_pop: int) -> dict[str, object]:
-    """`messages` through one orderly lane, each pop acked back to front in ten parts: how long its values get."""
+def measure_orderly(_: BenchOptions, messages: int = 1_000_000, messages_a_pop: int = 10_000) -> dict[str, object]:
+    """Move messages through one orderly lane, each pop acked back to front in ten parts; return the longest value."""
     with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
         overlay = Overlay(store)
         fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
@@ -176,8 +180,8 @@ def orderly_lane(messages: int, messages_a_pop: int) -> dict[str, object]:
         }
 
 
-def profile_top(messages: int, count: int = 10) -> list[dict[str, object]]:
-    """The functions in which the kernel spends most of its own time, for single-entry operations."""
+def measure_profile(_: BenchOptions, messages: int = 20_000, count: int = 10) -> list[dict[str, object]]:
+    """Return the functions in which the kernel spends most of its own time, for single-entry operations."""
     overlay = Overlay(MemoryKv())
     fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
     records = _records(single_entry_ops(_TOPIC, 0, "group", messages))
@@ -194,8 +198,13 @@ def profile_top(messages: int, count: int = 10) -> list[dict[str, object]]:
     ]
 
 
-def expire_at_once(leases: int, *, messages_a_pop: int) -> dict[str, object]:
-    """`leases` leases of one queue end at one record: the size of its WriteBatch, answers and audit rows included."""
+def measure_expiry(_: BenchOptions) -> list[dict[str, object]]:
+    """Let many leases end at once, granted by pops of three sizes."""
+    return [_expire_at_once(LEASES, messages_a_pop=size) for size in (10_000, 100, 1)]
+
+
+def _expire_at_once(leases: int, *, messages_a_pop: int) -> dict[str, object]:
+    """Let `leases` leases of one queue end at one record; return the size of its WriteBatch, with answers and rows."""
     with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
         overlay = Overlay(store)
         fold(overlay, _records(declare_queue(_TOPIC, 0, leases)), Decision())

@@ -1,28 +1,68 @@
-"""How long one waits: operation to answer at a steady rate, and message appended to handler of a waiting consumer."""
+"""Latencies: from operation to answer at a steady rate, from send to the handler of a waiting consumer, and more."""
 
 import itertools
+import multiprocessing
 import statistics
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import Any
 
+from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
+from pipelines.process.host import Host
+from pipelines.settings import JobSettings
 from popstream import Consumer, Producer, Transport
 from popstream.settings import ClientSettings
 from popstream.wire.answer import Answer
 from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, Tick, WrittenRange
+from tests.benchmarks.client import drain_large_records
+from tests.benchmarks.idle import idle_shares
+from tests.benchmarks.kernel import LEASES
+from tests.benchmarks.options import BenchOptions
 from tests.benchmarks.workload import declare_queue, single_pops
 
-__all__ = ["end_leases", "lease_many", "message_latency", "operation_latency", "wake_up_latency"]
+__all__ = ["measure_latency"]
 
 _QUEUES = 8
 LEASE_MS = 300_000
 _LEASES_TOPIC = "latency-leases"
 
 
+def measure_latency(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
+    """Measure all latencies, and what needs a running job besides."""
+    seconds, servers = options.seconds, kafka.bootstrap_servers
+    settings = JobSettings(folder=options.work / "latency", bootstrap_servers=servers, topic_prefix="latency")
+    clients = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+
+    def measure(function: Callable[..., dict[str, Any]], rate: int, for_s: int) -> dict[str, Any]:
+        """Measure in a process of its own, as clients are: they must not share the job's interpreter lock."""
+        return clients.submit(function, servers, "latency", rate=rate, seconds=for_s).result()
+
+    with clients:
+        with Host(settings, var=options.var):
+            measure(operation_latency, 100, 30)  # warm
+            report = {
+                "operation": measure(operation_latency, 500, seconds),
+                "message": measure(message_latency, 20, seconds),
+                "wake_up": measure(wake_up_latency, 1, seconds),
+                "idle": idle_shares(seconds),
+                "large_records": clients.submit(drain_large_records, servers, "latency").result(),
+            }
+        # Without ticks all leases end at one record, which is ours.
+        with Host(settings.model_copy(update={"ticks": False}), var=options.var):
+            ends_ms = lease_many(servers, "latency", LEASES)
+            time.sleep(max(0.0, ends_ms / 1000 - time.time()) + 1)
+            others = clients.submit(operation_latency, servers, "latency", rate=100, seconds=60)
+            time.sleep(20)
+            end_leases(servers, "latency")
+            report["others_while_leases_end"] = others.result()
+    return report
+
+
 def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
-    """Pops and acks of single messages at `rate` operations a second; milliseconds from send to answer."""
+    """Pop and ack single messages at `rate` operations a second; return the milliseconds from send to answer."""
     topic = "latency"
     settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
     waits: list[float] = []
@@ -77,7 +117,7 @@ def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds
 
 
 def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
-    """A pop waits for an orderly lane that a lease blocks; milliseconds from the lease's end to its answer."""
+    """Wait for an orderly lane that a lease blocks; return the milliseconds from the lease's end to the answer."""
     topic = "latency-orderly"
     settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
     waits: list[float] = []
@@ -105,13 +145,13 @@ def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: 
             answered_ms = time.time() * 1000
             if free_ms:
                 waits.append(answered_ms - free_ms)
-            assert answer.pop_time_ms is not None, "a pop that waits so long is served"
+            assert answer.pop_time_ms is not None, "a pop that waits 30 s is served"
             free_ms = float(answer.pop_time_ms + 1_000 // rate)
     return {"rounds": len(waits), **_quantiles(waits)}
 
 
 def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
-    """Lease that many messages of one queue, each by a pop of its own; when the last lease ends, in ms."""
+    """Lease messages of one queue, each by a pop of its own; return when the last lease ends, in ms."""
     queue = (_LEASES_TOPIC, 0)
     settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
     with Transport(settings) as transport:
@@ -125,14 +165,14 @@ def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
 
 
 def end_leases(bootstrap_servers: str, prefix: str) -> None:
-    """Let what is due in the queue of `lease_many` take effect."""
+    """Make the leases of `lease_many` that are due expire."""
     settings = ClientSettings(bootstrap_servers=bootstrap_servers, client_id="bench", prefix=prefix)
     with Transport(settings) as transport:
         transport.request(Tick(topic=_LEASES_TOPIC, queue_id=0, v=1))
 
 
 def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
-    """Messages at `rate` a second to a consumer that waits in a pop; milliseconds from send to its loop."""
+    """Send messages at `rate` a second to a consumer that waits in a pop; return the milliseconds until it has each."""
     topic = "latency-messages"
     create_message_topic(bootstrap_servers, topic, 1)
     waits: list[float] = []

@@ -1,4 +1,4 @@
-"""A position alone: how many bytes it takes in the store, and how fast it takes marks.
+"""A position alone: its bytes in the store, and its rate of marks.
 
 A mark is one call, or one run within a call, whatever its length. Rates are of CPU time of one core, the loop that
 makes the calls included, over an `Overlay` on a `MemoryKv`: the kernel's own way, without its store.
@@ -10,14 +10,16 @@ import statistics
 import time
 from array import array
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from broker_state.store.keys import lane_prefix, queue_prefix
 from broker_state.store.marks import Marks, Position
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
 from tests.benchmarks.kernel import Rate
+from tests.benchmarks.options import BenchOptions
 
-__all__ = ["mark_costs", "mark_rates", "position_sizes"]
+__all__ = ["measure_positions", "position_sizes"]
 
 _OFFSETS = 1_000_000
 _WINDOW = 100_000
@@ -28,10 +30,16 @@ _SPANS = [10**power for power in range(3, 9)]
 _Run = tuple[int, int]
 
 
-def position_sizes() -> dict[str, dict[str, int]]:
-    """Stored bytes of a position over 1,000,000 offsets by which of them are not marked: values, and values with keys.
+def measure_positions(options: BenchOptions) -> dict[str, Any]:
+    """Measure sizes, rates and costs."""
+    runs = options.runs
+    return {"bytes": position_sizes(), "rates": _mark_rates(runs), "ns_a_mark": _mark_costs(runs)}
 
-    The floor and the count of marks beyond it are no part of it: they are two fields of the record of queue or lane.
+
+def position_sizes() -> dict[str, dict[str, int]]:
+    """Return the stored bytes of a position over 1,000,000 offsets, by the pattern of offsets that are not marked.
+
+    The floor and the count of marks beyond it are not included: they are two fields of the record of queue or lane.
     """
     chance = random.Random(1)
     everything = range(_OFFSETS)
@@ -66,10 +74,10 @@ def _sizes(unmarked: Iterable[int]) -> dict[str, int]:
     }
 
 
-def mark_rates(runs: int, marks: int = 200_000) -> dict[str, Rate]:
-    """Marks a second, by where they fall and in which order they come.
+def _mark_rates(runs: int, marks: int = 200_000) -> dict[str, Rate]:
+    """Return the marks a second, by their place and their order.
 
-    `beyond_...` have an offset before them that is not marked, `below_...` one after them that is. `..._by_record` are
+    `beyond_...` follow an offset that is not marked, `below_...` precede one that is marked. `..._by_record` are
     2,000 numbers at a time, all over a window of 100,000, in order within the record, as the runs of an ack are.
     """
     chance = random.Random(2)
@@ -97,7 +105,7 @@ def mark_rates(runs: int, marks: int = 200_000) -> dict[str, Rate]:
     return {name: Rate.of("marks", values) for name, values in rates.items()}
 
 
-def mark_costs(runs: int, marks: int = 1_000_000) -> dict[str, dict[str, object]]:
+def _mark_costs(runs: int, marks: int = 1_000_000) -> dict[str, dict[str, object]]:
     """Nanoseconds a mark, [median, least, greatest], by the span beyond an unmarked offset over which marks are spread.
 
     In random order the segments of a long span do not fit the caches of the processor; nothing else grows.

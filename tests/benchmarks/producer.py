@@ -1,4 +1,4 @@
-"""The producer: batches against kafka-python, waiting senders by their number, added delay, memory while Kafka is away.
+"""The producer: batches against kafka-python, waiting senders by their number, added delay, memory without Kafka.
 
 `python -m tests.benchmarks.producer` runs these alone, on an embedded Kafka, and prints the chart of docs/batching.md.
 """
@@ -23,6 +23,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
 from popstream import Producer
 from popstream.wire.command import QueueType
+from tests.benchmarks.options import BenchOptions
 
 __all__ = ["chart", "measure_producer"]
 
@@ -33,9 +34,9 @@ _names = (f"producer-{number}" for number in range(1_000_000))
 
 
 def measure_producer(
-    kafka: EmbeddedKafka, *, messages: int = 100_000, rounds: int = 5, seconds: int = 10
+    _options: BenchOptions | None, kafka: EmbeddedKafka, messages: int = 100_000, rounds: int = 5, seconds: int = 10
 ) -> dict[str, Any]:
-    """All of it, in one run. Rates are messages of 100 bytes a second, acks=all, one queue; of all rounds, in turn."""
+    """Measure all of it. Rates are messages of 100 bytes a second, with acks=all, on one queue, for each round."""
     rates: dict[str, list[int]] = {
         "kafka_python_async": [],
         "kafka_python_waited": [],
@@ -65,7 +66,7 @@ def measure_producer(
 
 
 def chart(measured: dict[str, Any]) -> str:
-    """The rates of waiting senders as a chart in Mermaid, which Markdown shows as a picture.
+    """Return the rates of waiting senders as a Mermaid chart.
 
     >>> print(chart({"waited_by_threads": {"1": {"batched": 70, "one_by_one": 300}}}))
     xychart-beta
@@ -132,7 +133,7 @@ def _async(kafka: EmbeddedKafka, messages: int, queue_type: QueueType) -> int:
 
 
 def _waited(kafka: EmbeddedKafka, threads: int, seconds: int) -> dict[str, int]:
-    """Rates of so many threads, each of which waits for every result, on a batch topic."""
+    """Return the rates of `threads` threads, each of which waits for every result, on a batch topic."""
     rates = {}
     for name, auto_batch in (("batched", True), ("one_by_one", False)):
         topic = _topic(kafka)
@@ -142,7 +143,7 @@ def _waited(kafka: EmbeddedKafka, threads: int, seconds: int) -> dict[str, int]:
 
 
 def _in_threads(threads: int, seconds: float, work: Callable[[], object]) -> float:
-    """How often a second all of them together do it."""
+    """Return how many times a second all threads together do the work."""
     counts = [0] * threads
     until = time.perf_counter() + seconds
 
@@ -161,7 +162,7 @@ def _in_threads(threads: int, seconds: float, work: Callable[[], object]) -> flo
 
 
 def _delay(kafka: EmbeddedKafka, seconds: int) -> dict[str, list[float]]:
-    """Milliseconds from a send to its result, [median, 99 of 100], 50 a second; one by one is what Kafka takes."""
+    """Return the milliseconds from a send to its result, [median, 99 of 100], at 50 a second."""
     found: dict[str, list[float]] = {}
     for name, auto_batch in (("batched", True), ("one_by_one", False)):
         topic = _topic(kafka)
@@ -187,7 +188,7 @@ def _paced(rate: int, seconds: int) -> Iterator[int]:
 
 
 def _memory(kafka: EmbeddedKafka) -> dict[str, int | float]:
-    """What Python holds when a sender has sent all it may to a Kafka that does not answer; bodies of 100 bytes."""
+    """Return the memory in use when a producer has filled its account and Kafka does not answer."""
     topic = _topic(kafka)
     sent_count = 0
     is_over = threading.Event()
@@ -228,7 +229,7 @@ def main() -> None:
         tempfile.TemporaryDirectory() as folder,
         EmbeddedKafka(Path(folder) / "kafka", jars=kafka_jars(Path("var"))) as kafka,
     ):
-        measured = measure_producer(kafka)
+        measured = measure_producer(None, kafka)
     print(json.dumps(measured, indent=2))
     print(chart(measured))
 

@@ -1,10 +1,9 @@
-"""How long snapshots of a state with many leases hold up the WriteBatches of the job that takes them."""
+"""How long snapshots of a state with many leases delay the WriteBatches of the job that takes them."""
 
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 
 from broker_state.kernel.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
@@ -14,9 +13,11 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.recovery.snapshot_loop import take_snapshot
 from popstream.wire.command import Command
+from tests.benchmarks.kernel import LEASES
+from tests.benchmarks.options import BenchOptions
 from tests.benchmarks.workload import declare_queue, single_pops
 
-__all__ = ["snapshot_pauses"]
+__all__ = ["measure_snapshot"]
 
 _TOPIC = "bench"
 _NOW_MS = 1_000_000
@@ -26,8 +27,9 @@ _WRITES_MAX = 20_000
 _LEASES_A_WRITE = 100_000
 
 
-def snapshot_pauses(folder: Path, *, leases: int, snapshots: int = 3) -> dict[str, object]:
-    """Milliseconds of the longest synced write: with no snapshot, and beside each of some; `folder` must be empty."""
+def measure_snapshot(options: BenchOptions, leases: int = LEASES, snapshots: int = 3) -> dict[str, object]:
+    """Return the milliseconds of the longest synced write, without a snapshot and beside each of some."""
+    folder = options.work / "snapshot"
     kept = SnapshotStore(str(folder / "kept"))
     taken: list[Snapshot] = []
     beside: list[float] = []
@@ -47,7 +49,7 @@ def snapshot_pauses(folder: Path, *, leases: int, snapshots: int = 3) -> dict[st
 
 
 class _Writes:
-    """A queue with many leases, to which more are added by small micro-batches."""
+    """A queue with many leases; small micro-batches add more."""
 
     def __init__(self, store: RocksStore, leases: int) -> None:
         self._store = store
@@ -61,7 +63,7 @@ class _Writes:
             store.write(self._overlay)
 
     def longest_ms(self, is_enough: Callable[[], bool]) -> float:
-        """Write, once at least, until it is enough."""
+        """Write, at least once, until `is_enough`; return the longest write."""
         longest = 0.0
         while True:
             self._fold(list(islice(self._pops, _POPS_A_WRITE)))

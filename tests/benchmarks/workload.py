@@ -1,6 +1,6 @@
-"""Operations to measure with: each message popped alone and acked alone, the form that costs the most per message.
+"""Operations of the measurements; most pop and ack each message alone, the form that costs the most per message.
 
-Handles are made, not learnt: an ack is judged by the epoch of the delivery, and the n-th pop of a lane has epoch n.
+Handles are generated instead of read from answers: the n-th pop of a lane has epoch n.
 """
 
 import itertools
@@ -34,7 +34,7 @@ DISPATCHED_AT_ONCE = 1_000_000
 
 
 def declare_queue(topic: str, queue_id: int, messages: int) -> Iterator[Command]:
-    """A queue with `messages` written offsets."""
+    """Yield the operations that create a queue with `messages` written offsets."""
     yield Declare(topic=topic, queue_id=queue_id, v=1, topic_id="bench", op_id=f"declare-{queue_id}")
     for first in range(0, messages, DISPATCHED_AT_ONCE):
         last = min(first + DISPATCHED_AT_ONCE, messages) - 1
@@ -44,7 +44,7 @@ def declare_queue(topic: str, queue_id: int, messages: int) -> Iterator[Command]
 def single_pops(
     topic: str, queue_id: int, group: str, messages: int, *, invisible_time_ms: int = 3_600_000
 ) -> Iterator[Command]:
-    """Pops of one message each."""
+    """Yield pops of one message each."""
     commands = single_entry_ops(topic, queue_id, group, messages, held=messages, invisible_time_ms=invisible_time_ms)
     return itertools.islice(commands, messages)
 
@@ -59,7 +59,7 @@ def single_entry_ops(
     reply_to: int | None = None,
     invisible_time_ms: int = 3_600_000,
 ) -> Iterator[Command]:
-    """Two operations a message: popped alone, and acked alone once `held` others were popped after it."""
+    """Yield two operations a message: it is popped alone, and acked alone when `held` others were popped after it."""
     check = lane_check(topic, queue_id, group)
     for number in range(messages + held):
         if number < messages:
@@ -91,7 +91,7 @@ def whole_pop_ops(
     every: int = 1,
     times_ms: Sequence[int] = (),
 ) -> Iterator[Command]:
-    """Pops of many messages, each acked by one record with an entry for every `entry_offsets` offsets.
+    """Yield pops of many messages, each acked by one record with an entry for every `entry_offsets` offsets.
 
     With `every` 2 only every second entry is sent. With `times_ms` the messages are changed, by these times in turn.
     """
@@ -118,7 +118,7 @@ def whole_pop_ops(
 def single_pops_one_batch(
     topic: str, queue_id: int, group: str, messages: int, *, times_ms: Sequence[int] = ()
 ) -> Iterator[Command]:
-    """Pops of one message each, and one record with all their handles."""
+    """Yield pops of one message each, and one record with all their handles."""
     yield from single_pops(topic, queue_id, group, messages)
     pops = [(number + 1, number) for number in range(messages)]
     entries = [(number, number, number) for number in range(messages)]
@@ -136,7 +136,7 @@ def batch(
     order: bool = False,
     times_ms: Sequence[int] = (),
 ) -> Ack | ChangeInvisible:
-    """One record: `pops` gives (epoch, first offset) of its handles, `entries` (handle index, first, last)."""
+    """Return one record: `pops` gives (epoch, first offset) of its handles, `entries` (handle index, first, last)."""
     check = lane_check(topic, queue_id, group)
     revive_queue_id = REVIVE_QUEUE_ID_ORDERLY if order else 0
     handles = [

@@ -1,15 +1,15 @@
-"""An hour of half the load that this machine can bear, with kills and broker restarts: `python -m tests.soak.run`.
+"""An hour of half of this machine's capacity, with kills and broker restarts: `python -m tests.soak.run`.
 
 ```
-minute 0         capacity: operations as fast as they go; half of what is decided of them is the load from then on
+minute 0         capacity: operations are sent at once; half of the rate of decisions is the load from then on
 minutes 0 to 10  warm-up: the broker is killed once, so that the largest micro-batch of a calm time has been seen
 until 2/3        nothing is killed: memory, files and times are those of one process
 the last 1/3     Python, JVM or both are killed again and again, the broker now and then
-the end          no load: the log has to be decided; clients finish; then their histories are judged, and `popstream
-                 verify` decides the whole log again
+the end          no load: the job decides the rest of the log; clients finish; then `check_history` judges their
+                 histories, and `popstream verify` decides the whole log again
 ```
 
-Beside the load two groups of real consumers work on a topic of real messages, and record what they see. The exit code
+Beside the load two groups of real consumers process a topic of real messages, and record their histories. The exit code
 is 1 when a bound does not hold; the report is one JSON object.
 """
 
@@ -65,7 +65,7 @@ KILL_EACH_S = (60.0, 120.0)
 BROKER_EACH_S = 600.0
 MAINTAIN_EACH_S = 300.0
 DRAIN_S_MAX = 300.0
-# What a job that was killed may need to its first answer: the last kill may be just before the end of the load.
+# The time to the first answer of a job that was killed: the last kill may be just before the end of the load.
 LAG_ZERO_S_MAX = 90.0
 RSS_MB_PER_MINUTE_MAX = 1.0
 # The heap has its size from the start; pages of it that are touched later would look like a leak for half an hour.
@@ -77,7 +77,7 @@ FILES_SLACK = 20
 
 
 class Sample(NamedTuple):
-    """What was seen at one moment, `at_s` after the load began; None: nobody answered."""
+    """The measurements at one moment, `at_s` after the load began."""
 
     at_s: float
     pid: int
@@ -90,7 +90,7 @@ class Sample(NamedTuple):
 
 
 class Job:
-    """The job, which is started again whenever it is dead, and what it looks like from outside."""
+    """The job as a child process, started again whenever it has died."""
 
     def __init__(self, servers: str, root: Path, minutes: float) -> None:
         self.folder = JobFolder(root / "job")
@@ -127,7 +127,7 @@ class Job:
         return next((child for child in children if SPARK_CLASS in child.cmdline()), None)
 
     def status(self) -> Status | None:
-        """What it says; None: nothing."""
+        """Return what it reports; None: it does not answer."""
         card = JobFile.read(self.folder.job_file)
         if card is None:
             return None
@@ -146,7 +146,7 @@ class Job:
                 jvm.kill()
 
     def stop(self) -> int:
-        """In order; its exit code."""
+        """Stop it in order; return its exit code."""
         self._ending = True
         self._restarter.join()
         return self.process.stop(300)
@@ -160,24 +160,24 @@ class Load:
         self._process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def at_once(self, operations: int) -> int:
-        """Send so many as fast as it goes; returns when Kafka has them."""
+        """Send operations as fast as possible; return when Kafka has them."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(operations, file=self._process.stdin, flush=True)
         return int(self._process.stdout.readline())
 
     def rate(self, operations_per_s: float) -> None:
-        """From now on."""
+        """Send at this rate from now on."""
         assert self._process.stdin is not None
         print(operations_per_s, file=self._process.stdin, flush=True)
 
     def end(self) -> int:
-        """How many operations it has sent."""
+        """Stop; return the number of operations that it has sent."""
         return int(self._process.communicate()[0])
 
 
 class Clients:
-    """A producer and a consumer of each group, on threads of this process; each message is told to take a moment."""
+    """A producer, and a consumer of each group, on threads of this process."""
 
     def __init__(self, servers: str, root: Path) -> None:
         self.files = [root / "histories" / f"{group}.jsonl" for group in GROUPS]
@@ -215,25 +215,25 @@ class Clients:
         self._producer.close()
 
     def _note_written(self, value: bytes, result: Future[Any]) -> None:
-        if result.exception() is None:  # else the producer has said that it may be lost
+        if result.exception() is None:  # else the producer has reported that it may be lost
             self.written.add(value)
 
     def stop_sending(self) -> None:
-        """No more messages; what is under way is written."""
+        """Send no more messages, and wait until those in flight are written."""
         self._stopping.set()
         self._sender.join()
 
     @property
     def unseen(self) -> int:
-        """Messages that were written and that a group has not seen."""
+        """The number of written messages that a group has not processed."""
         return max(len(self.written - seen) for seen in self.seen.values())
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until each group has seen all, then close."""
+        """Wait until each group has processed all messages, then close."""
         deadline = time.monotonic() + timeout_s
         while self.unseen and time.monotonic() < deadline:
             time.sleep(0.5)
-        time.sleep(5)  # what was handed out twice may come again
+        time.sleep(5)  # a message that was handed out twice may come again
         for consumer in self._consumers:
             consumer.close()
         for worker in self._workers:
@@ -254,11 +254,11 @@ class Watch:
 
     @property
     def now_s(self) -> float:
-        """Since the load began."""
+        """Seconds since the load began."""
         return time.monotonic() - self._started
 
     def stop(self) -> None:
-        """No more samples."""
+        """Stop sampling."""
         self._stopping.set()
         self._thread.join()
 
@@ -289,7 +289,7 @@ class Watch:
 
 
 def _file_counts(folder: JobFolder) -> dict[str, int]:
-    """By part of the folder; of the tables those that the newest version has, for a week keeps the others."""
+    """Count files by part of the folder; of tables only those of the newest version: others are kept for a week."""
     counts = {
         name: sum(len(files) for _, _, files in os.walk(path))
         for name, path in {"state": folder.state, "queues": folder.queues, "spark": folder.spark}.items()
@@ -314,7 +314,7 @@ def _thirds(samples: list[Sample]) -> list[list[Sample]]:
 
 
 def _minutes(samples: list[Sample]) -> list[str]:
-    """What a bound that was missed is looked for in: a line for each minute."""
+    """Return a line for each minute, to find the cause of a bound that does not hold."""
     minutes: dict[int, list[Sample]] = {}
     for sample in samples:
         minutes.setdefault(int(sample.at_s // 60), []).append(sample)
@@ -326,7 +326,7 @@ def _minutes(samples: list[Sample]) -> list[str]:
 
 
 def _growth(counts: list[int]) -> float:
-    """The largest of the last third against the largest of the first, and some."""
+    """Return the ratio of the greatest count of the last third to that of the first, with some slack."""
     third = max(1, len(counts) // 3)
     return max(counts[-third:]) / (max(counts[:third]) + FILES_SLACK)
 
@@ -336,7 +336,7 @@ def _warm_up_s(calm_s: float) -> float:
 
 
 def _bounds(calm: list[Sample], watch: Watch) -> Iterator[tuple[str, float, float]]:
-    """(name, measured, bound)."""
+    """Yield (name, measured, bound)."""
     yield "python_mb_per_minute", _slope_per_minute([(s.at_s, s.python_mb) for s in calm]), RSS_MB_PER_MINUTE_MAX
     yield "jvm_mb_per_minute", _slope_per_minute([(s.at_s, s.jvm_mb) for s in calm]), RSS_MB_PER_MINUTE_MAX
     yield "descriptors_growth", _growth([sample.descriptors for sample in calm]), FILES_RATIO_MAX
@@ -348,7 +348,7 @@ def _bounds(calm: list[Sample], watch: Watch) -> Iterator[tuple[str, float, floa
 
 
 def _capacity(load: Load, job: Job, operations: int) -> float:
-    """Operations decided each second when they come as fast as they go, from the first on until the last is decided."""
+    """Return the operations decided per second when they are sent at once, from the first to the last decision."""
     before, started = _decided(job), time.monotonic()
     sent = load.at_once(operations)
     while _decided(job) - before < sent:
@@ -366,7 +366,7 @@ def _decided(job: Job) -> int:
 def _disturb(
     job: Job, broker: EmbeddedKafka, watch: Watch, calm_s: float, end_s: float, say: Callable[[str], None]
 ) -> int:
-    """Wait until the end, killing as the module says; how many kills."""
+    """Wait until the end, and kill as the module describes; return the number of kills."""
     chance, kills = random.Random(8), 0
     broker_due, kill_due = _warm_up_s(calm_s) / 2, calm_s
     while watch.now_s < end_s:
@@ -386,7 +386,7 @@ def _disturb(
 
 
 def soak(minutes: float, root: Path) -> dict[str, Any]:
-    """See the module; the report."""
+    """Run the soak that the module describes; return the report."""
     started = time.monotonic()
 
     def say(text: str) -> None:
@@ -456,7 +456,7 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
         "load_per_s": round(capacity / 2),
         "operations": sent,
         "messages": clients.sent,
-        "messages_of_unknown_fate": clients.sent - len(clients.written),
+        "messages_of_unknown_outcome": clients.sent - len(clients.written),
         "deliveries": history.delivery_count,
         "history_events": history.event_count,
         "kills": kills,
@@ -474,7 +474,7 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Soak, and tell."""
+    """Run the soak, and print the report."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     options = parser.parse_args()
