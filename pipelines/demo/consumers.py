@@ -20,6 +20,9 @@ FLUSH_TIMEOUT_MS = 120_000
 STOP_GRACE_S = 20.0
 ORPHANED = 3
 WORKERS = 4
+PREFETCH = 8_000
+"""Messages in hand or asked for: a pop takes as long as a micro-batch, so few small ones would bound the rate."""
+
 WORK_S = 0.004
 """Work on one set of messages; if it were shorter, the client would combine acks that are meant to be small."""
 
@@ -32,7 +35,7 @@ CHANGER_COUNT = 100
 CHANGER_INVISIBLE_TIME_MS = 30_000
 CHANGER_SHORT_TIME_MS = 2_500
 HALVED_EVERY = 5
-"""An orderly consumer takes two of so many sets in halves."""
+"""An orderly consumer takes the first two of these sets in halves."""
 
 
 class ProcessedLog:
@@ -60,7 +63,7 @@ class ProcessedLog:
 @contextmanager
 def open_consumer(task: Task, **options: Any) -> Iterator[tuple[Consumer, ProcessedLog]]:  # noqa: ANN401 - options of Consumer
     """Open the consumer of a task; it is closed when standard input ends."""
-    options |= {"group": task.group, "topics": [task.topic], **task.client_options}
+    options |= {"group": task.group, "topics": [task.topic], "prefetch": PREFETCH, **task.client_options}
     with ProcessedLog(task.processed_file) as processed, Consumer(task.bootstrap_servers, **options) as consumer:
         at_end_of_input(consumer.close)
         yield consumer, processed
