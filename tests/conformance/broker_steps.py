@@ -134,6 +134,38 @@ class BrokerSteps:
         ours = answer is None or answer.reason is Reason.NO_MESSAGE
         self._compare(where, step, rocketmq, ours, self.both.rules(lane))
 
+    def _do_oi_state(self, where: str, step: dict[str, Any]) -> None:
+        lane, wanted = _lane(step), step.get("expect")
+        entry = self.both.rocketmq.orders.entry(lane)
+        stored = entry.stored() if entry is not None else None
+        if "expect" in step:
+            recorded = {key: (stored or {}).get(key) for key in wanted} if isinstance(wanted, dict) else stored
+            self._comparison.compare(where, recorded=wanted, rocketmq=recorded, ours=recorded, rules=[])
+        ours = self.both.stored_batch(lane)
+        if stored is not None and ours is not None:
+            stored, ours, rules = self.both.comparable_batches(lane, {key: stored[key] for key in ours}, ours)
+            for rule in rules:
+                self._comparison.compare(f"{where}, {rule}", rocketmq=True, ours=False, rules=[rule])
+        self._comparison.compare(f"{where}, the batch", rocketmq=stored, ours=ours, rules=self.both.rules(lane))
+
+    def _do_oi_lock_free_timestamp(self, where: str, step: dict[str, Any]) -> None:
+        entry = self.both.rocketmq.orders.entry(_lane(step))
+        self._compare_wake_up(where, step, entry.lock_free_ms(self.both.now_ms) if entry is not None else None)
+
+    def _do_oi_timer(self, where: str, step: dict[str, Any]) -> None:
+        self._compare_wake_up(where, step, self.both.rocketmq.orders.armed.get(_lane(step)))
+
+    def _compare_wake_up(self, where: str, step: dict[str, Any], rocketmq: int | None) -> None:
+        """RocketMQ's timer may have fired before; both are due then."""
+        lane, broker = _lane(step), self.both.broker
+        ours = None if broker.batch(lane) is None else max(broker.free_ms(lane), broker.now_ms)
+        rules = self.both.rules(lane)
+        if rocketmq is not None and ours is not None and ours > rocketmq:
+            rules.append(TRUE_WAKE_UP)
+        if rocketmq is not None and max(rocketmq, broker.now_ms) == ours:
+            ours = rocketmq
+        self._compare(where, step, rocketmq, ours, rules)
+
     def _do_pop(self, where: str, step: dict[str, Any]) -> None:
         request = RocketPop(
             step["topic"],

@@ -155,6 +155,8 @@ class SideBySide:
             # RocketMQ's records live on, and the other queues of the group read again what they read last.
             for other in {lane, *(known for known in self._lanes() if known[:2] == lane[:2])}:
                 self.part(other, RESET_AT_ONCE)
+                written = range(self.rocketmq.end(other[0], other[2]))
+                self._parted_messages |= {(lane[1], lane[0], other[2], at) for at in written}
         return code, *self._reset_ours(lane, offset, is_accepted=not code)
 
     def _reset_ours(self, lane: Lane, offset: int, *, is_accepted: bool) -> tuple[int, list[str]]:
@@ -203,7 +205,7 @@ class SideBySide:
         """Pop from one queue of popstream now, and from RocketMQ at `until_ms`, when it had an answer."""
         lane = (request.topic, request.group, request.queue_id)
         parked = self._pop_ours(lane, request, request.max_messages, poll_time_ms)
-        early = late = None
+        early, late = (parked if self.now_ms < until_ms else None), None
         if parked is None:
             early = self._answer_while_waiting(lane, until_ms - 1)
             late = self._answer_while_waiting(lane, until_ms)
@@ -315,9 +317,15 @@ class SideBySide:
             self._comparison.compare(
                 f"{self._where}, deliveries of {message} before", rocketmq=theirs[message], ours=ours[message], rules=[]
             )
-        self._parted_messages |= theirs.keys() ^ ours.keys()
-        is_again = any(theirs.values()) or any(ours.values()) or self._has_due(group, topic)
-        return [IN_PLACE] if is_again else []
+        different = theirs.keys() ^ ours.keys()
+        self._parted_messages |= different
+        has_copies = any(message.real_topic != topic for message in both.rocketmq.messages)
+        is_again = has_copies or any(ours.values()) or self._has_due(group, topic)
+        rules = [IN_PLACE] if is_again else []
+        for queue_id in both.rocketmq.visited if different else ():  # what one queue gave, another one did not have to
+            for rule in [*both.rules, *rules]:
+                self.part((topic, group, queue_id), rule)
+        return rules
 
     def _has_due(self, group: str, topic: str) -> bool:
         """Whether a message of the group is visible again, and not revived yet."""
@@ -406,8 +414,6 @@ class SideBySide:
             if outcome.applied:
                 self.changed.setdefault(lane, {})[offset] = next_visible_ms
                 self.refused.get(lane, {}).pop(offset, None)
-                if change.suspend:
-                    self.part(lane, SUSPEND_IN_ORDER)
             elif is_accepted and outcome.reason in (Reason.OUTSIDE_POP, Reason.INVALID_PARAMETER):
                 rule = CHANGE_OUTSIDE_ITS_POP if outcome.reason is Reason.OUTSIDE_POP else RANGE_CHECKED
                 self.refused.setdefault(lane, {})[offset] = rule
@@ -416,6 +422,8 @@ class SideBySide:
             [outcome] = self.broker.change(lane, [Changing(offset, change.handle, 0, change.suspend)])
             if outcome.reason is Reason.OUTSIDE_POP and self.is_orderly(lane):
                 self.refused[lane][offset] = CHANGE_OUTSIDE_ITS_POP
+        if change.suspend and outcome.applied and self.is_orderly(lane):
+            self.part(lane, SUSPEND_IN_ORDER)
         # RocketMQ's change leaves a record, whether there was one before or not.
         self._note_effect(place, is_same=(had_effect and outcome.applied) if is_accepted else not outcome.applied)
 

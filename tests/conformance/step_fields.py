@@ -41,6 +41,7 @@ _CLOCK_AND_TOPICS = {
     "add_group": _fields("group"),
 }
 _LANE = "topic group queue_id"
+_STATE = "popTime i o cm l ot oc a"
 
 ORDER_INFO_STEPS = {
     **_CLOCK_AND_TOPICS,
@@ -52,7 +53,7 @@ ORDER_INFO_STEPS = {
     "oi_legacy_nulls": _fields(_LANE),
     "oi_lock_free_timestamp": _fields(_LANE),
     "oi_timer": _fields(_LANE),
-    "oi_state": _fields(_LANE, "", "popTime i o cm l ot oc a"),
+    "oi_state": _fields(_LANE, "", _STATE),
     "oi_auto_clean": _fields("", "", "table_size"),
     "notified": _fields(""),
 }
@@ -83,6 +84,9 @@ BROKER_STEPS = {
     "notified": _fields(""),
     "oi_check_block": _fields(f"{_LANE} attempt_id invisible_time"),
     "oi_clear_block": _fields(_LANE),
+    "oi_lock_free_timestamp": _fields(_LANE),
+    "oi_timer": _fields(_LANE),
+    "oi_state": _fields(_LANE, "", _STATE),
 }
 """Steps that go to a broker."""
 

@@ -329,4 +329,157 @@ MUTANTS = [
         "            handle.lane_check == self.check\n            and handle.queue_id",
         "            handle.queue_id",
     ),
+    Mutant(
+        "expired_message_not_offered_again",
+        "semantics.md, concurrent lane: a message whose lease has ended is offered again",
+        "kernel/delivery.py",
+        "    return delivery.offered_again(suspended=suspended, back_off_until_ms=again_ms)\n",
+        "    return delivery.offered_again(suspended=suspended, back_off_until_ms=again_ms or 1 << 62)\n",
+    ),
+    Mutant(
+        "stale_handle_acks_a_newer_lease",
+        "differences.md, fenced handles: a handle of an earlier delivery is stale",
+        "kernel/concurrent.py",
+        "            elif delivery.epoch != handle.epoch:\n",
+        "            elif delivery.epoch != handle.epoch and isinstance(entry, ChangeEntry):\n",
+    ),
+    Mutant(
+        "message_lost_by_an_equal_deadline",
+        "differences.md, a change to an equal deadline keeps the message",
+        "kernel/concurrent.py",
+        " after, cause=cause, client_id=op.client_id)\n        return after\n",
+        " after, cause=cause, client_id=op.client_id)\n"
+        "        return None if after.deadline_ms == before.deadline_ms else after\n",
+    ),
+    Mutant(
+        "init_max_is_min",
+        "semantics.md, pop: with `init` max a lane starts at the commit position",
+        "kernel/parking.py",
+        """queue.record.min_offset if command.init == "min" else queue.written.floor""",
+        """queue.record.min_offset""",
+    ),
+    Mutant(
+        "suspend_ignored",
+        "semantics.md, change_invisible: after `suspend` the next delivery is no further attempt",
+        "kernel/concurrent.py",
+        "invisible_time_ms=invisible_time_ms, suspend=entry.suspend)\n",
+        "invisible_time_ms=invisible_time_ms, suspend=False)\n",
+    ),
+    Mutant(
+        "suspend_ignored_in_order",
+        "semantics.md, orderly lanes: the consumed count of a suspended member does not grow",
+        "kernel/orderly.py",
+        "next_visible_ms=next_visible_ms, suspended=entry.suspend, ended=is_release)\n",
+        "next_visible_ms=next_visible_ms, suspended=False, ended=is_release)\n",
+    ),
+    Mutant(
+        "parked_pop_never_served",
+        "semantics.md, grant: parked pops are served as soon as there is something",
+        "kernel/decide.py",
+        "        if lane.record.parked:\n            serve(op, lane)\n",
+        "",
+    ),
+    Mutant(
+        "new_pop_overtakes_a_parked_one",
+        "semantics.md, grant: the record's own pop comes last",
+        "kernel/decide.py",
+        """        if lane.record.parked:
+            serve(op, lane)
+        if lane is waiting and isinstance(op.command, Pop):
+            parked = serve_new(op, lane, op.command)
+            if op.op_id is not None:
+                _remember(op, op.op_id, parked=parked.number if parked else 0)
+""",
+        """        if lane is waiting and isinstance(op.command, Pop):
+            parked = serve_new(op, lane, op.command)
+            if op.op_id is not None:
+                _remember(op, op.op_id, parked=parked.number if parked else 0)
+        if lane.record.parked:
+            serve(op, lane)
+""",
+    ),
+    Mutant(
+        "stale_ack_is_reported_as_applied",
+        "semantics.md, answers: `applied` says whether state has changed",
+        "kernel/entries.py",
+        "        applied = reason is Reason.OK\n",
+        "        applied = reason in (Reason.OK, Reason.STALE_HANDLE)\n",
+    ),
+    Mutant(
+        "older_batch_is_current",
+        "semantics.md, orderly lanes: a handle of an earlier pop is stale",
+        "kernel/orderly.py",
+        "    if not head.member_count or claim.handle.epoch != head.epoch:\n",
+        "    if not head.member_count or claim.handle.epoch > head.epoch:\n",
+    ),
+    Mutant(
+        "commit_offset_is_the_end_of_the_batch",
+        "RIP-51 3.4: the commit offset is that of the first member not acked",
+        "kernel/order_info.py",
+        "            head.next_offset = next(unacked, head.end)\n",
+        "            head.next_offset = head.end\n",
+    ),
+    Mutant(
+        "lane_free_with_the_first_member",
+        "differences.md, true wake-up moment: a lane is free when the last unacked member is visible",
+        "kernel/order_info.py",
+        "        page.latest_ms = max(\n",
+        "        page.latest_ms = min(\n",
+    ),
+    Mutant(
+        "same_attempt_blocked",
+        "RIP-51 3.3: a pop with the attempt id of the batch is not blocked",
+        "kernel/orderly.py",
+        "    return attempt_id is not None and info.head.attempt_id == attempt_id\n",
+        "    return attempt_id is not None and info.head.attempt_id == attempt_id and not info.head.due_ms\n",
+    ),
+    Mutant(
+        "acked_member_not_counted",
+        "RIP-51 3.2: a member that was acked out of order counts as delivered when it comes again",
+        "kernel/orderly.py",
+        "        count = member.count if is_same or member.suspended else member.count + 1\n",
+        "        count = member.count if is_same or member.suspended or member.acked else member.count + 1\n",
+    ),
+    Mutant(
+        "release_keeps_the_lane_blocked",
+        "semantics.md, change_invisible: 0 ms makes a member visible at once",
+        "kernel/orderly.py",
+        "    next_visible_ms = op.now_ms + entry.invisible_time_ms\n    changed",
+        "    next_visible_ms = op.now_ms + max(entry.invisible_time_ms, 1)\n    changed",
+    ),
+    Mutant(
+        "late_ack_refused",
+        "semantics.md, judging: an ack is good after the deadline, until the message is leased again",
+        "kernel/concurrent.py",
+        "            if delivery is None:\n",
+        "            if delivery is None or delivery.state != _LEASED:\n",
+    ),
+    Mutant(
+        "change_prolongs_the_old_deadline",
+        "semantics.md, change_invisible: the new time counts from the record's `now`",
+        "store/pages.py",
+        "            deadline_ms=now_ms + invisible_time_ms,\n",
+        "            deadline_ms=max(self.deadline_ms, now_ms + invisible_time_ms),\n",
+    ),
+    Mutant(
+        "reset_backwards_only_moves_the_commit_offset",
+        "semantics.md, reset_offset: the next pop gets the messages from the new offset on",
+        "kernel/administration.py",
+        "    record.next_offset = target\n",
+        "    record.next_offset = max(record.next_offset, target)\n",
+    ),
+    Mutant(
+        "tags_ignored",
+        "semantics.md, pop: messages with other tags are passed over",
+        "kernel/delivery.py",
+        "                if self.tags is not None and facts.tag not in self.tags:\n",
+        "                if self.tags is not None and not facts.tag and facts.tag not in self.tags:\n",
+    ),
+    Mutant(
+        "ack_beyond_the_queue_taken",
+        "semantics.md, entries: an offset at or above the commit position is ABOVE_MAX",
+        "kernel/entries.py",
+        "        self.commit_position = op.queue.written.floor\n",
+        "        self.commit_position = op.queue.written.floor + 1\n",
+    ),
 ]

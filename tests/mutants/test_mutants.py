@@ -5,7 +5,6 @@ is the copy that is tested, for the project itself is installed too. The unchang
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.mutants.mutants import MUTANTS, Mutant
-
-ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "broker_state"
+from tests.mutants.mutated_copy import PACKAGE, ROOT, copy_of_package
 
 # The quickest first: most mutants end with them.
 SUITE = (
@@ -54,18 +51,9 @@ def pytest_terminal_summary(terminalreporter):
 """
 
 
-def copy_of_package(folder: Path, mutant: Mutant | None = None) -> Path:
-    """A folder with broker_state, changed, and the guard."""
-    shutil.copytree(PACKAGE, folder / "broker_state", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "mutant_guard.py").write_text(GUARD)
-    if mutant is not None:
-        file = folder / "broker_state" / mutant.file
-        file.write_text(file.read_text().replace(mutant.old, mutant.new))
-    return folder
-
-
 def run_suite(folder: Path) -> subprocess.CompletedProcess[str]:
     """The quick part of the suite over the package in `folder`."""
+    (folder / "mutant_guard.py").write_text(GUARD)
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     # A mutant may loop: the limit of a test is a failure too, and not the end of this process.
     command = ["-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "mutant_guard", "--timeout=30"]
