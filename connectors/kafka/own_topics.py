@@ -28,7 +28,6 @@ __all__ = [
     "Deviation",
     "TopicSettings",
     "Topics",
-    "check_topics",
     "chosen_topics",
     "deviations",
     "ensure_topics",
@@ -152,55 +151,29 @@ def ensure_topics(
     ops_partitions_expected: int | None = None,
     client: Mapping[str, object] | None = None,
 ) -> dict[str, TopicFacts]:
-    """Create the missing topics, then check all of them like `check_topics`. Safe when several processes do it at once.
+    """Create the missing topics, then refuse topics with settings that the job cannot work with.
+
+    Several processes may do it at the same time.
 
     Args:
         bootstrap_servers: `host:port`, several with commas.
         topics: Names of the topics.
         settings: Settings of topics that are created. Existing topics are never altered.
-        oldest_snapshot_age_ms: As in `check_topics`.
-        ops_partitions_expected: As in `check_topics`.
+        oldest_snapshot_age_ms: Age of the oldest usable snapshot: the ops topic must keep records this long.
+        ops_partitions_expected: Partitions of the ops topic when its first record was written; None: not known.
         client: More settings for kafka-python's admin client, such as `security_protocol`.
 
     Returns:
         The facts of each topic, by name.
 
     Raises:
-        Invalid: A topic has settings that the job cannot work with, or Kafka refuses to create one.
+        Invalid: Kafka refuses to create a topic, or topics have unsuitable settings: the details list all of them.
         Unavailable: Kafka does not answer.
     """
     with open_admin(bootstrap_servers, client) as admin:
         existing = admin.describe(topics.names)
         missing = [new for new in _new_topics(topics, settings or TopicSettings()) if new.name not in existing]
         admin.create(missing)
-        return _check(admin, topics, oldest_snapshot_age_ms, ops_partitions_expected)
-
-
-def check_topics(
-    bootstrap_servers: str,
-    topics: Topics,
-    *,
-    oldest_snapshot_age_ms: int = 0,
-    ops_partitions_expected: int | None = None,
-    client: Mapping[str, object] | None = None,
-) -> dict[str, TopicFacts]:
-    """Refuse topics with settings that the job cannot work with. Changes nothing.
-
-    Args:
-        bootstrap_servers: `host:port`, several with commas.
-        topics: Names of the topics.
-        oldest_snapshot_age_ms: Age of the oldest usable snapshot: the ops topic must keep records this long.
-        ops_partitions_expected: Partitions of the ops topic when its first record was written; None: not known.
-        client: More settings for kafka-python's admin client.
-
-    Returns:
-        The facts of each topic, by name.
-
-    Raises:
-        Invalid: Its details list every deviation of every topic.
-        Unavailable: Kafka does not answer.
-    """
-    with open_admin(bootstrap_servers, client) as admin:
         return _check(admin, topics, oldest_snapshot_age_ms, ops_partitions_expected)
 
 
@@ -218,8 +191,8 @@ def deviations(
         topics: Names of the topics.
         facts: Facts of the existing topics, by name.
         configs: Effective settings as Kafka's text, by name.
-        oldest_snapshot_age_ms: As in `check_topics`.
-        ops_partitions_expected: As in `check_topics`.
+        oldest_snapshot_age_ms: As in `ensure_topics`.
+        ops_partitions_expected: As in `ensure_topics`.
     """
     found: list[Deviation] = []
     for name in topics.names:

@@ -10,7 +10,7 @@ import pytest
 
 from connectors.kafka import topic_admin as admin_module
 from connectors.kafka.loopback import free_port
-from connectors.kafka.own_topics import DAY_MS, Topics, TopicSettings, check_topics, ensure_topics
+from connectors.kafka.own_topics import DAY_MS, Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream.wire.failures import Invalid, Unavailable
 
@@ -34,10 +34,10 @@ def test_created_once_by_four_at_a_time(kafka: EmbeddedKafka, topic_prefix: str)
         topics.dead_letters: 4,
         topics.queue_types: 1,
     }
-    again = check_topics(kafka.bootstrap_servers, topics, oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4)
+    again = ensure_topics(kafka.bootstrap_servers, topics, oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4)
     assert again == facts == describe(kafka.bootstrap_servers, topics.names)
     with pytest.raises(Invalid, match="1 settings of our own topics") as caught:
-        check_topics(kafka.bootstrap_servers, topics, oldest_snapshot_age_ms=7 * DAY_MS + 1)
+        ensure_topics(kafka.bootstrap_servers, topics, oldest_snapshot_age_ms=7 * DAY_MS + 1)
     assert "retention.ms" in caught.value.details[0]
 
 
