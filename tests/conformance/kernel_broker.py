@@ -23,6 +23,7 @@ from popstream.wire.command import (
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
 from popstream.wire.reason import Reason
 from tests.conformance.paired_kernel import PairedKernel
+from tests.conformance.verdict import NotApplicableError
 
 __all__ = ["Changing", "KernelBroker", "Lane", "Outcome", "RocketHandle", "offsets_of", "tag_number"]
 
@@ -116,6 +117,24 @@ class KernelBroker:
         self.pair.decide(Declare(topic=topic, queue_id=queue_id, v=1, topic_id="conformance", min_offset=first))
         if end is not None and end > first:
             self.write(topic, queue_id, [WrittenRange(first, end - 1)])
+
+    def set_range(self, topic: str, queue_id: int, first: int, end: int) -> None:
+        """A queue holds [first, end) from now on: what lies before has left the log.
+
+        Raises:
+            NotApplicableError: It held more.
+        """
+        self.declare(topic, queue_id, first, end)
+        last = self._ends[topic, queue_id] - 1
+        queue = self.pair.queue(topic, queue_id)
+        if end - 1 < last:
+            message = "a queue that loses its end"
+            raise NotApplicableError(message)
+        if end - 1 > last:
+            self.write(topic, queue_id, [WrittenRange(last + 1, end - 1)])
+        if queue is not None and first > queue["min_offset"]:
+            gone = [(queue["min_offset"], first - 1)]
+            self.pair.decide(Dispatch(topic=topic, queue_id=queue_id, v=1, skip=gone))
 
     def send(self, topic: str, queue_id: int, tags: Sequence[str | None]) -> list[int]:
         """Append messages; their offsets."""

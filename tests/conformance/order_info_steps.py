@@ -79,6 +79,9 @@ class OrderInfoSteps:
 
     def _do_update(self, where: str, step: dict[str, Any]) -> None:
         lane = _lane(step)
+        if not step["offsets"]:
+            message = "a pop without messages, which makes no batch"
+            raise NotApplicableError(message)
         entry = self._rocketmq.update(
             lane,
             now_ms=self.now_ms,

@@ -152,7 +152,8 @@ class RocketBroker:
 
     def set_range(self, topic: str, queue_id: int, first: int, end: int) -> None:
         """A queue holds [first, end)."""
-        self._queues[topic, queue_id] = _Queue(first, end)
+        queue = self._queues.setdefault((topic, queue_id), _Queue())
+        queue.first, queue.end = first, end
 
     def send(self, topic: str, queue_id: int, tags: list[str | None]) -> list[int]:
         """Append messages; their offsets."""

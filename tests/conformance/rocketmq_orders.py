@@ -76,7 +76,7 @@ class OrderEntry:
 
     def header(self, queue_id: int) -> dict[str, int]:
         """The order count header: the queue's minimum when every member is counted, and each counted offset."""
-        least = min(self.counts.values()) if len(self.counts) == len(self.offsets) else 0
+        least = min(self.counts.values(), default=0) if len(self.counts) == len(self.offsets) else 0
         each = {f"0@qo{queue_id}%{offset}": count for offset, count in self.counts.items()}
         return {f"0@{queue_id}": least, **each}
 

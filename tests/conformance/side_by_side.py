@@ -141,7 +141,7 @@ class SideBySide:
     def set_range(self, topic: str, queue_id: int, first: int, end: int) -> None:
         """A queue holds [first, end)."""
         self.rocketmq.set_range(topic, queue_id, first, end)
-        self.broker.declare(topic, queue_id, first, end)
+        self.broker.set_range(topic, queue_id, first, end)
 
     def commit(self, lane: Lane, offset: int) -> tuple[int, int, list[str]]:
         """An offset is stored by hand: both codes."""

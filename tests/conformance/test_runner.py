@@ -42,8 +42,8 @@ def test_an_argument_that_is_not_known_fails_by_name(identity: str) -> None:
 
 def test_expected_fields_vector_fields_and_options_that_are_not_known_fail_by_name() -> None:
     change = {"op": "change", **LANE, "offset": 0, "extra_info": handle(0), "invisible_time": 1}
-    assert verdict_of("pop_kv", SEND, POP, {**change, "expect": {"remark": None}}).endswith(
-        "step 2: change expects an unknown field 'remark'"
+    assert verdict_of("pop_kv", SEND, POP, {**change, "expect": {"rest_num": None}}).endswith(
+        "step 2: change expects an unknown field 'rest_num'"
     )
     assert verdict_of("pop_kv", SEND, later=[]).endswith("unknown field 'later'")
     assert verdict_of("pop_kv", SEND, config={"popCkOffsetMaxQueueSize": 1}).endswith(
@@ -121,6 +121,23 @@ def test_the_order_info_of_a_lane_that_was_popped_is_compared() -> None:
     assert verdict_of("pop_orderly", SEND, pop, state, timer) == "own pass"
     assert verdict_of("pop_orderly", SEND, pop, {**state, "expect": {"cm": 1}}).startswith("own fail")
     assert verdict_of("pop_orderly", SEND, pop, {**timer, "expect": NOW_MS}).startswith("own fail")
+
+
+def test_a_message_that_one_request_names_twice_counts_once() -> None:
+    clock = {"op": "clock", "now": NOW_MS + 10}
+    change = {"op": "change", **LANE, "offset": 0, "extra_info": handle(0), "invisible_time": 5_000}
+    other = {**change, "invisible_time": 6_000}
+    verdict = verdict_of("batch_change", SEND, POP, clock, change, other)
+    assert verdict == "own differs: fenced handles; results per entry"
+
+
+def test_a_queue_whose_first_messages_leave_it_goes_on() -> None:
+    held = {"op": "set_queue_range", "topic": "T", "queue_id": 0, "min": 0, "max": 4}
+    later = {"op": "set_queue_range", "topic": "T", "queue_id": 0, "min": 3, "max": 6}
+    pop = {**POP, "max": 1, "expect": {"messages": [["T", 0, 0, 0]]}}
+    rest = {**POP, "max": 9, "expect": {"messages": [["T", 0, 3, 0], ["T", 0, 4, 0], ["T", 0, 5, 0]]}}
+    assert verdict_of("pop_kv", held, pop, later, rest) == "own pass"
+    assert verdict_of("pop_kv", later, held).startswith("own not-applicable: a queue that loses its end")
 
 
 @pytest.mark.parametrize("key", ["required_state_offsets", "snapshot_state_offsets", "put_all_then_delete_all_offsets"])
