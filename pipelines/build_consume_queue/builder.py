@@ -1,15 +1,15 @@
-"""What a builder knows and does, without Spark and Kafka: each step is one WriteBatch, and what it dispatches with it.
+"""The state of the builder, without Spark and Kafka: each change is one WriteBatch, with the operations it dispatches.
 
 Stored beside the values of each queue (broker_state/consume_queue):
 
-    queues   <queue>              the record of the queue: its end is how far this builder has read the partition
-    meta     built                the life of this store, and how many WriteBatches it saw
-    meta     audited <queue>      of a queue that is read again: its rows below this offset are in Delta already
+    queues   <queue>              the record of the queue; its end is the offset up to which the partition is read
+    meta     built                the epoch of this store, and the number of its WriteBatches
+    meta     audited <queue>      of a queue that is read again: units below this offset are in Delta already
     outbox   dispatches           an operation for the ops topic, until the job has answered it
-             unit spans           which units a WriteBatch brought, until their rows are in Delta
+             unit spans           the units of a WriteBatch, until they are in Delta
 
-`<queue>` is that of the state (keys.py). The end of a queue moves in the WriteBatch with its units, so a micro-batch
-that is read again is known, and whoever continues continues there.
+`<queue>` is encoded as in the state (keys.py). The end of a queue moves in the same WriteBatch as its units are added:
+a micro-batch that is read again is recognised, and a restarted builder continues at that end.
 """
 
 import threading
@@ -25,6 +25,7 @@ from broker_state.consume_queue import (
     Place,
     Revision,
     Scan,
+    Units,
     append,
     dispatches_of,
     move_start,
@@ -43,36 +44,47 @@ from popstream.topics.message_topics import MessageTopic
 from popstream.wire.command import Command, Declare, Dispatch, QueueType, encode_command
 from popstream.wire.failures import Invalid
 
-__all__ = ["Audited", "Builder", "Built", "Queue", "UnitSpan", "declare_of", "read_queues", "read_spans", "reader_of"]
+__all__ = [
+    "Builder",
+    "Built",
+    "Queue",
+    "UnitSpan",
+    "UnitsInDelta",
+    "declare_of",
+    "read_queues",
+    "read_spans",
+    "reader_of",
+]
 
 _log = structlog.get_logger(__name__)
 
 BUILT_KEY = b"built"
-AUDITED_KEY = b"audited "
-SPAN_OFFSETS = 100_000
+DELTA_END_KEY = b"audited "
+SPAN_OFFSETS_MAX = 100_000
+"""Offsets of one span after a restore, which reads the units of a span at once."""
 
 Queue = tuple[str, int]
 """(topic, queue id)."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
-    """`build_seq` counts the WriteBatches of this store; `state_epoch` is its life, new when it is made or restored."""
+    """`build_seq` counts the WriteBatches of the store; `state_epoch` is new when it is created or restored."""
 
     state_epoch: str
     build_seq: int = 0
 
     def encode(self) -> bytes:
-        """Format byte and MessagePack."""
+        """Return the format byte and MessagePack."""
         return FORMAT_1 + msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Raises CorruptValueError for another format byte or other fields."""
+        """Decode the stored value; raise CorruptValueError for another format byte or other fields."""
         return read_stored("built", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
 class UnitSpan(msgspec.Struct, array_like=True, frozen=True):
-    """The units of [first_offset, end_offset) of a queue are to be written to Delta."""
+    """The units of [first_offset, end_offset) of a queue, which are to be written to Delta."""
 
     topic: str
     queue_id: int
@@ -81,16 +93,16 @@ class UnitSpan(msgspec.Struct, array_like=True, frozen=True):
     first_offset: int
     end_offset: int
     message_base: int
-    """Of the first unit."""
+    """Message base of the first unit."""
     unit_count: int
 
 
-class Audited(NamedTuple):
-    """What the table has.
+class UnitsInDelta(NamedTuple):
+    """The units that the Delta table has.
 
     Attributes:
-        ends: By topic, queue id and topic id, the offset below which its rows are there.
-        topic_ids: By topic, the id of the one that there is now; a topic that was deleted has none.
+        ends: By topic, queue id and topic id, the offset below which all units are in the table.
+        topic_ids: Present topic ids by name; deleted topics are missing.
     """
 
     ends: Mapping[tuple[str, int, str], int]
@@ -98,12 +110,12 @@ class Audited(NamedTuple):
 
 
 class Builder:
-    """The only writer of the builder's store. Safe for use by many threads: each step holds `lock`.
+    """The only writer of the builder's store. Safe for use by several threads: each change holds `lock`.
 
     Args:
-        store: With the families of a builder.
-        outbox: In that store.
-        state_epoch: For a store that is new.
+        store: A store with the builder's families.
+        outbox: The outbox in it.
+        state_epoch: The epoch of the store, if it is new.
     """
 
     def __init__(self, store: RocksStore, outbox: Outbox, state_epoch: str) -> None:
@@ -112,72 +124,63 @@ class Builder:
         self._outbox = outbox
         stored = store.get(META, BUILT_KEY)
         self.is_new = stored is None
-        """Nothing was ever built here."""
+        """The store was empty."""
         self.built = Built(state_epoch=state_epoch) if stored is None else Built.decode(stored)
         self._stored_epoch = self.built.state_epoch
         self.queues = dict(read_queues(store))
-        """Every queue that is known, also of topics that are gone or no longer chosen."""
+        """Every known queue, including those of topics that were deleted or are no longer chosen."""
 
-    def adopt(self, topics: Mapping[str, MessageTopic], queue_types: Mapping[str, QueueType]) -> list[Entry]:
-        """Take note of what Kafka says: queues that are new or of a recreated topic, and starts that retention moved.
+    def update_topics(self, topics: Mapping[str, MessageTopic], queue_types: Mapping[str, QueueType]) -> list[Entry]:
+        """Declare queues of new and recreated topics, and skip offsets that retention removed.
 
         Args:
-            topics: By name.
-            queue_types: Of topics that are not simple; a queue keeps the type that it was made with.
+            topics: The chosen topics by name, as Kafka describes them now.
+            queue_types: Types of topics that are not simple.
 
         Raises:
-            Invalid: A queue exists with another type.
+            Invalid: A queue exists with another type; the type of a queue never changes.
         """
         with self.lock:
-            step = _Step()
+            write_batch = _WriteBatch()
             for topic in topics.values():
                 for queue_id, start in sorted(topic.starts.items()):
                     queue_type = queue_types.get(topic.name, "simple")
-                    self._adopt(step, (topic.name, queue_id), topic.topic_id, queue_type, start)
-            return self._write(step)
+                    self._update_queue(write_batch, (topic.name, queue_id), topic.topic_id, queue_type, start)
+            return self._write(write_batch)
 
     def append(self, scans: Mapping[Queue, Scan]) -> list[Entry]:
-        """Add what was found at the ends of queues. What a scan has below the end of its queue must be known.
+        """Add units at the ends of queues.
+
+        Args:
+            scans: By queue. A scan may start below the end of its queue, with units that were added before.
 
         Raises:
-            ContradictionError: The log says something else of offsets that were scanned before.
+            ContradictionError: Units below the end differ from those that were added before.
         """
         with self.lock:
-            step = _Step()
+            write_batch = _WriteBatch()
             for (topic, queue_id), scan in scans.items():
                 queue = self.queues[topic, queue_id]
                 get = self.get((topic, queue_id))
                 numbered = number_messages(queue, get, scan)
-                step.revise((topic, queue_id), append(queue, get, numbered))
+                write_batch.revise((topic, queue_id), append(queue, get, numbered))
                 fresh = numbered.cut(queue.end_offset, numbered.end_offset)
-                step.dispatch(queue, dispatches_of(topic, queue_id, fresh))
-                audited_end = self._audited_end((topic, queue_id))
-                first_offset = max(fresh.first_offset, audited_end)
-                if audited_end and fresh.end_offset >= audited_end:
-                    step.changes.append((META, _audited_key((topic, queue_id)), None))
-                rows = fresh.units.between(first_offset, fresh.end_offset)
-                if len(rows):
-                    step.spans.append(
-                        UnitSpan(
-                            topic,
-                            queue_id,
-                            queue.topic_id,
-                            queue.queue_type,
-                            first_offset,
-                            fresh.end_offset,
-                            int(rows.message_base[0]),
-                            len(rows),
-                        )
-                    )
-            return self._write(step)
+                write_batch.dispatch(queue, dispatches_of(topic, queue_id, fresh))
+                delta_end = self._delta_end((topic, queue_id))
+                first_offset = max(fresh.first_offset, delta_end)
+                if delta_end and fresh.end_offset >= delta_end:
+                    write_batch.changes.append((META, _delta_end_key((topic, queue_id)), None))
+                units = fresh.units.between(first_offset, fresh.end_offset)
+                write_batch.add_span((topic, queue_id), queue, first_offset, fresh.end_offset, units)
+            return self._write(write_batch)
 
     def truncate(self, queue: Queue, end_offset: int, *, is_same_log: bool = True) -> int:
-        """Forget what is known of `end_offset` and after, so that it is read again; its end from now on.
+        """Remove the units of `end_offset` and after, so that they are read again; return the new end of the queue.
 
         Args:
-            queue: Which.
-            end_offset: From where on.
-            is_same_log: The log still has what is forgotten, so that its rows need not be told again.
+            queue: The queue.
+            end_offset: The first offset to remove.
+            is_same_log: The log still has the same records, so that units in Delta are not written there again.
 
         Raises:
             Invalid: There is no such queue.
@@ -187,88 +190,93 @@ class Builder:
             if known is None:
                 message = f"there is no queue {queue[0]}/{queue[1]}"
                 raise Invalid(message, subject=f"{queue[0]}/{queue[1]}")
-            step = _Step()
+            write_batch = _WriteBatch()
             revision = truncate(known, self.get(queue), end_offset)
             if revision.queue != known:
-                step.revise(queue, revision)
-                audited_end = max(known.end_offset, self._audited_end(queue)) if is_same_log else 0
-                step.changes.append((META, _audited_key(queue), audited_end.to_bytes(8, "big")))
-                self._write(step)
+                write_batch.revise(queue, revision)
+                delta_end = max(known.end_offset, self._delta_end(queue)) if is_same_log else 0
+                write_batch.changes.append((META, _delta_end_key(queue), delta_end.to_bytes(8, "big")))
+                self._write(write_batch)
             return revision.queue.end_offset
 
-    def begin_epoch(self, state_epoch: str, audited: Audited) -> None:
-        """Go on as another life of this store, after a restore: nothing is known of it but which rows the table has.
+    def begin_epoch(self, state_epoch: str, in_delta: UnitsInDelta) -> None:
+        """Begin a new epoch after a restore: make store and Delta table agree, whichever of them is ahead.
 
-        What was built beyond them is told again from here; what is not known here is not told twice when it is read.
+        Units that only the store has will be written to Delta. Units that only Delta has will be read again from the
+        log, and not written twice.
 
         Args:
-            state_epoch: New.
-            audited: The rows that the table has.
+            state_epoch: The new epoch.
+            in_delta: The units that the table has.
         """
         with self.lock:
-            step = _Step()
+            write_batch = _WriteBatch()
             present = {
                 (topic, queue_id): end
-                for (topic, queue_id, topic_id), end in audited.ends.items()
-                if audited.topic_ids.get(topic) == topic_id
+                for (topic, queue_id, topic_id), end in in_delta.ends.items()
+                if in_delta.topic_ids.get(topic) == topic_id
             }
             for queue, known in list(self.queues.items()):
-                if queue in present and audited.topic_ids[queue[0]] != known.topic_id:
-                    step.forget(queue)
+                if queue in present and in_delta.topic_ids[queue[0]] != known.topic_id:
+                    write_batch.remove_queue(queue)
                     del self.queues[queue]
                     continue
-                first = max(known.start_offset, audited.ends.get((*queue, known.topic_id), 0))
-                for at in range(first, known.end_offset, SPAN_OFFSETS):
-                    step.tell(queue, known, self.get(queue), at, min(at + SPAN_OFFSETS, known.end_offset))
+                start = max(known.start_offset, in_delta.ends.get((*queue, known.topic_id), 0))
+                for first_offset in range(start, known.end_offset, SPAN_OFFSETS_MAX):
+                    end_offset = min(first_offset + SPAN_OFFSETS_MAX, known.end_offset)
+                    units = units_between(known, self.get(queue), first_offset, end_offset)
+                    write_batch.add_span(queue, known, first_offset, end_offset, units)
             for queue, end in present.items():
-                step.changes.append((META, _audited_key(queue), end.to_bytes(8, "big")))
+                write_batch.changes.append((META, _delta_end_key(queue), end.to_bytes(8, "big")))
             self._outbox.delivered([entry.key for entry in self._outbox.undelivered(EntryKind.UNIT_SPANS)])
             self.built = msgspec.structs.replace(self.built, state_epoch=state_epoch)
-            self._write(step)
+            self._write(write_batch)
 
     def get(self, queue: Queue) -> Get:
-        """Reads the values of one queue."""
+        """Return a reader of the values of one queue."""
         return reader_of(self._store, queue)
 
-    def _adopt(self, step: "_Step", queue: Queue, topic_id: str, queue_type: QueueType, start: int) -> None:
+    def _update_queue(
+        self, write_batch: "_WriteBatch", queue: Queue, topic_id: str, queue_type: QueueType, start: int
+    ) -> None:
         known = self.queues.get(queue)
         if known is None or known.topic_id != topic_id:
             if known is not None:
                 _log.warning("topic_recreated", topic=queue[0], queue_id=queue[1], topic_id=topic_id)
-                step.erase(queue)
-            step.start(queue, ConsumeQueue.new(topic_id, queue_type, start))
-            step.commands.append(declare_of(queue, step.queues[queue]))
+                write_batch.remove_units(queue)
+            write_batch.put_queue(queue, ConsumeQueue.new(topic_id, queue_type, start))
+            write_batch.commands.append(declare_of(queue, write_batch.queues[queue]))
         elif known.queue_type != queue_type:
-            message = f"{queue[0]}/{queue[1]} was made as a {known.queue_type} queue, and cannot become {queue_type}"
+            message = f"{queue[0]}/{queue[1]} exists as a {known.queue_type} queue, and cannot become {queue_type}"
             raise Invalid(message, subject=queue[0])
         elif start > known.start_offset:
-            step.revise(queue, move_start(known, self.get(queue), start))
-            step.dispatch(known, skips_of(*queue, known.start_offset, start))
+            write_batch.revise(queue, move_start(known, self.get(queue), start))
+            write_batch.dispatch(known, skips_of(*queue, known.start_offset, start))
 
-    def _audited_end(self, queue: Queue) -> int:
-        stored = self._store.get(META, _audited_key(queue))
+    def _delta_end(self, queue: Queue) -> int:
+        stored = self._store.get(META, _delta_end_key(queue))
         return 0 if stored is None else int.from_bytes(stored, "big")
 
-    def _write(self, step: "_Step") -> list[Entry]:
-        if step.is_empty and self._stored_epoch == self.built.state_epoch:
+    def _write(self, write_batch: "_WriteBatch") -> list[Entry]:
+        if write_batch.is_empty and self._stored_epoch == self.built.state_epoch:
             return []
         built = msgspec.structs.replace(self.built, build_seq=self.built.build_seq + 1)
         entries = [
             Entry(EntryKind.DISPATCH, built.build_seq, number, encode_command(command))
-            for number, command in enumerate(step.commands)
+            for number, command in enumerate(write_batch.commands)
         ]
-        if step.spans:
-            entries.append(Entry(EntryKind.UNIT_SPANS, built.build_seq, 0, msgspec.msgpack.encode(step.spans)))
+        if write_batch.spans:
+            entries.append(Entry(EntryKind.UNIT_SPANS, built.build_seq, 0, msgspec.msgpack.encode(write_batch.spans)))
         own = (META, BUILT_KEY, built.encode())
-        self._store.write_changes([*step.changes, own, *self._outbox.changes(entries)], step.erasures)
+        self._store.write_changes([*write_batch.changes, own, *self._outbox.changes(entries)], write_batch.erasures)
         self._outbox.written(entries)
         self.built, self._stored_epoch = built, built.state_epoch
-        self.queues.update(step.queues)
+        self.queues.update(write_batch.queues)
         return entries
 
 
-class _Step:
-    """What one WriteBatch of a builder will hold."""
+class _WriteBatch:
+    """The contents of one WriteBatch."""
 
     def __init__(self) -> None:
         self.queues: dict[Queue, ConsumeQueue] = {}
@@ -281,7 +289,7 @@ class _Step:
     def is_empty(self) -> bool:
         return not (self.changes or self.erasures or self.commands or self.spans)
 
-    def start(self, queue: Queue, record: ConsumeQueue) -> None:
+    def put_queue(self, queue: Queue, record: ConsumeQueue) -> None:
         self.queues[queue] = record
         self.changes.append((QUEUES, queue_prefix(*queue), record.encode()))
 
@@ -290,34 +298,33 @@ class _Step:
 
     def revise(self, queue: Queue, revision: Revision) -> None:
         prefix = queue_prefix(*queue)
-        self.start(queue, revision.queue)
+        self.put_queue(queue, revision.queue)
         for kind, numbers in revision.deletes:
             first, end = (place_key(prefix, Place(kind, number)) for number in (numbers.start, numbers.stop))
             self.erasures.append((UNITS, first, end))
         self.changes += [(UNITS, place_key(prefix, place), value) for place, value in revision.writes.items()]
 
-    def tell(self, queue: Queue, record: ConsumeQueue, get: Get, first_offset: int, end_offset: int) -> None:
-        """The units of this span, which are stored, are to go to Delta."""
-        rows = units_between(record, get, first_offset, end_offset)
-        if not len(rows):
+    def add_span(self, queue: Queue, record: ConsumeQueue, first_offset: int, end_offset: int, units: Units) -> None:
+        """Let the units of [first_offset, end_offset), if there are any, be written to Delta."""
+        if not len(units):
             return
-        base, count = int(rows.message_base[0]), len(rows)
+        base, count = int(units.message_base[0]), len(units)
         kind = record.queue_type
         self.spans.append(UnitSpan(*queue, record.topic_id, kind, first_offset, end_offset, base, count))
 
-    def forget(self, queue: Queue) -> None:
-        """The queue is as if it had never been."""
-        self.erase(queue)
+    def remove_queue(self, queue: Queue) -> None:
+        """Remove a queue with its units."""
+        self.remove_units(queue)
         self.changes.append((QUEUES, queue_prefix(*queue), None))
 
-    def erase(self, queue: Queue) -> None:
+    def remove_units(self, queue: Queue) -> None:
         prefix = queue_prefix(*queue)
         self.erasures.append((UNITS, prefix, end_of_prefix(prefix)))
-        self.changes.append((META, _audited_key(queue), None))
+        self.changes.append((META, _delta_end_key(queue), None))
 
 
 def declare_of(queue: Queue, record: ConsumeQueue) -> Declare:
-    """What tells the job of a queue."""
+    """Return the operation that declares a queue to the job."""
     return Declare(
         v=1,
         topic=queue[0],
@@ -329,21 +336,21 @@ def declare_of(queue: Queue, record: ConsumeQueue) -> Declare:
 
 
 def reader_of(store: RocksStore, queue: Queue) -> Get:
-    """Reads the values of one queue."""
+    """Return a reader of the values of one queue."""
     prefix = queue_prefix(*queue)
     return lambda place: store.get(UNITS, place_key(prefix, place))
 
 
 def read_queues(store: RocksStore) -> Iterator[tuple[Queue, ConsumeQueue]]:
-    """Every queue of a builder's store, in the order of their keys."""
+    """Yield every queue of a builder's store, in the order of their keys."""
     for key, value in store.scan(QUEUES, b""):
         yield (key[1:-4].decode(), int.from_bytes(key[-4:], "big")), ConsumeQueue.decode(value)
 
 
 def read_spans(entry: Entry) -> list[UnitSpan]:
-    """The spans of an outbox entry."""
+    """Return the spans of an outbox entry of kind UNIT_SPANS."""
     return msgspec.msgpack.decode(entry.value, type=list[UnitSpan])
 
 
-def _audited_key(queue: Queue) -> bytes:
-    return AUDITED_KEY + queue_prefix(*queue)
+def _delta_end_key(queue: Queue) -> bytes:
+    return DELTA_END_KEY + queue_prefix(*queue)

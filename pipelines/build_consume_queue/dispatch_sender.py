@@ -1,7 +1,8 @@
-"""From the builder's outbox to the ops topic: each operation until the job has answered it.
+"""Sends operations from the builder's outbox to the ops topic, until the job has answered each of them.
 
-A dispatch may be repeated at will, so an operation without an answer is simply sent again. The queue's window may be
-elsewhere (AHEAD_OF_WINDOW), or the queue not be declared (TOPIC_NOT_EXIST): then it is declared, and tried later.
+A dispatch is idempotent, so an operation without an answer is sent again. So is one that is refused because the queue's
+window is not there yet (AHEAD_OF_WINDOW), or because the queue is not declared (TOPIC_NOT_EXIST), which is declared
+first.
 """
 
 import contextlib
@@ -31,14 +32,16 @@ __all__ = ["DispatchSender"]
 _log = structlog.get_logger(__name__)
 
 OPEN_MAX = 512
+"""Open operations at which the builder stops reading."""
+
 RETRY_AFTER_S_MIN = 0.05
 RETRY_AFTER_S_MAX = 10.0
 
 _decode = msgspec.json.Decoder(Command).decode
 
 
-class _Open(msgspec.Struct, eq=False):
-    """An operation that has no final answer yet."""
+class _OpenOperation(msgspec.Struct, eq=False):
+    """An operation without a final answer; `key` is that of its outbox entry."""
 
     key: bytes
     command: Declare | Dispatch
@@ -46,12 +49,12 @@ class _Open(msgspec.Struct, eq=False):
 
 
 class DispatchSender:
-    """Sends operations at once, in their order, and again after a pause that doubles. Safe for use by many threads.
+    """Sends operations at once and in order, and retries with exponential back-off. Safe for use by several threads.
 
     Args:
-        transport: To the job; it is not closed here.
-        outbox: Told of every operation that is answered for good.
-        declare_of: The declaration of a queue that the job does not know; None: the builder knows it neither.
+        transport: Connection to the job; the caller closes it.
+        outbox: Is notified of every operation that has its final answer.
+        declare_of: Returns the declaration of a queue, or None if the builder does not know the queue.
     """
 
     def __init__(self, transport: Transport, outbox: Outbox, declare_of: Callable[[Queue], Declare | None]) -> None:
@@ -59,34 +62,36 @@ class DispatchSender:
         self._outbox = outbox
         self._declare_of = declare_of
         self._changed = threading.Condition()
-        self._open: dict[bytes, _Open] = {}
-        self._later: list[tuple[float, bytes]] = []
+        self._open: dict[bytes, _OpenOperation] = {}
+        self._retries: list[tuple[float, bytes]] = []
         self._is_closed = False
         self.refused: dict[Queue, str] = {}
-        """Why the job refuses for good to know of a queue, or of parts of it."""
+        """By queue, the last operation that the job refused for good, and the reason."""
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
         self._thread.start()
 
     def send(self, entries: Iterable[Entry]) -> None:
         """Send entries of kind DISPATCH.
 
-        A declaration supersedes what was to be said of its queue before: that was about an earlier topic.
+        A declaration supersedes all earlier operations of its queue, which were about an earlier topic of that name.
         """
-        operations = [_Open(entry.key, _decode(entry.value)) for entry in entries]
+        operations = [_OpenOperation(entry.key, _decode(entry.value)) for entry in entries]
         declared = {
-            _queue(operation.command): at
-            for at, operation in enumerate(operations)
+            _queue(operation.command): index
+            for index, operation in enumerate(operations)
             if isinstance(operation.command, Declare)
         }
         superseded = [
-            operation.key for at, operation in enumerate(operations) if at < declared.get(_queue(operation.command), 0)
+            operation.key
+            for index, operation in enumerate(operations)
+            if index < declared.get(_queue(operation.command), 0)
         ]
         with self._changed:
-            superseded += [one.key for one in self._open.values() if _queue(one.command) in declared]
+            superseded += [earlier.key for earlier in self._open.values() if _queue(earlier.command) in declared]
             for key in superseded:
                 self._open.pop(key, None)
-            gone = set(superseded)
-            operations = [operation for operation in operations if operation.key not in gone]
+            dropped = set(superseded)
+            operations = [operation for operation in operations if operation.key not in dropped]
             self._open.update((operation.key, operation) for operation in operations)
             for operation in operations:
                 self._send(operation)
@@ -94,41 +99,41 @@ class DispatchSender:
 
     @property
     def open_count(self) -> int:
-        """How many operations wait for an answer."""
+        """Number of operations without a final answer."""
         return len(self._open)
 
     def wait_for_room(self, timeout_s: float) -> bool:
-        """Wait until not too many operations are open; False when the time is over."""
+        """Wait until fewer than `OPEN_MAX` operations are open; return False on timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._open) < OPEN_MAX or self._is_closed, timeout_s)
 
     def close(self) -> None:
-        """Send nothing more; what is open stays in the outbox."""
+        """Stop sending; open operations stay in the outbox."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
         self._thread.join()
 
-    def _send(self, operation: _Open) -> None:
-        with contextlib.suppress(ClientClosed):  # it stays in the outbox
+    def _send(self, operation: _OpenOperation) -> None:
+        with contextlib.suppress(ClientClosed):  # the operation stays in the outbox
             future = self._transport.submit(operation.command)
             future.add_done_callback(lambda answered: self._on_answer(operation, answered))
 
-    def _on_answer(self, operation: _Open, answered: "Future[Answer]") -> None:
+    def _on_answer(self, operation: _OpenOperation, answered: "Future[Answer]") -> None:
         error = answered.exception()
         if isinstance(error, ClientClosed):
             return
         if error is not None:
-            self._again(operation, str(error))
+            self._retry_later(operation, str(error))
             return
         answer = answered.result()
         reasons = {run.reason for run in answer.runs} or {answer.reason}
         if reasons & TRY_AGAIN:
-            self._again(operation, str(answer.reason))
+            self._retry_later(operation, str(answer.reason))
             return
         queue = _queue(operation.command)
-        if (gap := _gap(operation.command, answer)) is not None:
-            operation.command = gap
+        if (skip := _skip_to_start(operation.command, answer)) is not None:
+            operation.command = skip
             self._send(operation)
             return
         if Reason.BELOW_MIN in reasons and (above := self._above_start(operation.command)) is not None:
@@ -147,7 +152,7 @@ class DispatchSender:
             self._outbox.delivered([operation.key])
 
     def _above_start(self, command: Command) -> Dispatch | None:
-        """A dispatch without what has left the log meanwhile, which made the job refuse the rest of its range too."""
+        """Return a refused dispatch without offsets that left the log in the meantime; None if it has none."""
         declare = self._declare_of(_queue(command))
         if declare is None or not isinstance(command, Dispatch):
             return None
@@ -161,19 +166,19 @@ class DispatchSender:
         ]
         return msgspec.structs.replace(command, ranges=ranges)
 
-    def _again(self, operation: _Open, why: str) -> None:
+    def _retry_later(self, operation: _OpenOperation, why: str) -> None:
         queue = _queue(operation.command)
         with self._changed:
             if operation.key not in self._open or self._is_closed:
                 return
             operation.failures += 1
-            pause_s = back_off_s(operation.failures, first_s=RETRY_AFTER_S_MIN, max_s=RETRY_AFTER_S_MAX)
-            heapq.heappush(self._later, (time.monotonic() + pause_s, operation.key))
+            delay_s = back_off_s(operation.failures, first_s=RETRY_AFTER_S_MIN, max_s=RETRY_AFTER_S_MAX)
+            heapq.heappush(self._retries, (time.monotonic() + delay_s, operation.key))
             self._changed.notify_all()
         if why == Reason.TOPIC_NOT_EXIST and (declare := self._declare_of(queue)) is not None:
             with contextlib.suppress(ClientClosed):
                 self._transport.submit(declare)
-        _log.info("dispatch_again", topic=queue[0], queue_id=queue[1], after_s=pause_s, why=why)
+        _log.info("dispatch_retried", topic=queue[0], queue_id=queue[1], after_s=delay_s, why=why)
 
     def _run(self) -> None:
         while True:
@@ -181,16 +186,16 @@ class DispatchSender:
                 now_s = time.monotonic()
                 if self._is_closed:
                     return
-                if not self._later or self._later[0][0] > now_s:
-                    self._changed.wait(self._later[0][0] - now_s if self._later else None)
+                if not self._retries or self._retries[0][0] > now_s:
+                    self._changed.wait(self._retries[0][0] - now_s if self._retries else None)
                     continue
-                operation = self._open.get(heapq.heappop(self._later)[1])
+                operation = self._open.get(heapq.heappop(self._retries)[1])
                 if operation is not None:
                     self._send(operation)
 
 
-def _gap(command: Command, answer: Answer) -> Dispatch | None:
-    """What lies between the position of a queue that the job knew before, and the start of its log: nobody skips it."""
+def _skip_to_start(command: Command, answer: Answer) -> Dispatch | None:
+    """Return the skip from a queue's commit position to the start of its log, if the job knew the queue before."""
     position = answer.commit_position
     if not isinstance(command, Declare) or answer.reason is not Reason.OK or answer.applied:
         return None

@@ -1,6 +1,6 @@
-"""What Spark tasks make of a record of a message topic: the columns of a unit, without the record.
+"""The columns of a unit, as Spark tasks compute them from a record of a message topic.
 
-| column | of the record |
+| column | from the record's |
 |---|---|
 | `topic`, `queue_id`, `queue_offset` | topic, partition, offset |
 | `store_time_ms` | timestamp |
@@ -9,7 +9,7 @@
 | `key_hash` | hash of the key (broker_state/consume_queue/unit.py), bits of a u64 |
 | `inner_count`, `inner_key_hashes`, `is_readable` | headers of an inner batch (popstream/payload/inner_batch.py) |
 
-All of it is Spark SQL, so it runs in the JVM's tasks, in parallel; key, value and other headers stay there.
+All of it is Spark SQL: it runs in parallel in the JVM, and key, value and other headers never reach Python.
 """
 
 import itertools
@@ -45,13 +45,18 @@ UNIT_SCHEMA = pa.schema(
 
 
 def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> DataFrame:
-    """The columns of `UNIT_SCHEMA` of records of Spark's Kafka source with headers, one row each."""
+    """Return a frame of `UNIT_SCHEMA`, one row per record of Spark's Kafka source.
+
+    Args:
+        records: The source's frame, with headers.
+        batch_topics: Topics whose records may be inner batches with keys.
+    """
     count, keys = _header(BATCH_COUNT_HEADER), _header(BATCH_KEYS_HEADER)
     size = f.coalesce(f.length("value"), f.lit(0))
     keys_bytes = f.coalesce(f.length(keys), f.lit(0))
     false = f.expr("false")
     is_batch = f.coalesce(f.map_contains_key(_headers(), BATCH_COUNT_HEADER), false)
-    is_true = (
+    is_consistent = (
         f.coalesce(_number(count).between(1, COUNT_MAX), false)
         & f.coalesce(_number(_header(BATCH_BYTES_HEADER)) == size, false)
         & (keys_bytes % KEY_HASH_BYTES == 0)
@@ -65,19 +70,21 @@ def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> Data
         size.alias("size_bytes"),
         _tag_hash(_header(TAG_HEADER)).alias("tag_hash"),
         f.when(f.col("key").isNull(), f.lit(0)).otherwise(_never_zero(f.xxhash64("key"))).alias("key_hash"),
-        f.when(is_batch & is_true, _number(count).cast("int")).otherwise(f.lit(1)).alias("inner_count"),
-        # Of other topics they are not asked for, however long they are.
-        f.when(is_batch & is_true & f.col("topic").isin(*batch_topics) & (keys_bytes > 0), keys)
+        f.when(is_batch & is_consistent, _number(count).cast("int")).otherwise(f.lit(1)).alias("inner_count"),
+        # Not for other topics, which have no use for them, however long they are.
+        f.when(is_batch & is_consistent & f.col("topic").isin(*batch_topics) & (keys_bytes > 0), keys)
         .cast("binary")
         .alias("inner_key_hashes"),
-        (~is_batch | is_true).alias("is_readable"),
+        (~is_batch | is_consistent).alias("is_readable"),
     )
 
 
 def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset()) -> Iterator[tuple[Queue, Units]]:
-    """The rows of each queue in the order of their offsets; message bases are not known yet.
+    """Yield the units of each queue in the order of their offsets, with provisional message bases.
 
-    Only queues of `batch_topics` have units of many messages.
+    Args:
+        table: Of `UNIT_SCHEMA`.
+        batch_topics: Topics whose units may have many messages; all other units count as one message.
     """
     table = table.combine_chunks()
     topics = table["topic"].combine_chunks().dictionary_encode()
@@ -96,7 +103,7 @@ def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset(
 
 
 def table_of(queue: Queue, units: Units) -> pa.Table:
-    """Units as the rows that they were made of; the reverse of `units_by_queue`."""
+    """Return units as a table of `UNIT_SCHEMA`; the inverse of `units_by_queue`."""
     count = len(units)
     more, ends = units.more_key_hashes.astype(">u8").tobytes(), [0, *units.more_key_ends.tolist()]
     cuts = [more[KEY_HASH_BYTES * a : KEY_HASH_BYTES * b] or None for a, b in itertools.pairwise(ends)]
@@ -135,9 +142,9 @@ def _units(columns: dict[str, np.ndarray], rows: np.ndarray, more: list[bytes | 
 
 
 def _headers() -> Column:
-    """Values by name, of the last header of each name: so says `spark.sql.mapKeyDedupPolicy` (the session's).
+    """Return the headers as a map; the last header of a name wins (the session's `spark.sql.mapKeyDedupPolicy`).
 
-    A map and not `filter`: that is compiled anew by every task, which costs a small micro-batch more than the rest.
+    Not `filter`, which every task compiles anew: for a small micro-batch that would take most of the time.
     """
     return f.map_from_entries("headers")
 
@@ -147,7 +154,7 @@ def _header(name: str) -> Column:
 
 
 def _number(text: Column) -> Column:
-    """The number that ASCII digits say, null where they are none."""
+    """Return the number in ASCII digits, null for any other text."""
     digits = text.cast("string")
     return f.when(digits.rlike(rf"^[0-9]{{1,{DIGITS_MAX}}}\z"), digits.cast("bigint"))
 

@@ -1,11 +1,11 @@
-"""Units to the Delta table `consume_queue`, beside the stream: written by Spark tasks from the frames that made them.
+"""Writes units to the Delta table `consume_queue`, independently of the micro-batches.
 
 ```
 outbox   spans of build_seq 3   4   5 | 6   7   8        v = 5, read from Delta
-frames                                  6   7   8        kept by Spark until they are written
+frames                                  6       8        of large micro-batches, cached by Spark until written
 ```
 
-After a kill there are no frames: then the units of the spans are read from the store, which has every one of them.
+Spark tasks write the cached frames. The units of spans without a frame, as after a kill, are read from the store.
 """
 
 import functools
@@ -35,11 +35,13 @@ __all__ = ["UnitFlush"]
 _log = structlog.get_logger(__name__)
 
 PIPELINE = "build_consume_queue"
-# Cached columns of a unit take about 60 bytes of the JVM's heap, and go to disk when it is short.
 KEPT_ROWS_MAX = 4_000_000
-# One commit has so many rows, and those of the WriteBatch in which they are reached.
-GROUP_ROWS = 1_000_000
-BEHIND_S = 10.0
+"""Rows in cached frames. A row takes about 60 bytes of the JVM's heap; Spark spills them to disk when it is short."""
+
+COMMIT_ROWS = 1_000_000
+"""A commit ends with the WriteBatch in which it reaches this number of rows."""
+
+POSTPONED_S = 10.0
 ROWS_PER_FILE = 500_000
 
 _SPANS = (
@@ -54,13 +56,14 @@ class UnitFlush:
     Args:
         spark: The session.
         root: Folder of the Delta tables.
-        builder: Whose units they are.
-        outbox: The builder's, with the spans.
-        interval_s: Longer: fewer, larger files and an older table.
-        on_failure: Called once with what ended the thread.
+        builder: The builder, whose units are written.
+        outbox: The builder's outbox, with the spans.
+        interval_s: A longer interval makes fewer and larger files, and an older table.
+        on_failure: Called once with the error that ended the thread.
 
     Attributes:
-        loop: The thread; whoever makes this starts and stops it.
+        loop: The thread; the caller starts and stops it.
+        flushed_rows: Rows written since the start.
     """
 
     def __init__(
@@ -78,17 +81,16 @@ class UnitFlush:
         self._outbox = outbox
         self._table = ExactlyOnceTable(spark, root, CONSUME_QUEUE, PIPELINE, builder.built.state_epoch)
         self._table.require_not_restored()
-        self._flushing = threading.Lock()
+        self._flush_lock = threading.Lock()
         if self._table.delivered > builder.built.build_seq:
             message = (
                 "Delta holds units of later WriteBatches than the builder's store, which ends at"
-                f" {builder.built.build_seq}: it is from a backup; run `popstream restore`"
+                f" {builder.built.build_seq}: the store is an old copy; run `popstream restore`"
             )
             raise Corrupt(message, subject=builder.built.state_epoch)
-        self._lock = threading.Lock()
-        """Of `_frames`."""
+        self._frames_lock = threading.Lock()
         self._frames: dict[int, tuple[DataFrame, int]] = {}
-        self._behind_until_s = 0.0
+        self._postponed_until_s = 0.0
         self.flushed_rows = 0
         self._is_in_doubt = False
         self._note_committed()
@@ -103,16 +105,16 @@ class UnitFlush:
 
     @property
     def delivered_seq(self) -> int:
-        """The units of every WriteBatch of the builder up to this one are in Delta."""
+        """The build_seq up to which all units are in Delta."""
         return self._table.delivered
 
     def postpone(self) -> None:
-        """The builder has much to read just now: messages go first, their rows can wait a little."""
-        self._behind_until_s = time.monotonic() + BEHIND_S
+        """Delay the next flush, because the builder has a large micro-batch to read."""
+        self._postponed_until_s = time.monotonic() + POSTPONED_S
 
     def keep(self, build_seq: int, frame: DataFrame, rows: int) -> None:
-        """Take over a cached frame with the units of a WriteBatch; without room it goes, and the store serves."""
-        with self._lock:
+        """Keep a cached frame with the units of a WriteBatch, or drop it if there is no room."""
+        with self._frames_lock:
             kept_rows = sum(count for _, count in self._frames.values())
             has_room = kept_rows + rows <= KEPT_ROWS_MAX or not self._frames
             if has_room:
@@ -123,8 +125,8 @@ class UnitFlush:
             self.loop.hurry()
 
     def flush(self) -> None:
-        """Bring the table up to the last WriteBatch of the builder; one call at a time."""
-        with self._flushing:
+        """Write the units of all WriteBatches to the table; concurrent calls wait for each other."""
+        with self._flush_lock:
             self._flush()
 
     def _flush(self) -> None:
@@ -134,13 +136,13 @@ class UnitFlush:
             self._note_committed()
         while (upto := self._builder.built.build_seq) > self._table.delivered:
             started = time.perf_counter()
-            entries = list(_group(self._outbox.undelivered(EntryKind.UNIT_SPANS, self._table.delivered, upto)))
+            entries = list(_first_entries(self._outbox.undelivered(EntryKind.UNIT_SPANS, self._table.delivered, upto)))
             if entries:
                 upto = entries[-1].apply_seq
                 try:
                     rows = self._table.append(*self._frame_of(entries, upto))
                 except Exception:
-                    # Whether the commit happened is known to Delta alone.
+                    # The commit may have succeeded: read the version from Delta before the next one.
                     self._is_in_doubt = True
                     raise
                 failpoint("unit_flush")
@@ -151,46 +153,46 @@ class UnitFlush:
             self._table.skip(upto)
 
     def _note_committed(self) -> None:
-        """What a killed predecessor had committed and not noted, or we ourselves in a flush that raised."""
+        """Note spans that are committed and not noted, by a process that was killed or a flush that raised."""
         committed = self._outbox.undelivered(EntryKind.UNIT_SPANS, upto_seq=self._table.delivered)
         self._outbox.delivered([entry.key for entry in committed])
         self._forget(self._table.delivered)
 
     def _is_due(self) -> bool:
-        """Not while the builder is behind the log, as long as there is room for what it brings."""
-        with self._lock:
+        """Return whether a flush may run now: not while it is postponed, unless the cached frames need room."""
+        with self._frames_lock:
             kept_rows = sum(count for _, count in self._frames.values())
-            return time.monotonic() >= self._behind_until_s or kept_rows >= KEPT_ROWS_MAX // 2
+            return time.monotonic() >= self._postponed_until_s or kept_rows >= KEPT_ROWS_MAX // 2
 
     def _forget(self, upto: int) -> None:
-        with self._lock:
+        with self._frames_lock:
             done = [self._frames.pop(seq) for seq in list(self._frames) if seq <= upto]
         for frame, _ in done:
             frame.unpersist()
 
     def _frame_of(self, entries: Sequence[Entry], upto: int) -> tuple[DataFrame, int, int]:
-        """The rows of the entries with all columns of the table, their version, and how many they must be."""
-        with self._lock:
+        """Return the rows of the entries with all columns of the table, their version, and the expected row count."""
+        with self._frames_lock:
             kept = {seq: frame for seq, (frame, _) in self._frames.items()}
         spans = [(entry.apply_seq, span) for entry in entries for span in read_spans(entry)]
         expected = sum(span.unit_count for seq, span in spans if seq in kept)
-        # With their build_seq: a topic that was made again has the same offsets in two of them.
+        # With build_seq, because a recreated topic has the same offsets in two WriteBatches.
         frames = [
             kept[entry.apply_seq].withColumn("build_seq", f.lit(entry.apply_seq).cast("bigint"))
             for entry in entries
             if entry.apply_seq in kept
         ]
-        stored = [_numbered(self._stored(span), seq) for seq, span in spans if seq not in kept]
+        stored = [_with_build_seq(self._stored(span), seq) for seq, span in spans if seq not in kept]
         if stored:
             table = pa.concat_tables(stored)
             expected += table.num_rows
             frames.append(self._spark.createDataFrame(table))
         units = functools.reduce(DataFrame.unionByName, frames)
         files = 1 + expected // ROWS_PER_FILE
-        return self._completed(units, spans).coalesce(files), upto, expected
+        return self._complete(units, spans).coalesce(files), upto, expected
 
     def _stored(self, span: UnitSpan) -> pa.Table:
-        """The units of a span from the store: what has left the log, or is of a topic that is gone, is not there."""
+        """Read the units of a span from the store, which has none that left the log or whose topic was deleted."""
         queue = (span.topic, span.queue_id)
         with self._builder.lock:
             record = self._builder.queues.get(queue)
@@ -198,11 +200,11 @@ class UnitFlush:
                 return UNIT_SCHEMA.empty_table()
             units = units_between(record, self._builder.get(queue), span.first_offset, span.end_offset)
         if len(units) < span.unit_count:
-            _log.warning("units_gone", topic=span.topic, queue_id=span.queue_id, count=span.unit_count - len(units))
+            _log.warning("units_missing", topic=span.topic, queue_id=span.queue_id, count=span.unit_count - len(units))
         return table_of(queue, units)
 
-    def _completed(self, units: DataFrame, spans: Sequence[tuple[int, UnitSpan]]) -> DataFrame:
-        """With what the tasks do not know: the span that a unit is of, and its message base."""
+    def _complete(self, units: DataFrame, spans: Sequence[tuple[int, UnitSpan]]) -> DataFrame:
+        """Add the columns that Spark's tasks do not know: those of the unit's span, and its message base."""
         rows = [(seq, *msgspec.structs.astuple(span)) for seq, span in spans]
         known = f.broadcast(self._spark.createDataFrame(rows, _SPANS))
         base: Column = f.col("queue_offset")
@@ -230,15 +232,15 @@ class UnitFlush:
         return completed.select(*(column.name for column in CONSUME_QUEUE.columns))
 
 
-def _numbered(units: pa.Table, build_seq: int) -> pa.Table:
+def _with_build_seq(units: pa.Table, build_seq: int) -> pa.Table:
     return units.append_column("build_seq", pa.repeat(pa.scalar(build_seq, pa.int64()), units.num_rows))
 
 
-def _group(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """The first entries, as many as one commit may have."""
+def _first_entries(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Yield the first entries, until they have the rows of one commit."""
     rows = 0
     for entry in entries:
-        if rows > GROUP_ROWS:
+        if rows > COMMIT_ROWS:
             return
         rows += sum(span.unit_count for span in read_spans(entry))
         yield entry

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from broker_state.consume_queue import Unit
 from checkpoints.layout import JobFolder
-from pipelines.build_consume_queue.view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
+from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import require_left_alone, running_job

@@ -70,7 +70,7 @@ def queue(
     If no job runs, shows the stored queues, and exits with code 3.
     """
     from checkpoints.layout import JobFolder
-    from pipelines.build_consume_queue.view import QueueRequest
+    from pipelines.build_consume_queue.queue_view import QueueRequest
     from pipelines.cli.queue import moment_ms, run_queue, run_rebuild
     from popstream.wire.key_hash import key_hash
 

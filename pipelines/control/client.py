@@ -13,7 +13,7 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from checkpoints.snapshots import Snapshot
-from pipelines.build_consume_queue.view import ConsumeQueueView, QueueRequest, views_of
+from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest, views_of
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Failure, Image, Rebuilt, Request, Status, StatusRequest
 from pipelines.control.state_view import selected_queues

@@ -7,7 +7,7 @@ job may read.
 import msgspec
 
 from checkpoints.snapshots import Snapshot
-from pipelines.build_consume_queue.view import BuilderView, ConsumeQueueView, QueueRequest
+from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
 from pipelines.control.metrics import Totals
 from pipelines.control.state_view import LANES_SHOWN, QueueView
 
@@ -107,7 +107,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: str | None = None
     snapshot_failure: str | None = None
     quarantined: int = 0
-    builder: BuilderView | None = None
+    builder: BuilderStatus | None = None
 
 
 class Status(JobReport, frozen=True, kw_only=True):

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from broker_state.store.rocks_store import RocksStore
     from checkpoints.layout import JobFolder
     from checkpoints.snapshots import Snapshot
-    from pipelines.build_consume_queue.running import RunningBuilder
+    from pipelines.build_consume_queue.service import BuilderService
     from pipelines.control.metrics import Metrics
 
 __all__ = ["ControlServer", "ControlledJob"]
@@ -72,7 +72,7 @@ class ControlledJob(Protocol):
         """The state. RocksDB shows other threads a whole micro-batch or nothing of it."""
 
     @property
-    def builder(self) -> RunningBuilder | None:
+    def builder(self) -> BuilderService | None:
         """The builder of consume queues, if the job has one."""
 
     def report(self) -> JobReport:

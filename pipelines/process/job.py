@@ -35,7 +35,7 @@ from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch, OpsSource
 from pipelines.apply_ops.ticker import Ticker
-from pipelines.build_consume_queue.running import RunningBuilder
+from pipelines.build_consume_queue.service import BuilderService
 from pipelines.control.messages import JobReport
 from pipelines.control.metrics import Metric, Metrics
 from pipelines.control.state_view import queues_in
@@ -85,7 +85,7 @@ class Job:
     flush_loop: RetryLoop
     log_watch: LogWatch
     snapshot_loop: SnapshotLoop
-    builder: RunningBuilder | None = None
+    builder: BuilderService | None = None
     _flusher: AuditFlusher
     _source: OpsSource
     _maintenance: Periodic
@@ -198,7 +198,7 @@ class Job:
             snapshot=None if snapshot is None else snapshot.id,
             snapshot_failure=self.snapshot_loop.last_failure,
             quarantined=len(self.quarantine),
-            builder=None if self.builder is None else self.builder.view(),
+            builder=None if self.builder is None else self.builder.status(),
         )
 
     def take_snapshot(self) -> Snapshot:
@@ -350,7 +350,7 @@ class Job:
 
     def _start_builder(self) -> None:
         if self.settings.message_globs:
-            self.builder = RunningBuilder(
+            self.builder = BuilderService(
                 self.settings, self.folder, self.bootstrap_servers, self._spark, self._source_options(), self.fail
             )
             self._stack.callback(self.builder.stop)

@@ -49,8 +49,8 @@ from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
-from pipelines.build_consume_queue.audited import audited_queues
-from pipelines.build_consume_queue.builder import Audited, Builder
+from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
+from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.recovery.candidates import Judged, find_candidates, judge, read_all
 from popstream.wire.failures import Corrupt, Invalid
 
@@ -116,7 +116,7 @@ def restore(
     for applied in _decided(folder, snapshots):
         if applied.ops_topic_id == log.topic_id:
             require_same_log(applied, log)
-    audited = audited_queues(spark, folder.delta, bootstrap_servers)
+    audited = units_in_delta(spark, folder.delta, bootstrap_servers)
     looked_at = f"{len(snapshots.list())} snapshots at {snapshots.url}"
     passed_over: dict[str, str] = {}
     good = judge(
@@ -258,7 +258,7 @@ def _flush_rows_of(before: Applied, outbox: Outbox, state_epoch: str, spark: Spa
     DeltaFlush(outbox, flusher, applied_seq=lambda: before.apply_seq).flush()
 
 
-def _begin_queues(folder: JobFolder, audited: Audited) -> None:
+def _begin_queues(folder: JobFolder, audited: UnitsInDelta) -> None:
     """Let the builder's store know of the rows that its table has, and of no others."""
     if audited.ends or folder.queues.is_dir():
         with RocksStore(folder.queues, BUILDER_FAMILIES) as store:

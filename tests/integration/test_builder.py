@@ -28,8 +28,8 @@ from broker_state.consume_queue import (
 )
 from checkpoints.snapshots import SnapshotStore
 from connectors.kafka.topic_admin import create_message_topic, describe
+from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
-from pipelines.build_consume_queue.view import QueueRequest
 from pipelines.cli.queue import opened
 from pipelines.control.job_file import JobFile
 from pipelines.control.state_view import QueueView, queues_in
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
-    from pipelines.build_consume_queue.running import RunningBuilder
+    from pipelines.build_consume_queue.service import BuilderService
     from pipelines.process.job import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -88,7 +88,7 @@ class Lab:
         self.admin.close()
 
     @property
-    def running(self) -> RunningBuilder:
+    def running(self) -> BuilderService:
         assert self.job.builder is not None
         return self.job.builder
 

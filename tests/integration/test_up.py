@@ -140,7 +140,7 @@ def test_a_queue_is_shown_searched_and_rebuilt(up: Up) -> None:
     assert [found["unit"]["queue_offset"] for found in view["found"]] == [1]
     shown = run(up, "queue", "shown", "--time", "2030-01-01")
     assert shown.returncode == 0
-    assert "first since the time: none is so new" in shown.stdout
+    assert "first since the time: no unit is that new" in shown.stdout
     assert "last until the time: offset 2, 5 bytes" in shown.stdout
     rebuilt = run(up, "queue", "shown", "--queue", "0", "--rebuild-from", "1")
     assert (rebuilt.returncode, rebuilt.stdout) == (0, "shown/0 is read again from offset 1\n")

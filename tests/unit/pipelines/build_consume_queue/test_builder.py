@@ -14,7 +14,7 @@ import pytest
 from broker_state.consume_queue import ContradictionError, Scan, Units, holes, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
 from pipelines.apply_ops.outbox import EntryKind, Outbox
-from pipelines.build_consume_queue.builder import Audited, Builder, Queue, declare_of, read_spans
+from pipelines.build_consume_queue.builder import Builder, Queue, UnitsInDelta, declare_of, read_spans
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from popstream import Transport
 from popstream.testing.memory_job import MemoryJob
@@ -84,7 +84,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 
 
 def test_one_write_batch_has_units_progress_and_what_is_to_be_said(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     written = lab.store.batches_written
     lab.builder.append({QUEUE: scan(0, 6, 0, 1, 4)})
     assert lab.store.batches_written == written + 1
@@ -98,10 +98,10 @@ def test_one_write_batch_has_units_progress_and_what_is_to_be_said(lab: Lab) -> 
 
 def test_cuts_and_repetitions_make_no_difference(lab: Lab, tmp_path: Path) -> None:
     """In one piece; in pieces of which each is read twice, with a new process between them."""
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 3))})
     other = Lab(tmp_path / "other")
-    other.builder.adopt(topic(), {})
+    other.builder.update_topics(topic(), {})
     for first in range(0, 3000, 250):
         piece = scan(first, first + 250, *(at for at in range(first, first + 250) if not at % 3))
         other.builder.append({QUEUE: piece})
@@ -112,7 +112,7 @@ def test_cuts_and_repetitions_make_no_difference(lab: Lab, tmp_path: Path) -> No
 
 
 def test_a_log_that_says_something_else_is_an_error(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     before = lab.stored()
     with pytest.raises(ContradictionError, match="truncate the queue at 5"):
@@ -121,7 +121,7 @@ def test_a_log_that_says_something_else_is_an_error(lab: Lab) -> None:
 
 
 def test_a_batch_without_rows_is_holes(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 5)})
     lab.builder.append({QUEUE: nothing(5, 9)})
     assert list(holes(lab.builder.queues[QUEUE], lab.builder.get(QUEUE), 0, 99)) == [(5, 9)]
@@ -129,21 +129,21 @@ def test_a_batch_without_rows_is_holes(lab: Lab) -> None:
 
 
 def test_retention_moves_the_start_also_past_the_end(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
-    (entry,) = lab.builder.adopt(topic(start=4), {})
+    (entry,) = lab.builder.update_topics(topic(start=4), {})
     assert b'"skip":[[0,3]]' in entry.value
     assert lab.offsets() == list(range(4, 10))
-    (entry,) = lab.builder.adopt(topic(start=25), {})
+    (entry,) = lab.builder.update_topics(topic(start=25), {})
     assert b'"skip":[[4,24]]' in entry.value
     assert (lab.offsets(), lab.builder.queues[QUEUE].end_offset) == ([], 25)
-    assert lab.builder.adopt(topic(start=25), {}) == []
+    assert lab.builder.update_topics(topic(start=25), {}) == []
 
 
 def test_a_recreated_topic_takes_all_with_it(lab: Lab) -> None:
-    lab.builder.adopt(topic(partitions=2), {})
+    lab.builder.update_topics(topic(partitions=2), {})
     lab.builder.append({QUEUE: scan(0, 3000), (TOPIC, 1): scan(0, 5)})
-    entries = lab.builder.adopt(topic("id-2"), {TOPIC: "batch"})
+    entries = lab.builder.update_topics(topic("id-2"), {TOPIC: "batch"})
     assert len(entries) == 1
     assert (lab.offsets(), lab.offsets((TOPIC, 1))) == ([], list(range(5)))
     record = lab.builder.queues[QUEUE]
@@ -151,13 +151,13 @@ def test_a_recreated_topic_takes_all_with_it(lab: Lab) -> None:
 
 
 def test_a_queue_keeps_its_type(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
-    with pytest.raises(Invalid, match="was made as a simple queue, and cannot become batch"):
-        lab.builder.adopt(topic(), {TOPIC: "batch"})
+    lab.builder.update_topics(topic(), {})
+    with pytest.raises(Invalid, match="exists as a simple queue, and cannot become batch"):
+        lab.builder.update_topics(topic(), {TOPIC: "batch"})
 
 
 def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_its_rows_are_not_told_again(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
     before, spans = lab.stored(), lab.spans()
     assert lab.builder.truncate(QUEUE, 1501) == 1501
@@ -170,53 +170,53 @@ def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_its_rows_are_not_told_ag
     assert lab.spans() == [*spans, (3000, 3010, 10)]
 
 
-def audited(topic_id: str, end_offset: int) -> Audited:
+def in_delta(topic_id: str, end_offset: int) -> UnitsInDelta:
     """The table has rows of a topic that is there."""
-    return Audited({(*QUEUE, topic_id): end_offset} if end_offset else {}, {QUEUE[0]: topic_id})
+    return UnitsInDelta({(*QUEUE, topic_id): end_offset} if end_offset else {}, {QUEUE[0]: topic_id})
 
 
-@pytest.mark.parametrize("audited_end", [0, 4, 1501, 3000, 4000])
-def test_a_restored_store_tells_every_row_that_the_table_lacks_and_no_other(lab: Lab, audited_end: int) -> None:
+@pytest.mark.parametrize("delta_end", [0, 4, 1501, 3000, 4000])
+def test_a_restored_store_writes_every_row_that_the_table_lacks_and_no_other(lab: Lab, delta_end: int) -> None:
     """The table ends before the store, with it, or after it; what was on its way to it is counted anew."""
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
     before = lab.stored()
-    lab.builder.begin_epoch("another", audited("id-1", audited_end))
+    lab.builder.begin_epoch("another", in_delta("id-1", delta_end))
     lab.reopen()
     assert lab.builder.built.state_epoch == "another"
-    left = len(range(audited_end + audited_end % 2, 3000, 2))
-    assert lab.spans() == ([(audited_end, 3000, left)] if left else [])
+    left = len(range(delta_end + delta_end % 2, 3000, 2))
+    assert lab.spans() == ([(delta_end, 3000, left)] if left else [])
     assert lab.stored() == before
     lab.builder.append({QUEUE: scan(3000, 5000)})
-    first = max(3000, audited_end)
+    first = max(3000, delta_end)
     assert lab.spans()[-1] == (first, 5000, 5000 - first)
     assert len(lab.spans()) == (2 if left else 1)
 
 
 def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
-    lab.builder.begin_epoch("another", audited("id-1", 6))
+    lab.builder.begin_epoch("another", in_delta("id-1", 6))
     lab.reopen()
     assert lab.builder.built.state_epoch == "another"
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     assert lab.spans() == [(6, 10, 4)]
 
 
 def test_a_restored_store_of_an_earlier_topic_keeps_what_the_table_has_of_the_present_one(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
-    lab.builder.begin_epoch("another", audited("made again", 6))
+    lab.builder.begin_epoch("another", in_delta("made again", 6))
     lab.reopen()
     assert (lab.builder.queues, lab.stored()) == ({}, {})
-    lab.builder.adopt(topic("made again"), {})
+    lab.builder.update_topics(topic("made again"), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     assert lab.spans() == [(6, 10, 4)]
 
 
-def test_a_restored_store_tells_nothing_twice_of_a_topic_that_was_deleted(lab: Lab) -> None:
-    lab.builder.adopt(topic(), {})
+def test_a_restored_store_writes_no_row_twice_of_a_deleted_topic(lab: Lab) -> None:
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
-    lab.builder.begin_epoch("another", Audited({(*QUEUE, "id-1"): 7, (*QUEUE, "older"): 99}, {}))
+    lab.builder.begin_epoch("another", UnitsInDelta({(*QUEUE, "id-1"): 7, (*QUEUE, "older"): 99}, {}))
     assert lab.spans() == [(7, 10, 3)]
 
 
@@ -260,7 +260,7 @@ def commands(job: Job) -> list[Any]:
 
 
 def test_what_is_built_can_be_popped(lab: Lab, job: Job) -> None:
-    job.sender.send(lab.builder.adopt(topic(), {}))
+    job.sender.send(lab.builder.update_topics(topic(), {}))
     entries = lab.builder.append({QUEUE: scan(0, 10, 0, 1, 2, 7)})
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
     settled(lab, job)
@@ -268,7 +268,7 @@ def test_what_is_built_can_be_popped(lab: Lab, job: Job) -> None:
 
 
 def test_what_a_killed_builder_had_not_said_is_said_by_the_next(lab: Lab, job: Job) -> None:
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     lab.reopen()
     job.sender._outbox = lab.outbox
@@ -279,7 +279,7 @@ def test_what_a_killed_builder_had_not_said_is_said_by_the_next(lab: Lab, job: J
 
 def test_a_queue_that_the_job_does_not_know_is_declared(lab: Lab, job: Job) -> None:
     """Its declaration was answered long ago, and the job has forgotten."""
-    lab.outbox.delivered([entry.key for entry in lab.builder.adopt(topic(), {})])
+    lab.outbox.delivered([entry.key for entry in lab.builder.update_topics(topic(), {})])
     entries = lab.builder.append({QUEUE: scan(0, 10)})
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
     settled(lab, job)
@@ -291,7 +291,7 @@ def test_what_the_job_still_waits_for_is_skipped_when_it_has_left_the_log(lab: L
     """The queue was declared before there was a builder, and nobody ever dispatched its first offsets."""
     job.memory.send(Declare(v=1, topic=TOPIC, queue_id=0, topic_id="id-1"))
     job.memory.send(Dispatch(v=1, topic=TOPIC, queue_id=0, ranges=[WrittenRange(0, 2)]))
-    job.sender.send(lab.builder.adopt(topic(start=10), {}))
+    job.sender.send(lab.builder.update_topics(topic(start=10), {}))
     entries = lab.builder.append({QUEUE: scan(10, 15)})
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
     settled(lab, job)
@@ -300,9 +300,9 @@ def test_what_the_job_still_waits_for_is_skipped_when_it_has_left_the_log(lab: L
 
 def test_a_dispatch_of_an_earlier_topic_is_refused_by_the_queue(lab: Lab, job: Job) -> None:
     """It was on its way when the topic was made again: its holes must not be holes of the new one."""
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     late = [entry for entry in lab.builder.append({QUEUE: nothing(0, 10)}) if entry.kind == EntryKind.DISPATCH]
-    job.sender.send(lab.builder.adopt(topic("id-2"), {}))
+    job.sender.send(lab.builder.update_topics(topic("id-2"), {}))
     job.sender.send(late)
     entries = lab.builder.append({QUEUE: scan(0, 10)})
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
@@ -312,7 +312,7 @@ def test_a_dispatch_of_an_earlier_topic_is_refused_by_the_queue(lab: Lab, job: J
 
 def test_ahead_of_the_window_waits_and_is_not_dropped(lab: Lab, job: Job) -> None:
     """The least window there is, and a hole at its start that somebody else fills later."""
-    job.sender.send(lab.builder.adopt(topic(), {}))
+    job.sender.send(lab.builder.update_topics(topic(), {}))
     settled(lab, job)
     job.memory.send(Policy(v=1, topic=TOPIC, queue_id=0, window_max=1_000_000))
     lab.builder.append({QUEUE: nothing(0, 1_000_000)})
@@ -327,9 +327,9 @@ def test_ahead_of_the_window_waits_and_is_not_dropped(lab: Lab, job: Job) -> Non
 
 def test_what_is_left_of_a_range_is_dispatched_when_its_start_has_left_the_log(lab: Lab, job: Job) -> None:
     """The dispatch comes after the skip that follows it, as when the first try got no answer."""
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
-    lab.builder.adopt(topic(start=4), {})
+    lab.builder.update_topics(topic(start=4), {})
     declare, dispatch, skip = lab.outbox.undelivered(EntryKind.DISPATCH)
     for entry in (declare, skip, dispatch):
         job.sender.send([entry])
@@ -339,9 +339,9 @@ def test_what_is_left_of_a_range_is_dispatched_when_its_start_has_left_the_log(l
 
 def test_a_declaration_supersedes_what_was_said_of_the_topic_before(lab: Lab, job: Job) -> None:
     """Offsets of the topic that is gone must not reach the queue that has its name."""
-    lab.builder.adopt(topic(), {})
+    lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
-    lab.builder.adopt(topic("id-2"), {})
+    lab.builder.update_topics(topic("id-2"), {})
     lab.reopen()
     job.sender._outbox = lab.outbox
     job.sender.send(lab.outbox.undelivered(EntryKind.DISPATCH))
@@ -353,7 +353,7 @@ def test_a_declaration_supersedes_what_was_said_of_the_topic_before(lab: Lab, jo
 def test_a_refusal_for_good_is_told_and_stops_nothing(lab: Lab, job: Job) -> None:
     """Somebody has declared the queue as another type."""
     job.memory.send(Declare(v=1, topic=TOPIC, queue_id=0, topic_id="id-1", queue_type="sparse"))
-    job.sender.send(lab.builder.adopt(topic(), {}))
+    job.sender.send(lab.builder.update_topics(topic(), {}))
     entries = lab.builder.append({QUEUE: scan(0, 10)})
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
     settled(lab, job)
@@ -363,6 +363,6 @@ def test_a_refusal_for_good_is_told_and_stops_nothing(lab: Lab, job: Job) -> Non
 
 def test_transport_that_is_closed_keeps_what_is_open(lab: Lab, job: Job) -> None:
     job.transport.close()
-    job.sender.send(lab.builder.adopt(topic(), {}))
+    job.sender.send(lab.builder.update_topics(topic(), {}))
     assert len(list(lab.outbox.undelivered(EntryKind.DISPATCH))) == 1
     assert isinstance(job.transport, Transport)

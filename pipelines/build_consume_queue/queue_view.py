@@ -1,4 +1,4 @@
-"""Consume queues for people: what `popstream queue` shows."""
+"""The view of consume queues that `popstream queue` shows."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -23,16 +23,23 @@ from pipelines.build_consume_queue.builder import Queue, read_queues, reader_of
 from popstream.wire.command import QueueType
 from popstream.wire.failures import Invalid
 
-__all__ = ["BuilderView", "ConsumeQueueView", "FoundMessage", "FoundUnit", "QueueRequest", "views_of"]
+__all__ = ["BuilderStatus", "ConsumeQueueView", "FoundMessage", "FoundUnit", "QueueRequest", "views_of"]
 
 SHOWN_MAX = 1_000
+"""Upper bound of `QueueRequest.limit`."""
 
 
 class QueueRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="queue"):
-    """Which queues of a topic, and which of their units: those at, or first after, what is named.
+    """Asks for queues of a topic, and for some of their units.
 
-    `time_ms` finds the first unit stored since and the last one until; `key` the newest units with it; `limit` bounds
-    the units with a key, and the runs of holes.
+    Attributes:
+        token: Authenticates the request to a running job.
+        queue_id: One queue; None: all of the topic.
+        queue_offset: Find the unit at this offset, or the first one after it.
+        message_offset: Find the unit with this message.
+        time_ms: Find the first unit stored at or after this time, and the last one at or before it.
+        key_hash: Find the newest units with this hash of a key or message id.
+        limit: At most this number of units with the key, and of runs of holes.
     """
 
     topic: str
@@ -45,8 +52,16 @@ class QueueRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     limit: int = 10
 
 
-class BuilderView(msgspec.Struct, frozen=True, kw_only=True):
-    """How a builder does: what it has not read yet, what the job has not answered, what Delta does not have."""
+class BuilderStatus(msgspec.Struct, frozen=True, kw_only=True):
+    """The progress of the builder.
+
+    Attributes:
+        queues: Queues of the chosen topics.
+        behind: Offsets of the logs that are not read yet.
+        open_dispatches: Operations that the job has not answered.
+        units: Units built since the start.
+        delta_behind: WriteBatches whose units are not in Delta yet.
+    """
 
     queues: int
     behind: int
@@ -66,9 +81,12 @@ class FoundMessage(msgspec.Struct, frozen=True):
 
 
 class FoundUnit(msgspec.Struct, frozen=True):
-    """A unit, and what it was looked for by; None: there is none, for the reason in `why`.
+    """The result of one search.
 
-    `inside` are those of its messages that were looked for; the builder does not know them, but its topic does.
+    Attributes:
+        by: The search, for people.
+        unit: The unit, or None for the reason in `why`.
+        inside: The messages of the unit that match, read from the topic: the builder does not store them.
     """
 
     by: str
@@ -81,12 +99,13 @@ class ConsumeQueueView(msgspec.Struct, frozen=True, kw_only=True):
     """One queue.
 
     Attributes:
-        end_offset: How far the partition is read.
-        commit_position: How far the job knows of it; None: it does not know the queue.
-        log_end: The end of the committed log when Kafka was last asked; None: nobody runs who asks.
-        holes: Runs of offsets without a record, the first ones.
-        hole_count: How many offsets these are, in all runs.
-        problem: Why the job refuses to know of it.
+        end_offset: The offset up to which the partition is read.
+        commit_position: The queue's commit position in the job; None if the job does not know the queue.
+        log_end: The end of the committed log when Kafka was last asked; None if the builder does not run.
+        holes: The first runs of offsets without a record.
+        hole_count: Number of offsets in all runs of holes.
+        problem: Why the job refused an operation of the queue.
+        found: The results of the searches.
     """
 
     topic: str
@@ -108,7 +127,7 @@ class ConsumeQueueView(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def lag(self) -> int | None:
-        """How many offsets of the log are not read yet."""
+        """Number of offsets of the log that are not read yet; None if the end of the log is unknown."""
         return None if self.log_end is None else max(0, self.log_end - self.end_offset)
 
 
@@ -120,10 +139,10 @@ def views_of(
     log_end: Callable[[Queue], int | None] = lambda _: None,
     problem: Callable[[Queue], str | None] = lambda _: None,
 ) -> list[ConsumeQueueView]:
-    """The queues of a topic with the units that are asked for.
+    """Return the queues of a topic with the units that the request asks for.
 
     Raises:
-        Invalid: No such queue is built.
+        Invalid: The builder has no such queue.
     """
     views = [
         _view(record, queue, reader_of(builder_store, queue), state, request, log_end(queue), problem(queue))
@@ -164,25 +183,25 @@ def _view(
         commit_position=None if decided is None else decided.record.commit_position,
         log_end=log_end,
         problem=problem,
-        found=list(_found(record, get, request, limit)),
+        found=list(_search(record, get, request, limit)),
     )
 
 
-def _found(record: ConsumeQueue, get: Get, request: QueueRequest, limit: int) -> Iterator[FoundUnit]:
+def _search(record: ConsumeQueue, get: Get, request: QueueRequest, limit: int) -> Iterator[FoundUnit]:
     if request.queue_offset is not None:
         unit = unit_at_or_after(record, get, request.queue_offset)
-        yield _one("at or after the offset", unit)
+        yield _result("at or after the offset", unit)
     if request.message_offset is not None:
-        yield _one("with the message", unit_of_message(record, get, request.message_offset))
+        yield _result("with the message", unit_of_message(record, get, request.message_offset))
     if request.time_ms is not None:
-        yield _one("first since the time", first_unit_since(record, get, request.time_ms) or "none is so new")
-        yield _one("last until the time", last_unit_until(record, get, request.time_ms) or "none is so old")
+        yield _result("first since the time", first_unit_since(record, get, request.time_ms) or "no unit is that new")
+        yield _result("last until the time", last_unit_until(record, get, request.time_ms) or "no unit is that old")
     if request.key_hash is not None:
         units = list(islice(units_with_key(record, get, request.key_hash), limit))
         yield from (FoundUnit("with the key", unit) for unit in units)
         if not units:
-            yield FoundUnit("with the key", None, "none has it")
+            yield FoundUnit("with the key", None, "no unit has the key")
 
 
-def _one(by: str, unit: Unit | str) -> FoundUnit:
+def _result(by: str, unit: Unit | str) -> FoundUnit:
     return FoundUnit(by, unit) if isinstance(unit, Unit) else FoundUnit(by, None, str(unit))

@@ -1,14 +1,14 @@
-"""The builder at work: watches the chosen topics, and runs one streaming query over exactly their partitions.
+"""Watches the chosen topics, and runs one streaming query over exactly their partitions.
 
 ```
-look ─> Builder.adopt ─> same partitions, same ids? ── yes ──> look again in LOOK_S
-  ^                              │ no
-  └────────────────── start a query from the ends of the queues
+describe topics ─> Builder.update_topics ─> same partitions and topic ids? ── yes ──> again after POLL_S
+       ^                                              │ no
+       └─────────────────────────── start a query at the ends of the queues
 ```
 
-How far a partition is read is the end of its queue, and nothing else: each query starts there, with a Spark checkpoint
-of its own that is only asked for the planned range of a micro-batch. So a lost checkpoint, a new partition and a topic
-that was made again are one case.
+The end of a queue alone says up to where its partition is read. Each query starts at the ends, with a new Spark
+checkpoint, of which only the planned range of a micro-batch is used. So a lost checkpoint, a new partition and a
+recreated topic are handled alike: by a new query.
 """
 
 import json
@@ -35,6 +35,7 @@ from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.unit_columns import unit_columns, units_by_queue
 from pipelines.build_consume_queue.unit_flush import PIPELINE, UnitFlush
 from pipelines.failpoints import failpoint
+from pipelines.settings import JobSettings
 from popstream.topics.message_topics import MessageTopic, TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.command import QueueType
@@ -44,20 +45,32 @@ __all__ = ["BuilderQuery"]
 
 _log = structlog.get_logger(__name__)
 
-LOOK_S = 2.0
-ROOM_S = 0.5
+POLL_S = 2.0
+"""Pause between two descriptions of the topics."""
+
+WAIT_FOR_ROOM_S = 0.5
 FAILURES_MAX = 5
-# A query that ran so long has not failed at once.
-LASTING_S = 60.0
+"""Consecutive failures of queries that end the job."""
+
+HEALTHY_AFTER_S = 60.0
+"""A query that fails later than this counts as the first failure again."""
+
 KEPT_OFFSETS_MIN = 20_000
+"""Smaller micro-batches are written to Delta from the store, because each kept frame costs Delta a plan."""
 
 
 class _OutdatedError(Exception):
-    """The micro-batch was read from another topic than the queue is of, or by a query that is over."""
+    """The micro-batch is of a query that has ended, or was read from another topic than that of the queue."""
 
 
 class _Run(NamedTuple):
-    """One query: its number, its checkpoint, and the topic id of each queue that it reads."""
+    """One query.
+
+    Attributes:
+        number: Counts the queries.
+        checkpoint: Spark's checkpoint folder.
+        reads: The queues that it reads, with their topic ids.
+    """
 
     number: int
     checkpoint: Path
@@ -72,16 +85,16 @@ class BuilderQuery:
         source_options: Options of Spark's Kafka source.
         bootstrap_servers: The Kafka with the message topics.
         checkpoints: Folder for Spark's checkpoints.
-        globs: Names of topics, or patterns with `*`, `?` and `[...]`.
-        own: Topics of the job, which are never chosen.
-        queue_types: Of topics that are neither simple nor compacted.
-        records_per_batch_max: Bounds a micro-batch.
-        records_per_task_max: More of a partition are read by several tasks at the same time.
-        builder: Decides; this is its only user that appends.
-        sender: Takes what is to be dispatched.
-        publisher: Tells producers the types.
-        unit_flush: Takes the frames.
-        on_failure: Called once with what ended it.
+        settings: Settings of the job. The job's own topics are never chosen.
+        builder: Takes the units; nothing else may append to it.
+        sender: Sends the dispatches.
+        publisher: Publishes the queue types for producers.
+        unit_flush: Takes the frames of large micro-batches.
+        on_failure: Called once with the error that ended it.
+
+    Attributes:
+        topics: The chosen topics, as Kafka described them last.
+        units: Units built since the start.
     """
 
     def __init__(
@@ -91,11 +104,7 @@ class BuilderQuery:
         source_options: Mapping[str, str],
         bootstrap_servers: str,
         checkpoints: Path,
-        globs: list[str],
-        own: Topics,
-        queue_types: Mapping[str, QueueType],
-        records_per_batch_max: int,
-        records_per_task_max: int,
+        settings: JobSettings,
         builder: Builder,
         sender: DispatchSender,
         publisher: QueueTypesPublisher,
@@ -106,17 +115,14 @@ class BuilderQuery:
         self._options = {
             **source_options,
             "includeHeaders": "true",
-            # Retention is no failure: what it took is a hole.
+            # Records that retention removed are holes, not a failure.
             "failOnDataLoss": "false",
-            "maxOffsetsPerTrigger": str(records_per_batch_max),
-            # Like minPartitions, but a small micro-batch is not cut into tasks of a record each.
-            "maxRecordsPerPartition": str(records_per_task_max),
+            "maxOffsetsPerTrigger": str(settings.build_records_per_batch_max),
+            # Parallel tasks for large micro-batches only; minPartitions would split small ones, too.
+            "maxRecordsPerPartition": str(settings.build_records_per_task_max),
         }
-        self._records_per_batch_max = records_per_batch_max
+        self._settings = settings
         self._checkpoints = checkpoints
-        self._globs = globs
-        self._own = own
-        self._queue_types = queue_types
         self._builder = builder
         self._sender = sender
         self._publisher = publisher
@@ -125,28 +131,27 @@ class BuilderQuery:
         self._reader = TopicReader(bootstrap_servers, client_id="popstream-builder")
         self._checker = TopicReader(bootstrap_servers, client_id="popstream-builder-check")
         self._query: StreamingQuery | None = None
-        self._run_no = 0
+        self._run_number = 0
         self._reads: dict[Queue, str] | None = {}
-        """What the present query reads; None: it is to be replaced."""
-        self._steering = threading.RLock()
-        """Held by whoever starts and ends queries."""
+        """The queues that the present query reads, with their topic ids; None: the query must be replaced."""
+        self._query_lock = threading.RLock()
+        """Held to start and stop queries, and to truncate queues."""
         self._batch_topics: frozenset[str] = frozenset()
         self._failures = 0
         self._started_s = 0.0
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self.topics: dict[str, MessageTopic] = {}
-        """The chosen topics as they were when Kafka was last asked."""
         self.units = 0
         shutil.rmtree(checkpoints, ignore_errors=True)
         self._thread = threading.Thread(target=self._watch, name="builder", daemon=True)
 
     def start(self) -> None:
-        """Begin; what a predecessor left in the outbox goes out first."""
+        """Start the thread that describes topics and runs queries."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End; a micro-batch under way is finished or forgotten."""
+        """Stop the query and the thread; a micro-batch in flight is finished, or read again by the next start."""
         self._stopping.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -156,53 +161,54 @@ class BuilderQuery:
         self._publisher.close()
 
     def rebuild(self, queue: Queue, from_offset: int) -> int:
-        """Forget a queue from an offset on and read it again; where it begins to be read.
+        """Remove a queue's units from an offset on, and read them again; return the offset at which reading begins.
 
         Raises:
             Invalid: There is no such queue.
         """
-        with self._steering:
+        with self._query_lock:
             return self._truncate(queue, from_offset)
 
     def _truncate(self, queue: Queue, from_offset: int, *, is_same_log: bool = True) -> int:
-        """Forget a queue from an offset on; nothing is added meanwhile, and Delta has every unit that is forgotten."""
-        self._abandon()
+        """Remove a queue's units from an offset on, while nothing is added, and after all of them are in Delta."""
+        self._replace_query()
         self._unit_flush.flush()
         return self._builder.truncate(queue, from_offset, is_same_log=is_same_log)
 
-    def _abandon(self) -> None:
-        """What the present query reads from now on does not continue the queues: start another one."""
+    def _replace_query(self) -> None:
+        """Ignore whatever the present query reads from now on, and let a new one start."""
         with self._builder.lock:
-            self._run_no += 1
+            self._run_number += 1
             self._reads = None
         self._wake.set()
 
     def _watch(self) -> None:
         try:
             while not self._stopping.is_set():
-                with self._steering:
-                    self._steer()
-                self._wake.wait(LOOK_S)
+                with self._query_lock:
+                    self._update()
+                self._wake.wait(POLL_S)
                 self._wake.clear()
-        except BaseException as error:  # noqa: BLE001 - whatever it is ends the job, which says what it was
+        except BaseException as error:  # noqa: BLE001 - any error ends the job, which reports it
             _log.error("builder_failed", error=str(error), kind=type(error).__name__)
             self._on_failure(error)
         finally:
             self._end_query()
 
-    def _steer(self) -> None:
-        """Ask Kafka, take note, and see to it that the right query runs."""
+    def _update(self) -> None:
+        """Describe the topics, update the queues, and make sure that a query reads exactly their partitions."""
         ends = {queue: record.end_offset for queue, record in list(self._builder.queues.items())}
         try:
-            topics = self._reader.choose(partial(chosen_topics, globs=self._globs, own=self._own))
+            own = Topics.of(self._settings.topic_prefix)
+            topics = self._reader.choose(partial(chosen_topics, globs=self._settings.message_globs, own=own))
             types = self._types(topics)
-        except (Unavailable, Invalid) as error:  # refused it may be for a topic that is no concern of the others
-            _log.warning("topics_not_seen", error=str(error))
+        except (Unavailable, Invalid) as error:  # Kafka may refuse one topic; the others are read on
+            _log.warning("topics_not_described", error=str(error))
             return
-        with self._builder.lock:  # so that what is said of a queue is said in this order
-            self._sender.send(self._builder.adopt(topics, types))
+        with self._builder.lock:  # the operations of a queue are sent in the order of the WriteBatches
+            self._sender.send(self._builder.update_topics(topics, types))
         self._publish_types()
-        self._cut_back(topics, ends)
+        self._truncate_shortened(topics, ends)
         self.topics = topics
         reads = {
             (name, queue_id): topic.topic_id for name, topic in topics.items() for queue_id in sorted(topic.starts)
@@ -215,25 +221,25 @@ class BuilderQuery:
             self._start_query(reads)
 
     def _types(self, topics: Mapping[str, MessageTopic]) -> dict[str, QueueType]:
-        """As the settings say, else as the queues were made, else by whether Kafka compacts the topic."""
+        """Return the types from the settings, else of the existing queues, else `sparse` for compacted topics."""
         known: dict[str, QueueType] = {
             name: self._builder.queues[name, 0].queue_type
             for name, topic in topics.items()
             if (name, 0) in self._builder.queues and self._builder.queues[name, 0].topic_id == topic.topic_id
         }
         compacted = self._reader.compacted([name for name in topics if name not in known])
-        return {**dict.fromkeys(compacted, "sparse"), **known, **self._queue_types}
+        return {**dict.fromkeys(compacted, "sparse"), **known, **self._settings.queue_types}
 
     def _publish_types(self) -> None:
-        """Producers may learn late: until then they send plain records, which every type takes."""
+        """Publish the types of all queues; a producer that has not read them sends plain records, which suit all."""
         types = {(name, queue.topic_id, queue.queue_type) for (name, _), queue in list(self._builder.queues.items())}
         try:
             self._publisher.publish(types)
         except Unavailable as error:
             _log.warning("queue_types_not_published", error=str(error))
 
-    def _cut_back(self, topics: Mapping[str, MessageTopic], ends: Mapping[Queue, int]) -> None:
-        """A log that ends before where it was read has lost records: what comes there next is read as new."""
+    def _truncate_shortened(self, topics: Mapping[str, MessageTopic], ends: Mapping[Queue, int]) -> None:
+        """Truncate queues whose log ends before the end of the queue: it has lost records, and new ones follow."""
         for topic in topics.values():
             for queue_id, end in topic.ends.items():
                 queue = (topic.name, queue_id)
@@ -242,10 +248,10 @@ class BuilderQuery:
                     self._truncate(queue, end, is_same_log=False)
 
     def _count_failure(self) -> None:
-        """A query that ended although its topics are what they were: try again, but not for ever."""
+        """Count a query that ended by itself; raise its error after too many of them."""
         assert self._query is not None
         error = self._query.exception()
-        self._failures = self._failures + 1 if time.monotonic() - self._started_s < LASTING_S else 1
+        self._failures = self._failures + 1 if time.monotonic() - self._started_s < HEALTHY_AFTER_S else 1
         _log.warning("builder_query_ended", failures=self._failures, error=str(error)[:500])
         if self._failures >= FAILURES_MAX:
             raise error or Unavailable("the query of the builder ended by itself")
@@ -253,7 +259,7 @@ class BuilderQuery:
     def _end_query(self) -> None:
         query, self._query = self._query, None
         with self._builder.lock:
-            self._run_no += 1
+            self._run_number += 1
         if query is not None:
             query.stop()
 
@@ -262,7 +268,7 @@ class BuilderQuery:
         if not reads:
             return
         with self._builder.lock:
-            number = self._run_no
+            number = self._run_number
             self._batch_topics = frozenset(
                 topic for topic, queue_id in reads if self._builder.queues[topic, queue_id].queue_type == "batch"
             )
@@ -287,27 +293,27 @@ class BuilderQuery:
             .start()
         )
         self._started_s = time.monotonic()
-        for old in self._checkpoints.iterdir():
-            if old != checkpoint:
-                shutil.rmtree(old, ignore_errors=True)
+        for other in self._checkpoints.iterdir():
+            if other != checkpoint:
+                shutil.rmtree(other, ignore_errors=True)
         _log.info("builder_query_started", queues=len(reads), run=number)
 
     def _take(self, run: _Run, frame: DataFrame, batch_id: int) -> None:
-        """One micro-batch: Spark calls this, also once more for a micro-batch that was cut short."""
+        """Build one micro-batch. Called by Spark, also for one that was interrupted before."""
         try:
             self._build(run, frame, batch_id)
         except _OutdatedError:
             return
         except (PySparkException, Py4JError, Unavailable):
-            raise  # Kafka or Spark: another query may have more luck
+            raise  # an error of Kafka or Spark ends the query, and another one is started
         except BaseException as error:
-            # Of a query that is over, even its checkpoint may be gone.
-            if run.number == self._run_no and not self._stopping.is_set():
+            # After its end a query may fail for any reason, for example because its checkpoint was removed.
+            if run.number == self._run_number and not self._stopping.is_set():
                 self._on_failure(error)
             raise
 
     def _build(self, run: _Run, frame: DataFrame, batch_id: int) -> None:
-        while not self._sender.wait_for_room(ROOM_S):
+        while not self._sender.wait_for_room(WAIT_FOR_ROOM_S):
             self._require_current(run)
         ends = {
             (topic, queue_id): end
@@ -317,9 +323,8 @@ class BuilderQuery:
         with self._builder.lock:
             self._require_current(run)
             planned = sum(max(0, end - self._builder.queues[queue].end_offset) for queue, end in ends.items())
-        if planned >= self._records_per_batch_max // 2:
+        if planned >= self._settings.build_records_per_batch_max // 2:
             self._unit_flush.postpone()
-        # Frames cost Delta a plan each, whatever they hold: what is small is written from the store.
         kept = frame.persist() if planned >= KEPT_OFFSETS_MIN else None
         try:
             table = frame.toArrow()
@@ -330,9 +335,10 @@ class BuilderQuery:
                 self._require_current(run)
                 scans = {}
                 for queue, end in ends.items():
-                    at = self._builder.queues[queue].end_offset
-                    if end > at:
-                        scans[queue] = Scan(at, end, units.get(queue, _NO_UNITS).between(at, end))
+                    first_offset = self._builder.queues[queue].end_offset
+                    if end > first_offset:
+                        new_units = units.get(queue, _NO_UNITS).between(first_offset, end)
+                        scans[queue] = Scan(first_offset, end, new_units)
                 entries = self._builder.append(scans)
                 failpoint("build_dispatch")
                 self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
@@ -346,14 +352,14 @@ class BuilderQuery:
         self.units += table.num_rows
 
     def _require_current(self, run: _Run) -> None:
-        """To be asked under the builder's lock: the queues are those that the query was started for."""
+        """Raise if the queues are not those that the query was started for. The caller holds the builder's lock."""
         queues = self._builder.queues
-        is_current = run.number == self._run_no and not self._stopping.is_set()
+        is_current = run.number == self._run_number and not self._stopping.is_set()
         if not is_current or any(queues[queue].topic_id != topic_id for queue, topic_id in run.reads.items()):
             raise _OutdatedError
 
     def _require_same_logs(self, run: _Run, ends: Mapping[Queue, int]) -> None:
-        """A topic that was made again, or lost records, may have given any records: then all of it is read anew."""
+        """Replace the query and raise if a topic was recreated or lost records while the micro-batch was read."""
         topics = self._checker.read(sorted({topic for topic, _ in ends}))
         for (name, queue_id), end in ends.items():
             topic = topics.get(name)
@@ -362,7 +368,7 @@ class BuilderQuery:
                 continue
             with self._builder.lock:
                 self._require_current(run)
-                self._abandon()
+                self._replace_query()
             raise _OutdatedError
 
 

@@ -1,4 +1,4 @@
-"""A builder with all that it needs, from start to stop, beside the job."""
+"""build_consume_queue as a service of the job: builder, query, dispatch and flush, from start to stop."""
 
 import contextlib
 import uuid
@@ -11,31 +11,31 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from connectors.kafka.own_topics import Topics
 from pipelines.apply_ops.outbox import EntryKind, Outbox
-from pipelines.build_consume_queue.audited import audited_queues
 from pipelines.build_consume_queue.builder import Builder, Queue, declare_of
+from pipelines.build_consume_queue.builder_query import BuilderQuery
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
-from pipelines.build_consume_queue.query import BuilderQuery
+from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest, views_of
 from pipelines.build_consume_queue.unit_flush import UnitFlush
-from pipelines.build_consume_queue.view import BuilderView, ConsumeQueueView, QueueRequest, views_of
+from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.settings import JobSettings
 from popstream.exchange.transport import Transport
 from popstream.settings import ClientSettings
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.command import Declare
 
-__all__ = ["RunningBuilder"]
+__all__ = ["BuilderService"]
 
 
-class RunningBuilder:
+class BuilderService:
     """build_consume_queue, until `stop` or a failure.
 
     Args:
-        settings: Of the job.
-        folder: Of the job.
+        settings: Settings of the job.
+        folder: Folder of the job.
         bootstrap_servers: The Kafka with the ops topic and the message topics.
         spark: The session.
         source_options: Options of Spark's Kafka source.
-        on_failure: Called with what ended it.
+        on_failure: Called with the error that ended it.
 
     Raises:
         Invalid: The store cannot be opened.
@@ -56,9 +56,9 @@ class RunningBuilder:
             stack.callback(self.store.close)
             self.outbox = Outbox(self.store)
             self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex)
-            if self.builder.is_new:  # or it was lost
-                audited = audited_queues(spark, folder.delta, bootstrap_servers)
-                self.builder.begin_epoch(self.builder.built.state_epoch, audited)
+            if self.builder.is_new:  # perhaps because the old store was lost: the table may have units
+                in_delta = units_in_delta(spark, folder.delta, bootstrap_servers)
+                self.builder.begin_epoch(self.builder.built.state_epoch, in_delta)
             client = ClientSettings(
                 bootstrap_servers=bootstrap_servers, client_id="popstream-builder", prefix=settings.topic_prefix
             )
@@ -73,20 +73,15 @@ class RunningBuilder:
                 interval_s=settings.flush_interval_s,
                 on_failure=on_failure,
             )
-            own = Topics.of(settings.topic_prefix)
             self.query = BuilderQuery(
                 spark=spark,
                 source_options=source_options,
                 bootstrap_servers=bootstrap_servers,
                 checkpoints=folder.builder_spark,
-                globs=settings.message_globs,
-                own=own,
-                queue_types=settings.queue_types,
-                records_per_batch_max=settings.build_records_per_batch_max,
-                records_per_task_max=settings.build_records_per_task_max,
+                settings=settings,
                 builder=self.builder,
                 sender=self.sender,
-                publisher=QueueTypesPublisher(bootstrap_servers, own.queue_types),
+                publisher=QueueTypesPublisher(bootstrap_servers, Topics.of(settings.topic_prefix).queue_types),
                 unit_flush=self.unit_flush,
                 on_failure=on_failure,
             )
@@ -97,11 +92,13 @@ class RunningBuilder:
             stack.callback(self.query.stop)
             self._stack = stack.pop_all()
 
-    def view(self) -> BuilderView:
-        """How it does."""
+    def status(self) -> BuilderStatus:
+        """Return the progress of the builder."""
         queues = dict(self.builder.queues)
-        ends = {(name, at): end for name, topic in self.query.topics.items() for at, end in topic.ends.items()}
-        return BuilderView(
+        ends = {
+            (name, queue_id): end for name, topic in self.query.topics.items() for queue_id, end in topic.ends.items()
+        }
+        return BuilderStatus(
             queues=len(ends),
             behind=sum(max(0, end - queues[queue].end_offset) for queue, end in ends.items() if queue in queues),
             open_dispatches=self.sender.open_count,
@@ -110,10 +107,10 @@ class RunningBuilder:
         )
 
     def views(self, state: RocksStore, request: QueueRequest) -> list[ConsumeQueueView]:
-        """The queues of a topic, with what is known of their logs.
+        """Return the queues of a topic, with the ends of their logs.
 
         Raises:
-            Invalid: No such queue is built.
+            Invalid: The builder has no such queue.
         """
 
         def log_end(queue: Queue) -> int | None:
@@ -123,7 +120,7 @@ class RunningBuilder:
         return views_of(self.store, state, request, log_end=log_end, problem=self.sender.refused.get)
 
     def stop(self) -> None:
-        """End the query, flush, release the store."""
+        """Stop the query, flush, and close the store."""
         self._stack.close()
 
     def _declare_of(self, queue: Queue) -> Declare | None:
