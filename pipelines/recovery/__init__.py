@@ -1,1 +1,1 @@
-"""Snapshots, and what they are for: restore a job's folder, or decide the log again and compare."""
+"""Snapshots, and their two uses: restoring a job's folder, and verifying that the log leads to the state."""

@@ -1,12 +1,10 @@
-"""The states with which a job could go on, and what is given up with each.
+"""The states with which a job could continue, and what would be lost with each.
 
-```
-candidates, best first      the present state, snapshots from the newest on, an empty state, and the states that earlier
-                            restores put aside: before the empty one if there is no present state, as after a restore
-                            that was killed
-each must                   open, be of this ops topic, have its next records in the log,
-                            and have had no rows in Delta that are there no more (`checkpoints.losses`)
-```
+Candidates, best first: the present state; snapshots, newest first; an empty state; the states that earlier restores
+moved to `replaced/`. Without a present state, as after a restore that was killed, the last two change places.
+
+A candidate can be continued if it opens and is of this ops topic. With it are lost (`checkpoints.losses`) the records
+after it that are no longer in the log, and rows that it knew to be in Delta and that are missing there.
 """
 
 import contextlib
@@ -26,7 +24,7 @@ from checkpoints.replay import replay_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from popstream.wire.failures import Corrupt, Invalid
 
-__all__ = ["EMPTY", "PRESENT", "PUT_ASIDE", "Candidate", "Judged", "find_candidates", "judge", "read_all"]
+__all__ = ["EMPTY", "PRESENT", "PUT_ASIDE", "Candidate", "UsableState", "find_candidates", "read_all", "usable_states"]
 
 PRESENT = "the present state"
 PUT_ASIDE = "the state that was put aside"
@@ -34,66 +32,69 @@ EMPTY = "an empty state"
 
 
 class Candidate(NamedTuple):
-    """A state that there is.
+    """A state to look at.
 
     Attributes:
-        source: What it is, for people.
-        put: Puts its files (`state`, and perhaps `queues`) into a folder.
+        source: Its origin, for people.
+        copy_to: Copies its files (`state`, and perhaps `queues`) to a folder.
     """
 
     source: str
-    put: Callable[[Path], None]
+    copy_to: Callable[[Path], None]
 
 
-class Judged(NamedTuple):
-    """One that can be continued.
+class UsableState(NamedTuple):
+    """A candidate that can be continued.
 
     Attributes:
-        source: As the candidate has it.
-        place: Its files are there until the next one is asked for.
-        found: What it knows of itself.
-        losses: What is given up with it.
+        source: Its origin, for people.
+        folder: A copy of its files, until the iterator that yielded it advances.
+        found: Its own notes: applied offsets, rows in Delta, earlier restores.
+        losses: What is lost with it.
     """
 
     source: str
-    place: Path
+    folder: Path
     found: Continuable
     losses: Losses
 
 
 def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | None) -> Iterator[Candidate]:
-    """Best first.
+    """Yield the candidates, best first.
+
+    Args:
+        folder: Folder of the job.
+        snapshots: The snapshots.
+        only: Id of the one snapshot to yield; None yields all candidates.
 
     Raises:
         Invalid: There is no snapshot `only`.
     """
 
     def fetched(snapshot: Snapshot) -> Candidate:
-        return Candidate(f"snapshot {snapshot.id}", lambda place: snapshots.fetch(snapshot, place))
+        return Candidate(f"snapshot {snapshot.id}", lambda target: snapshots.fetch(snapshot, target))
 
     def put_aside(state: Path) -> Candidate:
-        return Candidate(f"{PUT_ASIDE} in {state.parent.name}", lambda place: _copy(state, place))
+        return Candidate(f"{PUT_ASIDE} in {state.parent.name}", lambda target: _copy(state, target))
 
     kept = {snapshot.id: snapshot for snapshot in snapshots.list()}
     if only is not None:
         if only not in kept:
-            message = (
-                f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` tells which there are"
-            )
+            message = f"there is no snapshot {only} at {snapshots.url}: `popstream snapshot --list` lists them"
             raise Invalid(message, subject=only)
         yield fetched(kept[only])
         return
     aside = [put_aside(state) for state in sorted(folder.replaced.glob("*/state"), reverse=True)]
-    empty = Candidate(EMPTY, lambda place: (place / "state").mkdir(parents=True))
+    empty = Candidate(EMPTY, lambda target: (target / "state").mkdir(parents=True))
     has_state = folder.state.is_dir()
     if has_state:
-        yield Candidate(PRESENT, lambda place: _copy(folder.state, place))
+        yield Candidate(PRESENT, lambda target: _copy(folder.state, target))
     for snapshot in kept.values():
         yield fetched(snapshot)
     yield from [empty, *aside] if has_state else [*aside, empty]
 
 
-def judge(
+def usable_states(
     candidates: Iterable[Candidate],
     folder: JobFolder,
     log: LogFound,
@@ -102,30 +103,30 @@ def judge(
     *,
     was_more: bool,
     lossy: bool,
-) -> Generator[Judged]:
-    """Those with which nothing is given up, as they come; then, with consent, the others, the least loss first.
+) -> Generator[UsableState]:
+    """Yield candidates with which nothing is lost; then, if `lossy`, the others, those with the least loss first.
 
-    The least loss: that of rows alone before that of records, and of these the fewest offsets.
+    Losing rows is less than losing records; of records, the number of offsets counts.
 
     Args:
         candidates: Best first.
-        folder: Of the job; they are looked at in its scratch.
+        folder: Folder of the job, for the copies.
         log: The ops topic.
-        whole: By table, the last apply_seq of each state epoch up to which all its rows are there.
-        passed_over: Is told why another was not taken, by its source.
+        whole: By table and state epoch, the apply_seq up to which all rows are in Delta.
+        passed_over: Gets the reason against each candidate that is not yielded, by source.
         was_more: The tables have rows of another log.
-        lossy: There is consent.
+        lossy: Yield also candidates with which something is lost.
 
     Raises:
-        Unavailable: A place does not answer, or the disk is full: that is no reason against a state.
+        Unavailable: A storage does not answer, or the disk is full, which is no reason against a candidate.
         Corrupt: No state can be continued: the log has lost its end, or has other partitions.
     """
     costly: list[tuple[Candidate, Losses]] = []
     for candidate in candidates:
         with contextlib.ExitStack() as stack:
             try:
-                place = stack.enter_context(_placed(candidate, folder))
-                found = _read(place)
+                copy = stack.enter_context(_copied(candidate, folder))
+                found = _read(copy)
             except DiskFull:
                 raise
             except (Corrupt, Invalid, StoreStopped) as error:
@@ -137,42 +138,43 @@ def judge(
             losses = losses_of(found, log, whole, was_more=was_more)
             was_more |= bool(found.replay.since_loss) or found.is_of_another(log)
             if not losses.lines:
-                yield Judged(candidate.source, place, found, losses)
+                yield UsableState(candidate.source, copy, found, losses)
                 continue
             passed_over[candidate.source] = f"{'; '.join(losses.lines)} (`--lossy` accepts that)"
             costly.append((candidate, losses))
     if lossy:
-        for candidate, losses in sorted(costly, key=lambda one: _loss(one[1])):
-            with _placed(candidate, folder) as place:
-                yield Judged(candidate.source, place, _read(place), losses)
+        for candidate, losses in sorted(costly, key=lambda pair: _loss(pair[1])):
+            with _copied(candidate, folder) as copy:
+                yield UsableState(candidate.source, copy, _read(copy), losses)
 
 
 def _loss(losses: Losses) -> tuple[bool, int, bool]:
+    """Return the sort key of a loss, the least first."""
     return bool(losses.records), losses.offsets, bool(losses.rows)
 
 
 @contextlib.contextmanager
-def _placed(candidate: Candidate, folder: JobFolder) -> Iterator[Path]:
-    place = folder.scratch / f"restore-{uuid.uuid4().hex}"
+def _copied(candidate: Candidate, folder: JobFolder) -> Iterator[Path]:
+    copy = folder.scratch / f"restore-{uuid.uuid4().hex}"
     try:
-        candidate.put(place)
-        yield place
+        candidate.copy_to(copy)
+        yield copy
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(copy, ignore_errors=True)
 
 
-def _copy(state: Path, place: Path) -> None:
-    """Opened where it is it would be changed; it stays as it is until it is replaced."""
-    place.mkdir(parents=True)
+def _copy(state: Path, target: Path) -> None:
+    """Copy a state, because RocksDB changes the files of a store that it opens."""
+    target.mkdir(parents=True)
     try:
-        shutil.copytree(state, place / "state", copy_function=_link)
+        shutil.copytree(state, target / "state", copy_function=_link_or_copy)
     except OSError as error:
         message = f"{state} cannot be copied: {error}"
         raise (DiskFull if "No space left" in str(error) else StoreStopped)(message, subject=str(state)) from error
 
 
-def _link(source: str, target: str) -> None:
-    """SST files never change and may be shared, on one disk; the rest is written to."""
+def _link_or_copy(source: str, target: str) -> None:
+    """Link an SST file, which never changes, if both places are on one disk; copy any other file."""
     if source.endswith(".sst"):
         with contextlib.suppress(OSError):
             Path(target).hardlink_to(source)
@@ -180,8 +182,8 @@ def _link(source: str, target: str) -> None:
     shutil.copy2(source, target)
 
 
-def _read(place: Path) -> Continuable:
-    with RocksStore(place / "state") as state:
+def _read(copy: Path) -> Continuable:
+    with RocksStore(copy / "state") as state:
         if state.get(META, APPLIED_KEY) is None:
             return Continuable()
         read_all(state, FAMILIES)
@@ -191,14 +193,14 @@ def _read(place: Path) -> Continuable:
 
 
 def read_all(store: RocksStore, families: Iterable[Family]) -> None:
-    """RocksDB checks each block that is read."""
+    """Read every value, so that RocksDB verifies the checksum of every block."""
     for family in families:
         for _ in store.scan(family, b""):
             pass
 
 
 def _problem(candidate: Candidate, found: Continuable, log: LogFound) -> str | None:
-    """Why nobody would want to continue this."""
+    """Return why a candidate cannot be continued, or None."""
     if found.applied is None:
         return None if candidate.source == EMPTY else "it has decided nothing"
     return None if found.applied.ops_topic == log.topic else f"it is of {found.applied.ops_topic}"

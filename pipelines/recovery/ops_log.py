@@ -1,4 +1,4 @@
-"""The ops topic as Kafka has it, read without Spark: where it begins and ends, and its records."""
+"""The ops topic, read without Spark: its first and last offsets, and its records."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -17,11 +17,12 @@ from popstream.wire.limits import RECORD_BYTES_MAX
 __all__ = ["found_log", "read_records"]
 
 _FETCH_BYTES = 17 * 1024 * 1024
-_SILENCE_POLLS_MAX = 30
+_POLL_MS = 1000
+_EMPTY_POLLS_MAX = 30
 
 
 def found_log(bootstrap_servers: str, topic: TopicFacts) -> LogFound:
-    """First and last offsets, as a reader of committed records will see them at most.
+    """Return the first and last offsets of each partition; aborted records at the end count.
 
     Raises:
         Unavailable: Kafka does not answer.
@@ -32,7 +33,7 @@ def found_log(bootstrap_servers: str, topic: TopicFacts) -> LogFound:
         first = consumer.beginning_offsets(partitions)
         end = consumer.end_offsets(partitions)
     except KafkaError as error:
-        message = f"Kafka does not tell where {topic.name} begins and ends: {error}"
+        message = f"Kafka does not return the offsets of {topic.name}: {error}"
         raise Unavailable(message, subject=topic.name) from error
     finally:
         consumer.close()
@@ -47,7 +48,7 @@ def found_log(bootstrap_servers: str, topic: TopicFacts) -> LogFound:
 def read_records(
     bootstrap_servers: str, topic: str, first_offset: Mapping[int, int], end_offset: Mapping[int, int]
 ) -> Iterator[KafkaRecord]:
-    """Committed records of [first, end) of each partition, one after the other, as Spark would hand them over.
+    """Yield the committed records of [first, end) of each partition, in order, as Spark would provide them.
 
     Raises:
         Unavailable: Kafka stops answering.
@@ -64,12 +65,12 @@ def read_records(
             partition = TopicPartition(topic, number)
             consumer.assign([partition])
             consumer.seek(partition, first_offset.get(number, 0))
-            silent = 0
+            empty_polls = 0
             while consumer.position(partition) < end:
-                records = consumer.poll(timeout_ms=1000).get(partition, [])
-                silent = 0 if records else silent + 1
-                if silent > _SILENCE_POLLS_MAX:
-                    message = f"Kafka gives no records of {topic} partition {number} before {end}"
+                records = consumer.poll(timeout_ms=_POLL_MS).get(partition, [])
+                empty_polls = 0 if records else empty_polls + 1
+                if empty_polls > _EMPTY_POLLS_MAX:
+                    message = f"Kafka returns no records of {topic} partition {number} before offset {end}"
                     raise Unavailable(message, subject=topic)
                 for record in records:
                     if record.offset < end:

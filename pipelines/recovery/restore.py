@@ -1,17 +1,13 @@
-"""`popstream restore`: the state that loses least and agrees with log and tables, put in place to be continued.
+"""`popstream restore`: replaces the state of a job by the one that agrees with log and tables and loses least.
 
-```
-the first candidate         gets a new state epoch, and knows which rows the tables have: they are recomputed and
-(`restore_candidates`)      compared by the next `popstream up`, and not written again
-with which nothing is lost,
-or else, with consent, the
-one that loses least
-```
+The first candidate with which nothing is lost is taken (candidates.py), or else, with consent, the one with the least
+loss. It gets a new state epoch, and a note of the rows that the tables have: the next `popstream up` recomputes and
+compares these rows, and does not write them again.
 
-The builder's store is kept if it is whole, else that of the snapshot comes with the state, or a new one; whichever it
-is gets an epoch of its own, and tells again what it has built beyond the rows of the table.
+The builder's store is kept if it is not damaged; otherwise that of the snapshot takes its place, or an empty one. It
+gets a new epoch, too, and writes the units again that the Delta table does not have.
 
-Nothing is thrown away: what lay in the place before is moved to `replaced/`.
+Nothing is deleted: the files that were in the place before are moved to `replaced/`.
 """
 
 import contextlib
@@ -51,7 +47,7 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
 from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
-from pipelines.recovery.candidates import Judged, find_candidates, judge, read_all
+from pipelines.recovery.candidates import UsableState, find_candidates, read_all, usable_states
 from popstream.wire.failures import Corrupt, Invalid
 
 __all__ = ["Restored", "restore"]
@@ -60,17 +56,17 @@ _log = structlog.get_logger(__name__)
 
 
 class Restored(msgspec.Struct, frozen=True, kw_only=True):
-    """What was put in place.
+    """The result of a restore.
 
     Attributes:
-        source: The present state, a snapshot with its id, or an empty state.
-        apply_seq: Where it goes on.
-        to_replay: Records of the log that follow it.
-        passed_over: Other candidates, and why they could not be taken.
-        snapshots: How many there were, and where.
-        lost: What was given up; only after a lossy restore.
+        source: Origin of the restored state: the present state, a snapshot with its id, or an empty state.
+        apply_seq: The apply_seq at which the job continues.
+        to_replay: Number of offsets in the log after the state.
+        passed_over: Candidates that were not taken, each with the reason.
+        snapshots: Number of snapshots, and their storage.
+        lost: What was lost; empty unless the restore was lossy.
         since_loss: State epochs from the last lossy restore on: only their snapshots are a base for `popstream verify`.
-        replaced: Where the former state lies now.
+        replaced: Folder with the former state, if there was one.
     """
 
     source: str
@@ -93,22 +89,22 @@ def restore(
     lossy: bool,
     only: str | None = None,
 ) -> Restored:
-    """Put the best state in place; the caller owns the folder, and no job runs in it.
+    """Put the best state in place. The caller owns the folder, and no job runs in it.
 
     Args:
-        folder: Of the job.
+        folder: Folder of the job.
         log: The ops topic as it is now.
-        bootstrap_servers: Its Kafka, and that of the message topics.
+        bootstrap_servers: The Kafka with the ops topic and the message topics.
         spark: A session with Delta.
-        snapshots: Where they are kept.
-        lossy: If something is given up with every state, take the one with the least.
-        only: Id of the one snapshot to take.
+        snapshots: The snapshot storage.
+        lossy: If something is lost with every candidate, take the one with the least loss.
+        only: Id of the only snapshot to consider.
 
     Raises:
         Invalid: There is no such snapshot.
-        Unavailable: Snapshots or Kafka cannot be reached, or the disk is full: no other state is taken for that.
-        Corrupt: No candidate will do; it says why for each. Or no state can: the log lost its end or has other
-            partitions, or a table has rows on top of a hole.
+        Unavailable: Snapshots or Kafka cannot be reached, or the disk is full: no reason to take another state.
+        Corrupt: No candidate can be taken, with the reason for each. Or no state can be continued at all: the log has
+            lost its end or has other partitions, or a table has rows after missing ones.
     """
     tables = _Tables.read(spark, folder.delta, log)
     for ends in tables.covered.values():
@@ -116,56 +112,54 @@ def restore(
     for applied in _decided(folder, snapshots):
         if applied.ops_topic_id == log.topic_id:
             require_same_log(applied, log)
-    audited = units_in_delta(spark, folder.delta, bootstrap_servers)
-    looked_at = f"{len(snapshots.list())} snapshots at {snapshots.url}"
+    in_delta = units_in_delta(spark, folder.delta, bootstrap_servers)
+    considered = f"{len(snapshots.list())} snapshots at {snapshots.url}"
     passed_over: dict[str, str] = {}
-    good = judge(
-        find_candidates(folder, snapshots, only),
-        folder,
-        log,
-        tables.whole,
-        passed_over,
-        was_more=tables.has_others,
-        lossy=lossy,
-    )
-    with contextlib.closing(good):
-        for judged in good:
-            source, losses = judged.source, judged.losses
-            applied, replay = _continued(judged, log, tables)
+    candidates = find_candidates(folder, snapshots, only)
+    states = usable_states(candidates, folder, log, tables.whole, passed_over, was_more=tables.has_others, lossy=lossy)
+    with contextlib.closing(states):
+        for state in states:
+            applied, replay = _new_epoch(state, log, tables)
             try:
-                _begin(judged, applied, replay, spark, folder.delta)
+                _begin_epoch(state, applied, replay, spark, folder.delta)
             except Corrupt as error:
-                passed_over[source] = error.message
+                passed_over[state.source] = error.message
                 continue
-            # What the log has lost of the dispatches, only a builder tells again that builds its queues anew.
-            replaced = _swap(folder, judged.place, keep_queues=not losses.records)
+            # Dispatches that the log has lost are sent again only by a builder that starts with an empty store.
+            replaced = _swap(folder, state.folder, keep_queues=not state.losses.records)
             Attempts(folder.attempts).forget()
-            _begin_queues(folder, audited)
+            _begin_builder_epoch(folder, in_delta)
             return Restored(
-                source=source,
+                source=state.source,
                 apply_seq=applied.apply_seq,
                 to_replay=sum(end - applied.next_offset[partition] for partition, end in log.end_offset.items()),
-                passed_over=[f"{other}: {why}" for other, why in passed_over.items() if other != source],
-                snapshots=looked_at,
-                lost=losses.lines,
+                passed_over=[f"{other}: {why}" for other, why in passed_over.items() if other != state.source],
+                snapshots=considered,
+                lost=state.losses.lines,
                 since_loss=replay.since_loss,
                 replaced=None if replaced is None else str(replaced),
             )
-    message = f"no state can be continued ({looked_at}):"
+    message = f"no state can be continued ({considered}):"
     details = [f"{source}: {why}" for source, why in passed_over.items()]
     raise Corrupt(message, subject=str(folder.root), details=details)
 
 
 class _Tables(NamedTuple):
-    """What the audit tables have."""
+    """The contents of the audit tables.
+
+    Attributes:
+        version: By table, its Delta version.
+        whole: By table and state epoch, the apply_seq up to which all rows are there.
+        epochs: All state epochs that ever wrote to the tables.
+        covered: By table and partition, the offset below which all rows are there.
+        has_others: There are rows of an earlier ops topic.
+    """
 
     version: dict[str, int]
     whole: dict[str, dict[str, int]]
     epochs: set[str]
-    """All that ever wrote to them."""
     covered: dict[str, dict[int, int]]
     has_others: bool
-    """Rows of an earlier ops topic."""
 
     @classmethod
     def read(cls, spark: SparkSession, delta: Path, log: LogFound) -> Self:
@@ -182,7 +176,7 @@ class _Tables(NamedTuple):
 
 
 def _decided(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Applied]:
-    """How far anything that can still be asked had decided the log."""
+    """Yield the applied offsets of every snapshot, and of the present state if it can be read."""
     for snapshot in snapshots.list():
         yield snapshot.applied
     if folder.state.is_dir():
@@ -191,9 +185,9 @@ def _decided(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Applied]:
                 yield applied_of(state)
 
 
-def _continued(judged: Judged, log: LogFound, tables: _Tables) -> tuple[Applied, Replay]:
-    """The begin of a new state epoch, which continues all that the tables know."""
-    source, _, found, losses = judged
+def _new_epoch(state: UsableState, log: LogFound, tables: _Tables) -> tuple[Applied, Replay]:
+    """Return the notes with which a new state epoch begins; it continues all epochs that the tables know."""
+    source, _, found, losses = state
     before = found.applied
     epochs = tables.epochs if before is None else tables.epochs | {*before.former_epochs, before.state_epoch}
     decided = {} if before is None or found.is_of_another(log) else before.next_offset
@@ -223,17 +217,17 @@ def _continued(judged: Judged, log: LogFound, tables: _Tables) -> tuple[Applied,
     return applied, replay
 
 
-def _begin(judged: Judged, applied: Applied, replay: Replay, spark: SparkSession, delta: Path) -> None:
-    """Write it into the state at its place; the rows that wait there for Delta stay those of their own topic."""
-    before = judged.found.applied
+def _begin_epoch(state: UsableState, applied: Applied, replay: Replay, spark: SparkSession, delta: Path) -> None:
+    """Write the notes of the new epoch into the state. Rows of another topic in its outbox are flushed first."""
+    before = state.found.applied
     is_of_another = before is not None and before.ops_topic_id != applied.ops_topic_id
     quarantine = [quarantine_change(*place) for place in quarantined(spark, delta, applied.ops_topic_id)]
-    with RocksStore(judged.place / "state") as store:
+    with RocksStore(state.folder / "state") as store:
         outbox = Outbox(store)
         if before is not None and is_of_another:
             _flush_rows_of(before, outbox, applied.state_epoch, spark, delta)
         raised: Iterable[Change] = ()
-        if judged.losses.records:
+        if state.losses.records:
             raised = list(raise_generation(store.scan(STATE, b""), generation_used(spark, delta)))
         store.write_changes(
             [
@@ -249,47 +243,47 @@ def _begin(judged: Judged, applied: Applied, replay: Replay, spark: SparkSession
 
 
 def _flush_rows_of(before: Applied, outbox: Outbox, state_epoch: str, spark: SparkSession, delta: Path) -> None:
-    """What waits of a former topic would go to Delta under the id of the one that there is now."""
-    # Asked anew for each candidate: one that was then passed over has perhaps brought the same rows there.
-    there = covered_offsets(spark, delta, before.ops_topic_id)
+    """Flush the rows of a former topic, which would later be written with the id of the present one."""
+    # Read again for each candidate: one that was passed over may have flushed the same rows.
+    covered = covered_offsets(spark, delta, before.ops_topic_id)
     flusher = AuditFlusher(
-        spark, delta, PIPELINE, state_epoch, ops_topic_id=before.ops_topic_id, covered=there, compared_from=there
+        spark, delta, PIPELINE, state_epoch, ops_topic_id=before.ops_topic_id, covered=covered, compared_from=covered
     )
     DeltaFlush(outbox, flusher, applied_seq=lambda: before.apply_seq).flush()
 
 
-def _begin_queues(folder: JobFolder, audited: UnitsInDelta) -> None:
-    """Let the builder's store know of the rows that its table has, and of no others."""
-    if audited.ends or folder.queues.is_dir():
+def _begin_builder_epoch(folder: JobFolder, in_delta: UnitsInDelta) -> None:
+    """Begin a new epoch of the builder's store, which notes the units that the Delta table has."""
+    if in_delta.ends or folder.queues.is_dir():
         with RocksStore(folder.queues, BUILDER_FAMILIES) as store:
-            Builder(store, Outbox(store), "").begin_epoch(uuid.uuid4().hex, audited)
+            Builder(store, Outbox(store), "").begin_epoch(uuid.uuid4().hex, in_delta)
 
 
-def _swap(folder: JobFolder, place: Path, *, keep_queues: bool) -> Path | None:
-    """Put the restored state where the job looks for it; what was there is kept.
+def _swap(folder: JobFolder, restored: Path, *, keep_queues: bool) -> Path | None:
+    """Move the restored stores into the job's folder, and the present ones to `replaced/`; return that folder.
 
     Args:
-        folder: Of the job.
-        place: Has the state, and perhaps the builder's store.
-        keep_queues: The builder's store that is there is as good as any, unless it is damaged: it is read on from where
-            it ends, whatever the state knows.
+        folder: Folder of the job.
+        restored: Folder with the state, and perhaps the builder's store.
+        keep_queues: Keep the present builder's store unless it is damaged: it continues at its own ends, whatever the
+            state is.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     replaced = folder.replaced / f"{stamp}-{uuid.uuid4().hex[:6]}"
-    moved = None
-    for restored, present in ((place / "queues", folder.queues), (place / "state", folder.state)):
-        if present == folder.queues and keep_queues and _is_whole(present):
+    moved_to = None
+    for source, present in ((restored / "queues", folder.queues), (restored / "state", folder.state)):
+        if present == folder.queues and keep_queues and _is_undamaged(present):
             continue
         if present.exists():
-            moved = replaced
+            moved_to = replaced
             replaced.mkdir(parents=True, exist_ok=True)
             present.rename(replaced / present.name)
-        if restored.is_dir():
-            restored.rename(present)
-    return moved
+        if source.is_dir():
+            source.rename(present)
+    return moved_to
 
 
-def _is_whole(queues: Path) -> bool:
+def _is_undamaged(queues: Path) -> bool:
     if not queues.is_dir():
         return False
     try:
@@ -298,6 +292,6 @@ def _is_whole(queues: Path) -> bool:
     except DiskFull:
         raise
     except (Corrupt, Invalid, StoreStopped) as error:
-        _log.warning("queues_replaced", error=str(error))
+        _log.warning("builder_store_replaced", error=str(error))
         return False
     return True

@@ -1,4 +1,4 @@
-"""Snapshots of a running job: RocksDB's own checkpoints of its stores, taken beside the work, then carried away."""
+"""Snapshots of a running job: RocksDB checkpoints of its stores, copied to the snapshot storage."""
 
 import secrets
 import shutil
@@ -20,10 +20,10 @@ _log = structlog.get_logger(__name__)
 
 
 def take_image(state: RocksStore, scratch: Path) -> Path:
-    """A folder with the state as it is now, as RocksDB's checkpoint: files are linked and not copied.
+    """Take a RocksDB checkpoint of the state, and return its folder. Its files are linked, not copied.
 
     Args:
-        state: Of the job; writers go on meanwhile.
+        state: State of the job; writes continue in the meantime.
         scratch: A folder on the same disk.
     """
     image = scratch / secrets.token_hex(8)
@@ -33,18 +33,18 @@ def take_image(state: RocksStore, scratch: Path) -> Path:
 
 
 def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, snapshots: SnapshotStore) -> Snapshot:
-    """Take one and keep it; writers go on meanwhile.
+    """Take a snapshot of the stores and upload it; writes continue in the meantime.
 
-    The builder's store comes first: what it no longer has to dispatch, the state then knows.
+    The builder's store comes first: dispatches that have left its outbox are then applied in the state.
 
     Args:
-        state: Of the job.
-        queues: Of its builder, if there is one.
-        scratch: A folder on the same disk, so that files are linked and not copied; it is made and removed.
-        snapshots: Where it is kept.
+        state: State of the job.
+        queues: Store of its builder, if there is one.
+        scratch: A folder on the same disk, for links; a sub-folder is created and removed.
+        snapshots: The snapshot storage.
 
     Raises:
-        Unavailable: It cannot be kept there.
+        Unavailable: The storage does not accept it.
     """
     folder = scratch / secrets.token_hex(8)
     folder.mkdir(parents=True)
@@ -61,17 +61,17 @@ def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, s
 
 
 class SnapshotLoop:
-    """Takes a snapshot every `interval_s` seconds if anything was decided since, and keeps the newest few.
+    """Takes a snapshot every `interval_s` seconds if anything was decided since the last one.
 
-    One that cannot be kept is said and tried again at the next time: it never stops the job.
+    A failure is logged, and does not stop the job; the next interval tries again.
 
     Args:
-        take: Takes one.
-        snapshots: Where they are kept.
-        interval_s: 0: only when asked.
-        keep: How many.
-        decided: The last apply_seq.
-        last_done: A folder that remembers the last time, over starts.
+        take: Takes a snapshot.
+        snapshots: The snapshot storage.
+        interval_s: 0 takes snapshots only on request.
+        keep: Number of snapshots to keep; older ones are deleted.
+        decided: Returns the last apply_seq.
+        last_done: Folder with the time of the last snapshot, which survives restarts.
     """
 
     def __init__(
@@ -90,26 +90,26 @@ class SnapshotLoop:
         self._decided = decided
         self._lock = threading.Lock()
         self.last: Snapshot | None = None
-        self._periodic = Periodic("snapshot", interval_s, self._take_if_anything_is_new, last_done)
+        self._periodic = Periodic("snapshot", interval_s, self._take_if_new, last_done)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._periodic.start()
 
     def stop(self) -> None:
-        """End; one that is under way is finished."""
+        """Stop the thread, after a snapshot in progress."""
         self._periodic.stop()
 
     @property
     def last_failure(self) -> str | None:
-        """Why the last one that was due could not be kept."""
+        """Why the last scheduled snapshot failed; None if it did not."""
         return self._periodic.failure
 
     def take_now(self) -> Snapshot:
-        """Take one, and forget those that are too many.
+        """Take a snapshot, and delete the oldest ones beyond `keep`.
 
         Raises:
-            Unavailable: It cannot be kept.
+            Unavailable: The storage does not accept it.
         """
         with self._lock:
             started = time.perf_counter()
@@ -120,7 +120,7 @@ class SnapshotLoop:
         _log.info("snapshot_taken", id=snapshot.id, bytes=snapshot.size, seconds=seconds)
         return snapshot
 
-    def _take_if_anything_is_new(self) -> None:
-        kept = 0 if self.last is None else self.last.applied.apply_seq
-        if self._decided() != kept:
+    def _take_if_new(self) -> None:
+        last_seq = 0 if self.last is None else self.last.applied.apply_seq
+        if self._decided() != last_seq:
             self.take_now()

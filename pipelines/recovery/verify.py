@@ -1,4 +1,4 @@
-"""`popstream verify`: the log decided once more, beside everything; state and tables must be what comes of it.
+"""`popstream verify`: decides the log again, in a scratch store, and compares the results with state and tables.
 
 ```
 base (an empty state, or a snapshot) ── records of the log ──> recomputed state  ==  the state, byte for byte
@@ -20,7 +20,7 @@ from broker_state.store.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.applied import Applied, applied_of
 from checkpoints.reconcile import LogFound, lost_records, require_same_log
-from checkpoints.replay import replay_of
+from checkpoints.replay import Replay, replay_of
 from checkpoints.snapshots import SnapshotStore
 from connectors.delta.covered import Covered, covered_offsets, whole_versions
 from connectors.delta.rows import decode_rows, encode_rows
@@ -37,21 +37,23 @@ from popstream.wire.handle import Signer
 __all__ = ["Verified", "verify"]
 
 NEWEST = "newest"
-# For each chunk Spark is asked once a table, which takes a second however few they are.
 _CHUNK_RECORDS = 50_000
+"""Records decided at a time; each chunk takes one Spark query per table, of a second at least."""
+
+_DIFFERENCES_SHOWN = 3
 KERNEL_FAMILIES = (STATE, OPS, DEADLINES)
 
 
 class Verified(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compared.
+    """The result of a comparison.
 
     Attributes:
-        base: What the log was decided upon: an empty state, or a snapshot.
-        records: Of the log, decided again.
-        keys: Of the state, equal byte for byte.
-        rows: Of each table, equal.
-        not_in_delta: Rows that are still on their way to Delta, by table.
-        differences: What is not equal, the first few of each kind; none: all is as it must be.
+        base: The state before the first record: an empty state, or a snapshot.
+        records: Number of records decided again.
+        keys: Number of keys of the state that are equal, byte for byte.
+        rows: Number of equal rows, by table.
+        not_in_delta: Number of rows that are still in the outbox, by table.
+        differences: The first differences of each kind; empty if everything is equal.
     """
 
     base: str
@@ -73,23 +75,23 @@ def verify(
     signer: Signer | None,
     since: str | None = None,
 ) -> Verified:
-    """Decide the log again up to where `state` ends, and compare.
+    """Decide the log again, up to the applied offsets of `state`, and compare.
 
     Args:
-        state: A state that nobody writes to: of a stopped job, or of a snapshot.
+        state: A state that is not written: of a stopped job, or of a snapshot.
         log: The ops topic.
         bootstrap_servers: Its Kafka.
         spark: A session with Delta.
         delta: Folder of the audit tables.
-        snapshots: Where a base is looked for, if the log does not reach back to its begin.
-        scratch: A folder to be made and removed.
-        signer: As the job has it: what is forged is decided otherwise.
-        since: Id of the snapshot to begin with, or `newest`: the newest one before the state. Else it is the begin of
-            the log, or the oldest snapshot that it reaches back to.
+        snapshots: Snapshots to begin with, if the log has lost its first records.
+        scratch: A folder that is created and removed.
+        signer: The signer of the job, by which forged handles are recognised.
+        since: Id of the snapshot to begin with, or `newest`, the newest one before the state. By default the start of
+            the log, or the oldest snapshot after which the log is complete.
 
     Raises:
-        Corrupt: The log is not the one that was decided, or no base can be found from which it is whole.
-        Invalid: The snapshot `since` is none from which it is.
+        Corrupt: The log is not the one that was decided, or is complete after no snapshot.
+        Invalid: The log is not complete after the snapshot `since`.
     """
     try:
         with RocksStore(state, read_only=True) as store:
@@ -101,11 +103,7 @@ def verify(
             waiting = _waiting_rows(store, versions)
             replay = replay_of(store)
             base, base_name = _base(applied, log, snapshots, scratch, since, replay.since_loss)
-            tables: dict[str, Covered] = {}
-            for name, ends in covered_offsets(spark, delta, log.topic_id).items():
-                capped = _capped(ends, applied.next_offset)
-                loose = replay.compared_from.get(name)
-                tables[name] = Covered(spark, delta, name, log.topic_id, capped, loose)
+            tables = _covered_tables(spark, delta, log, applied, replay)
             with RocksStore(scratch / "state") as again:
                 records = read_records(bootstrap_servers, log.topic, base, applied.next_offset)
                 decider = _Decider(again, Decoder(len(log.end_offset), signer), quarantine, tables)
@@ -114,14 +112,7 @@ def verify(
                     decider.decide(chunk)
                     count += len(chunk)
                 keys, differences = _compare(store, again)
-        for name, covered in tables.items():
-            if (had := covered.rows_from(base)) != covered.verified_rows:
-                differences.append(
-                    f"{name} has {had} rows, {covered.verified_rows} of them equal what the log leads to"
-                )
-            # A running job may have delivered since what was on its way when its state was taken.
-            if (lost := decider.fresh_rows.get(name, 0) - waiting.get(name, 0)) > 0:
-                differences.append(f"{lost} rows of {name} are neither in Delta nor on their way")
+        differences += _row_differences(tables, base, decider.fresh_rows, waiting)
         return Verified(
             base=base_name,
             records=count,
@@ -134,8 +125,35 @@ def verify(
         shutil.rmtree(scratch, ignore_errors=True)
 
 
+def _covered_tables(
+    spark: SparkSession, delta: Path, log: LogFound, applied: Applied, replay: Replay
+) -> dict[str, Covered]:
+    tables: dict[str, Covered] = {}
+    for name, ends in covered_offsets(spark, delta, log.topic_id).items():
+        # A running job continues to write: rows after the state are not compared.
+        capped = {partition: min(end, applied.next_offset.get(partition, 0)) for partition, end in ends.items()}
+        tables[name] = Covered(spark, delta, name, log.topic_id, capped, replay.compared_from.get(name))
+    return tables
+
+
+def _row_differences(
+    tables: Mapping[str, Covered], base: Mapping[int, int], fresh_rows: Mapping[str, int], waiting: Mapping[str, int]
+) -> list[str]:
+    """Compare the row counts: of the tables, recomputed and found, recomputed and not found, and in the outbox."""
+    differences = []
+    for name, covered in tables.items():
+        if (count := covered.rows_from(base)) != covered.verified_rows:
+            differences.append(
+                f"{name} has {count} rows, of which {covered.verified_rows} equal the rows recomputed from the log"
+            )
+        # Fewer than in the outbox is right: a running job may have delivered some after its state was copied.
+        if (lost := fresh_rows.get(name, 0) - waiting.get(name, 0)) > 0:
+            differences.append(f"{lost} rows of {name} are neither in Delta nor in the outbox")
+    return differences
+
+
 class _Decider:
-    """Decides records over a store of its own, and compares the rows that come of them."""
+    """Decides records in a store of its own, and compares the audit rows with those in Delta."""
 
     def __init__(
         self,
@@ -186,7 +204,7 @@ def _base(
     since: str | None,
     since_loss: list[str],
 ) -> tuple[dict[int, int], str]:
-    """Where to begin, with the state there put into `scratch`."""
+    """Return the offsets to begin at and the name of the base; a snapshot's state is copied to `scratch`."""
     empty: dict[int, int] = dict.fromkeys(log.end_offset, 0)
     if since is None and not since_loss and not lost_records(empty, log):
         return empty, "an empty state"
@@ -194,14 +212,14 @@ def _base(
     for snapshot in newest_first if since is not None else reversed(newest_first):
         found = snapshot.applied
         if since == NEWEST and found.next_offset == applied.next_offset:
-            continue  # it is the state itself
+            continue  # there are no records between it and the state
         is_before = all(offset <= applied.next_offset.get(p, 0) for p, offset in found.next_offset.items())
         is_ours = found.state_epoch in (since_loss or {applied.state_epoch, *applied.former_epochs})
         if found.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(found.next_offset, log):
             try:
                 snapshots.fetch(snapshot, scratch)
             except Corrupt:
-                # The oldest is the next that a running job forgets.
+                # A running job may have deleted it in the meantime, the oldest one first.
                 if since is not None or any(snapshot.id == kept.id for kept in snapshots.list()):
                     raise
                 shutil.rmtree(scratch, ignore_errors=True)
@@ -209,18 +227,18 @@ def _base(
             return {**empty, **found.next_offset}, f"snapshot {snapshot.id}"
     if since is not None:
         message = (
-            f"nothing can be decided from the snapshot `{since}` on: `popstream snapshot --list` tells which there are"
+            f"the log is not complete after a snapshot `{since}` of this state: `popstream snapshot --list` lists them"
         )
         raise Invalid(message, subject=since)
     message = (
-        f"{log.topic} does not reach back to its begin, and to no snapshot of this state: there is nothing to begin"
-        " with, which says nothing of the state. `popstream snapshot` beside the job keeps one from now on"
+        f"{log.topic} does not reach back to its start or to any snapshot of this state, so the state cannot be"
+        " verified; it may be correct. Run `popstream snapshot` now, to be able to verify from there on"
     )
     raise Corrupt(message, subject=log.topic)
 
 
 def _waiting_rows(store: RocksStore, versions: Mapping[str, int]) -> dict[str, int]:
-    """By table, the rows that are only in the outbox; what Delta has since leaves it with the next WriteBatch."""
+    """Count the rows that are only in the outbox, by table. Entries that are in Delta may still be there, too."""
     waiting: dict[str, int] = {}
     for entry in Outbox(store).undelivered(EntryKind.AUDIT):
         name, data = read_slice(entry.value)
@@ -230,31 +248,26 @@ def _waiting_rows(store: RocksStore, versions: Mapping[str, int]) -> dict[str, i
     return waiting
 
 
-def _capped(ends: Mapping[int, int], next_offset: Mapping[int, int]) -> dict[int, int]:
-    """A running job writes on: what is beyond the state is not looked at."""
-    return {partition: min(end, next_offset.get(partition, 0)) for partition, end in ends.items()}
-
-
 def _compare(store: RocksStore, again: RocksStore) -> tuple[int, list[str]]:
-    """(equal keys, differences) of everything that the kernel decides."""
-    equal, differences, odd = 0, [], 0
+    """Return the number of equal keys, and the differences, of the families that the kernel writes."""
+    equal, differences, unequal = 0, [], 0
     for family in KERNEL_FAMILIES:
         for key, value, wanted in _merged(store.scan(family, b""), again.scan(family, b"")):
             if value == wanted:
                 equal += 1
                 continue
-            odd += 1
-            if odd <= 3:
-                differences.append(f"{family} {key.hex()}: {_shown(value)}, the log leads to {_shown(wanted)}")
-    if odd:
-        differences.append(f"{odd} keys of the state differ")
+            unequal += 1
+            if unequal <= _DIFFERENCES_SHOWN:
+                differences.append(f"{family} {key.hex()}: {_shown(value)}, recomputed from the log {_shown(wanted)}")
+    if unequal:
+        differences.append(f"{unequal} keys of the state differ")
     return equal, differences
 
 
 def _merged(
     one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]
 ) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
-    """Two ascending sequences as one: (key, value in one, value in the other)."""
+    """Merge two ascending scans to (key, value in the first, value in the second)."""
     first, second = next(one, None), next(other, None)
     while first is not None or second is not None:
         if second is None or (first is not None and first[0] < second[0]):
@@ -270,4 +283,4 @@ def _merged(
 
 
 def _shown(value: bytes | None) -> str:
-    return "nothing" if value is None else value[:32].hex()
+    return "missing" if value is None else value[:32].hex()

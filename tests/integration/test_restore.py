@@ -492,7 +492,7 @@ def test_verify_from_a_snapshot_on(scene: Scene, since: str) -> None:
     assert found.base == f"snapshot {scene.snapshot_id}"
     assert 0 < found.records < sum(end_offsets(scene.servers, scene.topics.ops).values())
     assert 0 < found.rows["operations"] < len(audit_rows(scene.folder.delta, "operations"))
-    with pytest.raises(Invalid, match="nothing can be decided from the snapshot `another` on"):
+    with pytest.raises(Invalid, match="the log is not complete after a snapshot `another`"):
         verified(scene, "another")
 
 
@@ -518,7 +518,7 @@ def test_verify_tells_what_differs(scene: Scene) -> None:
     assert f"state {key.hex()}" in said
     assert "1 keys of the state differ" in said
     assert "'attempt': 77" in said
-    assert "rows of commit_positions are neither in Delta nor on their way" in said
+    assert "rows of commit_positions are neither in Delta nor in the outbox" in said
     assert "'ordinal': 99999" in said
 
 

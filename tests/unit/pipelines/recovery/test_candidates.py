@@ -1,4 +1,4 @@
-"""Which state is taken: the one with which nothing is given up, else the one with which the least is."""
+"""Claim: the state with which nothing is lost is taken, or else, with consent, the one with the least loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshots import SnapshotStore
-from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE, find_candidates, judge
+from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE, find_candidates, usable_states
 from pipelines.recovery.snapshot_loop import take_snapshot
 
 if TYPE_CHECKING:
@@ -34,13 +34,13 @@ def write_state(path: Path, decided: int) -> None:
 
 
 def taken(folder: JobFolder, log_start: int, *, lossy: bool = False) -> tuple[list[str], dict[str, str]]:
-    """The sources that are offered, in their order, and why the others are not."""
+    """The sources of usable states, in order, and the reasons against the other candidates."""
     snapshots = SnapshotStore(str(folder.snapshots))
     log = LogFound(topic="ops", topic_id="id", first_offset={0: log_start}, end_offset={0: 1_000})
     passed_over: dict[str, str] = {}
     candidates = find_candidates(folder, snapshots, None)
-    judged = judge(candidates, folder, log, {}, passed_over, was_more=False, lossy=lossy)
-    return [one.source for one in judged], passed_over
+    states = usable_states(candidates, folder, log, {}, passed_over, was_more=False, lossy=lossy)
+    return [state.source for state in states], passed_over
 
 
 def keep_snapshot(folder: JobFolder, decided: int) -> str:
