@@ -88,7 +88,8 @@ def run_demo(
         refused_count: Operations to send that must be refused.
     """
     source = MessageSource(count=messages_count, file=None if messages_file is None else str(messages_file.absolute()))
-    with View(json_output=json_output) as view, handled_signals(_interrupt):
+    view = View(json_output=json_output)
+    with handled_signals(_interrupt):
         try:
             names = group_names(groups)
             expected = Expected(
@@ -105,7 +106,6 @@ def run_demo(
             view.say("interrupted; everything is stopped")
             return 128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)
         except PopstreamError as error:
-            view.close()
             print(f"the demo has failed: {error}\nlogs are in {var.absolute() / 'demo'}", file=sys.stderr)
             return 1
     print(msgspec.json.format(msgspec.json.encode(summary)).decode() if json_output else summary.as_text())
@@ -145,7 +145,6 @@ class _Demo:
                     with self._phase("quality"):
                         quality = _import_validate()(host.spark, host.job.folder.delta)
                     self._measure_memory(host)
-                self._view.close()
                 with self._phase("stop"):
                     stack.close()
         self._measured.seconds = time.monotonic() - self._started_s
