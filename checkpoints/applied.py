@@ -9,7 +9,7 @@ from typing import Self
 import msgspec
 
 from broker_state.store.rocks_store import META, RocksStore
-from broker_state.store.stored import FORMAT_1, read_stored
+from broker_state.store.value_format import FORMAT_1, read_stored
 from popstream.wire.failures import Invalid
 
 __all__ = ["APPLIED_KEY", "NOTED_KEY", "Applied", "applied_of", "decode_noted", "encode_noted"]

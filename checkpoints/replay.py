@@ -15,7 +15,7 @@ from typing import Self
 import msgspec
 
 from broker_state.store.rocks_store import META, RocksStore
-from broker_state.store.stored import FORMAT_1, read_stored
+from broker_state.store.value_format import FORMAT_1, read_stored
 
 __all__ = ["NO_REPLAY", "REPLAY_KEY", "Replay", "replay_of"]
 

@@ -22,7 +22,7 @@ from broker_state.consume_queue.columns import Table, pack_table
 from broker_state.consume_queue.scan import Scan
 from broker_state.consume_queue.unit import Hashes, Ints, Unit, Units
 from broker_state.store.segment import bit_runs
-from broker_state.store.stored import CorruptValueError
+from broker_state.store.value_format import CorruptValueError
 
 __all__ = ["BLOCK_OFFSETS", "BLOCK_SHIFT", "Block", "encode_block"]
 

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from broker_state.store.stored import CorruptValueError
+from broker_state.store.value_format import CorruptValueError
 
 __all__ = ["Kinds", "Table", "pack_table", "seal", "unseal"]
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from broker_state.consume_queue.columns import seal, unseal
 from broker_state.consume_queue.unit import Hashes
-from broker_state.store.stored import CorruptValueError
+from broker_state.store.value_format import CorruptValueError
 
 __all__ = ["encode_key_filter", "may_contain"]
 

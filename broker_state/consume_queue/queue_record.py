@@ -13,7 +13,7 @@ from typing import NamedTuple, Self
 import msgspec
 
 from broker_state.consume_queue.block import BLOCK_SHIFT
-from broker_state.store.stored import FORMAT_1, read_stored
+from broker_state.store.value_format import FORMAT_1, read_stored
 from popstream.wire.command import QueueType
 
 __all__ = ["BLOCK", "FILTER", "PAGE_SHIFT", "ConsumeQueue", "Get", "Place", "place_key"]

@@ -17,7 +17,7 @@ from broker_state.consume_queue.columns import Table, pack_table
 from broker_state.consume_queue.queue_record import PAGE_SHIFT
 from broker_state.consume_queue.unit import Units
 from broker_state.store.segment import bit_runs
-from broker_state.store.stored import CorruptValueError
+from broker_state.store.value_format import CorruptValueError
 
 __all__ = ["Summary", "decode_page", "encode_page", "summary_of", "total"]
 

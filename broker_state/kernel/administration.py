@@ -1,4 +1,4 @@
-"""declare, policy, dispatch, reset_offset, forget_lane: what a queue and a lane are, and where they stand."""
+"""declare, policy, dispatch, reset_offset, forget_lane: operations on queues and lanes as a whole."""
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.catch_up import enter
@@ -20,7 +20,7 @@ __all__ = ["decide_declare", "decide_dispatch", "decide_forget_lane", "decide_po
 
 
 def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
-    """The queue of a first `declare`."""
+    """Make the queue of a first `declare`."""
     return new_queue(
         overlay,
         command.topic,
@@ -37,7 +37,7 @@ def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
 
 
 def decide_declare(op: OpContext, command: Declare, *, is_new: bool) -> None:
-    """A queue exists, or is declared again, perhaps as another one."""
+    """Declare a queue: a new one, the same again, or another one under its name."""
     record = op.queue.record
     if record.topic_id != command.topic_id:
         _replace_queue(op, command)
@@ -50,7 +50,7 @@ def decide_declare(op: OpContext, command: Declare, *, is_new: bool) -> None:
 
 
 def _replace_queue(op: OpContext, command: Declare) -> None:
-    """The topic was recreated: the old queue is closed, and a new one begins under its name."""
+    """Close the queue of a topic that was deleted, and begin that of the topic that has its name now."""
     old = op.queue
     for lane in old.all_lanes():
         answer_all_parked(op, lane, Reason.TOPIC_NOT_EXIST)
@@ -66,7 +66,7 @@ def _replace_queue(op: OpContext, command: Declare) -> None:
 
 
 def decide_policy(op: OpContext, command: Policy) -> None:
-    """A policy for a lane, or for the queue and the lanes that have none of their own."""
+    """Set the policy of a lane, or of the queue and its lanes without one of their own."""
     queue = op.queue
     policy = LanePolicy(command.max_attempts, tuple(command.back_off_ms), command.parked_max, command.in_flight_max)
     if command.group is None:
@@ -81,7 +81,7 @@ def decide_policy(op: OpContext, command: Policy) -> None:
         enter(op, lane)
         record = lane.record
         if command.orderly is not None and command.orderly != record.orderly:
-            # Without a mode there was no pop, so nothing is handed out.
+            # In a lane without a mode nothing is handed out.
             if lane.acked.floor < record.next_offset or record.parked:
                 op.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
                 return
@@ -93,7 +93,7 @@ def decide_policy(op: OpContext, command: Policy) -> None:
 
 
 def decide_dispatch(op: OpContext, command: Dispatch) -> None:
-    """Offsets are written, or never will be: range by range."""
+    """Mark offsets as written, or as holes, range by range."""
     queue = op.queue
     if command.topic_id not in (None, queue.record.topic_id):
         op.refuse(Reason.INVALID_PARAMETER, f"the queue is of topic id {queue.record.topic_id}")
@@ -149,7 +149,7 @@ def _write(queue: QueueState, written: WrittenRange) -> bool:
 
 
 def _skip(queue: QueueState, first: int, end: int) -> bool:
-    """Declare [first, end) holes; what had been written of it is gone from the log."""
+    """Declare [first, end) holes; offsets of it that had been written are gone from the log."""
     record = queue.record
     if first <= record.min_offset:
         return _raise_min(queue, end)
@@ -188,7 +188,7 @@ def _skip_written(queue: QueueState, first: int, end: int) -> bool:
 
 
 def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
-    """The lane goes on at another offset; its leases end and its attempts are forgotten."""
+    """Move the lane to another offset; its leases end, and its attempts are forgotten."""
     queue = op.queue
     target = command.queue_offset
     if target < queue.record.min_offset:
@@ -217,7 +217,7 @@ def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
 
 
 def _not_done(lane: LaneState, end: int) -> int:
-    """How many messages from the commit offset up to `end` are not done."""
+    """Return how many messages in [commit offset, end) are not done."""
     queue, floor = lane.queue, lane.acked.floor
     if lane.record.orderly:
         return end - floor - queue.count_holes(floor, end) - acked_within(lane, floor, end)
@@ -227,7 +227,7 @@ def _not_done(lane: LaneState, end: int) -> int:
 
 
 def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
-    """The lane is gone, with all that it held."""
+    """Delete the lane with everything stored under it."""
     lane = op.queue.lane(command.group)
     if lane is not None:
         op.touch(lane)
@@ -240,7 +240,7 @@ def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
 
 
 def _end_all_leases(op: OpContext, lane: LaneState) -> None:
-    """One row says that every lease of the lane has ended, however many there were."""
+    """Write one row for the end of every lease of the lane, however many there were."""
     record = lane.record
     if record.leased or record.available:
         every = Delivery(

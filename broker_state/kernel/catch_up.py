@@ -1,4 +1,4 @@
-"""What a lane finds when an operation comes: that part of its queue has left the log, or was never written."""
+"""A lane accounts for offsets that left the log, or became holes, since its last operation."""
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.delivery import absorb_holes, ack_range
@@ -13,7 +13,7 @@ _LEASED = DeliveryState.LEASED
 
 
 def enter(op: OpContext, lane: LaneState) -> None:
-    """An operation acts on the lane."""
+    """Begin an operation on the lane: touch it, and bring it up to date with its queue."""
     op.touch(lane)
     catch_up(op, lane)
     if lane.record.orderly:
@@ -24,7 +24,7 @@ def catch_up(op: OpContext, lane: LaneState) -> None:
     """Account for what left the log since the lane's last operation."""
     if not lane.is_behind:
         return
-    op.touch(lane)  # also for a refused entry: what is counted here must be stored with the bits that it set
+    op.touch(lane)  # also for a refused entry: the counts below must be stored together with the bits
     record = lane.record
     queue = lane.queue.record
     if record.orderly:
@@ -56,7 +56,7 @@ def _catch_up_in_order(op: OpContext, lane: LaneState) -> None:
 
 
 def _expire_handed_out(op: OpContext, lane: LaneState, first: int, end: int) -> int:
-    """End what was handed out of [first, end) and is not acked; how many messages."""
+    """End the deliveries of [first, end) that are not acked; return how many messages they were."""
     record = lane.record
     gone = 0
     for low, high in lane.acked.unmarked(first, min(end, record.next_offset)):
@@ -78,7 +78,7 @@ def _expire_handed_out(op: OpContext, lane: LaneState, first: int, end: int) -> 
 
 
 def _skip_fresh(lane: LaneState, end: int) -> int:
-    """Pass the fresh offsets below `end`; how many were messages. Holes among them count as holes."""
+    """Pass the offsets below `end` that were never handed out; return how many were messages, not holes."""
     record = lane.record
     first = record.next_offset
     holes = lane.queue.holes.count(first, end) if lane.queue.record.holes else 0

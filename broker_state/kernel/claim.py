@@ -1,4 +1,4 @@
-"""What the entries of a record ask for, and what was decided about it."""
+"""A claim is an offset range that an entry names; pieces are its parts with one outcome each."""
 
 import msgspec
 
@@ -45,7 +45,7 @@ class Piece(msgspec.Struct, frozen=True, gc=False):
 
 
 class RunOutcome(OperationOutcome, frozen=True, gc=False):
-    """What the answer and the audit report about a piece."""
+    """The outcome of a piece, as the answer and the audit report it."""
 
     header: Header = NO_HEADER
     handle: int | None = None

@@ -1,4 +1,4 @@
-"""The end of an operation: positions that moved become rows, and lanes that became poppable notifications."""
+"""The end of an operation: a row for each position that moved, a notification for each lane that became poppable."""
 
 from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.queue_state import LaneState

@@ -1,7 +1,7 @@
 """A concurrent lane: entries are judged by the last delivery of each message (docs/semantics.md, "Judging...").
 
-A message is named once in a record at most, and what comes of it depends on nothing but itself. So a page is looked
-up, changed and settled once for all claims on it, however many those are.
+A record names a message at most once, and the outcome for it depends on its own delivery alone. So a page is read,
+changed and settled once for all claims on it, however many there are.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,10 @@ _LEASED = DeliveryState.LEASED
 
 
 def decide_concurrently(op: OpContext, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
-    """Judge `claims`, in order and apart, all within the queue and not named before, and apply what is good."""
+    """Judge `claims`, and apply those that are good.
+
+    The claims are in order and apart, within the queue, and name no offset that the record named before.
+    """
     work = _Work(op, lane)
     for page_no, parts in _by_page(claims):
         page = lane.page(page_no)
@@ -36,17 +39,17 @@ def decide_concurrently(op: OpContext, lane: LaneState, claims: Sequence[Claim])
 
 
 _Part = tuple[int, int, Claim]
-"""(first, end, claim): what lies of a claim in one page."""
+"""(first, end, claim): the part of a claim that lies in one page."""
 _Cut = tuple[int, int, Delivery | None, Claim]
 """(first, end, delivery, claim): a part, cut where the delivery changes."""
 
 
 def _by_page(claims: Sequence[Claim]) -> list[tuple[int, list[_Part]]]:
-    """(page no, parts) of each page that claims touch, in order."""
+    """Return (page no, parts) of each page that the claims touch, in order."""
     pages: list[tuple[int, list[_Part]]] = []
     page_no = -1
     for claim in claims:
-        if claim.end - 1 >> PAGE_SHIFT == page_no:  # then all of it: it follows the claim before
+        if claim.end - 1 >> PAGE_SHIFT == page_no:  # a claim of one page, right after the one before
             pages[-1][1].append((claim.first, claim.end, claim))
             continue
         for number, first, end in windows(claim.first, claim.end):
@@ -58,7 +61,7 @@ def _by_page(claims: Sequence[Claim]) -> list[tuple[int, list[_Part]]]:
 
 
 def _alike(cuts: list[_Cut]) -> list[list[_Cut]]:
-    """Neighbours that share a delivery, and of which the same is asked with the same handle."""
+    """Group neighbours that share a delivery, and for which entries ask the same with the same handle."""
     groups = [cuts[:1]]
     for cut in cuts[1:]:
         first, _, delivery, claim = cut
@@ -75,14 +78,14 @@ def _asks_the_same(claim: Claim, other: Claim) -> bool:
         return False
     one, two = claim.entry, other.entry
     if isinstance(one, ChangeEntry) and isinstance(two, ChangeEntry):
-        # A release may be the last attempt, and then two things are told of each run, one after the other.
+        # A release may be the last attempt: then it has two audit rows, which follow each other for each run.
         is_release = not one.invisible_time_ms
         return not is_release and one.invisible_time_ms == two.invisible_time_ms and one.suspend == two.suspend
     return cause_of(one) == cause_of(two)
 
 
 class _Work:
-    """Claims on one lane being decided: what came of them so far, and the runs of offsets that are done."""
+    """Claims on one lane while they are decided: the pieces so far, and the runs of offsets that were acked."""
 
     __slots__ = ("acked", "lane", "last_change", "op", "pieces")
 
@@ -143,7 +146,7 @@ class _Work:
         self.pieces.append(Piece(first, end, Reason.OK, before))
 
     def _change(self, entry: ChangeEntry, first: int, end: int, before: Delivery) -> Delivery | None:
-        """The delivery that the page has from now on; None for a dead letter."""
+        """Apply a change; return the delivery that the page gets, None for a dead letter."""
         op, lane, cause = self.op, self.lane, "change_invisible"
         if before.state != _LEASED:
             lane.record.available -= end - first
@@ -158,7 +161,7 @@ class _Work:
         return after
 
     def _changed(self, entry: ChangeEntry, before: Delivery) -> Delivery:
-        """The delivery after a change; what was the same before and is the same after shares it."""
+        """Return the delivery after a change; messages with equal deliveries before and after share it."""
         invisible_time_ms = entry.invisible_time_ms
         if self.last_change is not None:
             last_before, after = self.last_change
@@ -171,7 +174,7 @@ class _Work:
 
 
 def _judge_not_in_flight(lane: LaneState, handle: Handle, first: int, end: int) -> list[Piece]:
-    """Offsets without a delivery: acked, a hole, or not handed out since the lane was made or reset."""
+    """Judge offsets without a delivery: acked, a hole, or not handed out since the lane was made or reset."""
     pieces: list[Piece] = []
     at = first
     fresh = Reason.STALE_HANDLE if handle.epoch <= lane.record.reset_epoch else Reason.OUTSIDE_POP

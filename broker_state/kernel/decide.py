@@ -30,7 +30,7 @@ from broker_state.kernel.parking import (
 from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.overlay import Overlay
-from broker_state.store.records import OpMemory
+from broker_state.store.records import OpWindowEntry
 from popstream.wire.command import (
     Ack,
     Cancel,
@@ -91,13 +91,13 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
 def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
     """Step 2: decide the command; return the lane in which the record's own pop waits for step 3."""
     queue, command, op_id = op.queue, op.command, op.op_id
-    op_window.forget_some(queue, op.now_ms)
+    op_window.drop_some(queue, op.now_ms)
     wrong = _wrong_op_id(command)
     if wrong is not None:
         op.refuse(Reason.INVALID_PARAMETER, wrong, group_of(command))
         return None
     if op_id is not None:
-        known = op_window.recall(queue, op_id, op.now_ms)
+        known = op_window.find(queue, op_id, op.now_ms)
         if known is not None:
             _repeat(op, op_id, known)
             return None
@@ -144,7 +144,7 @@ def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
     return None
 
 
-def _repeat(op: OpContext, op_id: str, known: OpMemory) -> None:
+def _repeat(op: OpContext, op_id: str, known: OpWindowEntry) -> None:
     """Answer a repeated op_id: the same bytes get the first answer, if there is one yet; others are refused."""
     if known.digest != op.record.digest:
         op.refuse(Reason.OP_ID_REUSED, group=group_of(op.command))
@@ -156,7 +156,7 @@ def _repeat(op: OpContext, op_id: str, known: OpMemory) -> None:
 
 
 def _remember(op: OpContext, op_id: str, *, parked: int) -> None:
-    op_window.remember(
+    op_window.store(
         op.queue,
         op_id,
         digest=op.record.digest,

@@ -1,4 +1,4 @@
-"""Handing messages out, and ending leases: the life of a message in a concurrent lane (docs/semantics.md)."""
+"""Leases of a concurrent lane: how a pop grants them, and how they end without an ack (docs/semantics.md)."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,14 @@ _AVAILABLE = DeliveryState.AVAILABLE
 
 
 class Choice:
-    """What one pop may take: so many messages, in so many units, with these tags."""
+    """The units that one pop may still take.
+
+    Args:
+        queue: Knows tags and inner counts.
+        budget: Messages that the pop may take.
+        units: Units that it may take.
+        tags: Hashes of the tags that it asked for; None: any.
+    """
 
     __slots__ = ("budget", "is_untouched", "queue", "tags", "units")
 
@@ -28,11 +35,11 @@ class Choice:
         self.is_untouched = True
 
     def is_open(self) -> bool:
-        """Whether there is more to give; a method, for it changes while one looks."""
+        """Return whether the pop may take more. Not a property: the value changes during a loop."""
         return self.budget > 0 and self.units > 0
 
     def cut(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Cut [first, end) into (first, end, give or pass over) until the pop is full."""
+        """Cut [first, end) into (first, end, is given), until the pop is full; the rest is passed over."""
         queue = self.queue
         if not queue.record.has_unit_facts and self.tags is None:
             count = min(self.budget, self.units, end - first)
@@ -64,7 +71,7 @@ class Choice:
 
 
 class _Grant:
-    """One pop of a concurrent lane being served: what it may take, and what it was given."""
+    """One pop of a concurrent lane while it is served: its choice, and the leases it got."""
 
     __slots__ = ("choice", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "op")
 
@@ -110,9 +117,9 @@ def grant(
     client_id: str | None,
     tags: tuple[int, ...] | None,
 ) -> tuple[Delivery, int, list[LeasedRange]] | None:
-    """Lease to one pop what the lane has: what was handed out before first, lowest offset first, then fresh ones.
+    """Lease messages to one pop: first those that were handed out before, lowest offset first, then fresh ones.
 
-    Returns a delivery of the new epoch, the first offset and the ranges; None when there was nothing.
+    Returns a delivery of the new epoch, the first offset and the ranges; None when there was no message.
     """
     record = lane.record
     limit = lane.policy.in_flight_max
@@ -184,7 +191,7 @@ def _grant_fresh(work: _Grant) -> None:
 
 
 def _fresh_runs(lane: LaneState) -> Iterator[tuple[int, int]]:
-    """Runs of written offsets from the lane's next one on; holes before them are counted as they are passed."""
+    """Yield runs of written offsets from `next_offset` on; holes before them are counted as they are passed."""
     record = lane.record
     queue = lane.queue
     while record.next_offset < queue.written.floor:
@@ -203,7 +210,7 @@ def _fresh_runs(lane: LaneState) -> Iterator[tuple[int, int]]:
 
 
 def absorb_holes(lane: LaneState) -> None:
-    """Holes right after what was handed out count as passed, so that they never hold the commit offset back."""
+    """Pass the holes at `next_offset`, so that they never hold the commit offset back."""
     record = lane.record
     queue = lane.queue
     if not queue.record.holes:
@@ -237,10 +244,10 @@ def end_lease(
     at_ms: int,
     counted: bool = True,
 ) -> Delivery | None:
-    """The lease of [first, end) ends without an ack; what the caller puts into the page instead.
+    """End the lease of [first, end) without an ack; return the delivery that the caller puts into the page.
 
-    The message is offered again, after its back-off, or (None) goes to the dead-letter topic at its attempt limit.
-    With `counted` False the delivery does not count as an attempt, as after `suspend`.
+    The message is offered again, after its back-off; at its attempt limit it goes to the dead-letter topic, and the
+    function returns None. With `counted` False the delivery does not count as an attempt, as after `suspend`.
     """
     record = lane.record
     policy = lane.policy
@@ -264,6 +271,6 @@ def end_lease(
 
 
 def ack_range(lane: LaneState, first: int, end: int) -> None:
-    """Offsets that were handed out are done."""
+    """Mark offsets that were handed out as done."""
     lane.acked.mark(first, end)
     lane.record.acked += end - first

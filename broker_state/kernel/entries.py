@@ -1,4 +1,4 @@
-"""ack, change_invisible, reject: entry by entry, every offset judged, neighbours with one outcome as one run."""
+"""ack, change_invisible, reject: every offset of every entry is judged; neighbours with one outcome make a run."""
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
@@ -23,11 +23,11 @@ from popstream.wire.reason import Reason, code_of
 __all__ = ["decide_entries"]
 
 _CLAIMS_MAX = 256
-"""So many ranges are decided together. More make it slower by a third: the processor's caches hold them no more."""
+"""Ranges that are decided together. More of them do not fit the processor's caches: a range takes a third longer."""
 
 
 class _Named:
-    """The offsets of one group that a record has named so far, as disjoint half-open runs in order."""
+    """The offsets of one group that a record has named so far, as disjoint half-open ranges in order."""
 
     __slots__ = ("_ends", "_firsts")
 
@@ -36,7 +36,7 @@ class _Named:
         self._ends: list[int] = []
 
     def add_beyond(self, first: int, end: int) -> bool:
-        """Name [first, end) if all that was named lies below it, as it mostly does."""
+        """Name [first, end) if all offsets named so far lie below it, as is usual; return whether they do."""
         ends = self._ends
         if not ends or ends[-1] < first:
             self._firsts.append(first)
@@ -48,7 +48,7 @@ class _Named:
         return True
 
     def add(self, first: int, end: int) -> list[tuple[int, int, bool]]:
-        """Name [first, end); it comes back cut into (first, end, named before)."""
+        """Name [first, end), and return it cut into (first, end, was named before)."""
         firsts, ends = self._firsts, self._ends
         low = bisect_right(ends, first)
         cuts: list[tuple[int, int, bool]] = []
@@ -72,7 +72,7 @@ class _Named:
 
 
 class _Subject(msgspec.Struct, frozen=True):
-    """What a handle of the record stands for, and the offsets that were named in its group."""
+    """A handle of the record, its lane, and the offsets that the record has named in its group."""
 
     lane: LaneState
     handle: Handle
@@ -83,8 +83,8 @@ class _Subject(msgspec.Struct, frozen=True):
 class _Request:
     """One record with entries, while it is decided.
 
-    A range that lies beyond those before it waits in `claims`, and all that wait are decided together: a concurrent
-    lane does that page by page, where entry by entry it would look up and settle a page many times.
+    Ranges in ascending order are collected in `claims` and decided together: a concurrent lane then reads and settles
+    each page once, and not once for each entry.
     """
 
     __slots__ = (
@@ -118,13 +118,13 @@ class _Request:
         self.lanes: dict[str, LaneState] = {}
         self.named: dict[str, _Named] = {}
         self.subjects: dict[int, _Subject | Reason] = {}
-        """By the index of the handle: one is judged once, however many entries have it."""
+        """By the index of the handle; a handle is judged once for all entries that have it."""
         self.claims: list[Claim] = []
         self.lane: LaneState | None = None
         """The lane of `claims`."""
 
     def ask(self, index: int, entry: Entry) -> None:
-        """Decide an entry, at once or with those that follow it."""
+        """Decide an entry, now or together with those that follow."""
         subject = self._subject(entry)
         if not isinstance(subject, _Subject):
             self.decide_claims()
@@ -144,14 +144,14 @@ class _Request:
             self.claims.append(claim)
 
     def decide_claims(self) -> None:
-        """Decide what waits."""
+        """Decide the claims collected so far."""
         claims, lane = self.claims, self.lane
         if claims and lane is not None:
             self.claims = []
-            self._tell(lane, claims, self._judge(lane, claims))
+            self._report(lane, claims, self._judge(lane, claims))
 
     def _subject(self, entry: Entry) -> _Subject | Reason:
-        """The lane and handle to judge the entry's offsets by, or why the whole entry is refused."""
+        """Return the lane and handle by which the entry is judged, or the reason to refuse the whole entry."""
         if not 0 <= entry.handle < len(self.command.handles) or not entry.offsets:
             return Reason.INVALID_PARAMETER
         for first, last in entry.offsets:
@@ -175,7 +175,7 @@ class _Request:
         handle = read_handle(text)
         lane = self.lanes.get(group)
         if lane is None:
-            self.decide_claims()  # what comes of them is told before this lane catches up
+            self.decide_claims()  # their rows precede those of this lane's catch-up
             lane = op.queue.lane(group)
             if lane is None:
                 return Reason.UNKNOWN_HANDLE
@@ -209,7 +209,7 @@ class _Request:
             )
 
     def _decide_cut(self, lane: LaneState, named: _Named, claim: Claim) -> None:
-        """Decide a range of which a part may be out of the queue, or named before."""
+        """Decide a range that may lie partly outside the queue, or be named before in part."""
         first, end = claim.first, claim.end
         least, most = self.min_offset, self.commit_position
         low, high = max(first, least), min(end, most)
@@ -223,13 +223,13 @@ class _Request:
                 pieces += self._judge(lane, [msgspec.structs.replace(claim, first=at, end=stop)])
         if end > most:
             pieces.append(Piece(max(first, most), end, Reason.ABOVE_MAX))
-        self._tell(lane, [claim], pieces)
+        self._report(lane, [claim], pieces)
 
     def _judge(self, lane: LaneState, claims: list[Claim]) -> list[Piece]:
         return (decide_in_order if lane.record.orderly else decide_concurrently)(self.op, lane, claims)
 
-    def _tell(self, lane: LaneState, claims: list[Claim], pieces: list[Piece]) -> None:
-        """What came of `claims`, as runs of the answer and rows."""
+    def _report(self, lane: LaneState, claims: list[Claim], pieces: list[Piece]) -> None:
+        """Add the outcome of `claims` to the answer, and to the audit."""
         audited: list[OperationRun] = []
         last: Piece | None = None
         for claim, first, end, piece in _by_claim(claims, pieces):
@@ -270,7 +270,7 @@ class _Request:
         )
 
     def _handle_index(self, lane: LaneState, delivery: Delivery, handle: Handle) -> int:
-        """Where in the answer's handles that of `delivery` stands; one that many messages share is listed once."""
+        """Return the index of the handle of `delivery` in the answer; one that many messages share is listed once."""
         last_delivery, last_handle, known = self.last_handle
         if delivery is not last_delivery or handle is not last_handle:
             text = lane.handle_text(delivery, handle.start_offset)
@@ -282,7 +282,7 @@ class _Request:
 
 
 def decide_entries(op: OpContext, command: EntryCommand) -> None:
-    """Decide every entry at the record's `now` and answer with the runs."""
+    """Decide every entry, and answer with the runs."""
     request = _Request(op, command)
     entries: Sequence[Entry] = command.entries
     for index, entry in enumerate(entries):
@@ -298,7 +298,7 @@ def decide_entries(op: OpContext, command: EntryCommand) -> None:
 
 
 def _overall(runs: list[Run]) -> Reason:
-    """OK when every run came out with code 0, else the reason of the first that did not."""
+    """Return OK if every run has code 0, else the reason of the first that has not."""
     for run in runs:
         if run.code:
             return run.reason
@@ -306,9 +306,10 @@ def _overall(runs: list[Run]) -> Reason:
 
 
 def _by_claim(claims: list[Claim], pieces: list[Piece]) -> Iterator[tuple[Claim, int, int, Piece]]:
-    """(claim, first, end, piece): each claim, cut where the outcome changes; `pieces` are all that came of them.
+    """Yield (claim, first, end, piece): each claim, cut where the outcome changes; `pieces` cover all claims.
 
-    Of neighbouring pieces with the same outcome the first is told, although what they were before may differ.
+    Neighbouring pieces with the same outcome are joined; the first represents them, although their deliveries before
+    may differ.
     """
     number = 0
     for claim in claims:
@@ -332,7 +333,7 @@ def _is_same_outcome(one: Piece, other: Piece) -> bool:
 
 
 def _is_same_delivery(one: Delivery | None, other: Delivery | None) -> bool:
-    """Whether two deliveries have the same handle."""
+    """Return whether two deliveries have the same handle."""
     if one is None or other is None:
         return one is other
     return one is other or (

@@ -11,7 +11,7 @@ __all__ = ["fold"]
 
 
 def fold(overlay: Overlay, records: Iterable[OpRecord], decision: Decision) -> set[QueueState]:
-    """Decide `records` in order; afterwards `overlay` holds the new state and `decision` what came of each.
+    """Decide `records` in order: change state in `overlay`, and add answers, rows and letters to `decision`.
 
     Returns the queues that were touched. The result does not depend on how the log was cut into micro-batches.
     """

@@ -15,7 +15,7 @@ __all__ = ["OpContext", "refuse_without_queue"]
 
 
 class OpContext:
-    """What deciding one record needs, and what it collects; functions of the kernel take it as `op`."""
+    """The input and the output of deciding one record; functions of the kernel take it as `op`."""
 
     __slots__ = (
         "_lanes",
@@ -83,7 +83,7 @@ class OpContext:
         self._lanes.pop(lane.record.group, None)
 
     def respond(self, reason: Reason, *, applied: bool = False, **fields: object) -> None:
-        """Answer the record's own command, unless it has no op_id: nobody could tell what was answered."""
+        """Answer the record's own command, unless it has no op_id to identify the answer by."""
         if self.op_id is not None:
             self.answer = self.reply(self.kind, self.op_id, self.command.reply_to, reason, fields, applied=applied)
 

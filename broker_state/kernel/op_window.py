@@ -1,58 +1,58 @@
-"""The op_id window: a repeated operation gets its first answer again (docs/differences.md, "A repeated op_id").
+"""The window of op_ids: a repeated operation gets its first answer again (docs/differences.md, "A repeated op_id").
 
-Op_ids are forgotten in whole minutes of the queue's clock. Forgetting is a rule of reading (an old memory is no
-memory); the bytes go a little with every record, oldest first, so that no record pays for a minute's worth.
+The window moves in whole minutes of the queue's clock. An entry that has left it does not count when it is read; its
+bytes are deleted later, a few entries with every record, oldest first, so that no record pays for a whole minute.
 """
 
 import msgspec
 
 from broker_state.kernel.queue_state import QueueState
 from broker_state.store.keys import QueueTag, op_key
-from broker_state.store.records import OP_LOG_ENTRIES, OpLog, OpMemory
+from broker_state.store.records import OP_LOG_ENTRIES, OpLog, OpWindowEntry
 from popstream.wire.answer import Answer
 
-__all__ = ["answered_pop", "first_answer", "forget_some", "recall", "remember", "remember_parked_answer"]
+__all__ = ["answered_pop", "drop_some", "find", "first_answer", "store", "store_parked_answer"]
 
 WINDOW_MINUTES = 10
 
 _MINUTE_MS = 60_000
-_FORGOTTEN_A_RECORD = 2
+_DROPPED_PER_RECORD = 2
 _PAGE_BYTES = 3_500
 
 _decode_answer = msgspec.json.Decoder(Answer).decode
 
 
-def recall(queue: QueueState, op_id: str, now_ms: int) -> OpMemory | None:
-    """What the op_id did, when that is within the window or its pop is still parked."""
+def find(queue: QueueState, op_id: str, now_ms: int) -> OpWindowEntry | None:
+    """Return the entry of an op_id that is within the window, or whose pop is still parked."""
     stored = queue.overlay.get_op(op_key(queue.prefix, op_id))
     if stored is None:
         return None
-    memory = OpMemory.decode(stored)
-    if memory.parked or memory.minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
-        return memory
-    # The op_id may be used anew: what is logged up to its old use must be gone before the new use is logged.
+    entry = OpWindowEntry.decode(stored)
+    if entry.parked or entry.minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
+        return entry
+    # The op_id is free again. Its old use must leave the log before a new use is added to it.
     while queue.overlay.get_op(op_key(queue.prefix, op_id)) is not None:
-        assert _forget_oldest(queue, now_ms), "an old memory is in the log"
+        assert _drop_oldest(queue, now_ms), "an old entry is in the log"
     return None
 
 
-def first_answer(queue: QueueState, op_id: str, memory: OpMemory) -> bytes:
-    """The stored answer, whole."""
+def first_answer(queue: QueueState, op_id: str, entry: OpWindowEntry) -> bytes:
+    """Return the JSON of the stored answer, of all pages."""
     overlay = queue.overlay
-    pages = [memory.answer]
-    for page in range(1, memory.pages):
+    pages = [entry.answer]
+    for page in range(1, entry.pages):
         stored = overlay.get_op(op_key(queue.prefix, op_id, page))
         assert stored is not None, "every page of an answer is stored"
         pages.append(stored[1:])
     return b"".join(pages)
 
 
-def answered_pop(queue: QueueState, op_id: str, memory: OpMemory) -> Answer:
-    """The stored answer as a value."""
-    return _decode_answer(first_answer(queue, op_id, memory))
+def answered_pop(queue: QueueState, op_id: str, entry: OpWindowEntry) -> Answer:
+    """Return the stored answer of a pop."""
+    return _decode_answer(first_answer(queue, op_id, entry))
 
 
-def remember(
+def store(
     queue: QueueState,
     op_id: str,
     *,
@@ -63,38 +63,38 @@ def remember(
     parked: int,
     now_ms: int,
 ) -> None:
-    """The op_id was used; `answer` None: its pop is parked at place `parked`."""
-    memory = OpMemory(now_ms // _MINUTE_MS, digest, kind, group, parked, 0, b"")
-    _store(queue, op_id, memory, answer or b"")
-    _log(queue, op_id, memory.minute, 0 if parked else memory.pages)
+    """Store the answer to an op_id; None: its pop is parked with the number `parked`, or there is no answer."""
+    entry = OpWindowEntry(now_ms // _MINUTE_MS, digest, kind, group, parked, 0, b"")
+    _store(queue, op_id, entry, answer or b"")
+    _log(queue, op_id, entry.minute, 0 if parked else entry.pages)
 
 
-def remember_parked_answer(queue: QueueState, op_id: str, answer: bytes, now_ms: int) -> None:
-    """The parked pop was answered; its window begins."""
+def store_parked_answer(queue: QueueState, op_id: str, answer: bytes, now_ms: int) -> None:
+    """Store the answer to a parked pop, and begin its window."""
     stored = queue.overlay.get_op(op_key(queue.prefix, op_id))
-    assert stored is not None, "a parked pop is remembered while it is parked"
-    memory = OpMemory.decode(stored)
-    memory.minute = now_ms // _MINUTE_MS
-    memory.parked = 0
-    _store(queue, op_id, memory, answer)
-    _log(queue, op_id, memory.minute, memory.pages)
+    assert stored is not None, "a parked pop has an entry"
+    entry = OpWindowEntry.decode(stored)
+    entry.minute = now_ms // _MINUTE_MS
+    entry.parked = 0
+    _store(queue, op_id, entry, answer)
+    _log(queue, op_id, entry.minute, entry.pages)
 
 
-def forget_some(queue: QueueState, now_ms: int) -> None:
-    """Delete a few memories that have left the window: more than one record adds, so the log stays short."""
+def drop_some(queue: QueueState, now_ms: int) -> None:
+    """Delete entries that have left the window: at most two, more than one record adds, so the log stays short."""
     if queue.oldest_op_minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
         return
-    for _ in range(_FORGOTTEN_A_RECORD):
-        if not _forget_oldest(queue, now_ms):
+    for _ in range(_DROPPED_PER_RECORD):
+        if not _drop_oldest(queue, now_ms):
             return
 
 
-def _store(queue: QueueState, op_id: str, memory: OpMemory, answer: bytes) -> None:
+def _store(queue: QueueState, op_id: str, entry: OpWindowEntry, answer: bytes) -> None:
     overlay = queue.overlay
-    memory.pages = max(1, -(-len(answer) // _PAGE_BYTES))
-    memory.answer = answer[:_PAGE_BYTES]
-    overlay.set_op(op_key(queue.prefix, op_id), memory.encode())
-    for page in range(1, memory.pages):
+    entry.pages = max(1, -(-len(answer) // _PAGE_BYTES))
+    entry.answer = answer[:_PAGE_BYTES]
+    overlay.set_op(op_key(queue.prefix, op_id), entry.encode())
+    for page in range(1, entry.pages):
         part = answer[page * _PAGE_BYTES : (page + 1) * _PAGE_BYTES]
         overlay.set_op(op_key(queue.prefix, op_id, page), b"\x01" + part)
 
@@ -112,8 +112,8 @@ def _log(queue: QueueState, op_id: str, minute: int, pages: int) -> None:
     record.op_log_last = number + 1
 
 
-def _forget_oldest(queue: QueueState, now_ms: int) -> bool:
-    """Delete the oldest memory if it has left the window; False when there is none."""
+def _drop_oldest(queue: QueueState, now_ms: int) -> bool:
+    """Delete the oldest entry if it has left the window; return whether one was deleted."""
     record = queue.record
     number = record.op_log_first
     if number == record.op_log_last:
@@ -127,7 +127,7 @@ def _forget_oldest(queue: QueueState, now_ms: int) -> bool:
         queue.oldest_op_minute = minute
         return False
     overlay = queue.overlay
-    for page in range(pages):  # none for a pop that was parked: its answer has an entry of its own further on
+    for page in range(pages):  # none for a parked pop: its answer is logged again further on
         overlay.set_op(op_key(queue.prefix, op_id, page), None)
     record.op_log_first = number + 1
     if index == OP_LOG_ENTRIES - 1:

@@ -16,7 +16,7 @@ import msgspec
 from broker_state.store.keys import LaneTag
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Runs, decode_ints, encode_ints, windows
-from broker_state.store.stored import FORMAT_1, read_stored
+from broker_state.store.value_format import FORMAT_1, read_stored
 
 __all__ = ["Member", "MemberPage", "MemberRun", "OrderInfo", "OrderInfoHead"]
 

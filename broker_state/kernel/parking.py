@@ -1,10 +1,10 @@
-"""pop, cancel, return_client, and the pops that wait: who is served, in which order, and what they are answered."""
+"""pop, cancel, return_client, and parked pops: the order in which they are served, and their answers."""
 
 from broker_state.audit import DeliveryStep, Origin
 from broker_state.kernel.catch_up import enter
 from broker_state.kernel.delivery import end_lease, grant
 from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.op_window import answered_pop, recall, remember_parked_answer
+from broker_state.kernel.op_window import answered_pop, find, store_parked_answer
 from broker_state.kernel.orderly import grant_in_order, is_same_attempt, release_members
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
@@ -49,7 +49,7 @@ def serve(op: OpContext, lane: LaneState) -> None:
 
 
 def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
-    """Step 3 for the record's own pop, last of its lane; what was parked when it has to wait."""
+    """Step 3 for the record's own pop, the last of its lane; return the parked pop if it has to wait."""
     tags = None if command.tags is None else tuple(command.tags)
     record = lane.record
     granted = None
@@ -90,7 +90,7 @@ def _give(op: OpContext, lane: LaneState, pop: Pop | ParkedPop, tags: tuple[int,
 
 
 def time_out(op: OpContext, lane: LaneState, pop: ParkedPop) -> None:
-    """A parked pop got nothing in its time."""
+    """Answer a parked pop that got no message in its time."""
     lane.unpark(pop)
     _answer_parked(op, lane, pop, Reason.POLLING_TIMEOUT, None)
 
@@ -107,29 +107,29 @@ def answer_all_parked(op: OpContext, lane: LaneState, reason: Reason, client_id:
 
 
 def decide_cancel(op: OpContext, command: Cancel) -> None:
-    """Take a pop back: unpark it, or release what it still holds, as if it had not been delivered."""
-    memory = recall(op.queue, command.target_op_id, op.now_ms)
-    if memory is None:
+    """Take a pop back: unpark it, or release the messages it still holds as if they had not been delivered."""
+    entry = find(op.queue, command.target_op_id, op.now_ms)
+    if entry is None:
         op.refuse(Reason.UNKNOWN_HANDLE, "no such op_id within the window")
         return
-    if memory.kind != "pop":
-        op.refuse(Reason.INVALID_PARAMETER, f"the op_id is that of a {memory.kind}", memory.group)
+    if entry.kind != "pop":
+        op.refuse(Reason.INVALID_PARAMETER, f"the op_id is that of a {entry.kind}", entry.group)
         return
-    lane = op.queue.lane(memory.group) if memory.group is not None else None
+    lane = op.queue.lane(entry.group) if entry.group is not None else None
     released: list[tuple[int, int]] = []
     applied = False
     if lane is not None:
         enter(op, lane)
-        if memory.parked:
-            pop = lane.parked(memory.parked)
-            assert pop is not None, "a parked pop is remembered while it is parked"
+        if entry.parked:
+            pop = lane.parked(entry.parked)
+            assert pop is not None, "a parked pop has an entry"
             lane.unpark(pop)
             _answer_parked(op, lane, pop, Reason.CANCELLED, None)
             applied = True
         else:
-            released = _release_answered(op, lane, answered_pop(op.queue, command.target_op_id, memory))
+            released = _release_answered(op, lane, answered_pop(op.queue, command.target_op_id, entry))
             applied = bool(released)
-    op.audit.operation(Reason.OK, applied=applied, group=memory.group, detail=command.target_op_id)
+    op.audit.operation(Reason.OK, applied=applied, group=entry.group, detail=command.target_op_id)
     op.respond(Reason.OK, applied=applied, released=released)
 
 
@@ -155,7 +155,7 @@ def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[tu
 
 
 def decide_return_client(op: OpContext, command: ReturnClient) -> None:
-    """Release every lease of a client, and answer its parked pops."""
+    """Release every lease of a client, and answer its parked pops CANCELLED."""
     lane = op.queue.lane(command.group)
     released: list[tuple[int, int]] = []
     applied = False
@@ -168,7 +168,7 @@ def decide_return_client(op: OpContext, command: ReturnClient) -> None:
         page_no = lane.client_pages(client).first()
         while page_no is not None:
             page = lane.page(page_no)
-            assert page is not None, "a page that a client is noted in exists"
+            assert page is not None, "a page in the tree of a client exists"
             for first, end, delivery in list(page.runs):
                 if delivery.client == client and delivery.state == _LEASED:
                     _release(op, lane, page, first, end, delivery, "return_client", counted=True)
@@ -225,7 +225,7 @@ def _granted_fields(
     granted: _Granted,
     origin: Origin | None,
 ) -> dict[str, object]:
-    """The fields of the answer to a served pop; writes a row of `operations` for each range."""
+    """Write a row of `operations` for each range of a served pop; return the fields of its answer."""
     delivery, start_offset, ranges = granted
     text = lane.handle_text(delivery, start_offset)
     for leased in ranges:
@@ -284,4 +284,4 @@ def _answer_parked(
     if pop.op_id is None:
         return
     encoded = op.reply("pop", pop.op_id, pop.reply_to, reason, fields, applied=granted is not None)
-    remember_parked_answer(op.queue, pop.op_id, encoded, op.now_ms)
+    store_parked_answer(op.queue, pop.op_id, encoded, op.now_ms)

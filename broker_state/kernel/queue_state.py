@@ -1,4 +1,4 @@
-"""One queue and its lanes while records are decided: the stored records with their positions, pages and deadlines."""
+"""A queue and its lanes while records are decided: their stored records with positions, pages and deadlines."""
 
 import heapq
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ _ERASED_TAGS = (
 
 
 class Deadlines:
-    """The deadlines of one queue during one micro-batch: those stored before it merged with those set in it."""
+    """The deadlines of one queue during one micro-batch: stored ones merged with those set since."""
 
     __slots__ = ("_heap", "_overlay", "_prefix", "_stored", "earliest_ms", "generation")
 
@@ -49,10 +49,10 @@ class Deadlines:
         self._stored = overlay.stored_deadlines(prefix, None, NEVER_MS, 1)
         self.generation = overlay.generation
         self.earliest_ms = self._find_earliest_ms()
-        """No deadline is earlier; `NEVER_MS` when there is none."""
+        """No deadline is earlier; `NEVER_MS` if there is none."""
 
     def push(self, ref: DeadlineRef) -> None:
-        """Something is due; that it moved again later is for the taker to find out."""
+        """Add a deadline. One that moves later stays in the heap too; `take` returns both."""
         heapq.heappush(self._heap, ref)
         self.earliest_ms = min(self.earliest_ms, ref.deadline_ms)
 
@@ -61,7 +61,7 @@ class Deadlines:
         return min(heap, self._stored[0].deadline_ms) if self._stored else heap
 
     def take(self, now_ms: int) -> set[DeadlineRef]:
-        """Everything that may be due at `now_ms`; the caller checks each against its subject."""
+        """Remove and return the deadlines up to `now_ms`; the caller checks that each still holds."""
         due: set[DeadlineRef] = set()
         while self._heap and self._heap[0].deadline_ms <= now_ms:
             due.add(heapq.heappop(self._heap))
@@ -101,7 +101,7 @@ class LaneState:
         )
 
     def encode(self) -> bytes:
-        """Stored form of the record, with the position and the tree as they are now."""
+        """Return the stored form of the record, with its position and tree as they are now."""
         record = self.record
         record.commit_offset = self.acked.floor
         record.acked_above = self.acked.above
@@ -110,18 +110,18 @@ class LaneState:
         return record.encode()
 
     def touch(self) -> None:
-        """The lane changed."""
+        """Note that the lane changed."""
         self._overlay.put(self.key, self)
 
     @property
     def policy(self) -> LanePolicy:
-        """The lane's own policy, or the queue's."""
+        """The lane's own policy, else the queue's."""
         return self.record.policy or self.queue.record.policy
 
     def gave_out(self, handle: Handle) -> bool:
-        """Whether the handle can be of a delivery of this lane.
+        """Return whether the handle can belong to a delivery of this lane.
 
-        In an orderly lane epoch 0, of no delivery, is as stale as that of any batch but the current one.
+        In an orderly lane epoch 0, which no delivery has, is stale, as is any epoch but that of the current batch.
         """
         return (
             handle.lane_check == self.check
@@ -132,7 +132,7 @@ class LaneState:
         )
 
     def handle_text(self, delivery: Delivery, start_offset: int) -> str:
-        """Return the handle of a delivery, as a pop or a change gives it out."""
+        """Return the handle of a delivery, as pops and changes answer it."""
         return encode_handle(
             Handle(
                 start_offset,
@@ -163,12 +163,12 @@ class LaneState:
 
     @property
     def revive_queue_id(self) -> int:
-        """What handles of the lane carry in RocketMQ's field."""
+        """The value of RocketMQ's field in handles of the lane."""
         return REVIVE_QUEUE_ID_ORDERLY if self.record.orderly else 0
 
     @property
     def is_poppable(self) -> bool:
-        """Whether a pop without a tag set would get something now, every due deadline having taken effect."""
+        """Whether a pop for any tag would get a message now, once every due deadline has taken effect."""
         record = self.record
         if record.orderly:
             return not self.order_info.head.due_ms and self.acked.floor < self.queue.written.floor
@@ -178,15 +178,15 @@ class LaneState:
         return self.available.count > 0 or record.next_offset < self.queue.written.floor
 
     def page(self, page_no: int) -> DeliveryPage | None:
-        """Deliveries of 64 offsets, if there are any."""
+        """Return the deliveries of 64 offsets, if there are any."""
         return self._overlay.get(self._page_key(page_no), DeliveryPage.decode)
 
     def page_to_fill(self, page_no: int) -> DeliveryPage:
-        """The page, made if need be."""
+        """Return the page, or a new one."""
         return self.page(page_no) or DeliveryPage(page_no, 0, [], [])
 
     def settle(self, page: DeliveryPage) -> None:
-        """A page was changed: bring its deadline, the tree of available pages and its key in line."""
+        """Bring a page's deadline, the tree of available pages and its key in line after a change."""
         self._set_due(
             page, min([delivery.deadline_ms for _, _, delivery in page.runs if delivery.deadline_ms], default=0)
         )
@@ -202,7 +202,7 @@ class LaneState:
             self._overlay.delete(self._page_key(page.page_no))
 
     def settle_fresh(self, page: DeliveryPage, deadline_ms: int) -> None:
-        """As `settle`, for a page in which nothing but leases of messages never handed out before were added."""
+        """Do `settle` for a page to which only leases of fresh messages were added."""
         self._set_due(page, min(page.due_ms or deadline_ms, deadline_ms))
         self._overlay.put(self._page_key(page.page_no), page)
 
@@ -215,7 +215,7 @@ class LaneState:
         return self._pages_prefix + page_no.to_bytes(8, "big")
 
     def add_client_page(self, client: int, page: DeliveryPage) -> None:
-        """Leases of the client may be in the page: `return_client` will look there."""
+        """Note that the client may hold leases in the page, for `return_client`."""
         if client in page.clients:
             return
         if len(page.clients) >= 1 << PAGE_SHIFT:
@@ -229,13 +229,13 @@ class LaneState:
         self._save_client_pages(client, tree)
 
     def discard_client_page(self, client: int, page_no: int) -> None:
-        """The client holds nothing in the page any more."""
+        """Note that the client holds no lease in the page."""
         tree = self.client_pages(client)
         tree.discard(page_no)
         self._save_client_pages(client, tree)
 
     def client_pages(self, client: int) -> Tree:
-        """The pages in which the client may hold leases."""
+        """Return the pages in which the client may hold leases."""
         prefix = self._client_key(client)
         size = self._overlay.bits(prefix)
         return Tree(self._overlay, prefix, (size & 0xFF) or 1, size >> 8)
@@ -305,13 +305,13 @@ class LaneState:
         return self.prefix + LaneTag.PARKED + number.to_bytes(8, "big")
 
     def restore_parked(self, pops: list[ParkedPop]) -> None:
-        """Parked pops stay where they were, with their deadlines, when the lane was cleared."""
+        """Put parked pops back where they were, with their deadlines, after `clear`."""
         for pop in pops:
             self._set_parked(pop)
             self.queue.set_deadline(self.record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, pop.deadline_ms)
 
     def clear(self) -> None:
-        """Forget positions, deliveries and parked pops; the record stays and is set by the caller."""
+        """Delete positions, deliveries and parked pops; the caller sets the record."""
         self._overlay.erase(self.prefix)
         self._overlay.erase_deadlines(self.queue.prefix, self.record.lane_no)
         record = self.record
@@ -354,10 +354,10 @@ class QueueState:
         self.watching = Tree(overlay, self.prefix + QueueTag.WATCHING, record.watching_depth, record.watching_count)
         self._deadlines = Deadlines(overlay, self.prefix)
         self.oldest_op_minute = 0
-        """No op_id in the window is older; 0 until it is looked up."""
+        """No op_id in the window is older, in minutes; 0 until it is read."""
 
     def encode(self) -> bytes:
-        """Stored form of the record, with its position and tree as they are now."""
+        """Return the stored form of the record, with its position and tree as they are now."""
         record = self.record
         record.commit_position = self.written.floor
         record.written_above = self.written.above
@@ -366,39 +366,39 @@ class QueueState:
         return record.encode()
 
     def touch(self) -> None:
-        """The queue changed."""
+        """Note that the queue changed."""
         self.overlay.put(self.key, self)
 
     @property
     def deadlines(self) -> Deadlines:
-        """The deadlines as this micro-batch knows them."""
+        """The deadlines, read anew in each micro-batch."""
         if self._deadlines.generation != self.overlay.generation:
             self._deadlines = Deadlines(self.overlay, self.prefix)
         return self._deadlines
 
     def set_deadline(self, lane_no: int, kind: int, number: int, before_ms: int, after_ms: int) -> None:
-        """A page or a parked pop is due at another time (0: never)."""
+        """Move the deadline of a page, a batch or a parked pop; 0 is never."""
         self.overlay.set_deadline(self.prefix, lane_no, kind, number, before_ms, after_ms)
         if after_ms:
             self.deadlines.push(DeadlineRef(after_ms, lane_no, kind, number))
 
     def lane_key(self, group: str) -> bytes:
-        """State key of a lane's record."""
+        """Return the state key of a lane's record."""
         return self._lanes_prefix + group.encode()
 
     def lane(self, group: str) -> LaneState | None:
-        """The lane of a group, if it was made."""
+        """Return the lane of a group, if there is one."""
         return self.overlay.get(
             self._lanes_prefix + group.encode(), lambda value: LaneState(self, LaneRecord.decode(value))
         )
 
     def lane_by_no(self, lane_no: int) -> LaneState | None:
-        """The lane with a number, unless it was forgotten."""
+        """Return the lane with this number, unless it was deleted."""
         name = self.overlay.get(self._number_key(lane_no), Text.decode)
         return None if name is None else self.lane(name.text)
 
     def make_lane(self, group: str, start_offset: int) -> LaneState:
-        """A new lane that starts at `start_offset`."""
+        """Make a lane that starts at `start_offset`."""
         record = self.record
         lane = LaneState(
             self,
@@ -431,17 +431,17 @@ class QueueState:
         self.touch()
 
     def all_lanes(self) -> list[LaneState]:
-        """Every lane, in the order of their groups; for the rare operation that ends them all."""
+        """Return every lane, in the order of their groups; for the rare operation that deletes them all."""
         numbers = range(1, self.record.next_lane_no)
         lanes = [lane for number in numbers if (lane := self.lane_by_no(number)) is not None]
         return sorted(lanes, key=lambda lane: lane.record.group.encode())
 
     def count_holes(self, first: int, end: int) -> int:
-        """How many offsets of [first, end) are holes."""
+        """Return how many offsets of [first, end) are holes."""
         return self.holes.count(first, end) if self.record.holes and first < end else 0
 
     def watched_lanes(self) -> list[LaneState]:
-        """The lanes that wait for something to pop, in the order of their groups."""
+        """Return the lanes that wait for messages, in the order of their groups."""
         lanes = []
         number = self.watching.first()
         while number is not None:
@@ -452,7 +452,7 @@ class QueueState:
         return sorted(lanes, key=lambda lane: lane.record.group.encode())
 
     def unit_facts(self, page_no: int) -> TagPage | None:
-        """Tags and inner counts of 64 offsets, if any was told."""
+        """Return the tags and inner counts of 64 offsets, if a dispatch gave any."""
         return self.overlay.get(self._unit_facts_key(page_no), TagPage.decode)
 
     def set_unit_facts(self, page: TagPage) -> None:
@@ -460,13 +460,13 @@ class QueueState:
         self.overlay.put(self._unit_facts_key(page.page_no), page)
 
     def late_skip(self, number: int) -> LateSkip:
-        """A skip of offsets that had been written, by its number."""
+        """Return a skip of offsets that had been written, by its number."""
         skip = self.overlay.get(self._late_skip_key(number), LateSkip.decode)
         assert skip is not None, "late skips are kept"
         return skip
 
     def add_late_skip(self, first: int, end: int) -> None:
-        """Offsets that had been written are holes; each lane finds out at its next operation."""
+        """Make holes of offsets that had been written; each lane accounts for them at its next operation."""
         self.overlay.put(self._late_skip_key(self.record.late_skips), LateSkip(first, end))
         self.record.late_skips += 1
 
@@ -481,7 +481,7 @@ class QueueState:
 
 
 def load_queue(overlay: Overlay, topic: str, queue_id: int) -> QueueState | None:
-    """The state of a queue, None before its `declare`."""
+    """Return the state of a queue; None before its `declare`."""
     return overlay.get(
         queue_prefix(topic, queue_id) + QueueTag.RECORD,
         lambda value: QueueState(overlay, topic, queue_id, QueueRecord.decode(value)),
@@ -489,14 +489,14 @@ def load_queue(overlay: Overlay, topic: str, queue_id: int) -> QueueState | None
 
 
 def new_queue(overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) -> QueueState:
-    """A queue that nothing is known of yet."""
+    """Make the state of a queue that is declared."""
     queue = QueueState(overlay, topic, queue_id, record)
     queue.touch()
     return queue
 
 
 def erase_queue(queue: QueueState) -> None:
-    """Forget all that is stored of a queue, but for its record and the log of its op_ids."""
+    """Delete everything stored of a queue but its record and the log of its op_ids."""
     for tag in _ERASED_TAGS:
         queue.overlay.erase(queue.prefix + tag)
     queue.overlay.erase_deadlines(queue.prefix, None)

@@ -1,4 +1,4 @@
-"""The ranges of values that a command may have (docs/semantics.md, "Ranges of values")."""
+"""Checks of the values in a command (docs/semantics.md, "Ranges of values")."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -51,17 +51,17 @@ __all__ = [
 
 @lru_cache(maxsize=65_536)
 def is_queue_name(topic: str, queue_id: int) -> bool:
-    """Whether a queue can have this name at all (Kafka's limits)."""
+    """Return whether Kafka allows this name of a queue."""
     return _fits(topic, TOPIC_BYTES_MAX) and 0 <= queue_id <= QUEUE_ID_MAX
 
 
 def is_op_id(op_id: str) -> bool:
-    """Whether operations can be told apart by it."""
+    """Return whether an op_id has a length that is allowed."""
     return _fits(op_id, OP_ID_BYTES_MAX)
 
 
 def is_of_lite_topic(topic: str, lite_topic: str | None) -> bool:
-    """Whether `topic` is that of the lite topic; blank: of none, and every topic will do.
+    """Return whether `topic` is that of the lite topic; with a blank one every topic is.
 
     A lite topic is a queue of its own, named as RocketMQ names it (LiteUtil.toLmqName).
 
@@ -72,19 +72,19 @@ def is_of_lite_topic(topic: str, lite_topic: str | None) -> bool:
 
 
 def known_group(group: str | None) -> str | None:
-    """The group, if a lane can have this name; what is stored must be short."""
+    """Return the group if a lane can have this name, else None: stored names must be short."""
     return group if group is None or not group or _fits(group, NAME_BYTES_MAX) else None
 
 
 def is_range(first: int, last: int) -> bool:
-    """Whether [first, last] is a range of queue offsets."""
+    """Return whether [first, last] is a range of queue offsets."""
     return 0 <= first <= last <= OFFSET_MAX
 
 
 def what_is_invalid(command: Command) -> str | None:
-    """The first field of `command` that is out of range, in words; None when all are in range.
+    """Describe the first field of `command` that is out of range; None when all are in range.
 
-    Single entries, dispatched ranges and the target of a reset are judged where they are decided.
+    Entries, dispatched ranges and the target of a reset are checked where they are decided.
     """
     match command:
         case Ack() | ChangeInvisible() | Reject():
@@ -134,7 +134,7 @@ def what_is_invalid(command: Command) -> str | None:
 
 def _fits(text: str, bytes_max: int) -> bool:
     length = len(text)
-    # A character has 4 bytes at most: most names need not be encoded to be measured.
+    # A character takes 4 bytes at most, so most names are short enough without encoding them.
     return length > 0 and (length * 4 <= bytes_max or (length <= bytes_max and len(text.encode()) <= bytes_max))
 
 

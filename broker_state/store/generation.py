@@ -1,8 +1,8 @@
-"""A new generation of every lane: what was handed out in a time that is lost must never be taken for something else.
+"""A new generation of every lane: handles from records that are lost must never match a later delivery.
 
-A state that lost the end of its log gives out epochs that it had given out before. So the epoch of each lane leaves the
-old numbers: its upper half counts generations, its lower half deliveries. Leases that the state knows keep their
-handles; a handle of the lost time belongs to no lease, and is answered STALE_HANDLE.
+A restored state whose log has lost its end would use epochs a second time. So the upper half of an epoch counts
+generations, and the lower half deliveries; after such a restore the generation of every lane is raised. Leases that the
+state knows keep their handles. A handle from the lost records belongs to no lease, and is answered STALE_HANDLE.
 """
 
 from collections.abc import Iterable, Iterator
@@ -19,7 +19,7 @@ _SHIFT = 32
 
 
 def generation_of(epoch: int) -> int:
-    """How often the generation was raised before this epoch was given out.
+    """Return the generation of an epoch.
 
     >>> generation_of(7), generation_of((3 << 32) + 7)
     (0, 3)
@@ -28,7 +28,7 @@ def generation_of(epoch: int) -> int:
 
 
 def next_generation(epoch: int, used: int = 0) -> int:
-    """The first epoch of the generation after that of `epoch`, and after `used`.
+    """Return the first epoch of the next generation, after that of `epoch` and after `used`.
 
     >>> next_generation(7) == 1 << 32, next_generation((3 << 32) + 7) == 4 << 32, next_generation(7, used=8) == 9 << 32
     (True, True, True)
@@ -37,11 +37,11 @@ def next_generation(epoch: int, used: int = 0) -> int:
 
 
 def raise_generation(state: Iterable[tuple[bytes, bytes]], used: int = 0) -> Iterator[Change]:
-    """What changes of the `state` family.
+    """Yield the changes of the `state` family that raise the generation of every lane.
 
     Args:
         state: Keys and values in their order.
-        used: The highest generation that was ever given out; the state may be older.
+        used: The highest generation ever used; the state may be older.
 
     Raises:
         CorruptValueError: A record cannot be read.

@@ -18,7 +18,7 @@ state      <queue> 'Q'                               the queue                  
            <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases    tree node
            <lane>  'o'                               the batch of an orderly lane                   OrderInfo
            <lane>  'm' page no u64                   members of the batch among 64 offsets          MemberPage
-ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id                   OpMemory, then bytes
+ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id                   OpWindowEntry, bytes
 deadlines  <queue> ms u64, lane no u32, kind u8, number u64                                         (empty)
 
 <queue> = topic length u8, topic, queue id u32       <lane> = <queue> 'P' lane no u32

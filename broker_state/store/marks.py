@@ -1,8 +1,8 @@
 """Sets of offsets in segments: plain marks, a position (a contiguous prefix and the marks beyond it), a tree.
 
-The two positions of the design are both a `Position`: a queue's commit position over written offsets, a lane's commit
-offset over acked ones. Neither ever moves back; segments below the position are deleted, only changed ones are
-written, and an offset costs at most an eighth of a byte and a little.
+A queue's commit position (over written offsets) and a lane's commit offset (over acked ones) are both a `Position`.
+Neither moves back. Segments below the position are deleted, only changed ones are written, and an offset takes at most
+an eighth of a byte, besides the key and tag of its segment.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Marks:
         self._prefix = prefix
 
     def get(self, segment_no: int) -> int:
-        """The bits of one segment."""
+        """Return the bits of one segment."""
         return self._overlay.bits(self._prefix + segment_no.to_bytes(8, "big"))
 
     def set(self, segment_no: int, bits: int) -> None:
@@ -39,14 +39,14 @@ class Marks:
         self._overlay.set_bits(self._prefix + segment_no.to_bytes(8, "big"), bits)
 
     def add(self, first: int, end: int) -> int:
-        """Mark first..end-1; how many of them were not marked before."""
+        """Mark first..end-1; return how many of them were not marked before."""
         segment_no, count = first >> SEGMENT_SHIFT, end - first
         if (end - 1) >> SEGMENT_SHIFT == segment_no:
             return self._add(segment_no, ((1 << count) - 1) << (first & _LOW), count)
         return self._add_each(_windows(first, end))
 
     def add_runs(self, runs: Iterable[tuple[int, int]]) -> int:
-        """`add` for each of `runs`, which are in order and apart: a segment is written once for all of them."""
+        """Do `add` for each of `runs`, which are in order and apart; a segment is written once for all of them."""
         return self._add_each(_windows_of(runs))
 
     def _add_each(self, windows: Iterable[tuple[int, int]]) -> int:
@@ -62,11 +62,11 @@ class Marks:
         return count - known.bit_count() if known else count
 
     def count(self, first: int, end: int) -> int:
-        """How many of first..end-1 are marked."""
+        """Return how many of first..end-1 are marked."""
         return sum((self.get(segment_no) & window).bit_count() for segment_no, window in _windows(first, end))
 
     def runs(self, first: int, end: int, *, marked: bool = True) -> Iterator[tuple[int, int]]:
-        """The runs of marked (or unmarked) offsets within [first, end), neighbours across segments apart."""
+        """Yield the half-open runs of marked (or unmarked) offsets in [first, end); a run ends with its segment."""
         for segment_no, window in _windows(first, end):
             bits = self.get(segment_no)
             base = segment_no << SEGMENT_SHIFT
@@ -74,7 +74,7 @@ class Marks:
                 yield base + run_first, base + run_end
 
     def drop_below(self, first: int, end: int) -> None:
-        """Delete the segments that lie wholly within [first rounded down, end)."""
+        """Delete the segments from that of `first` to the last that ends at or before `end`."""
         for segment_no in range(first >> SEGMENT_SHIFT, end >> SEGMENT_SHIFT):
             if self.get(segment_no):
                 self.set(segment_no, 0)
@@ -104,7 +104,7 @@ class Position:
         self.above = above
 
     def mark(self, first: int, end: int) -> int:
-        """Mark first..end-1; how many of them were not marked before. Work is per segment, not per offset."""
+        """Mark first..end-1; return how many of them were not marked before. Takes time per segment, not per offset."""
         floor = self.floor
         if first <= floor < end and not self.above:
             self.floor = end
@@ -121,7 +121,7 @@ class Position:
         return marked
 
     def mark_runs(self, runs: Sequence[tuple[int, int]]) -> None:
-        """`mark` for each of `runs`, which are in order and apart, and none below the floor: many times as fast."""
+        """Do `mark` for each of `runs`, which are in order, apart, and not below the floor; it is much faster."""
         if len(runs) == 1:
             self.mark(*runs[0])
         elif runs:
@@ -131,7 +131,7 @@ class Position:
             self._advance()
 
     def contains(self, offset: int) -> bool:
-        """Whether `offset` is marked."""
+        """Return whether `offset` is marked."""
         if offset < self.floor:
             return True
         if not self.above:
@@ -139,7 +139,7 @@ class Position:
         return bool(self._marks.get(offset >> SEGMENT_SHIFT) >> (offset & _LOW) & 1)
 
     def unmarked(self, first: int, end: int) -> list[tuple[int, int]]:
-        """The half-open runs of [first, end) that are not marked, neighbours joined."""
+        """Return the half-open runs of [first, end) that are not marked, neighbours joined."""
         first = max(first, self.floor)
         if first >= end:
             return []
@@ -148,13 +148,13 @@ class Position:
         return _joined(self._marks.runs(first, end, marked=False))
 
     def count(self, first: int, end: int) -> int:
-        """How many of first..end-1 are marked."""
+        """Return how many of first..end-1 are marked."""
         below = max(0, min(end, self.floor) - first)
         first = max(first, self.floor)
         return below + (self._marks.count(first, end) if self.above and first < end else 0)
 
     def _begin_above(self) -> None:
-        """No segment is kept yet: the floor's own begins with ones."""
+        """Store the floor's own segment, which begins with ones, before the first mark beyond the floor."""
         low = self.floor & _LOW
         if low:
             self._marks.set(self.floor >> SEGMENT_SHIFT, (1 << low) - 1)
@@ -176,7 +176,7 @@ class Position:
 
 
 class Tree:
-    """A set of numbers with a cheap least member: segments of segments, each bit above saying "not empty below".
+    """A set of numbers whose least member is found in O(depth): in each level above, a bit means "not empty below".
 
     Key: prefix, level u8, node u64. `depth` levels cover numbers below 4096 ** depth; the owner stores it with
     `count`, and the tree grows by a level when a number needs it.
@@ -191,7 +191,7 @@ class Tree:
         self.count = count
 
     def add(self, number: int) -> bool:
-        """Put `number` into the set; False when it was there."""
+        """Add `number` to the set; return False if it was there."""
         while number >> (SEGMENT_SHIFT * self.depth):
             if self.count:
                 self._overlay.set_bits(self._key(self.depth, 0), 1)
@@ -213,7 +213,7 @@ class Tree:
         return True
 
     def discard(self, number: int) -> bool:
-        """Take `number` out of the set; False when it was not there."""
+        """Remove `number` from the set; return False if it was not there."""
         if not self.count or number >> (SEGMENT_SHIFT * self.depth):
             return False
         at = number
@@ -231,10 +231,7 @@ class Tree:
         return True
 
     def first(self, least: int = 0) -> int | None:
-        """The least member not below `least`.
-
-        Raises nothing; O(depth) reads.
-        """
+        """Return the least member that is not below `least`, in O(depth) reads; None if there is none."""
         if not self.count:
             return None
         level, at = 0, least
@@ -256,7 +253,7 @@ class Tree:
 
 
 def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
-    """(segment no, mask) of each segment that [first, end) touches."""
+    """Yield (segment no, mask) for each segment that [first, end) touches."""
     for segment_no in range(first >> SEGMENT_SHIFT, ((end - 1) >> SEGMENT_SHIFT) + 1):
         base = segment_no << SEGMENT_SHIFT
         low = max(first - base, 0)
@@ -265,7 +262,7 @@ def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """(segment no, mask) of each segment that runs touch which are in order."""
+    """Yield (segment no, mask) for each segment that `runs`, which are in order, touch."""
     at = base = next_base = bits = 0
     for first, end in runs:
         if end <= next_base:  # then the run begins in this segment too

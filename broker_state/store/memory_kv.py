@@ -1,4 +1,4 @@
-"""A store in memory, for tests and for playing with the kernel: the same families, the same order of keys."""
+"""A store in memory, for tests and experiments: the same families and the same order of keys as on disk."""
 
 from bisect import bisect_left, insort
 
@@ -9,18 +9,18 @@ __all__ = ["MemoryKv"]
 
 
 class MemoryKv:
-    """A `Kv` of plain dicts; `write` takes what an overlay changed, as the real store's one WriteBatch does."""
+    """A `Kv` of plain dicts; `write` applies the changes of an overlay, as one WriteBatch does on disk."""
 
     def __init__(self) -> None:
         self.families: dict[Family, dict[bytes, bytes]] = {}
         self._deadline_keys: list[bytes] = []
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        """The value of `key`, or None."""
+        """Return the value of `key`, or None."""
         return self.families.get(family, {}).get(key)
 
     def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
-        """The values of `keys`, in their order."""
+        """Return the values of `keys`, in their order."""
         return [self.get(family, key) for key in keys]
 
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
@@ -37,7 +37,7 @@ class MemoryKv:
         return found
 
     def write(self, overlay: Overlay) -> None:
-        """Apply erasures, then changes; the overlay starts anew."""
+        """Apply the erasures and then the changes of an overlay, which starts its next micro-batch."""
         state = self.families.setdefault(STATE, {})
         for first, end in overlay.erasures():
             for key in [key for key in state if first <= key < end]:

@@ -1,7 +1,8 @@
-"""What a micro-batch has read and written, decoded, between the kernel and the store.
+"""The values that a micro-batch has read and written, decoded, between the kernel and the store.
 
-A command sees what earlier commands of its micro-batch wrote. Each key is encoded and written once, however often it
-changed: a WriteBatch is applied in order, so a late delete of a key would kill an earlier put of it (RocketMQ #10276).
+A command sees the values that earlier commands of its micro-batch wrote. Each key is encoded and written once, however
+often it changed: RocksDB applies a WriteBatch in order, so a late delete of a key would undo an earlier put of it
+(RocketMQ #10276).
 """
 
 from collections.abc import Callable, Iterator
@@ -22,29 +23,29 @@ Change = tuple[Family, bytes, bytes | None]
 
 
 class Kv(Protocol):
-    """What the kernel needs of a store: one read; the shell also finds deadlines in their order."""
+    """The port of the kernel to a store: reads by key, and deadlines in their order."""
 
     def get(self, family: Family, key: bytes) -> bytes | None:
-        """The value of `key` as the last WriteBatch left it, or None."""
+        """Return the value of `key` as the last WriteBatch left it, or None."""
 
     def get_many(self, family: Family, keys: list[bytes]) -> list[bytes | None]:
-        """The values of `keys`, in their order."""
+        """Return the values of `keys`, in their order."""
 
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
-        """At most `limit` deadlines of a queue, in order, after `after` and not later than `until_ms`."""
+        """Return at most `limit` deadlines of a queue, in order, after `after` and not later than `until_ms`."""
 
 
 class Encodable(Protocol):
-    """A decoded value that knows its stored form."""
+    """A decoded value that can be encoded for the store."""
 
     def encode(self) -> bytes:
-        """Format byte and content."""
+        """Return the format byte and the content."""
 
 
 Value = TypeVar("Value", bound=Encodable)
 
 CACHE_BYTES = 16 * 1024 * 1024
-"""As stored; decoded values take four to five times as much."""
+"""Bytes of keys and values, as stored, that are kept decoded; decoded they take four to five times as much."""
 
 
 class Overlay:
@@ -53,7 +54,7 @@ class Overlay:
     def __init__(self, kv: Kv, cache_bytes: int = CACHE_BYTES) -> None:
         self._kv = kv
         self._cache_bytes = cache_bytes
-        # Of keys and values read and written since the cache was empty: no less than what it holds.
+        # Bytes of keys and values read and written since the cache was empty: an upper bound of its stored size.
         self._moved_bytes = 0
         self._values: dict[bytes, Encodable | None] = {}
         self._bits: dict[bytes, int] = {}
@@ -65,10 +66,10 @@ class Overlay:
         self._spent: set[bytes] = set()
         self._erased: list[bytes] = []
         self.generation = 0
-        """How many micro-batches were written: what was learnt of stored deadlines is good within one."""
+        """Micro-batches written so far. Stored deadlines that were read are valid within one of them."""
 
     def get(self, key: bytes, decode: Callable[[bytes], Value]) -> Value | None:
-        """The decoded value of a state key; the object is shared, and `put` says that it was changed."""
+        """Return the decoded value of a state key. The object is shared: call `put` after changing it."""
         try:
             return self._values[key]  # type: ignore[return-value]  # a key has one type of value
         except KeyError:
@@ -78,17 +79,17 @@ class Overlay:
             return value
 
     def put(self, key: bytes, value: Encodable) -> None:
-        """`value` is what the key holds from now on; also to be called after changing it in place."""
+        """Store `value` under the key; also to be called after changing it in place."""
         self._values[key] = value
         self._dirty.add(key)
 
     def delete(self, key: bytes) -> None:
-        """The key holds nothing."""
+        """Delete the key."""
         self._values[key] = None
         self._dirty.add(key)
 
     def bits(self, key: bytes) -> int:
-        """The segment under a state key; an absent one is 0."""
+        """Return the segment under a state key; 0 if there is none."""
         try:
             return self._bits[key]
         except KeyError:
@@ -103,11 +104,11 @@ class Overlay:
         self._dirty_bits.add(key)
 
     def prefetch_ops(self, keys: list[bytes]) -> None:
-        """Read values of the op_id window at once; until the next WriteBatch they need not be looked up."""
+        """Read values of the op_id window in one call; until the next WriteBatch they are not read again."""
         self._read_ops.update(zip(keys, self._kv.get_many(OPS, keys), strict=True))
 
     def get_op(self, key: bytes) -> bytes | None:
-        """A value of the op_id window."""
+        """Return a value of the op_id window."""
         if key in self._ops:
             return self._ops[key]
         if key in self._read_ops:
@@ -115,18 +116,18 @@ class Overlay:
         return self._kv.get(OPS, key)
 
     def set_op(self, key: bytes, value: bytes | None) -> None:
-        """Remember (None: forget) an answer."""
+        """Store (None: delete) a value of the op_id window."""
         self._ops[key] = value
 
     def set_deadline(self, queue: bytes, lane_no: int, kind: int, number: int, before_ms: int, after_ms: int) -> None:
-        """Something that was due at `before_ms` (0: never) is due at `after_ms` (0: never)."""
+        """Move a deadline from `before_ms` to `after_ms`; 0 is never."""
         moved = self._deadlines.setdefault(queue, {})
         ref = (lane_no, kind, number)
         stored = moved.get(ref)
         moved[ref] = (before_ms if stored is None else stored[0], after_ms)
 
     def erase_deadlines(self, queue: bytes, lane_no: int | None) -> None:
-        """Nothing of the lane (None: of the queue) is due any more; what is stored of it goes with this micro-batch."""
+        """Delete every deadline of the lane (None: of the queue), stored ones too."""
         after: DeadlineRef | None = None
         while stored := self._kv.deadlines(queue, after, NEVER_MS, 1_000):
             after = stored[-1]
@@ -137,15 +138,15 @@ class Overlay:
                 moved[ref] = (before_ms, 0)
 
     def drop_spent_deadline(self, queue: bytes, ref: DeadlineRef) -> None:
-        """Remove an index entry whose subject is gone."""
+        """Delete an entry of the index whose subject is gone or due at another time."""
         self._spent.add(deadline_key(queue, ref))
 
     def stored_deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
-        """Deadlines as the last WriteBatch left them; the caller knows which ones moved since."""
+        """Return deadlines as the last WriteBatch left them; the caller tracks those that have moved since."""
         return self._kv.deadlines(queue, after, until_ms, limit)
 
     def erase(self, prefix: bytes) -> None:
-        """Every state key with `prefix` holds nothing, read or not; later puts under it count."""
+        """Delete every state key with `prefix`, read or not; puts that follow are kept."""
         for cached in (self._values, self._bits):
             for key in [key for key in cached if key.startswith(prefix)]:
                 del cached[key]
@@ -154,11 +155,11 @@ class Overlay:
         self._erased.append(prefix)
 
     def erasures(self) -> list[tuple[bytes, bytes]]:
-        """Ranges [first, end) of state keys to delete before any of `changes` is applied."""
+        """Return the ranges [first, end) of state keys to delete before `changes` are applied."""
         return [(prefix, end_of_prefix(prefix)) for prefix in self._erased]
 
     def changes(self) -> Iterator[Change]:
-        """Every changed key once, encoded."""
+        """Yield every changed key once, encoded."""
         for key in self._dirty:
             value = self._values[key]
             stored = None if value is None else value.encode()
@@ -189,7 +190,7 @@ class Overlay:
             yield DEADLINES, key, value
 
     def written(self) -> None:
-        """The changes are durable: start the next micro-batch, keeping what was decoded while it is not too much."""
+        """Start the next micro-batch: the changes are durable. Decoded values stay within `cache_bytes`."""
         self.generation += 1
         self._dirty.clear()
         self._dirty_bits.clear()

@@ -1,7 +1,7 @@
-"""Pages: what is known of each of 64 neighbouring offsets, kept as runs.
+"""Pages: facts about each of 64 neighbouring offsets, stored as runs of offsets with equal facts.
 
-A page's value is one format byte and MessagePack: a flat array, so many numbers per run. 64 runs of the widest numbers
-stay below 4 KiB, whatever the history; that is why a page has 64 offsets and a segment 4096.
+A page's value is one format byte and MessagePack: a flat array with a fixed count of numbers per run. 64 runs of the
+widest numbers stay below 4 KiB; that is why a page has 64 offsets, and a segment 4096.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from broker_state.store.stored import read_stored
+from broker_state.store.value_format import read_stored
 
 __all__ = [
     "PAGE_OFFSETS",
@@ -32,7 +32,7 @@ PAGE_SHIFT = 6
 PAGE_OFFSETS = 1 << PAGE_SHIFT
 
 encode_ints = msgspec.msgpack.Encoder().encode
-"""Numbers of a page as its value, without the format byte."""
+"""Encode the numbers of a page, without the format byte."""
 Page = TypeVar("Page")
 
 _decode_ints = msgspec.msgpack.Decoder(list[int]).decode
@@ -41,7 +41,7 @@ Fact = TypeVar("Fact")
 Asker = TypeVar("Asker")
 
 _NO_RUN: tuple[int, int, Any] = (1 << 64, 1 << 64, None)
-"""Beyond every offset: what follows the last run."""
+"""Follows the last run: beyond every offset."""
 
 
 class DeliveryState:
@@ -114,14 +114,16 @@ def client_hash(client_id: str) -> int:
 
 
 class UnitFacts(msgspec.Struct, frozen=True, gc=False):
-    """What a dispatch told of a unit: its tag hash (0: none) and its inner messages."""
+    """Facts about a unit, as its dispatch gave them."""
 
     tag: int
+    """Hash of its tag; 0: none."""
     count: int
+    """Messages in it."""
 
 
 class Runs(Generic[Fact]):
-    """Runs (first, end, fact) of one page, in order; offsets without a run have no fact."""
+    """Runs (first, end, fact) of one page, half-open, in order; offsets without a run have no fact."""
 
     __slots__ = ("runs",)
 
@@ -129,7 +131,7 @@ class Runs(Generic[Fact]):
         self.runs = runs
 
     def within(self, first: int, end: int) -> list[tuple[int, int, Fact | None]]:
-        """[first, end) cut where the fact changes, with None where there is none."""
+        """Return [first, end) cut where the fact changes, with None where there is none."""
         out: list[tuple[int, int, Fact | None]] = []
         at = first
         for run_first, run_end, fact in self.runs:
@@ -148,7 +150,7 @@ class Runs(Generic[Fact]):
         return out
 
     def within_each(self, ranges: Iterable[tuple[int, int, Asker]]) -> list[tuple[int, int, Fact | None, Asker]]:
-        """`within` for each of `ranges`, which are in order and apart, with what came with the range."""
+        """Return `within` of each of `ranges`, which are in order and apart, with the third value of its range."""
         out: list[tuple[int, int, Fact | None, Asker]] = []
         to_come = iter(self.runs)
         run_first, run_end, fact = next(to_come, _NO_RUN)
@@ -167,7 +169,7 @@ class Runs(Generic[Fact]):
         return out
 
     def replace(self, first: int, end: int, fact: Fact | None) -> None:
-        """From now on [first, end) has `fact`, or none."""
+        """Give [first, end) the fact, or (None) none."""
         runs = self.runs
         if not runs or runs[-1][1] <= first:  # fresh messages follow the others
             if fact is not None:
@@ -192,7 +194,7 @@ class Runs(Generic[Fact]):
         runs[low:high] = pieces
 
     def replace_each(self, parts: Sequence[tuple[int, int, Fact | None]]) -> None:
-        """`replace` for each of `parts`, which are in order and apart, in one pass."""
+        """Do `replace` for each of `parts`, which are in order and apart, in one pass."""
         if len(parts) == 1:
             self.replace(*parts[0])
             return
@@ -216,9 +218,17 @@ class Runs(Generic[Fact]):
 
 
 class DeliveryPage(Runs[Delivery]):
-    """Deliveries of 64 offsets, the moment the earliest falls due (0: none), and the clients that may hold some.
+    """Deliveries of the offsets page_no * 64 .. page_no * 64 + 63.
 
-    Value: 0x01, MessagePack [page no, due, client count, clients..., then 10 numbers a run].
+    Attributes:
+        page_no: Number of the page.
+        due_ms: The earliest deadline of its deliveries, which is stored in the index of deadlines; 0: none.
+        clients: Hashes of the clients that may hold leases in it; each has the page in its tree of pages.
+        runs: Offsets that were handed out and are not acked, with their deliveries.
+
+    A page without runs is deleted. The lane keeps all four in line (`LaneState.settle`).
+
+    Value: 0x01, MessagePack [page no, due, client count, clients..., then 10 numbers per run].
     """
 
     __slots__ = ("clients", "due_ms", "page_no")
@@ -233,7 +243,7 @@ class DeliveryPage(Runs[Delivery]):
         self.clients = clients
 
     def encode(self) -> bytes:
-        """See the class."""
+        """Return the stored form (see the class)."""
         base = self.page_no << PAGE_SHIFT
         flat = [self.page_no, self.due_ms, len(self.clients), *self.clients]
         for first, end, d in self.runs:
@@ -253,7 +263,11 @@ class DeliveryPage(Runs[Delivery]):
 
     @classmethod
     def decode(cls, value: bytes) -> "DeliveryPage":
-        """Raises CorruptValueError for another format byte, or numbers that make no page."""
+        """Decode a stored page.
+
+        Raises:
+            CorruptValueError: It has another format byte, or its numbers do not make a page.
+        """
         return decode_ints("delivery page", cls._FORMAT, value, cls._of)
 
     @classmethod
@@ -286,7 +300,7 @@ class DeliveryPage(Runs[Delivery]):
 
 
 class TagPage(Runs[UnitFacts]):
-    """Tags and inner counts of 64 offsets, where they are not (0, 1).
+    """Tags and inner counts of 64 offsets, except those that are (0, 1), the default.
 
     Value: 0x01, MessagePack [page no, then first, length, tag, count of each run].
     """
@@ -300,7 +314,7 @@ class TagPage(Runs[UnitFacts]):
         self.page_no = page_no
 
     def encode(self) -> bytes:
-        """See the class."""
+        """Return the stored form (see the class)."""
         base = self.page_no << PAGE_SHIFT
         flat = [self.page_no]
         for first, end, facts in self.runs:
@@ -309,7 +323,11 @@ class TagPage(Runs[UnitFacts]):
 
     @classmethod
     def decode(cls, value: bytes) -> "TagPage":
-        """Raises CorruptValueError for another format byte, or numbers that make no page."""
+        """Decode a stored page.
+
+        Raises:
+            CorruptValueError: It has another format byte, or its numbers do not make a page.
+        """
         return decode_ints("tag page", cls._FORMAT, value, cls._of)
 
     @classmethod
@@ -325,7 +343,7 @@ class TagPage(Runs[UnitFacts]):
 
 
 def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """(page no, first, end) of each page that [first, end), not empty, touches.
+    """Yield (page no, first, end) for each page that [first, end), not empty, touches.
 
     >>> list(windows(60, 130))
     [(0, 60, 64), (1, 64, 128), (2, 128, 130)]
@@ -340,9 +358,9 @@ def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
 
 
 def decode_ints(what: str, form: bytes, value: bytes, build: Callable[[list[int]], Page]) -> Page:
-    """What `build` makes of the numbers of a page's value.
+    """Decode the numbers of a page's value, and build the page of them.
 
     Raises:
-        CorruptValueError: the format byte is not `form`, or what follows makes no page.
+        CorruptValueError: The format byte is not `form`, or `build` fails.
     """
     return read_stored(what, form, value, lambda data: build(_decode_ints(data)))

@@ -1,14 +1,15 @@
-"""The records of a queue, a lane, a parked pop and a remembered answer, and their stored form.
+"""The records of a queue, a lane, a parked pop and an op_id, and their stored form.
 
-Each value is one format byte and MessagePack of the fields in order. A new layout takes a new byte; the decoder of the
-old one stays.
+A value is the format byte 0x01 and MessagePack of the fields in order. Offsets are queue offsets; times are ms since
+1970 by the queue's clock, which follows record timestamps. The kernel writes the records, while it decides; besides it
+only `generation` does, which raises epochs after a restore.
 """
 
 from typing import Self
 
 import msgspec
 
-from broker_state.store.stored import FORMAT_1, read_stored
+from broker_state.store.value_format import FORMAT_1, read_stored
 from popstream.wire.limits import PARKED_DEFAULT, WINDOW_OFFSETS_DEFAULT
 
 __all__ = [
@@ -17,7 +18,7 @@ __all__ = [
     "LaneRecord",
     "LateSkip",
     "OpLog",
-    "OpMemory",
+    "OpWindowEntry",
     "ParkedPop",
     "QueueRecord",
     "Text",
@@ -26,12 +27,16 @@ __all__ = [
 
 class _Stored(msgspec.Struct, array_like=True):
     def encode(self) -> bytes:
-        """Format byte and MessagePack of the fields."""
+        """Return the format byte and MessagePack of the fields."""
         return FORMAT_1 + _encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Raises CorruptValueError for another format byte or other fields."""
+        """Decode a stored value.
+
+        Raises:
+            CorruptValueError: It has another format byte, or other fields.
+        """
         return read_stored(cls.__name__, FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
 
@@ -39,92 +44,156 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class LanePolicy(msgspec.Struct, array_like=True, frozen=True):
-    """A `policy` record as it stays in force; the defaults hold where none was written."""
+    """The policy of a lane, or of the lanes of a queue that have none of their own (popstream.wire.command.Policy)."""
 
     max_attempts: int = 0
+    """Deliveries of a message before it goes to the dead-letter topic; 0: no limit."""
     back_off_ms: tuple[int, ...] = ()
+    """How long a message is held back after its first, second, ... delivery; the last value repeats."""
     parked_max: int = PARKED_DEFAULT
+    """Pops that may be parked in the lane."""
     in_flight_max: int = 0
+    """Messages that may be leased at once; 0: no limit."""
 
 
 class QueueRecord(_Stored):
-    """One queue. `commit_position` and `written_above` are the Position of written offsets."""
+    """One queue."""
 
     topic_id: str
+    """Kafka's id of the message topic. A `declare` with another id makes the queue anew."""
     queue_type: str
+    """`simple`, `batch` or `sparse`; does not change."""
     now_ms: int
+    """The queue's clock: the greatest timestamp of its records so far. Never goes back."""
     min_offset: int
+    """First offset that the log still has, as far as dispatches have said. Never goes back."""
     commit_position: int
+    """End of the contiguous prefix of written offsets and holes. Never goes back."""
     written_above: int
+    """Written offsets and holes beyond the commit position, which segments keep."""
     holes: int = 0
+    """Offsets below the commit position or beyond it that hold no message."""
     late_skips: int = 0
+    """Skips of offsets that had been written (`LateSkip`); the next one gets this number."""
     has_unit_facts: bool = False
+    """A dispatch gave a tag, or a count other than 1. Stays true."""
     window_max: int = WINDOW_OFFSETS_DEFAULT
+    """Offsets that may be dispatched beyond the commit position."""
     policy: LanePolicy = LanePolicy()
+    """Policy of the lanes that have none of their own."""
     next_lane_no: int = 1
+    """Number of the next lane that is made; numbers are not used again."""
     epoch_base: int = 0
+    """A lane that is made starts above this epoch: at least the greatest of any lane that was deleted."""
     watching_depth: int = 1
+    """Depth of the tree of lanes that wait for messages."""
     watching_count: int = 0
+    """Lanes in that tree."""
     op_log_first: int = 0
+    """Number of the oldest op_id in the log (`OpLog`)."""
     op_log_last: int = 0
+    """Number after the newest op_id in the log. The log is empty when both are equal."""
 
 
 class LaneRecord(_Stored):
-    """One lane. `commit_offset` and `acked_above` are the Position of acked offsets and holes.
+    """One lane: a consumer group in a queue.
 
-    next_offset - start_offset = holes + acked + leased + available; `available` counts what backs off too.
+    Invariants, after every record:
+
+    * start_offset <= commit_offset <= next_offset;
+    * next_offset - start_offset = holes + acked + leased + available;
+    * acked >= dead_lettered + expired_from_log + passed_over + skipped_by_reset, unless the lane was reset.
     """
 
     lane_no: int
+    """Number of the lane in its queue; part of its keys."""
     group: str
+    """Name of the consumer group."""
     start_offset: int
+    """Where the account begins: the first offset of the lane. Only a `reset_offset` moves it, and only back."""
     next_offset: int
+    """First offset that was never handed out, acked or passed."""
     commit_offset: int
+    """First offset that is not acked, nor a hole. Only a `reset_offset` moves it back."""
     acked_above: int
+    """Acked offsets and holes in [commit_offset, next_offset), which segments keep."""
     epoch: int
+    """Epoch of the last pop; its upper half counts generations (store/generation.py)."""
     reset_epoch: int
+    """Handles of this epoch or an older one are stale: the lane was made, reset or restored since."""
     min_seen: int
+    """`min_offset` of the queue when the lane last accounted for it."""
     late_skips_seen: int
+    """Late skips of the queue that the lane has accounted for."""
     orderly: bool | None = None
+    """Mode of the lane; None: no pop or policy has fixed it."""
     policy: LanePolicy | None = None
+    """The lane's own policy; None: the queue's."""
     holes: int = 0
+    """Holes in [start_offset, next_offset)."""
     acked: int = 0
+    """Messages in [start_offset, next_offset) that are done, for whatever reason. A reset counts them anew."""
     leased: int = 0
+    """Messages that a client holds."""
     available: int = 0
+    """Messages handed out before that are offered again, or back off."""
     dead_lettered: int = 0
+    """Of `acked`: messages that went to the dead-letter topic. A total: a reset does not lower it."""
     expired_from_log: int = 0
+    """Of `acked`: messages that left the log before they were done. A total."""
     passed_over: int = 0
+    """Of `acked`: messages without any of the tags that a pop asked for. A total."""
     skipped_by_reset: int = 0
+    """Of `acked`: messages that a `reset_offset` forwards skipped. A total."""
     available_depth: int = 1
+    """Depth of the tree of pages with available messages."""
     available_pages: int = 0
+    """Pages in that tree."""
     parked: int = 0
+    """Parked pops."""
     parked_first: int = 0
+    """Number of the oldest parked pop; 0: none is parked."""
     parked_last: int = 0
+    """Number of the newest parked pop; 0: none is parked."""
     parked_next: int = 1
+    """Number of the next pop that is parked; numbers are not used again."""
     empty: bool = False
+    """Not poppable after the last record: a notification is due when it is."""
     watching: bool = False
+    """The lane is in the queue's tree of lanes that wait for messages: it is empty, or has parked pops."""
     holes_passed: int = 0
     """Of an orderly lane: the holes below its commit offset; those beyond it are counted anew each time."""
 
 
 class ParkedPop(_Stored):
-    """A pop that waits, in a doubly linked list of its lane (0: none)."""
+    """A pop that waits for a message, in a doubly linked list of its lane."""
 
     number: int
+    """Place in the lane's list, ascending; part of its key."""
     before: int
+    """Number of the pop before it; 0: it is the oldest."""
     after: int
+    """Number of the pop after it; 0: it is the newest. This and `before` alone change while it is parked."""
     op_id: str | None
+    """op_id of the pop; without one it is answered by leases alone."""
     reply_to: int | None
+    """Partition of the results topic for the answer."""
     max_messages: int
+    """As in the command."""
     invisible_time_ms: int
+    """As in the command."""
     deadline_ms: int
+    """When it is answered POLLING_TIMEOUT: the time of its record plus `poll_time_ms`."""
     client_id: str | None
+    """As in the command."""
     attempt_id: str | None
+    """As in the command."""
     tags: tuple[int, ...] | None
+    """As in the command; None: any message will do."""
 
 
 class LateSkip(_Stored):
-    """Offsets first..end-1 had been written when they were skipped."""
+    """Offsets first..end-1 became holes after they had been written. Kept until the queue is erased."""
 
     first: int
     end: int
@@ -136,26 +205,31 @@ class Text(_Stored):
     text: str
 
 
-class OpMemory(_Stored):
-    """What an op_id did: the first answer, in pages of which this has the first, or the place of a parked pop."""
+class OpWindowEntry(_Stored):
+    """What the op_id window stores of an op_id: the first answer, or the place of a parked pop."""
 
     minute: int
+    """Minute of the queue's clock in which it was decided, or its parked pop answered."""
     digest: bytes
+    """Digest of the record's bytes; another one with the same op_id is OP_ID_REUSED."""
     kind: str
+    """Type of the command."""
     group: str | None
+    """Group that the command named as a whole."""
     parked: int
+    """Number of the parked pop; 0: it is answered."""
     pages: int
+    """Pages of the answer, of which the others have keys of their own."""
     answer: bytes
+    """First page of the JSON of the answer; empty while parked, and without an answer."""
 
 
 class OpLog(_Stored):
-    """OP_LOG_ENTRIES op_ids in the order they came, so that they can be forgotten in that order.
-
-    An entry is (minute, op_id, pages of the answer); a pop that is parked has none and is logged again when answered.
-    """
+    """OP_LOG_ENTRIES op_ids in the order of their records, so that they are forgotten in that order."""
 
     entries: list[tuple[int, str, int]]
+    """(minute, op_id, pages of the answer); a parked pop has 0 pages, and another entry once it is answered."""
 
 
 OP_LOG_ENTRIES = 28
-"""So many op_ids of the longest kind fit a value of 4 KiB."""
+"""Entries of a page of the log: this many op_ids of the greatest length stay below 4 KiB."""

@@ -2,13 +2,13 @@
 
 Column families of the job's state, and of the store of its builder:
 
-    state, ops, deadlines   what the kernel decides (keys.py)
+    state, ops, deadlines   the state of the kernel (keys.py)
     queues, units           consume queues: their records, and their blocks and pages (consume_queue)
-    outbox                  what is decided and not yet everywhere: kind u8, apply_seq u64, number u32
+    outbox                  entries that are decided and not yet delivered: kind u8, apply_seq u64, number u32
     meta                    how far the log is decided, or the topics are read
 
-A failed write leaves the store refusing further work: RocksDB may have applied part of a batch that names a dropped
-family, and nothing is known after any other error. The process must stop and reopen (reliability.md, fact 9).
+After a failed write the store refuses further work: RocksDB may have applied a part of the batch, and nothing is
+certain until the store is opened again. The process must stop.
 """
 
 import itertools
@@ -56,7 +56,7 @@ FAMILIES = (STATE, OPS, DEADLINES, OUTBOX, META)
 BUILDER_FAMILIES = (QUEUES, UNITS, OUTBOX, META)
 
 Erasure = tuple[Family, bytes, bytes]
-"""(family, first key, end): all keys of [first, end) go."""
+"""(family, first key, end): deletes all keys in [first, end)."""
 
 _BLOCK_CACHE_BYTES = 32 * 1024 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
@@ -64,21 +64,21 @@ _WAL_BYTES = 256 * 1024 * 1024
 
 
 class StoreStopped(Unavailable):
-    """The disk does not do what it should, or is full; what is on it is known only after reopening."""
+    """A read or a write failed; the stored state is certain again once the store is reopened."""
 
 
 class DiskFull(StoreStopped):
-    """There is no room to open it: with room again, everything is as it was."""
+    """The store cannot be opened because the disk is full. It is unchanged."""
 
 
 class RocksStore:
     """A `Kv` on disk. One process owns it; others open it read-only, and only when no job runs.
 
     Raises:
-        Invalid: It cannot be opened: there is none, or another process has it.
-        DiskFull: It cannot be opened now.
-        StoreStopped: Of each method that reads: a read failed.
-        Corrupt: It cannot be opened, or, of each method that reads, not be read: what is there is damaged.
+        Invalid: There is no store, or another process has it open.
+        DiskFull: The disk is full.
+        Corrupt: The files are damaged. Methods that read raise this too.
+        StoreStopped: Raised by methods that read: a read failed.
     """
 
     def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
@@ -101,7 +101,7 @@ class RocksStore:
         self._sync.sync = True
         self._failed: Exception | None = None
         self.batches_written = 0
-        """How many WriteBatches this process wrote: one for each micro-batch."""
+        """WriteBatches that this process wrote, one per micro-batch."""
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See `Kv.get`."""
@@ -122,7 +122,7 @@ class RocksStore:
         return values
 
     def scan(self, family: Family, first: bytes, end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values from `first` on, below `end`, in order."""
+        """Yield keys and values of [first, end), in order."""
         options = ReadOptions()
         if end is not None:
             options.set_iterate_upper_bound(end)
@@ -132,7 +132,7 @@ class RocksStore:
             while iterator.valid():
                 yield iterator.key(), iterator.value()
                 iterator.next()
-            iterator.status()  # one that meets an error is at its end, and says so only here
+            iterator.status()  # after an error the iterator ends, and only this call raises it
         except Exception as error:  # rocksdict raises bare Exception
             raise _unreadable(error) from error
 
@@ -148,14 +148,14 @@ class RocksStore:
         return found
 
     def frozen(self) -> "FrozenState":
-        """The `state` family as the last WriteBatch left it, whatever is written meanwhile."""
+        """Return a view of the `state` family as the last WriteBatch left it; later writes do not show."""
         return FrozenState(self._families[STATE])
 
     def write(self, overlay: Overlay, more: Iterable[Change] = ()) -> int:
-        """One synced WriteBatch: what the overlay changed, and `more` (outbox, applied). Returns its bytes.
+        """Write one synced WriteBatch: the changes of the overlay, and `more` (outbox, applied); return its bytes.
 
         Raises:
-            StoreStopped: the write failed, or an earlier one did.
+            StoreStopped: The write failed, or an earlier one did.
         """
         erasures = ((STATE, first, end) for first, end in overlay.erasures())
         size = self.write_changes(itertools.chain(overlay.changes(), more), erasures)
@@ -163,10 +163,10 @@ class RocksStore:
         return size
 
     def write_changes(self, changes: Iterable[Change], erasures: Iterable[Erasure] = ()) -> int:
-        """One synced WriteBatch: the erasures, then the changes. Returns its bytes.
+        """Write one synced WriteBatch: the erasures, then the changes; return its bytes.
 
         Raises:
-            StoreStopped: the write failed, or an earlier one did.
+            StoreStopped: The write failed, or an earlier one did.
         """
         if self._failed is not None:
             msg = f"the store stopped: {self._failed}"
@@ -192,10 +192,10 @@ class RocksStore:
         return size
 
     def checkpoint(self, folder: Path) -> None:
-        """Make a copy as of now in `folder`, which must not exist; on the same disk most of it is links.
+        """Copy the store as of now to `folder`, which must not exist; on the same disk most files are hard links.
 
         Raises:
-            Unavailable: There is no room for it, or the folder is there.
+            Unavailable: The disk is full, or the folder exists.
         """
         try:
             Checkpoint(self._db).create_checkpoint(str(folder))
@@ -219,7 +219,7 @@ class RocksStore:
 
 
 class FrozenState:
-    """A `Kv` that shows one moment of the `state` family, and nothing of the others."""
+    """A `Kv` of the `state` family at one moment; it has no other family."""
 
     def __init__(self, state: Rdict) -> None:
         self._snapshot = state.snapshot()
@@ -228,7 +228,7 @@ class FrozenState:
         """See `Kv.get`."""
         assert family == STATE, "only the state is frozen"
         try:
-            value = self._snapshot[key]  # not by `iter`: it shows what was written later (rocksdict 0.3.29)
+            value = self._snapshot[key]  # not by `iter`, which shows later writes (rocksdict 0.3.29)
         except Exception as error:  # rocksdict raises bare Exception
             if str(error) != "key not found":
                 raise _unreadable(error) from error
@@ -241,7 +241,7 @@ class FrozenState:
         return [self.get(family, key) for key in keys]
 
     def deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:  # noqa: ARG002 - a Kv
-        """None: who only looks lets nothing fall due."""
+        """Return none: a view lets no deadline take effect."""
         return []
 
 
@@ -249,7 +249,7 @@ def _unopenable(path: Path, said: str) -> PopstreamError:
     message = f"cannot open the state in {path}: {said}"
     if "No space left" in said:
         return DiskFull(message, subject=str(path))
-    # A file of tables that is gone is told as corruption, a manifest as one that is not there.
+    # RocksDB reports a missing table file as corruption, and a missing manifest by its name.
     if "Corruption" in said or "MANIFEST" in said:
         return Corrupt(f"{message}: {RESTORE}", subject=str(path))
     return Invalid(message, subject=str(path))

@@ -9,15 +9,15 @@ In memory a segment is one int, bit i for offset n * 4096 + i. Stored it is one 
     4  grid           u24: step u12, shift u12; then a bit for each cell of `step` bits, little-endian. The first cell
                       begins `shift` bits before the segment, for pops of one size need not divide 4096
 
-so that no pattern costs more than 513 bytes (Confluent's Parallel Consumer makes the same choice once for everything,
-and has a cliff where it changes). Equal bits have equal bytes. Another form takes another tag, and the
-decoder of these stays: a store written before there was a 4 is read as ever.
+so that no pattern takes more than 513 bytes. (Confluent's Parallel Consumer chooses one form for all offsets, and its
+size jumps where the choice changes.) Equal bits have equal bytes. A new form takes a new tag, and the decoders of these
+stay.
 """
 
 from collections.abc import Iterable
 from math import gcd
 
-from broker_state.store.stored import CorruptValueError
+from broker_state.store.value_format import CorruptValueError
 
 __all__ = ["FULL", "SEGMENT_BITS", "SEGMENT_SHIFT", "bit_runs", "decode_segment", "encode_segment", "mask", "ones_from"]
 
@@ -31,12 +31,12 @@ _GRID_HEAD_BYTES = 3
 
 
 def mask(first: int, end: int) -> int:
-    """The bits first..end-1 of a segment (0 <= first < end <= 4096)."""
+    """Return a mask of the bits first..end-1 of a segment (0 <= first < end <= 4096)."""
     return ((1 << (end - first)) - 1) << first
 
 
 def ones_from(bits: int, start: int) -> int:
-    """How many one bits follow each other from bit `start` on.
+    """Return how many one bits follow each other from bit `start` on.
 
     >>> ones_from(0b10111, 0), ones_from(0b10111, 3), ones_from(FULL, 4000)
     (3, 0, 96)
@@ -46,14 +46,14 @@ def ones_from(bits: int, start: int) -> int:
 
 
 def bit_runs(bits: int) -> list[tuple[int, int]]:
-    """The runs of one bits as half-open (first, end).
+    """Return the runs of one bits as half-open (first, end).
 
     >>> bit_runs(0b1100110)
     [(1, 3), (5, 7)]
     """
     runs = []
     edges = bits ^ (bits << 1)
-    while edges:  # from above: the highest bit of an int is found without a look at the others
+    while edges:  # from the highest bit down: bit_length() takes constant time
         end = edges.bit_length() - 1
         edges ^= 1 << end
         first = edges.bit_length() - 1
@@ -64,7 +64,7 @@ def bit_runs(bits: int) -> list[tuple[int, int]]:
 
 
 def encode_segment(bits: int) -> bytes:
-    """Smallest stored form of `bits`; of two that are as small, the one looked at first.
+    """Encode a segment in its smallest form; of equally small ones, in the first in the order below.
 
     >>> [encode_segment(b)[0] for b in (FULL ^ (1 << 9), 0b1110, FULL // 3, FULL, FULL // 0xFFFFFFFF * 0xFFFF)]
     [0, 1, 2, 3, 4]
@@ -83,13 +83,13 @@ def encode_segment(bits: int) -> bytes:
 
 
 def decode_segment(value: bytes) -> int:
-    """The bits in a stored segment.
+    """Decode a stored segment.
 
     >>> decode_segment(encode_segment(FULL // 5)) == FULL // 5
     True
 
     Raises:
-        CorruptValueError: the value is none of the five forms.
+        CorruptValueError: The value is in none of the five forms.
     """
     bits = _read(value[0], value[1:]) if value else None
     if bits is None or bits > FULL:
@@ -150,11 +150,11 @@ def _read_run_lengths(lengths: Iterable[int]) -> int:
 
 
 def _fitting_grid(bits: int) -> tuple[int, int]:
-    """(step, shift) of the widest cells that no run begins or ends within; a step of 0 or 1 is no grid."""
+    """Return (step, shift) of the widest cells within which no run begins or ends; a step of 0 or 1: not a grid."""
     cuts = (bits ^ (bits << 1)) & (FULL - 1)
     last = at = cuts.bit_length() - 1
     step = 0
-    while at > 0 and step != 1:  # it soon is 1, but for a grid
+    while at > 0 and step != 1:  # it is soon 1, unless the bits are a grid
         step = gcd(step, last - at)
         cuts ^= 1 << at
         at = cuts.bit_length() - 1
@@ -162,7 +162,7 @@ def _fitting_grid(bits: int) -> tuple[int, int]:
 
 
 def _grid(bits: int, step: int, shift: int) -> bytes:
-    """Cell n is bits n * step - shift and those after it; the first and the last may lie partly outside."""
+    """Encode a grid: cell n begins at bit n * step - shift; the first and the last cell may lie partly outside."""
     cells = 0
     for first, end in bit_runs(bits):
         cells |= mask((first + shift) // step, -(-(end + shift) // step))

@@ -29,7 +29,7 @@ from broker_state.kernel.order_info import MemberPage, OrderInfo
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import DeliveryPage, TagPage
-from broker_state.store.records import LaneRecord, LateSkip, OpLog, OpMemory, ParkedPop, QueueRecord, Text
+from broker_state.store.records import LaneRecord, LateSkip, OpLog, OpWindowEntry, ParkedPop, QueueRecord, Text
 from broker_state.store.segment import decode_segment, encode_segment
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
@@ -243,7 +243,7 @@ CODECS: dict[str, Target] = {
     "parked pop": _record(ParkedPop),
     "late skip": _record(LateSkip),
     "text": _record(Text),
-    "op memory": _record(OpMemory),
+    "op memory": _record(OpWindowEntry),
     "op log": _record(OpLog),
     "delivery page": _page(DeliveryPage),
     "tag page": _page(TagPage),

@@ -130,8 +130,8 @@ MUTANTS = [
         "op_ids_forgotten_early",
         "semantics.md: an op_id of minute m is known until the clock reaches minute m + 10",
         "kernel/op_window.py",
-        "    if memory.parked or memory.minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:\n",
-        "    if memory.parked or memory.minute + WINDOW_MINUTES - 1 > now_ms // _MINUTE_MS:\n",
+        "    if entry.parked or entry.minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:\n",
+        "    if entry.parked or entry.minute + WINDOW_MINUTES - 1 > now_ms // _MINUTE_MS:\n",
     ),
     Mutant(
         "answers_deleted_early",

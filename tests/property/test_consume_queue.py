@@ -36,7 +36,7 @@ from broker_state.consume_queue import (
     units_from,
     units_with_key,
 )
-from broker_state.store.stored import CorruptValueError
+from broker_state.store.value_format import CorruptValueError
 from popstream.wire.command import QueueType
 from tests.unit.broker_state.consume_queue.queue_lab import QueueLab
 

@@ -29,7 +29,7 @@ from broker_state.store.segment import (
     mask,
     ones_from,
 )
-from broker_state.store.stored import CorruptValueError
+from broker_state.store.value_format import CorruptValueError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,4 +1,7 @@
-"""Bytes that were stored and are read again: what can be wrong with them is one kind of error."""
+"""The format of stored values: one format byte, then content; and the error of a value that cannot be read.
+
+A new layout of a value takes a new byte, and the decoder of the old one stays.
+"""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -9,6 +12,7 @@ from popstream.wire.failures import RESTORE, Corrupt
 __all__ = ["FORMAT_1", "CorruptValueError", "read_stored"]
 
 FORMAT_1 = b"\x01"
+"""The format byte of every value that has had one layout so far."""
 
 _DAMAGED = (*DECODE_ERRORS, ValueError, IndexError)
 
@@ -16,19 +20,23 @@ Value = TypeVar("Value")
 
 
 class CorruptValueError(Corrupt):
-    """A stored value that no known format explains."""
+    """A stored value is in no known format.
+
+    Args:
+        what: The kind of value.
+        value: Its bytes; the message shows the first 16.
+    """
 
     def __init__(self, what: str, value: bytes) -> None:
-        """Name the kind of value and show its head."""
         super().__init__(f"unreadable {what}: {value[:16].hex()}; {RESTORE}", subject=what)
         self.value = value
 
 
 def read_stored(what: str, form: bytes, value: bytes, decode: Callable[[bytes], Value]) -> Value:
-    """What `decode` makes of a value behind its format byte.
+    """Check the format byte of a value, and decode the rest.
 
     Raises:
-        CorruptValueError: The format byte is not `form`, or the rest cannot be read.
+        CorruptValueError: The format byte is not `form`, or `decode` fails.
 
     >>> read_stored("number", FORMAT_1, FORMAT_1 + b"7", int)
     7
