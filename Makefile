@@ -39,8 +39,9 @@ SUITES ?= check quick integration crash model mutants conformance simulate fuzz 
 all-tests: setup ## run every suite (SUITES), also after one has failed, and print what ran, its result and its duration
 	@scripts/all_tests.sh $(SUITES)
 
-model: setup ## the kernel against the reference model over 1,000,000 records
-	@export POPSTREAM_MODEL_RECORDS=1000000; $(PYTEST) tests/property/test_reference_model.py --timeout 3600
+model: setup ## the kernel against the reference model over 1,000,000 records; the other property tests with more seeds
+	@export POPSTREAM_MODEL_RECORDS=1000000 POPSTREAM_CUT_SEEDS=20 POPSTREAM_ORDERLY_HISTORIES=1500; \
+		$(PYTEST) tests/property --timeout 3600
 
 check: setup ## format, lint, types and layers
 	$(BIN)/ruff format --check .

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("POPSTREAM_KILLS", "60"))
-DAMAGES = int(os.environ.get("POPSTREAM_WAL_DAMAGES", "120"))
+KILLS = int(os.environ.get("POPSTREAM_KILLS", "20"))
+DAMAGES = int(os.environ.get("POPSTREAM_WAL_DAMAGES", "60"))
 BATCHES = 60
 ALL = (STATE, OPS, DEADLINES, OUTBOX, META)
 

@@ -25,18 +25,18 @@ from tests.model.reference import ReferenceModel
 
 MAGIC = b"magic"
 EXAMPLES = {
-    "record_decoder": 1_000,
-    "handle_parser": 1_000,
-    "value_codecs": 2_000,
-    "settings_loader": 300,
-    "kernel": 300,
+    "record_decoder": 500,
+    "handle_parser": 500,
+    "value_codecs": 1_000,
+    "settings_loader": 150,
+    "kernel": 150,
 }
 INPUTS = {
-    "record_decoder": 6_000,
-    "handle_parser": 6_000,
-    "value_codecs": 10_000,
-    "settings_loader": 1_000,
-    "kernel": 400,
+    "record_decoder": 3_000,
+    "handle_parser": 3_000,
+    "value_codecs": 5_000,
+    "settings_loader": 500,
+    "kernel": 200,
 }
 
 

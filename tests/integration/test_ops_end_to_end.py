@@ -128,50 +128,68 @@ def test_records_over_the_cap_are_rows(size: int, wire: Wire, queue: str) -> Non
     assert wire.parts(operation["op_id"]) == []
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (None, "EMPTY"),
-        (b"", "EMPTY"),
-        (b"{nope", "NOT_JSON"),
-        (b"\xff\xfe\x00", "NOT_JSON"),
-        (bytes(range(256)) * 40, "NOT_JSON"),
-        (b"[" * 100_000, "NOT_JSON"),
-        (b'{"v":1,"type":"tick","topic":"a","queue_id":0} {}', "NOT_JSON"),
-        (b"[]", "NOT_AN_OBJECT"),
-        (b"null", "NOT_AN_OBJECT"),
-        (b"{}", "BAD_FIELD"),
-        (b'{"v":1,"type":"tick","topic":"a","queue_id":"0"}', "BAD_FIELD"),
-        (b'{"v":1,"type":"tick","topic":"a","queue_id":0,"more":1}', "BAD_FIELD"),
-        (b'{"v":2,"type":"tick","topic":"a","queue_id":0}', "UNKNOWN_VERSION"),
-        (b'{"v":1,"type":"x","topic":"a","queue_id":0}', "UNKNOWN_TYPE"),
-    ],
-)
-def test_what_cannot_be_read_is_a_row(value: bytes | None, reason: str, wire: Wire) -> None:
-    offset = wire.write(value, b"any key", 0)
-    row = wire.row("rejected", partition=0, kafka_offset=offset)
+UNREADABLE = [
+    (None, "EMPTY"),
+    (b"", "EMPTY"),
+    (b"{nope", "NOT_JSON"),
+    (b"\xff\xfe\x00", "NOT_JSON"),
+    (bytes(range(256)) * 40, "NOT_JSON"),
+    (b"[" * 100_000, "NOT_JSON"),
+    (b'{"v":1,"type":"tick","topic":"a","queue_id":0} {}', "NOT_JSON"),
+    (b"[]", "NOT_AN_OBJECT"),
+    (b"null", "NOT_AN_OBJECT"),
+    (b"{}", "BAD_FIELD"),
+    (b'{"v":1,"type":"tick","topic":"a","queue_id":"0"}', "BAD_FIELD"),
+    (b'{"v":1,"type":"tick","topic":"a","queue_id":0,"more":1}', "BAD_FIELD"),
+    (b'{"v":2,"type":"tick","topic":"a","queue_id":0}', "UNKNOWN_VERSION"),
+    (b'{"v":1,"type":"x","topic":"a","queue_id":0}', "UNKNOWN_TYPE"),
+]
+
+
+@pytest.fixture(scope="module")
+def unreadable_offsets(job: Job) -> list[int]:
+    """The Kafka offset of each unreadable value: written together, so that one flush has the rows of all."""
+    with Wire(job) as wire:
+        return [wire.write(value, b"any key", 0) for value, _ in UNREADABLE]
+
+
+@pytest.mark.parametrize("number", range(len(UNREADABLE)), ids=[f"{n}-{r}" for n, (_, r) in enumerate(UNREADABLE)])
+def test_what_cannot_be_read_is_a_row(number: int, wire: Wire, unreadable_offsets: list[int]) -> None:
+    value, reason = UNREADABLE[number]
+    row = wire.row("rejected", partition=0, kafka_offset=unreadable_offsets[number])
     assert row["reason"] == reason
     assert row["value_bytes"] == len(value or b"")
     assert row["value_head"] == (value or b"")[:REJECTED_HEAD_BYTES]
     assert row["value_sha256"] == hashlib.sha256(value or b"").hexdigest()
 
 
-@pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ({"v": 9}, 3),
-        ({"type": "surprise"}, 3),
-        ({"max_messages": "many"}, 29),
-        ({"tags": "x" * 300_000}, 29),
-        ({"init": "y" * 300_000}, 29),
-        ({"queue_id": 1.5}, 29),
-    ],
-)
-def test_who_can_be_answered_is(fields: dict[str, Any], code: int, wire: Wire) -> None:
+ANSWERABLE: list[tuple[dict[str, Any], int]] = [
+    ({"v": 9}, 3),
+    ({"type": "surprise"}, 3),
+    ({"max_messages": "many"}, 29),
+    ({"tags": "x" * 300_000}, 29),
+    ({"init": "y" * 300_000}, 29),
+    ({"queue_id": 1.5}, 29),
+]
+
+
+@pytest.fixture(scope="module")
+def answered(job: Job) -> Iterator[tuple[Wire, list[str]]]:
+    """A client that has sent all of these together, and their op_ids."""
+    with Wire(job) as wire:
+        op_ids = []
+        for fields, code in ANSWERABLE:
+            pop = wire.operation("pop", group="g", max_messages=1, invisible_time_ms=1)
+            op_ids.append(f"{pop['op_id']}-{code}-{next(iter(fields))}")
+            wire.write(json.dumps({**pop, "op_id": op_ids[-1], **fields}).encode(), *wire.place("orders", 0))
+        yield wire, op_ids
+
+
+@pytest.mark.parametrize("number", range(len(ANSWERABLE)), ids=[next(iter(fields)) for fields, _ in ANSWERABLE])
+def test_who_can_be_answered_is(number: int, answered: tuple[Wire, list[str]]) -> None:
     """Unreadable, but op_id and reply_to can be read; however much of the value an error message could quote."""
-    pop = wire.operation("pop", group="g", max_messages=1, invisible_time_ms=1)
-    op_id = f"{pop['op_id']}-{code}-{next(iter(fields))}"
-    wire.write(json.dumps({**pop, "op_id": op_id, **fields}).encode(), *wire.place("orders", 0))
+    wire, op_ids = answered
+    op_id, code = op_ids[number], ANSWERABLE[number][1]
     answer = wire.answer(op_id)
     assert (answer["code"], answer["applied"]) == (code, False)
     assert len(json.dumps(answer)) < 4096
@@ -181,6 +199,7 @@ def test_who_can_be_answered_is(fields: dict[str, Any], code: int, wire: Wire) -
 def test_records_in_the_wrong_place_are_misrouted(wire: Wire, queue: str) -> None:
     """On another partition, with another queue's key, with none: no state is touched, and the sender hears of it."""
     key, partition = wire.place(queue, 0)
+    op_ids = []
     for wrong_key, wrong_partition in (
         (key, 1 - partition),
         (key + b"1", partition),
@@ -191,7 +210,8 @@ def test_records_in_the_wrong_place_are_misrouted(wire: Wire, queue: str) -> Non
         wire.write(json.dumps(operation).encode(), wrong_key, wrong_partition)
         answer = wire.answer(operation["op_id"])
         assert (answer["code"], answer["reason"], answer["applied"]) == (13, "MISROUTED", False)
-        assert wire.row("operations", op_id=operation["op_id"])["reason"] == "MISROUTED"
+        op_ids.append(operation["op_id"])
+    assert [wire.row("operations", op_id=op_id)["reason"] for op_id in op_ids] == ["MISROUTED"] * 4
     answer = wire.ask("pop", queue, group="g", max_messages=1, invisible_time_ms=60_000)
     assert answer["messages"] == [[0, 0, 1]]
 
@@ -236,15 +256,16 @@ def number_of(part: dict[str, Any]) -> int:
     return int(part.get("part", 0))
 
 
-@pytest.mark.parametrize("reply_to", [-1, 4, 2**31, 2**63, -(2**70)])
-def test_a_reply_partition_that_is_not_there_harms_nobody(reply_to: int, wire: Wire, queue: str) -> None:
+def test_a_reply_partition_that_is_not_there_harms_nobody(wire: Wire, queue: str) -> None:
     """The operation is decided and in the audit; only its answer has nowhere to go."""
-    operation = wire.operation("pop", queue, group="g", max_messages=1, invisible_time_ms=60_000)
-    operation.update(reply_to=reply_to, op_id=f"nowhere {reply_to}")
-    wire.send(operation)
-    assert wire.row("operations", op_id=operation["op_id"])["reason"] == "OK"
-    assert wire.ask("pop", queue, group="g", max_messages=1, invisible_time_ms=60_000)["messages"] == [[1, 1, 1]]
-    assert wire.parts(operation["op_id"]) == []
+    op_ids = []
+    for reply_to in (-1, 4, 2**31, 2**63, -(2**70)):
+        operation = wire.operation("pop", queue, group="g", max_messages=1, invisible_time_ms=60_000)
+        op_ids.append(f"nowhere {reply_to}")
+        wire.send({**operation, "reply_to": reply_to, "op_id": op_ids[-1]})
+    assert [wire.row("operations", op_id=op_id)["reason"] for op_id in op_ids] == ["OK"] * 5
+    assert wire.ask("pop", queue, group="g", max_messages=1, invisible_time_ms=60_000)["messages"] == [[5, 5, 1]]
+    assert [wire.parts(op_id) for op_id in op_ids] == [[]] * 5
 
 
 def test_a_dead_letter_of_a_topic_that_is_not_there_says_so(wire: Wire, queue: str) -> None:

@@ -17,7 +17,7 @@ from tests.model.generator import COMMANDS, RECORDS_PER_SEED, iterate
 from tests.model.kernel_subject import kernel_subject
 
 FULL = 1_000_000
-RECORDS = int(os.environ.get("POPSTREAM_MODEL_RECORDS", "60000"))
+RECORDS = int(os.environ.get("POPSTREAM_MODEL_RECORDS", "20000"))
 FIRST_SEED = int(os.environ.get("POPSTREAM_MODEL_FIRST_SEED", "0"))
 WORKERS = int(os.environ.get("POPSTREAM_MODEL_WORKERS", str(min(2, os.cpu_count() or 1))))
 

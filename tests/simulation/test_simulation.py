@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from pipelines.apply_ops.outbox import Entry
 
-SEEDS = 60
+SEEDS = 30
 RECORDS = 60
 
 

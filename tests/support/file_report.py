@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 import shutil
+import textwrap
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["FileReport", "first_sentence"]
 
 PATH_WIDTH_MAX = 72
+SENTENCE_WIDTH_MAX = 110
 OUTCOMES = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
 """In the order in which a line counts them."""
 
@@ -127,7 +129,7 @@ def first_sentence(path: Path) -> str:
         return ""
     words = " ".join(text.split("\n\n")[0].split())
     words = re.sub(r"^Claims?: ", "", words)
-    sentence = re.split(r"\.(?:\s|$)", words, maxsplit=1)[0]
+    sentence = textwrap.shorten(re.split(r"\.(?:\s|$)", words, maxsplit=1)[0], SENTENCE_WIDTH_MAX, placeholder=" ...")
     return sentence[:1].upper() + sentence[1:]
 
 

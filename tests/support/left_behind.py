@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -63,21 +64,34 @@ def audit_rows(delta: Path, table: str) -> list[dict[str, Any]]:
 
 def table_rows(delta: Path, table: str) -> list[dict[str, Any]]:
     """All rows of a table as its files have them, read without Spark."""
-    return [row for file in live_files(table_path(delta, table)) for row in pq.ParquetFile(file).read().to_pylist()]
+    files = live_files(table_path(delta, table))
+    return [dict(row) for file in files for row in _rows_of(file, file.stat().st_mtime_ns)]
+
+
+@lru_cache(maxsize=1_000)
+def _rows_of(file: Path, _modified_ns: int) -> list[dict[str, Any]]:
+    """Return the rows of a data file; tests that wait for a row ask for the same files again and again."""
+    rows: list[dict[str, Any]] = pq.ParquetFile(file).read().to_pylist()
+    return rows
 
 
 def live_files(table: Path) -> set[Path]:
     """The data files of the newest version of a table, all of whose commits are there."""
     files: set[Path] = set()
     for commit in sorted((table / "_delta_log").glob("*.json")):
-        for line in commit.read_text().splitlines():
-            action = json.loads(line)
-            # Delta writes `=` in the name of a partition's folder as it is.
-            if "add" in action:
-                files.add(table / action["add"]["path"])
-            elif "remove" in action:
-                files.discard(table / action["remove"]["path"])
+        added, removed = _changes_of(commit, commit.stat().st_mtime_ns)
+        # Delta writes `=` in the name of a partition's folder as it is.
+        files |= {table / path for path in added}
+        files -= {table / path for path in removed}
     return files
+
+
+@lru_cache(maxsize=10_000)
+def _changes_of(commit: Path, _modified_ns: int) -> tuple[list[str], list[str]]:
+    """Return the paths of the data files that a commit adds, and of those that it removes."""
+    actions = [json.loads(line) for line in commit.read_text().splitlines()]
+    added = [action["add"]["path"] for action in actions if "add" in action]
+    return added, [action["remove"]["path"] for action in actions if "remove" in action]
 
 
 def damage(file: Path, place: int) -> None:

@@ -36,18 +36,18 @@ def test_a_compaction_whose_commit_a_flush_replaces_changes_nothing(
     flusher = start()
     path = table_path(root, "deliveries")
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
-    flushed(flusher, 4)
+    flushed(flusher, 2)
     before = {file.name for file in (path / "_delta_log").iterdir()}
-    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=4, into=1)
+    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=2, into=1)
     (commit,) = (file for file in (path / "_delta_log").iterdir() if file.name not in before)
     commit.unlink()
-    flusher.flush("deliveries", slices([5]), 5)
+    flusher.flush("deliveries", slices([3]), 3)
     assert commit.exists()
-    assert stored_seqs(spark, root) == sorted([*range(1, 6)] * 2)
-    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=5, into=1)
-    assert stored_seqs(spark, root) == sorted([*range(1, 6)] * 2)
-    flusher.flush("deliveries", slices([6]), 6)
-    assert start().delivered("deliveries") == 6
+    assert stored_seqs(spark, root) == sorted([*range(1, 4)] * 2)
+    assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=3, into=1)
+    assert stored_seqs(spark, root) == sorted([*range(1, 4)] * 2)
+    flusher.flush("deliveries", slices([4]), 4)
+    assert start().delivered("deliveries") == 4
 
 
 def test_spark_reads_the_same_of_what_was_compacted(
