@@ -1,1 +1,1 @@
-"""Sends: which messages travel together, in what order, and what became of each."""
+"""Sends: which messages share a batch, in what order batches go to Kafka, and the outcome of each message."""

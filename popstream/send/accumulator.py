@@ -1,9 +1,10 @@
-"""Which messages become one batch, and when: RocketMQ's ProduceAccumulator, without clock, thread or lock.
+"""Decides which messages become one batch, and when: RocketMQ's ProduceAccumulator, without clock, thread or lock.
 
-A batch is ready when its bodies are longer than `batch_bytes_max` (strictly),
-or when it is `hold_ms` old. Messages share one if topic, queue, wait-for-store flag and tag are the same, and if all or
-none of their senders wait. Ours besides: a bound of messages, which RocketMQ lacks; and the account holds what messages
-take in memory, not their bodies alone.
+A batch is ready when its bodies are longer than `batch_bytes_max`, or when it is `hold_ms` old. Messages share a batch
+when topic, queue, wait-for-store flag and tag are the same, and all or none of their senders wait.
+
+Differences from RocketMQ: the number of messages of a batch is bounded, and the account counts the memory that messages
+take, not their bodies alone.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
     """When messages that wait for others are sent.
 
     Args:
-        hold_ms: A message waits so long for others at most, 1..30,000. Longer: fuller batches.
-        batch_bytes_max: Bodies longer than so many bytes together are sent at once, 1..2 MiB.
-        total_bytes_max: All messages that wait for their results take so much memory at most; beyond it a message is
-            sent by itself and its sender is made to wait for it.
+        hold_ms: How long a message waits for others, in milliseconds, 1..30,000. Longer: fuller batches.
+        batch_bytes_max: A batch is sent at once when its bodies are longer than this, 1..2 MiB.
+        total_bytes_max: Memory of all messages without a result. Beyond it a message is sent by itself, and its sender
+            is blocked until its result is known.
 
     Raises:
-        Invalid: With one line for each that is out of range.
+        Invalid: A limit is out of range; `details` has a line for each.
     """
 
     hold_ms: int = 10
@@ -56,12 +57,12 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
             if (found := getattr(self, name)) < 1 or (high is not None and found > high)
         ]
         if wrong:
-            message = "messages cannot be batched so"
+            message = "the batch limits are out of range"
             raise Invalid(message, subject="producer", details=wrong)
 
 
 class OpenBatch(msgspec.Struct, eq=False):
-    """Messages that wait for company."""
+    """A batch that still takes messages."""
 
     destination: Destination
     created_s: float
@@ -70,7 +71,7 @@ class OpenBatch(msgspec.Struct, eq=False):
     body_bytes: int = 0
 
     def is_ready(self, limits: BatchLimits, now_s: float) -> bool:
-        """Whether it is to be sent: size strictly, time inclusively (vectors: ACC-12).
+        """Tell whether to send it: when the size is exceeded, or the time reached (vectors: ACC-12).
 
         >>> limits = BatchLimits()
         >>> sizes = [(32768, 0.009), (32769, 0.0), (1, 0.010)]
@@ -86,10 +87,13 @@ class OpenBatch(msgspec.Struct, eq=False):
 
 
 class Accumulator:
-    """The batches that are open, and the account of all that is not answered. Not safe for use by several threads.
+    """The open batches, and the account of all messages without a result. Not safe for use by several threads.
 
     Args:
         limits: When a batch is ready.
+
+    Attributes:
+        account_bytes: Approximate size in memory of all messages without a result.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
@@ -99,9 +103,9 @@ class Accumulator:
         self.account_bytes = 0
 
     def reserve(self, outgoing: Outgoing) -> bool:
-        """Take a message into the account; False: that is full, and the message is none of its business.
+        """Add a message to the account; return False, without adding it, when the account is full.
 
-        The test is made before adding, so the total may be exceeded by one message, as RocketMQ's is.
+        The check comes before the addition, so one message may exceed the total, as in RocketMQ.
         """
         if self.account_bytes >= self.limits.total_bytes_max:
             return False
@@ -110,15 +114,15 @@ class Accumulator:
         return True
 
     def release(self, outgoing: Outgoing) -> None:
-        """Give back what a message took of the account, once however often this is called."""
+        """Remove a message from the account; more calls do nothing."""
         self.account_bytes -= outgoing.account_bytes
         outgoing.account_bytes = 0
 
     def add(self, destination: Destination, outgoing: Outgoing, now_s: float, *, is_waited: bool) -> list[OpenBatch]:
-        """Let a message wait for others; gives the batches that are ready by it, in order, and open no longer.
+        """Add a message to its batch; remove and return the batches that are ready now, in order.
 
-        Another batch for the same queue with a message that this one must follow is among them, whatever that batch
-        lacks. (RocketMQ's may overtake there.)
+        They include any other batch of the same queue with a message that this one must follow, even if that batch is
+        neither full nor due. (In RocketMQ this message could overtake it.)
         """
         place = (destination, is_waited)
         order_key = outgoing.message.order_key
@@ -143,20 +147,20 @@ class Accumulator:
         return [*ready, *self._take([place])] if batch.is_ready(self.limits, now_s) else ready
 
     def take_due(self, now_s: float) -> list[OpenBatch]:
-        """The batches that are ready by now, in the order they were opened; they are open no longer."""
+        """Remove and return the batches that are ready, in the order in which they were opened."""
         due = list(takewhile(lambda found: found[1].is_ready(self.limits, now_s), self._open.items()))
         return self._take([place for place, _ in due])
 
     def take_queue(self, topic: str, queue_id: int | None) -> list[OpenBatch]:
-        """The batches of a queue, ready or not: what comes next waits for nobody, and is to come behind them."""
+        """Remove and return all batches of a queue: a message that is sent at once must come after them."""
         return self._take([*self._of_queue.get((topic, queue_id), ())])
 
     def take_all(self) -> list[OpenBatch]:
-        """All batches."""
+        """Remove and return all batches."""
         return self._take(list(self._open))
 
     def next_due_s(self) -> float | None:
-        """When the first batch will be ready; None: none is open."""
+        """Return when the next batch is due; None: no batch is open."""
         created_s = next((batch.created_s for batch in self._open.values()), None)
         return None if created_s is None else created_s + self.limits.hold_ms / 1000
 

@@ -1,4 +1,4 @@
-"""Makes a topic poppable that plain Kafka producers filled, or one that ended between writing and dispatching."""
+"""Backfill: dispatches the messages that a topic already holds, for example those of plain Kafka producers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import msgspec
 from kafka import KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
+from popstream.back_off import back_off_s
 from popstream.errors import Refused
 from popstream.exchange.coalescer import ranges_by_label, ranges_of
 from popstream.exchange.transport import Transport
@@ -35,13 +36,13 @@ LOG = logging.getLogger(__name__)
 
 BLOCK_RECORDS = 5_000
 POLL_MS = 500
-STALL_S_MAX = 60.0
+NO_PROGRESS_S_MAX = 60.0
 AHEAD_PAUSE_S_MIN = 0.1
 AHEAD_PAUSE_S_MAX = 5.0
 
 
 class DispatchReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was done for one queue: offsets `first..end - 1` were declared written, or holes."""
+    """The result for one queue: each of its offsets `first..end - 1` was dispatched as written or as a hole."""
 
     topic: str
     queue_id: int
@@ -62,23 +63,23 @@ def dispatch_existing(
     transport: Transport | None = None,
     **settings: Any,  # noqa: ANN401 - ClientSettings checks them
 ) -> list[DispatchReport]:
-    """Declare the queues of a message topic and dispatch all that is in them by now.
+    """Declare the queues of a message topic, and dispatch all messages that they hold.
 
-    What no record has - control records, aborted transactions, what compaction took - is declared a hole. The topic is
-    read once, for its offsets and tags. Repeating it does no harm.
+    Offsets without a message (control records, aborted transactions, compacted records) are dispatched as holes. The
+    topic is read once, for its offsets and tags. Calling this again is harmless.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         topic: The message topic.
-        queue_ids: Only these of its partitions.
-        queue_type: Of its queues; on those of the type batch a record may carry many messages.
-        prefix: Names the job, see `ClientSettings`.
-        transport: Share the one of another client.
-        **settings: Further fields of `ClientSettings`.
+        queue_ids: Only these partitions of the topic.
+        queue_type: Type of its queues; in a queue of the type `batch` a record may carry several messages.
+        prefix: Name of the job, see `ClientSettings`.
+        transport: Share the transport of another client.
+        **settings: Other fields of `ClientSettings`.
 
     Raises:
         Invalid: The topic or one of the queues does not exist.
-        Refused: The job decided against it.
+        Refused: The job refused a declaration or a dispatch.
         AnswerTimeout: The job does not answer.
         Unavailable: Kafka does not answer.
     """
@@ -133,7 +134,7 @@ def _dispatch_queue(
                 skip=holes[start : start + RANGES_MAX],
             )
             commit_position = _dispatch(transport, command).commit_position or commit_position
-    LOG.info("%s/%d: %d written offsets up to %d are dispatched", topic.name, queue_id, written_count, end)
+    LOG.info("%s/%d: dispatched %d written offsets below %d", topic.name, queue_id, written_count, end)
     return DispatchReport(
         topic=topic.name,
         queue_id=queue_id,
@@ -146,15 +147,15 @@ def _dispatch_queue(
 
 
 def _dispatch(transport: Transport, command: Dispatch) -> Answer:
-    """Dispatch, and wait for as long as the window of the queue is elsewhere, within the answer time-out."""
-    pause_s = AHEAD_PAUSE_S_MIN
+    """Dispatch; retry, within the answer time-out, while the offsets are ahead of the window of the queue."""
+    failures = 0
     deadline_s = time.monotonic() + transport.settings.answer_timeout_ms / 1000
     while True:
         answer = transport.request(command)
         if answer.reason is not Reason.AHEAD_OF_WINDOW or time.monotonic() > deadline_s:
             return answer if answer.reason is Reason.BELOW_MIN else _require_ok(answer)
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, AHEAD_PAUSE_S_MAX)
+        failures += 1
+        time.sleep(back_off_s(failures, first_s=AHEAD_PAUSE_S_MIN, max_s=AHEAD_PAUSE_S_MAX))
 
 
 def _require_ok(answer: Answer) -> Answer:
@@ -164,7 +165,7 @@ def _require_ok(answer: Answer) -> Answer:
 
 
 def _holes(offsets: list[int], first: int, end: int) -> list[tuple[int, int]]:
-    """Inclusive ranges of `first..end - 1` that are not among the ascending `offsets`, none longer than the job takes.
+    """Return inclusive ranges of the offsets `first..end - 1` that are not in `offsets`, split at the job's limit.
 
     >>> _holes([2, 3, 6], 0, 8)
     [(0, 1), (4, 5), (7, 7)]
@@ -184,9 +185,9 @@ def _holes(offsets: list[int], first: int, end: int) -> list[tuple[int, int]]:
 def _blocks(
     settings: ClientSettings, partition: TopicPartition, first: int, end: int
 ) -> Iterator[tuple[int, int, dict[int, tuple[int, int]]]]:
-    """Read a partition once, in blocks that touch each other.
+    """Read a partition once, and yield adjacent blocks: (first, end, labels by offset).
 
-    Of each (first, end, tag hash and count of messages of each offset that has a record).
+    The label of a record is its tag hash and its number of messages.
     """
     if first >= end:
         return
@@ -196,7 +197,7 @@ def _blocks(
             client_id=f"{settings.client_id}-reader",
             enable_auto_commit=False,
             isolation_level="read_committed",
-            # Retention may take the first records meanwhile.
+            # Retention may remove the first records meanwhile.
             auto_offset_reset="earliest",
             allow_auto_create_topics=False,
             **settings.kafka,
@@ -211,7 +212,7 @@ def _blocks(
                 if position > at:
                     yield at, position, {record.offset: _label(record) for record in records if record.offset < end}
                     at, moved_s = position, time.monotonic()
-                elif time.monotonic() - moved_s > STALL_S_MAX:
+                elif time.monotonic() - moved_s > NO_PROGRESS_S_MAX:
                     message = f"{partition.topic}/{partition.partition} cannot be read beyond offset {at}"
                     raise Unavailable(message, subject=partition.topic)
         finally:

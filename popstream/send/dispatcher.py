@@ -1,4 +1,4 @@
-"""Tells the job which queue offsets are written: declares each queue once, then dispatches ranges, again where need be.
+"""Dispatches written queue offsets to the job: declares each queue once, then sends ranges until they are accepted.
 
 ```
 written(queue, offset, tag) ─> Coalescer (about 10 ms) ─> declare, once ─> dispatch ─> answer ─┬─> done
@@ -6,8 +6,7 @@ written(queue, offset, tag) ─> Coalescer (about 10 ms) ─> declare, once ─>
                                      └──────────── back-off: AHEAD_OF_WINDOW, no answer, ... ───┘
 ```
 
-A dispatch may be repeated at will: what the job knows already counts once. So there is no end to the attempts but
-`close`.
+Dispatches are idempotent, so they are repeated until `close`.
 """
 
 from __future__ import annotations
@@ -44,11 +43,11 @@ RANGES_MAX = 5_000
 WAITING_MAX = 20_000
 RETRY_AFTER_S_MIN = 0.05
 RETRY_AFTER_S_MAX = 10.0
-# Not longer: where a log starts moves with retention, and a queue that is declared with an old start would wait for
-# ever.
+# Short, because retention moves the start of a log: a queue that is declared with an older start would wait for ever
+# for offsets that are gone.
 TOPIC_FRESH_S = 5.0
 TRY_AGAIN = frozenset((Reason.AHEAD_OF_WINDOW, Reason.TOPIC_NOT_EXIST))
-# Below the queue's start there is nothing to hand out: retention was faster.
+# Below the start of the queue, where retention has removed the records.
 SETTLED = frozenset((Reason.OK, Reason.BELOW_MIN))
 
 
@@ -64,7 +63,7 @@ class _Queue(msgspec.Struct, eq=False):
 
 
 def declare_of(topic: MessageTopic, queue_id: int, queue_type: QueueType = "simple") -> Declare:
-    """Declaration of one queue of a message topic."""
+    """Return the declaration of one queue of a message topic."""
     return Declare(
         v=1,
         topic=topic.name,
@@ -76,9 +75,9 @@ def declare_of(topic: MessageTopic, queue_id: int, queue_type: QueueType = "simp
 
 
 def still_to_dispatch(answer: Answer, ranges: list[WrittenRange]) -> tuple[list[WrittenRange], list[WrittenRange]]:
-    """Which ranges must be sent again, and which are refused for good, by the answer about them.
+    """Return the ranges that must be sent again, and those that the answer refuses for good.
 
-    There is a run for each range, by its index; an answer without runs speaks for all.
+    The answer has a run for each range, by its index; the reason of an answer without runs is that of all.
     """
     reasons = {run.entry: run.reason for run in answer.runs}
     judged = [(written, reasons.get(index, answer.reason)) for index, written in enumerate(ranges)]
@@ -93,9 +92,9 @@ class Dispatcher:
     Args:
         transport: Carries the operations.
         describe: Asks Kafka about a topic; may block.
-        type_of: The type of a topic's queues.
-        delay_ms: Written offsets wait so long for others of the same queue. Longer: fewer records; shorter: sooner
-            poppable.
+        type_of: Returns the type of a topic's queues.
+        delay_ms: How long written offsets wait for others of the same queue, in milliseconds. Longer: fewer records;
+            shorter: poppable sooner.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class Dispatcher:
         )
 
     def written(self, topic: str, queue_id: int, queue_offset: int, tag: int, count: int = 1) -> None:
-        """Note that Kafka has confirmed a record, which carries `count` messages; it is dispatched soon.
+        """Dispatch soon a record that Kafka has confirmed, and that carries `count` messages.
 
         Raises:
             ClientClosed: `close` was called.
@@ -141,10 +140,10 @@ class Dispatcher:
             raise ClientClosed(message) from error
 
     def flush(self, timeout_s: float) -> None:
-        """Wait until all that was written is dispatched.
+        """Wait until all written offsets are dispatched.
 
         Raises:
-            NotDispatched: Some is not within the time, or was refused; the former goes on being tried.
+            NotDispatched: Some were refused, or are not dispatched in time; the latter are still retried.
         """
         self._coalescer.flush()
         with self._state:
@@ -152,14 +151,14 @@ class Dispatcher:
             refused, self._refused = self._refused, {}
             left = {queue: _spans(ranges.values()) for queue, ranges in self._open_ranges.items() if ranges}
         if refused:
-            message = "the job refuses to dispatch what was written"
+            message = "the job refused to dispatch written messages"
             raise NotDispatched(message, ranges=refused)
         if left:
-            message = f"what was written is not dispatched after {timeout_s:.1f} s"
+            message = f"written messages are not dispatched after {timeout_s:.1f} s"
             raise NotDispatched(message, ranges=left)
 
     def close(self) -> None:
-        """Send what waits, and try nothing again from here on."""
+        """Send the waiting offsets, and end all retries."""
         self._coalescer.close()
         with self._state:
             self._is_closed = True
@@ -176,8 +175,7 @@ class Dispatcher:
         self._send(queue, ranges)
 
     def _emit_failed(self, items: list[_Written], error: Exception) -> None:
-        # `_send` sees to its own failures, so this is one of ours; the messages can be dispatched by
-        # `dispatch_existing`.
+        # `_send` handles its failures, so this is a bug; `dispatch_existing` can dispatch the messages.
         with self._state:
             for queue, offset, _ in items:
                 self._refused.setdefault(queue, []).append((offset, offset))
@@ -195,13 +193,13 @@ class Dispatcher:
                 command = Dispatch(v=1, topic=queue[0], queue_id=queue[1], ranges=sent)
                 self._transport.submit(command).add_done_callback(partial(self._on_dispatched, queue, sent))
         except Invalid as error:
-            LOG.error("what was written to %s/%d is not dispatched: %s", *queue, error)  # noqa: TRY400
+            LOG.error("messages written to %s/%d are not dispatched: %s", *queue, error)  # noqa: TRY400
             self._refuse(queue, ranges)
-        except Exception as error:  # noqa: BLE001 - Kafka or the job do not answer now; it is tried again
+        except Exception as error:  # noqa: BLE001 - Kafka or the job do not answer now, so it is retried
             self._later(queue, ranges, f"{error}")
 
     def _declare(self, queue: QueueKey) -> None:
-        """Send the declaration ahead of the first dispatch: both take the same way, so the order holds."""
+        """Send the declaration before the first dispatch; both go through the same transport, which keeps the order."""
         with self._state:
             known = self._queues.setdefault(queue, _Queue())
             if known.is_declared:
@@ -212,7 +210,7 @@ class Dispatcher:
             known.is_declared = True
 
     def _topic(self, name: str, queue_id: int) -> MessageTopic:
-        """What Kafka says about a topic; for a moment, so that its queues can be declared with one question."""
+        """Return the description of a topic, cached for a moment, so that one request serves all its queues."""
         found, asked_s = self._topics.get(name, (None, 0.0))
         if found is None or queue_id not in found.starts or time.monotonic() - asked_s > TOPIC_FRESH_S:
             found = self._describe(name)
@@ -245,13 +243,13 @@ class Dispatcher:
         waiting = {id(written) for written in (*again, *refused)}
         self._settle(queue, [written for written in ranges if id(written) not in waiting])
         if refused:
-            LOG.error("dispatch of %s in %s/%d is refused: %s", _spans(refused), *queue, answer.reason)
+            LOG.error("the job refused to dispatch %s of %s/%d: %s", _spans(refused), *queue, answer.reason)
             self._refuse(queue, refused)
         if again:
             self._later(queue, again, answer.reason)
 
     def _later(self, queue: QueueKey, ranges: list[WrittenRange], why: str) -> None:
-        """Try again after a pause that doubles with every failure in a row; one timer a queue."""
+        """Retry after a pause that doubles with each failure in a row; each queue has one timer."""
         with self._state:
             known = self._queues.setdefault(queue, _Queue())
             known.again.extend(ranges)
@@ -262,7 +260,7 @@ class Dispatcher:
             known.timer = threading.Timer(pause_s, self._again, [queue])
             known.timer.daemon = True
             known.timer.start()
-        LOG.info("dispatch to %s/%d is tried again in %.2f s: %s", *queue, pause_s, why)
+        LOG.info("retrying the dispatch of %s/%d in %.2f s: %s", *queue, pause_s, why)
 
     def _again(self, queue: QueueKey) -> None:
         with self._state:

@@ -1,4 +1,4 @@
-"""A message that is to be sent, and what its sender is told of it."""
+"""A message to send, its destination, and the future of its result."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ import msgspec
 from popstream.payload.message_id import message_id_of
 from popstream.wire.failures import Invalid
 from popstream.wire.headers import MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER
+from popstream.wire.limits import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from popstream.outcome import SendResult
 
-__all__ = ["Destination", "Order", "Outgoing", "OutgoingMessage", "SendFuture", "is_in_order"]
+__all__ = ["Destination", "Order", "Outgoing", "OutgoingMessage", "SendFuture", "is_in_order", "require_alike"]
 
 MESSAGE_BYTES = 512
-"""What CPython needs for a message that waits, beside its bytes: its future, place in a batch, header."""
+"""Memory that CPython needs for a waiting message beside its bytes: its future, place in a batch, header."""
 
 
 class Order(enum.Enum):
-    """What a message is in order with, when that is not the messages of its key."""
+    """The messages that a message keeps its order with, when they are not those of its key."""
 
     WHOLE_QUEUE = "queue"
     NONE = "none"
 
 
 def is_in_order(key: bytes | Order, others: Collection[bytes | Order]) -> bool:
-    """Whether a message must keep its order with some of others in its queue, by their order keys.
+    """Tell by order keys whether a message must keep its order with one of others in its queue.
 
     >>> [is_in_order(key, {b"a", Order.NONE}) for key in (b"a", b"b", Order.WHOLE_QUEUE, Order.NONE)]
     [True, False, True, False]
@@ -42,10 +43,10 @@ def is_in_order(key: bytes | Order, others: Collection[bytes | Order]) -> bool:
 
 
 class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """One message of a manual batch; `Producer.send` takes the same as arguments, and says what each is.
+    """One message for `Producer.send_many`; the fields are those of `Producer.send`.
 
     Raises:
-        Invalid: Something has not the type that it must have, or there is neither value nor key.
+        Invalid: A field has the wrong type, or there is neither value nor key.
     """
 
     topic: str
@@ -57,7 +58,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wait_for_store: bool = True
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be sent: Kafka takes bytes."""
+        """Check the types: Kafka takes bytes."""
         is_plain = self.key is None and self.tag is None and self.queue_id is None and not self.headers
         if is_plain and type(self.value) is bytes and type(self.topic) is str and self.topic:
             return  # most messages, at high rates
@@ -82,17 +83,17 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if not wrong and (not self.topic or (self.queue_id or 0) < 0):
             wrong.append(f"there is no queue {self.topic}/{self.queue_id}")
         if wrong:
-            message = "the message cannot be sent; Kafka takes bytes, so serialise it first"
+            message = "the message cannot be sent; Kafka takes bytes, so serialize it first"
             raise Invalid(message, subject=str(self.topic), details=wrong)
 
     @property
     def body_bytes(self) -> int:
-        """Length of the value: what RocketMQ counts of a message."""
+        """Length of the value, which is the size that RocketMQ counts."""
         return len(self.value or b"")
 
     @property
     def held_bytes(self) -> int:
-        """About what it takes in memory until its result is known."""
+        """Approximate size in memory until its result is known."""
         size_bytes = MESSAGE_BYTES + len(self.value or b"") + len(self.key or b"")
         return size_bytes + sum(len(name) + len(value) for name, value in self.headers) if self.headers else size_bytes
 
@@ -105,31 +106,54 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     @property
     def is_batchable(self) -> bool:
-        """Whether it may share a batch: one that is sent again or delayed may not, nor one that deletes its key."""
+        """Whether it may share a batch: a redelivery may not, nor a message that deletes its key."""
         return self.value is not None and not self.is_redelivery
 
     @property
     def is_redelivery(self) -> bool:
-        """Whether it was delivered before, inside a batch."""
+        """Whether it is sent again after a delivery inside a unit."""
         return bool(self.headers) and any(name == REDELIVERY_HEADER for name, _ in self.headers)
 
     @property
     def message_id(self) -> str:
-        """The id that it brings along, as a message does that is sent again; else empty."""
+        """The id in its headers, which a redelivery has; otherwise empty."""
         return message_id_of(self.headers) if self.headers else ""
 
     def record_headers(self, message_id: str) -> list[tuple[str, bytes]]:
-        """Headers of the record that carries this message alone."""
+        """Return the headers of the record that carries this message alone."""
         headers = [*self.headers, (MESSAGE_ID_HEADER, message_id.encode())]
         if self.tag:
             headers.append((TAG_HEADER, self.tag.encode()))
         return headers
 
 
-class Destination(msgspec.Struct, frozen=True, gc=False):
-    """Where messages go together, and how: the aggregation key of RocketMQ's ProduceAccumulator, and its queue.
+def require_alike(messages: Sequence[OutgoingMessage]) -> None:
+    """Check that messages can be one batch (RocketMQ: MessageBatch.generateFromList; vectors ACC-04 to ACC-08).
 
-    `queue_id` None: none was asked for, neither by number nor by key. On a batch topic one record carries all of them.
+    Raises:
+        Invalid: They cannot; `details` has a line for each reason.
+    """
+    first = messages[0]
+    wrong = []
+    if len(messages) > POP_MESSAGES_MAX:
+        wrong.append(f"it has {len(messages)} messages, and may have {POP_MESSAGES_MAX}")
+    if any(message.topic != first.topic for message in messages):
+        wrong.append("its messages are of several topics")
+    if any(message.wait_for_store != first.wait_for_store for message in messages):
+        wrong.append("some of its messages are to wait for the store, and some are not")
+    if any(message.is_redelivery for message in messages):
+        wrong.append("a message that is sent again, or delayed, must be sent by itself")
+    if wrong:
+        text = "the messages cannot be one batch"
+        raise Invalid(text, subject=first.topic, details=wrong)
+
+
+class Destination(msgspec.Struct, frozen=True, gc=False):
+    """What the messages of a batch have in common: the aggregation key of RocketMQ's ProduceAccumulator, and the queue.
+
+    Attributes:
+        queue_id: None: neither a queue id nor a key was given.
+        is_batch_topic: One record carries all messages of a batch.
     """
 
     topic: str
@@ -140,13 +164,13 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
 
 
 class SendFuture(Future["SendResult"]):
-    """The result of a message to come. What is sent cannot be taken back.
+    """The future of a message's result; it cannot be cancelled.
 
-    A future of the standard library makes nine objects, 1,600 bytes, and the garbage collector goes through all of
-    them: that takes longer than the rest of a send. Here several share their condition.
+    A future of the standard library consists of nine objects, 1,600 bytes, and the garbage collector visits all of
+    them, which takes longer than the rest of a send. Here several futures share their condition.
 
     Args:
-        condition: Wakes whoever waits, for this result or for another one.
+        condition: Wakes the threads that wait for any of the futures that share it.
     """
 
     def __init__(self, condition: threading.Condition | None = None) -> None:
@@ -161,23 +185,23 @@ class SendFuture(Future["SendResult"]):
         self._done_callbacks: list[Callable[[SendFuture], object]] = []
 
     def cancel(self) -> bool:
-        """Not possible."""
+        """Return False: a sent message cannot be taken back."""
         return False
 
     def result(self, timeout: float | None = None) -> SendResult:
         """Wait for the result, or raise the error.
 
         Raises:
-            TimeoutError: It is not known within so many seconds.
+            TimeoutError: The result is not known within `timeout` seconds.
         """
         self._wait(timeout)
         return super().result(0)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Wait for the result, and give the error if there is one.
+        """Wait for the result, and return the error if there is one.
 
         Raises:
-            TimeoutError: It is not known within so many seconds.
+            TimeoutError: The result is not known within `timeout` seconds.
         """
         self._wait(timeout)
         return super().exception(0)
@@ -188,15 +212,15 @@ class SendFuture(Future["SendResult"]):
 
 
 class Outgoing(msgspec.Struct, eq=False, gc=False):
-    """A message on its way. Times are monotonic, in seconds.
+    """A message on its way to Kafka. Times are monotonic, in seconds.
 
     Attributes:
-        created_ms: When it was sent, as the record says.
-        deadline_s: After that it is not handed to Kafka any more.
-        message_id: Of the last try.
-        account_bytes: What it holds of the account of all messages that wait.
-        epoch: How many calls of `flush` came before it.
-        last_error: Why it was not written, when it is tried again.
+        created_ms: Timestamp of the record, in milliseconds of the Unix epoch.
+        deadline_s: After this time it is not handed to Kafka any more.
+        message_id: Its id at the last attempt.
+        account_bytes: Its part of the account of all messages without a result.
+        epoch: Number of calls of `flush` before it.
+        last_error: Why the last attempt has not written it.
     """
 
     message: OutgoingMessage

@@ -339,7 +339,9 @@ def test_a_producer_learns_the_types_and_its_messages_are_found_inside_their_uni
     lab.wait(topic)
     lab.wait(simple)
     with Producer(lab.servers, prefix=lab.prefix, batch_max_delay_ms=1_000) as producer:
-        wait_for(lambda: producer._types.of(topic) == "batch" and producer._types.of(simple) == "simple", lab.job)
+        wait_for(
+            lambda: producer._queue_types.of(topic) == "batch" and producer._queue_types.of(simple) == "simple", lab.job
+        )
         results = [
             producer.send(topic, b"message %d" % number, key=b"till-%d" % number, queue_id=0) for number in range(20)
         ]

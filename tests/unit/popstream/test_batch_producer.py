@@ -24,8 +24,8 @@ from kafka.errors import (
 
 from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
 from popstream.payload.inner_batch import unwrap
-from popstream.send.kafka_writer import send_outcome_of
-from popstream.send.ordered_sender import Retry
+from popstream.send.kafka_errors import send_outcome_of
+from popstream.send.shipment import Retry
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import QueueType
 from popstream.wire.failures import Invalid, Unavailable
@@ -222,7 +222,7 @@ def test_a_callback_must_not_wait(producer: Producer) -> None:
 def test_types_and_transactions_that_cannot_be_are_refused_at_once(kafka: MemoryKafka) -> None:
     with pytest.raises(Invalid, match="not Batch"):
         make(kafka, queue_types={"orders": "Batch"})
-    with pytest.raises(Invalid, match="no part of a transaction"):
+    with pytest.raises(Invalid, match="does not send in transactions"):
         Producer("memory", kafka_producer=kafka, kafka={"transactional_id": "t"})
 
 
@@ -248,7 +248,7 @@ def test_written_at_an_unknown_place_is_an_unknown_outcome(producer: Producer, k
     for topic in ("orders", "units"):
         futures = [producer.send(topic, b"v", queue_id=0) for _ in range(2)]
         for future in futures:
-            with pytest.raises(OutcomeUnknown, match="does not tell where"):
+            with pytest.raises(OutcomeUnknown, match="does not return its offset"):
                 future.result(WAIT_S)
 
 

@@ -13,8 +13,9 @@ import pytest
 from popstream.errors import ClientClosed, NotWritten, OutcomeUnknown
 from popstream.outcome import SendResult
 from popstream.send.accumulator import BatchLimits
-from popstream.send.ordered_sender import NOT_ASKED, OrderedSender, Retry, SendOutcome, Shipment
+from popstream.send.ordered_sender import OrderedSender
 from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, SendFuture
+from popstream.send.shipment import NOT_ASKED, Retry, SendOutcome, Shipment
 from popstream.wire.failures import Invalid
 
 WAIT_S = 10.0
@@ -220,7 +221,7 @@ def test_what_is_too_late_is_not_handed_over_and_the_rest_of_its_batch_is(
     writer.answer()
     assert blocker.result(WAIT_S)
     assert good.result(WAIT_S)
-    with pytest.raises(NotWritten, match="busy, or away"):
+    with pytest.raises(NotWritten, match="busy, or did not answer"):
         late.result(WAIT_S)
     assert b"late" not in [value for values in writer.values for value in values]
 

@@ -1,0 +1,141 @@
+"""Finds the destination of each message: the queue of its key, and the type of its topic."""
+
+from __future__ import annotations
+
+import logging
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, get_args
+
+from popstream.errors import NotWritten
+from popstream.exchange.partitioner import partition_of
+from popstream.send.outgoing import Destination
+from popstream.wire.command import QueueType
+from popstream.wire.failures import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from popstream.send.outgoing import OutgoingMessage
+
+    TypeOf = Callable[[str], QueueType | None]
+    PartitionsOf = Callable[..., Collection[int]]
+
+__all__ = ["Destinations", "TopicTypes"]
+
+LOG = logging.getLogger(__name__)
+
+_partition_of = lru_cache(maxsize=4096)(partition_of.__wrapped__)
+"""A cache of its own: there may be as many keys as messages, and they must not evict the keys of operations."""
+
+NEW_TOPIC_PAUSE_S = 0.05
+DESCRIBE_AFTER_S = 1.0
+"""A topic without metadata after this time may not exist, so Kafka is asked to describe it."""
+
+
+class TopicTypes:
+    """The types of topics: as the job reports them, or as the producer was given them.
+
+    Args:
+        job_type_of: Returns the type that the job reports; None: it does not build the topic.
+        given_types: Types of topics that the job does not build.
+
+    Raises:
+        Invalid: One of the given types does not exist.
+    """
+
+    def __init__(self, job_type_of: TypeOf, given_types: Mapping[str, QueueType]) -> None:
+        self._job_type_of = job_type_of
+        self._given_types = dict(given_types)
+        if unknown := sorted(set(self._given_types.values()) - set(get_args(QueueType))):
+            text = f"a topic is one of {', '.join(get_args(QueueType))}, not {', '.join(map(str, unknown))}"
+            raise Invalid(text, subject="queue_types")
+
+    def of(self, topic: str) -> QueueType:
+        """Return the type of a topic's queues.
+
+        Raises:
+            Invalid: The job reports another type than the producer was given.
+        """
+        reported, given = self._job_type_of(topic), self._given_types.get(topic)
+        if reported is not None and given is not None and reported != given:
+            text = f"{topic} is a {reported} topic, and this producer was told that it is a {given} one"
+            raise Invalid(text, subject=topic)
+        return reported or given or "simple"
+
+
+class Destinations:
+    """Finds the destination of each message of one producer. Safe for use by many threads.
+
+    Args:
+        types: The types of topics.
+        partitions_of: Returns the partitions of a topic as far as they are known (`KafkaWriter.partitions`).
+        describe: Asks Kafka about a topic, and raises `Invalid` when it does not exist.
+        timeout_s: How long to wait for the metadata of a topic.
+    """
+
+    def __init__(
+        self,
+        types: TopicTypes,
+        partitions_of: PartitionsOf,
+        describe: Callable[[str], object],
+        *,
+        timeout_s: float,
+    ) -> None:
+        self._types = types
+        self._partitions_of = partitions_of
+        self._describe = describe
+        self._timeout_s = timeout_s
+        self._known_topics: set[tuple[str, bool]] = set()
+
+    def of(self, message: OutgoingMessage) -> Destination:
+        """Return the destination of a message; wait for the metadata at the first message for a topic.
+
+        Raises:
+            Invalid: The topic or queue does not exist, or topics of this type do not take the message.
+            NotWritten: Kafka does not answer.
+        """
+        topic, queue_id = message.topic, message.queue_id
+        queue_type = self._types.of(topic)
+        if (topic, message.wait_for_store) not in self._known_topics:
+            self._await_metadata(topic, wait_for_store=message.wait_for_store)
+        if queue_id is not None:
+            partitions = self._partitions_of(topic)
+            if partitions and queue_id not in partitions:
+                text = f"topic {topic} has no queue {queue_id}, only {len(partitions)}"
+                raise Invalid(text, subject=topic)
+        elif message.key is not None:
+            queue_id = _partition_of(message.key, max(1, len(self._partitions_of(topic))))
+        if message.key is None and queue_type == "sparse":
+            text = f"{topic} is a sparse topic, which Kafka compacts by key: a message needs one"
+            raise Invalid(text, subject=topic)
+        return Destination(topic, queue_id, message.wait_for_store, message.tag, queue_type == "batch")
+
+    def _await_metadata(self, topic: str, *, wait_for_store: bool) -> None:
+        """Wait until Kafka has returned the partitions of a topic.
+
+        Raises:
+            Invalid: The topic does not exist, or the client may not describe it.
+            NotWritten: Kafka does not answer.
+        """
+        began_s = time.monotonic()
+        is_described = False
+        while not self._partitions(topic, wait_for_store=wait_for_store):
+            waited_s = time.monotonic() - began_s
+            if waited_s > DESCRIBE_AFTER_S and not is_described:
+                try:
+                    self._describe(topic)
+                    is_described = True
+                except Unavailable as error:
+                    LOG.info("%s", error)
+            if waited_s > self._timeout_s:
+                text = f"Kafka does not return the partitions of {topic}"
+                raise NotWritten(text, subject=topic)
+            time.sleep(NEW_TOPIC_PAUSE_S)
+        self._known_topics.add((topic, wait_for_store))
+
+    def _partitions(self, topic: str, *, wait_for_store: bool) -> Collection[int]:
+        try:
+            return self._partitions_of(topic, wait_for_store=wait_for_store)
+        except Unavailable as error:
+            raise NotWritten(error.message, subject=topic) from error
