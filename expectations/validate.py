@@ -20,13 +20,13 @@ from great_expectations.data_context.types.base import (
 
 from connectors.delta.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, table_path
-from expectations.commit_positions import commit_positions_suite
-from expectations.consume_queue import consume_queue_suite
-from expectations.deliveries import deliveries_suite
+from expectations.commit_positions_suite import commit_positions_suite
+from expectations.consume_queue_suite import consume_queue_suite
+from expectations.deliveries_suite import deliveries_suite
 from expectations.lease_steps import registered_lease_steps
-from expectations.operations import operations_suite
-from expectations.order_info import order_info_suite
-from expectations.rejected import rejected_suite
+from expectations.operations_suite import operations_suite
+from expectations.order_info_suite import order_info_suite
+from expectations.rejected_suite import rejected_suite
 from expectations.report import Outcome, Report
 from expectations.results import write_results
 from popstream.wire.failures import Invalid

@@ -4,14 +4,14 @@ import sys
 
 from pydantic.fields import FieldInfo
 
-from pipelines.settings import JobSettings
+from pipelines.job_settings import JobSettings
 
 __all__ = ["settings_markdown"]
 
 _HEAD = """\
 # Settings
 
-Generated from pipelines/settings.py by `python -m pipelines.settings_reference`; a test keeps it current.
+Generated from pipelines/job_settings.py by `python -m pipelines.settings_reference`; a test keeps it current.
 
 Set each as a variable (`POPSTREAM_FOLDER`) or as a line of a TOML file (`folder = "/data/job"`) for `--settings FILE`.
 Some are also options of `popstream up`. Options override variables, and variables override the file. In a variable, a

@@ -35,7 +35,7 @@ from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.unit_columns import unit_columns, units_by_queue
 from pipelines.build_consume_queue.unit_flush import PIPELINE, UnitFlush
 from pipelines.failpoints import failpoint
-from pipelines.settings import JobSettings
+from pipelines.job_settings import JobSettings
 from popstream.topics.message_topics import MessageTopic, TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.command import QueueType

@@ -17,7 +17,7 @@ from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest, views_of
 from pipelines.build_consume_queue.unit_flush import UnitFlush
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
-from pipelines.settings import JobSettings
+from pipelines.job_settings import JobSettings
 from popstream.exchange.transport import Transport
 from popstream.settings import ClientSettings
 from popstream.topics.queue_types import QueueTypesPublisher

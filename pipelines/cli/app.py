@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.clients.message_commands import consume, ops, release, send
 from pipelines.cli.exits import EPILOG, Group
 from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
-from pipelines.cli.message_commands import consume, ops, release, send
-from pipelines.cli.state_commands import queue, restore, snapshot, status, verify
-from pipelines.cli.table_commands import check, maintain, query
+from pipelines.cli.state.state_commands import queue, restore, snapshot, status, verify
+from pipelines.cli.tables.table_commands import check, maintain, query
 from pipelines.process.logs import configure_logs
 
 __all__ = ["app", "main"]

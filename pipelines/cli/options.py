@@ -14,7 +14,7 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from pipelines.settings import JobSettings
+from pipelines.job_settings import JobSettings
 from popstream.wire.failures import Invalid
 
 __all__ = [

@@ -10,8 +10,8 @@ from rich.status import Status as Spinner
 
 from pipelines.cli.exits import Exit, described, exit_code, say
 from pipelines.cli.printing import print_facts, standard_output
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 
 __all__ = ["run_up"]
 

@@ -36,10 +36,10 @@ from pipelines.demo.summary import Measurements, Summary, summarize
 from pipelines.demo.tasks import ORDERLY_GROUP, Task, group_names, limited_group, tasks_of
 from pipelines.demo.verdict import Evidence, Expected
 from pipelines.demo.view import View
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from pipelines.process.jvm import jvm_pid
 from pipelines.process.signals import STOP_SIGNALS, handled_signals
-from pipelines.settings import JobSettings
 from popstream import ClientSettings, Refused, Transport
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history

@@ -32,6 +32,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.control.job_file import JobFile
 from pipelines.control.metrics import Metric, Metrics
 from pipelines.control.server import ControlServer
+from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
 from pipelines.process.job import Job
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
@@ -40,7 +41,6 @@ from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
 from pipelines.process.preflight import reach_kafka, require_ready
 from pipelines.process.restarts import Restarts
 from pipelines.process.signals import handled_signals, held_signals
-from pipelines.settings import JobSettings
 from popstream.wire.failures import Invalid, Unavailable
 
 __all__ = ["Host"]

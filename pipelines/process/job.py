@@ -40,6 +40,7 @@ from pipelines.control.messages import JobReport
 from pipelines.control.metrics import Metric, Metrics
 from pipelines.control.state_view import queues_in
 from pipelines.failpoints import failpoint
+from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
 from pipelines.loops.retry_loop import RetryLoop
 from pipelines.process.log_watch import LogWatch
@@ -47,7 +48,6 @@ from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
-from pipelines.settings import JobSettings
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.resilient_producer import close_producer
 from popstream.wire.failures import Unavailable

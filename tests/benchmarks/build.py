@@ -13,9 +13,9 @@ from kafka import KafkaProducer
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.state_view import queues_in
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from pipelines.process.job import Job
-from pipelines.settings import JobSettings
 from tests.benchmarks.options import QUEUES, BenchOptions
 
 __all__ = ["measure_build"]

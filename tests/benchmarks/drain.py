@@ -11,8 +11,8 @@ from kafka import KafkaProducer
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, encode_command
 from tests.benchmarks.options import QUEUES, BenchOptions

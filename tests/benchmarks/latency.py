@@ -11,8 +11,8 @@ from typing import Any
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 from popstream import Consumer, Producer, Transport
 from popstream.settings import ClientSettings
 from popstream.wire.answer import Answer

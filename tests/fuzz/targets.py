@@ -37,7 +37,7 @@ from connectors.delta.rows import decode_rows, encode_rows
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS, read_frame, read_notifications, read_slice
 from pipelines.cli import options
-from pipelines.settings import JobSettings
+from pipelines.job_settings import JobSettings
 from popstream.exchange.pending_operations import answers_of
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch, unwrap
 from popstream.wire.answer import Answer

@@ -30,7 +30,7 @@ from checkpoints.snapshots import SnapshotStore
 from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
-from pipelines.cli.queue import opened
+from pipelines.cli.state.queue import opened
 from pipelines.control.job_file import JobFile
 from pipelines.control.state_view import QueueView, queues_in
 from pipelines.recovery.ops_log import found_log

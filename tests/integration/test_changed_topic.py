@@ -13,8 +13,8 @@ import pytest
 from kafka.admin import KafkaAdminClient
 
 from connectors.kafka.own_topics import TopicSettings, ensure_topics
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 from popstream.wire.failures import Corrupt
 from tests.support.wire import Wire, wait_for
 

@@ -12,7 +12,7 @@ import pytest
 
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, spark_schema, table_path
-from expectations.consume_queue import consume_queue_suite
+from expectations.consume_queue_suite import consume_queue_suite
 from expectations.validate import validate
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask
 from pipelines.control.messages import SnapshotRequest, Status, StatusRequest
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 from popstream.wire.failures import Unavailable, is_transient
 from popstream.wire.reason import Reason, code_of
 from tests.support.left_behind import audit_rows, table_rows

@@ -16,8 +16,8 @@ from broker_state.kernel.fold import fold
 from pipelines.apply_ops import micro_batch
 from pipelines.control.client import ask
 from pipelines.control.messages import Status, StatusRequest
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 from tests.support.left_behind import table_rows
 from tests.support.wire import Wire, wait_for
 

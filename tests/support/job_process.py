@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 from tests.support.killer import kill_at
 
 if TYPE_CHECKING:

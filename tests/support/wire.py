@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from checkpoints.ownership import Ownership
+from pipelines.job_settings import JobSettings
 from pipelines.process.job import Job
-from pipelines.settings import JobSettings
 from popstream.exchange.partitioner import ops_key, partition_of
 from tests.support.left_behind import audit_rows
 

@@ -23,12 +23,12 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.snapshots import Snapshot
 from pipelines.cli.app import app, main
+from pipelines.cli.clients.ops import EXAMPLES, read_operations
+from pipelines.cli.clients.send_and_consume import printable
 from pipelines.cli.exits import Group
-from pipelines.cli.messages import printable
-from pipelines.cli.ops import EXAMPLES, read_operations
 from pipelines.cli.options import load_settings
-from pipelines.cli.query import require_reading
-from pipelines.cli.status import _print as print_status
+from pipelines.cli.state.status import _print as print_status
+from pipelines.cli.tables.query import require_reading
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import JobReport, SnapshotRequest, Status, StatusRequest

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpoints.ownership import Ownership
+from pipelines.job_settings import JobSettings
 from pipelines.process import host as host_module
 from pipelines.process import restarts as restarts_module
 from pipelines.process.host import Host
-from pipelines.settings import JobSettings
 from popstream.wire.failures import Corrupt, Fenced, Unavailable
 
 if TYPE_CHECKING:

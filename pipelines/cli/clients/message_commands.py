@@ -37,7 +37,7 @@ def ops(
 
     popstream ops --example pop | popstream ops --json
     """
-    from pipelines.cli.ops import EXAMPLES, example_lines, read_operations, read_text, run_ops
+    from pipelines.cli.clients.ops import EXAMPLES, example_lines, read_operations, read_text, run_ops
     from pipelines.cli.target import find_target
 
     if example is not None:
@@ -63,7 +63,7 @@ def send(
     target: TargetOptions,
 ) -> None:
     """Send one message per line, and wait until they can be popped."""
-    from pipelines.cli.messages import run_send
+    from pipelines.cli.clients.send_and_consume import run_send
     from pipelines.cli.target import find_target
 
     run_send(find_target(target), topic, file, queue_id=queue, tag=tag, create=create)
@@ -93,7 +93,7 @@ def consume(
     as_json: JsonOutput = False,
 ) -> None:
     """Pop messages from all queues of a topic in turn, print one per line, and ack them."""
-    from pipelines.cli.messages import run_consume
+    from pipelines.cli.clients.send_and_consume import run_consume
     from pipelines.cli.target import find_target
 
     run_consume(
@@ -123,7 +123,7 @@ def release(
     Otherwise they expire at their deadlines. A consumer that starts
     with the same client id releases them itself.
     """
-    from pipelines.cli.release import run_release
+    from pipelines.cli.clients.release import run_release
     from pipelines.cli.target import find_target
 
     run_release(find_target(target), topics, group, client, timeout_ms=int(timeout))

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from pipelines.cli.clients.send_and_consume import require_topic
 from pipelines.cli.exits import say
-from pipelines.cli.messages import require_topic
 from pipelines.cli.target import Target
 from popstream import Refused, Transport
 from popstream.wire.command import ReturnClient

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from great_expectations import ExpectationSuite
 
-from expectations.common import common_expectations
-from expectations.rows import ExpectNoRows
+from expectations.common_expectations import common_expectations
+from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["order_info_suite"]
 

@@ -14,8 +14,8 @@ from pipelines.cli.printing import standard_output
 from pipelines.cli.target import running_job
 from pipelines.control.client import ask
 from pipelines.control.messages import SnapshotRequest
+from pipelines.job_settings import JobSettings
 from pipelines.recovery.snapshot_loop import take_snapshot
-from pipelines.settings import JobSettings
 
 __all__ = ["run_list", "run_snapshot"]
 

@@ -6,8 +6,8 @@ from typing import Final
 
 from great_expectations import ExpectationSuite
 
-from expectations.common import common_expectations
-from expectations.rows import ExpectNoRows
+from expectations.common_expectations import common_expectations
+from expectations.expect_no_rows import ExpectNoRows
 from popstream.wire.command import COMMAND_TYPES
 from popstream.wire.reason import CODE_OF_REASON, Reason, code_of
 

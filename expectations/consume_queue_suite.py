@@ -5,7 +5,7 @@ from __future__ import annotations
 from great_expectations import ExpectationSuite
 
 from connectors.delta.tables import CONSUME_QUEUE
-from expectations.rows import ExpectNoRows
+from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["consume_queue_suite"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from great_expectations import ExpectationSuite
 
 from connectors.delta.views import ERA_ENDING_KINDS_SQL
-from expectations.common import MADE_ANEW, common_expectations
-from expectations.rows import ExpectNoRows
+from expectations.common_expectations import MADE_ANEW, common_expectations
+from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["commit_positions_suite"]
 

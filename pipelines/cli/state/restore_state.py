@@ -17,14 +17,14 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import describe
 from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.cli.snapshot import snapshots_of
 from pipelines.cli.spark_tools import reading_session, working
+from pipelines.cli.state.snapshot import snapshots_of
+from pipelines.job_settings import JobSettings
 from pipelines.process.host import KAFKA_FOLDER
 from pipelines.process.preflight import reach_kafka
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.snapshot_loop import take_snapshot
-from pipelines.settings import JobSettings
 from popstream.wire.failures import Invalid
 
 __all__ = ["log_of", "run_restore", "the_kafka_of"]

@@ -35,7 +35,7 @@ def query(
     lists the versions. By path: FROM delta.`/a/folder/delta/operations`.
     """
     from checkpoints.layout import JobFolder
-    from pipelines.cli.query import Output, run_query
+    from pipelines.cli.tables.query import Output, run_query
 
     if as_csv and as_json:
         message = "choose one of --csv and --json"
@@ -56,7 +56,7 @@ def maintain(
     A running job does so itself every `maintain_interval_s`.
     """
     from checkpoints.layout import JobFolder
-    from pipelines.cli.maintain import run_maintain
+    from pipelines.cli.tables.maintain import run_maintain
 
     run_maintain(JobFolder(job.load().folder.absolute()), var=var, as_json=as_json)
 
@@ -73,6 +73,6 @@ def check(
 ) -> None:
     """Check the audit tables against the expectations. Exit code 1: one does not hold."""
     from checkpoints.layout import JobFolder
-    from pipelines.cli.check import run_check
+    from pipelines.cli.tables.check_tables import run_check
 
     run_check(JobFolder(job.load().folder).delta, var=var, data_docs=data_docs, as_json=as_json)

@@ -8,8 +8,8 @@ from great_expectations import ExpectationSuite
 
 from broker_state.audit import DeliveryStep
 from connectors.delta.views import ENDS_ERA
-from expectations.common import MADE_ANEW, common_expectations
-from expectations.rows import ExpectNoRows
+from expectations.common_expectations import MADE_ANEW, common_expectations
+from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["deliveries_suite"]
 

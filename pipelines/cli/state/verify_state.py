@@ -13,15 +13,15 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from pipelines.cli.exits import Exit
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.cli.restore import log_of, the_kafka_of
-from pipelines.cli.snapshot import snapshots_of
 from pipelines.cli.spark_tools import reading_session, working
+from pipelines.cli.state.restore_state import log_of, the_kafka_of
+from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.target import running_job
 from pipelines.control.client import ask
 from pipelines.control.messages import Image, ImageRequest
+from pipelines.job_settings import JobSettings
 from pipelines.process.job import signer_of
 from pipelines.recovery.verify import Verified, verify
-from pipelines.settings import JobSettings
 
 __all__ = ["run_verify"]
 

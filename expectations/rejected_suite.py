@@ -5,8 +5,8 @@ from __future__ import annotations
 from great_expectations import ExpectationSuite
 
 from broker_state.audit import REJECTED_HEAD_BYTES
-from expectations.common import common_expectations
-from expectations.rows import ExpectNoRows
+from expectations.common_expectations import common_expectations
+from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["rejected_suite"]
 

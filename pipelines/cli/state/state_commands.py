@@ -36,7 +36,7 @@ def status(
     If no job runs, shows the stored state, and exits with code 3.
     """
     from checkpoints.layout import JobFolder
-    from pipelines.cli.status import run_ready, run_status
+    from pipelines.cli.state.status import run_ready, run_status
     from pipelines.control.messages import StatusRequest
 
     folder = JobFolder(job.load().folder)
@@ -71,7 +71,7 @@ def queue(
     """
     from checkpoints.layout import JobFolder
     from pipelines.build_consume_queue.queue_view import QueueRequest
-    from pipelines.cli.queue import moment_ms, run_queue, run_rebuild
+    from pipelines.cli.state.queue import moment_ms, run_queue, run_rebuild
     from popstream.wire.key_hash import key_hash
 
     folder = JobFolder(job.load().folder)
@@ -102,7 +102,7 @@ def snapshot(
 
     A running job stores it where its own settings say.
     """
-    from pipelines.cli.snapshot import run_list, run_snapshot
+    from pipelines.cli.state.snapshot import run_list, run_snapshot
 
     (run_list if listed else run_snapshot)(job.load(snapshots=to), as_json=as_json)
 
@@ -126,7 +126,7 @@ def restore(
     the rest of the log again, and compares the resulting rows with those that
     are in Delta already.
     """
-    from pipelines.cli.restore import run_restore
+    from pipelines.cli.state.restore_state import run_restore
 
     run_restore(job.load(), var=var, lossy=lossy, only=only, as_json=as_json)
 
@@ -147,6 +147,6 @@ def verify(
     Starts at the beginning of the log, or at the oldest snapshot from which
     the log is complete. Exit code 4: something differs.
     """
-    from pipelines.cli.verify import run_verify
+    from pipelines.cli.state.verify_state import run_verify
 
     run_verify(job.load(), var=var, since=since, as_json=as_json)

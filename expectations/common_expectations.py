@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from connectors.delta.tables import AUDIT_TABLES
-from expectations.rows import ExpectNoRows
+from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["MADE_ANEW", "common_expectations"]
 

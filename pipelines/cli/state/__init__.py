@@ -1,0 +1,1 @@
+"""Commands on the state of a job."""

@@ -1,0 +1,1 @@
+"""Commands on the Delta tables of a job."""
