@@ -32,7 +32,7 @@ class PeakMemory(msgspec.Struct):
 
 
 class Measurements(msgspec.Struct, kw_only=True):
-    """`ops` are all records of the ops topic; `cpu_seconds` are of all processes together."""
+    """Measured while the demo runs: `ops` are all records of the ops topic, `cpu_seconds` are of all processes."""
 
     ops: int = 0
     seconds: float = 0.0

@@ -29,122 +29,125 @@ ROWS_PER_BATCH = 20_000
 NOW_MS = 1_795_262_400_000
 
 
-def history(deliveries: int) -> dict[str, list[DeliveryRow] | list[OperationRow] | list[CommitPositionRow]]:
-    """Return the rows of a history without a fault."""
-    leases: list[DeliveryRow] = []
-    operations: list[OperationRow] = []
-    positions: list[CommitPositionRow] = []
-    for turn in range(deliveries // 5):
-        lane = turn % LANES
-        round_no = turn // LANES
-        first, epoch, record, now = round_no * 10, round_no * 2 + 1, turn * 4, NOW_MS + turn * 4
-        end, client = now + 2, f"client-{turn % 50}"
+Tables = dict[str, list[DeliveryRow] | list[OperationRow] | list[CommitPositionRow]]
 
-        def lease(
-            record: int,
-            step: str,
-            low: int,
-            high: int,
-            epoch: int,
-            attempt: int,
-            end: int,
-            cause: str,
-            ordinal: int = 0,
-            *,
-            lane: int = lane,
-            client: str = client,
-        ) -> DeliveryRow:
-            at = NOW_MS + record
-            return DeliveryRow(
-                lane % 2,
-                record,
-                ordinal,
-                at,
-                "orders",
-                lane,
-                "billing",
-                step,
-                low,
-                high,
-                epoch,
-                0,
-                attempt,
-                at,
-                end,
-                cause,
-                client,
-            )
 
-        again = now + 60_002
-        leases += (
-            lease(record, "leased", first, first + 9, epoch, 1, end, "pop"),
-            lease(record + 1, "acked", first, first + 6, epoch, 1, end, "ack"),
-            lease(record + 2, "expired", first + 7, first + 9, epoch, 1, end, "deadline"),
-            lease(record + 2, "leased", first + 7, first + 9, epoch + 1, 2, again, "pop", 1),
-            lease(record + 3, "acked", first + 7, first + 9, epoch + 1, 2, again, "ack"),
+class Turn:
+    """Ten messages of a lane: popped by one record, and acked by the next; three expire and need two records more."""
+
+    def __init__(self, number: int) -> None:
+        self.lane = number % LANES
+        round_number = number // LANES
+        self.first_offset = round_number * 10
+        self.first_epoch = round_number * 2 + 1
+        self.first_record = number * 4
+        self.client_id = f"client-{number % 50}"
+
+    def deliveries(self) -> list[DeliveryRow]:
+        """Return the steps of the leases."""
+        # (record, ordinal, step, offsets, epoch and attempt, after how many ms the lease ends, cause)
+        steps = (
+            (0, 0, "leased", (0, 9), 0, 2, "pop"),
+            (1, 0, "acked", (0, 6), 0, 2, "ack"),
+            (2, 0, "expired", (7, 9), 0, 2, "deadline"),
+            (2, 1, "leased", (7, 9), 1, 60_002, "pop"),
+            (3, 0, "acked", (7, 9), 1, 60_002, "ack"),
         )
-        for number, kind, low, high in (
-            (0, "pop", 0, 9),
-            (1, "ack", 0, 6),
-            (2, "pop", 7, 9),
-            (3, "ack", 7, 9),
-        ):
-            at = NOW_MS + record + number
-            is_pop = kind == "pop"
-            operations.append(
-                OperationRow(
-                    lane % 2,
-                    record + number,
-                    0,
-                    at,
-                    kind,
-                    "orders",
-                    lane,
-                    "billing",
-                    f"op-{record + number}",
-                    client,
-                    None if is_pop else 0,
-                    first + low,
-                    first + high,
-                    None if is_pop else f"1.{epoch:060d}",
-                    f"1.{epoch:060d}" if is_pop else None,
-                    0,
-                    "OK",
-                    True,
-                    False,
-                    None,
-                    at + 60_000 if is_pop else None,
-                    1,
-                    None,
-                )
+        return [
+            DeliveryRow(
+                partition=self.lane % 2,
+                kafka_offset=self.first_record + record,
+                ordinal=ordinal,
+                now_ms=self._at_ms(record),
+                topic="orders",
+                queue_id=self.lane,
+                group="billing",
+                step=step,
+                first_offset=self.first_offset + low,
+                last_offset=self.first_offset + high,
+                epoch=self.first_epoch + redelivered,
+                revision=0,
+                attempt=1 + redelivered,
+                at_ms=self._at_ms(record),
+                deadline_ms=self._at_ms(0) + lease_ms,
+                cause=cause,
+                client_id=self.client_id,
             )
-        for number, before, after in ((1, 0, 7), (3, 7, 10)):
-            acked, leased = first + after, 10 - after
-            positions.append(
-                CommitPositionRow(
-                    lane % 2,
-                    record + number,
-                    0,
-                    NOW_MS + record + number,
-                    "orders",
-                    lane,
-                    "billing",
-                    first + before,
-                    first + after,
-                    0,
-                    first + 10,
-                    0,
-                    acked,
-                    leased,
-                    0,
-                    0,
-                    0,
-                    0,
-                    0,
-                    0,
-                )
+            for record, ordinal, step, (low, high), redelivered, lease_ms, cause in steps
+        ]
+
+    def operations(self) -> list[OperationRow]:
+        """Return two pops and two acks."""
+        kinds = (("pop", 0, 9), ("ack", 0, 6), ("pop", 7, 9), ("ack", 7, 9))
+        return [
+            OperationRow(
+                partition=self.lane % 2,
+                kafka_offset=self.first_record + record,
+                ordinal=0,
+                now_ms=self._at_ms(record),
+                kind=kind,
+                topic="orders",
+                queue_id=self.lane,
+                group="billing",
+                op_id=f"op-{self.first_record + record}",
+                client_id=self.client_id,
+                entry=None if kind == "pop" else 0,
+                first_offset=self.first_offset + low,
+                last_offset=self.first_offset + high,
+                handle_before=None if kind == "pop" else f"1.{self.first_epoch:060d}",
+                handle_after=f"1.{self.first_epoch:060d}" if kind == "pop" else None,
+                code=0,
+                reason="OK",
+                applied=True,
+                repeated=False,
+                deadline_before_ms=None,
+                deadline_after_ms=self._at_ms(record) + 60_000 if kind == "pop" else None,
+                attempt=1,
+                detail=None,
             )
-    return {"deliveries": leases, "operations": operations, "commit_positions": positions}
+            for record, (kind, low, high) in enumerate(kinds)
+        ]
+
+    def commit_positions(self) -> list[CommitPositionRow]:
+        """Return the two moves of the commit offset."""
+        return [
+            CommitPositionRow(
+                partition=self.lane % 2,
+                kafka_offset=self.first_record + record,
+                ordinal=0,
+                now_ms=self._at_ms(record),
+                topic="orders",
+                queue_id=self.lane,
+                group="billing",
+                from_offset=self.first_offset + before,
+                to_offset=self.first_offset + after,
+                start_offset=0,
+                next_offset=self.first_offset + 10,
+                holes=0,
+                acked=self.first_offset + after,
+                leased=10 - after,
+                available=0,
+                parked=0,
+                dead_lettered=0,
+                expired_from_log=0,
+                passed_over=0,
+                skipped_by_reset=0,
+            )
+            for record, before, after in ((1, 0, 7), (3, 7, 10))
+        ]
+
+    def _at_ms(self, record: int) -> int:
+        return NOW_MS + self.first_record + record
+
+
+def history(deliveries: int) -> Tables:
+    """Return the rows of a history without a fault."""
+    turns = [Turn(number) for number in range(deliveries // 5)]
+    return {
+        "deliveries": [row for turn in turns for row in turn.deliveries()],
+        "operations": [row for turn in turns for row in turn.operations()],
+        "commit_positions": [row for turn in turns for row in turn.commit_positions()],
+    }
 
 
 def resident_mib() -> int:
