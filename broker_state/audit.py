@@ -1,4 +1,4 @@
-"""Rows of the audit tables, and the one place that builds each of them.
+"""Rows of the audit tables, and the builder of each.
 
 Every row starts with its cause: the coordinates of the record of the ops topic and `ordinal`, the row's number among
 those of its table that the record caused. Offsets are inclusive ranges. The Delta tables have these columns and four

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-__all__ = ["Outcome", "Report"]
+__all__ = ["ExpectationResult", "Report"]
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ExpectationResult:
     """The outcome of one expectation for one version of its table.
 
     Args:
@@ -49,10 +49,10 @@ class Report:
 
     run_at: datetime
     versions: Mapping[str, int]
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[ExpectationResult]
 
     @property
-    def failures(self) -> tuple[Outcome, ...]:
+    def failures(self) -> tuple[ExpectationResult, ...]:
         """The expectations that do not hold, or could not be evaluated."""
         return tuple(outcome for outcome in self.outcomes if not outcome.success)
 

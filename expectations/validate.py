@@ -27,7 +27,7 @@ from expectations.lease_steps import registered_lease_steps
 from expectations.operations_suite import operations_suite
 from expectations.order_info_suite import order_info_suite
 from expectations.rejected_suite import rejected_suite
-from expectations.report import Outcome, Report
+from expectations.report import ExpectationResult, Report
 from expectations.results import write_results
 from popstream.wire.failures import Invalid
 
@@ -149,7 +149,7 @@ def _context() -> EphemeralDataContext:
 
 def _run(
     context: EphemeralDataContext, session: SparkSession, suite: gx.ExpectationSuite, *, table_version: int
-) -> list[Outcome]:
+) -> list[ExpectationResult]:
     # By default each validation leaves a cached copy of the table behind (measured, 12 of 12).
     source = context.data_sources.add_spark(name=suite.name, persist=False)
     batch = source.add_dataframe_asset(name=suite.name).add_batch_definition_whole_dataframe(f"version {table_version}")
@@ -162,11 +162,11 @@ def _run(
     return [_outcome(suite.name, table_version, result, descriptions) for result in validation.results]
 
 
-def _outcome(suite: str, table_version: int, result: Any, descriptions: Mapping[str, str]) -> Outcome:  # noqa: ANN401 - untyped library
+def _outcome(suite: str, table_version: int, result: Any, descriptions: Mapping[str, str]) -> ExpectationResult:  # noqa: ANN401 - untyped library
     found = result.result
     name = result.expectation_config.type
     error = "" if "observed_value" in found else _error(result.exception_info)
-    return Outcome(
+    return ExpectationResult(
         suite=suite,
         expectation=name,
         description=descriptions[name],

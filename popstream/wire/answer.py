@@ -1,8 +1,8 @@
-"""What the job answers: one JSON object for one operation, several of them in a frame.
+"""Answers of the job: one JSON object for each operation, several of them in a frame.
 
-A frame is the value of one record of the results topic: `{"v":1,"answers":[...]}`. An answer too long for one
-frame comes in `parts` pieces (`part` 0..parts-1, each with its share of the lists), to be joined in that order.
-The same operation may be answered more than once; the answers are identical, `op_id` tells them apart.
+A frame is the value of one record of the results topic: `{"v":1,"answers":[...]}`. An answer that is too long for one
+frame is sent in `parts` pieces (`part` 0..parts-1, each with its share of the lists), to be joined in that order. An
+operation may be answered more than once; the answers are identical, and have the same `op_id`.
 """
 
 import msgspec
@@ -13,7 +13,7 @@ __all__ = ["Answer", "Frame", "LeasedRange", "Run", "decode_frame", "encode_answ
 
 
 class LeasedRange(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Messages `first..last` handed out by a pop, with the number of this delivery (1: the first)."""
+    """Messages `first..last` that a pop leased, with the number of this delivery (1: the first)."""
 
     first: int
     last: int
@@ -24,7 +24,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
     """The outcome of neighbouring offsets of one entry.
 
     `handle` is an index into the answer's `handles`: the new handle after a change, the current one after
-    SUPERSEDED. The three fields before it are RocketMQ's answer to a change.
+    SUPERSEDED. The three fields before it are those of RocketMQ's answer to a change.
     """
 
     entry: int
@@ -40,7 +40,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fals
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The answer to one operation; `applied` says whether anything changed, and is what a client judges by.
+    """The answer to one operation. Clients judge by `applied`, which says whether state changed.
 
     `messages`, `handle` and the two times belong to a pop; `runs`, `handles` and `commit_offsets` (by group, of
     the lanes touched) to ack, change_invisible and reject; `released` to cancel and return_client;
@@ -83,14 +83,14 @@ _frame_decoder = msgspec.json.Decoder(Frame)
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """JSON of one answer."""
+    """Return the JSON of one answer."""
     return _encoder.encode(answer)
 
 
 def decode_frame(value: bytes) -> list[Answer]:
-    """The answers in one record of the results topic.
+    """Return the answers in one record of the results topic.
 
     Raises:
-        msgspec.DecodeError: the bytes are not a frame.
+        msgspec.DecodeError: The bytes are not a frame.
     """
     return _frame_decoder.decode(value).answers

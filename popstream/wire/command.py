@@ -1,8 +1,7 @@
 """The operations of the ops topic as typed values, and their JSON.
 
 One record is one JSON object with `v` (version 1) and `type`. Offsets travel as inclusive ranges `[first, last]`.
-A value that is well typed but out of range is still a command: it is decided, and refused with a code. Decoding
-refuses only what cannot be read (`decode_command`).
+A command whose values are well typed and out of range can be decoded: the job decides it, and refuses it with a code.
 """
 
 from typing import Annotated, Literal, get_args
@@ -56,10 +55,10 @@ Cause = Literal["GONE", "UNREADABLE"]
 class CommandBase(
     msgspec.Struct, frozen=True, kw_only=True, tag_field=type_field, forbid_unknown_fields=True, omit_defaults=True
 ):
-    """What every operation names: the queue it acts on, and who wants the answer.
+    """The fields of every operation: the queue it acts on, and where its answer goes.
 
     `op_id` makes the operation repeatable: the same bytes again get the first answer again. `reply_to` is the
-    partition of the results topic that the sender reads; without it nobody is answered, and the audit still tells.
+    partition of the results topic that the sender reads; without it there is no answer, only the audit.
     """
 
     topic: str
@@ -79,14 +78,14 @@ class WrittenRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
 
 
 class HandleRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A handle, listed once in a request, and the group it was popped by; entries name it by its index."""
+    """A handle and the group that popped it, listed once in a request; entries refer to it by index."""
 
     group: str
     handle: str
 
 
 class AckEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Messages of one handle that are done; `cause` tells why when it was not by being consumed."""
+    """Messages of one handle that are done; `cause` says why if they were not consumed."""
 
     handle: int
     offsets: list[OffsetRange]
@@ -118,12 +117,12 @@ Entry = AckEntry | ChangeEntry | RejectEntry
 
 
 def cause_of(entry: Entry) -> str | None:
-    """Why the messages are done, as the sender put it; a change has no cause."""
+    """Return the sender's reason why messages are done; None for a change, which has none."""
     return getattr(entry, "cause", None)
 
 
 class Declare(CommandBase, frozen=True, tag="declare"):
-    """The queue exists: `topic_id` is Kafka's id of the message topic, `min_offset` where its log starts."""
+    """Declare a queue: `topic_id` is Kafka's id of the message topic, `min_offset` the first offset of its log."""
 
     topic_id: str
     queue_type: QueueType = "simple"
@@ -131,7 +130,7 @@ class Declare(CommandBase, frozen=True, tag="declare"):
 
 
 class Policy(CommandBase, frozen=True, tag="policy"):
-    """Rules of a lane, or (without `group`) of the queue and of its lanes that have no policy of their own.
+    """Set the rules of a lane, or (without `group`) of the queue and of its lanes without a policy of their own.
 
     A policy replaces the one before it as a whole. `max_attempts` 0: no limit. `back_off_ms[i]` holds a message
     back after its attempt i + 1 (the last value repeats). `in_flight_max` 0: no limit. `window_max`
@@ -148,9 +147,9 @@ class Policy(CommandBase, frozen=True, tag="policy"):
 
 
 class Dispatch(CommandBase, frozen=True, tag="dispatch"):
-    """Offsets are written, or (`skip`) will never be; from any number of builders, in any order, again if need be.
+    """Offsets are written, or (`skip`) never will be. Any number of builders may send them, in any order, repeatedly.
 
-    `topic_id`, where it is given, is that of the topic that has the offsets: a queue of another one refuses them.
+    `topic_id`, if given, is that of the topic with these offsets: a queue of another topic id refuses them.
     """
 
     topic_id: str | None = None
@@ -248,7 +247,7 @@ Command = (
 COMMAND_TYPES: dict[str, type[CommandBase]] = {
     str(command.__struct_config__.tag): command for command in get_args(Command)
 }
-"""Command class of each `type`."""
+"""The command class of each `type`."""
 
 _KINDS = {command: kind for kind, command in COMMAND_TYPES.items()}
 
@@ -256,7 +255,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode_command(command: Command) -> bytes:
-    """JSON of one command, as it goes on the ops topic.
+    """Return the JSON of one command, the value of its record on the ops topic.
 
     >>> encode_command(Tick(topic="orders", queue_id=0, v=1))
     b'{"type":"tick","topic":"orders","queue_id":0,"v":1}'

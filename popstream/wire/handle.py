@@ -1,4 +1,4 @@
-"""Receipt handles: what a pop gives out and an ack or a change brings back.
+"""Receipt handles: a pop returns one, and an ack or a change refers to its delivery by it.
 
 Text, opaque to users: `1.<payload>` or `1.<payload>.<key id>.<signature>`, payload and signature in unpadded
 base64url. The payload, big-endian:
@@ -10,7 +10,7 @@ base64url. The payload, big-endian:
 
 The first fields and the broker name are RocketMQ's (ExtraInfoUtil.buildExtraInfo); epoch and revision fence it
 (docs/differences.md, "Fenced handles"); the lane check is the CRC-32 of group, topic and queue, so that a handle of
-another lane is recognised as such. The signature is added outside the kernel and never stored.
+another lane is recognised. The signature is added outside the kernel and never stored.
 """
 
 import binascii
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 BROKER_NAME = "popstream"
-"""Constant: it is part of answers, and nothing outside the log may be."""
+"""A constant: handles are part of answers, which depend on the log alone."""
 
 REVIVE_QUEUE_ID_ORDERLY = 999
 """RocketMQ's KeyBuilder.POP_ORDER_REVIVE_QUEUE: marks the handle of an orderly pop."""
@@ -45,7 +45,7 @@ _SIGNATURE_BYTES = 16
 
 
 class Handle(msgspec.Struct, frozen=True, gc=False):
-    """One delivery of one pop: every message of the pop shares it, a message's is this and its offset."""
+    """The handle of a pop, which all its messages share; a message is named by the handle and its offset."""
 
     start_offset: int
     pop_time_ms: int
@@ -59,17 +59,17 @@ class Handle(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def next_visible_time_ms(self) -> int:
-        """When the lease of this handle ends, if nothing changes it."""
+        """When the lease of this handle ends, unless it is changed."""
         return self.pop_time_ms + self.invisible_time_ms
 
 
 def lane_check(topic: str, queue_id: int, group: str) -> int:
-    """CRC-32 that ties a handle to its lane."""
+    """Return the CRC-32 that binds a handle to its lane."""
     return zlib.crc32(f"{topic}\0{queue_id}\0{group}".encode())
 
 
 def encode_handle(handle: Handle) -> str:
-    """Unsigned text of `handle`.
+    """Return the unsigned text of `handle`.
 
     >>> h = Handle(7, 1000, 500, 0, 3, 9, 1, lane_check("orders", 3, "billing"))
     >>> decode_handle(encode_handle(h)) == h
@@ -89,7 +89,7 @@ def encode_handle(handle: Handle) -> str:
 
 
 def decode_handle(text: str) -> Handle | None:
-    """The handle in `text`, its signature left aside; None when no handle can be read.
+    """Return the handle in `text`, whose signature is not checked; None if it is malformed.
 
     >>> decode_handle("1.AAAA") is None, decode_handle("") is None
     (True, True)
@@ -111,7 +111,7 @@ read_handle = lru_cache(maxsize=65_536)(decode_handle)
 
 
 class Signer:
-    """Adds and checks the HMAC-SHA256 of handles; several keys are good at once, so that they can be rotated.
+    """Adds and checks the HMAC-SHA256 of handles. Several keys are valid at once, so that keys can be rotated.
 
     >>> signer = Signer({"a": b"secret"}, active="a")
     >>> signer.verify(signer.sign("1.AAAA")), signer.verify("1.AAAA.a.forged"), signer.verify("1.AAAA")
@@ -128,16 +128,16 @@ class Signer:
         self._active = active
 
     def sign(self, unsigned: str) -> str:
-        """`unsigned` with key id and signature appended; the lane is bound by the handle's own lane check."""
+        """Append key id and signature to `unsigned`. The handle's lane check binds it to its lane."""
         return f"{unsigned}.{self._active}.{self._signature(self._active, unsigned)}"
 
     def verify(self, signed: str) -> str | None:
-        """The unsigned text, or None when the signature is missing or not ours."""
+        """Return the unsigned text; None if the signature is missing or not ours."""
         parts = signed.split(".")
         if len(parts) != 4 or parts[2] not in self._keys:
             return None
         unsigned = f"{parts[0]}.{parts[1]}"
-        wanted = self._signature(parts[2], unsigned).encode()  # as bytes: a forged one need not be ASCII
+        wanted = self._signature(parts[2], unsigned).encode()  # as bytes: a forged one may be non-ASCII
         return unsigned if hmac.compare_digest(wanted, parts[3].encode()) else None
 
     def _signature(self, key_id: str, unsigned: str) -> str:
@@ -152,5 +152,5 @@ def _to_text(data: bytes) -> str:
 
 
 def _from_text(text: str) -> bytes:
-    # "-" is no letter of the alphabet that is decoded: "+" and "/", which are none of ours, are refused.
+    # The translation maps "+" and "/" to "-", which the decoder refuses: they are not in our alphabet.
     return binascii.a2b_base64(text.encode().translate(_FROM_URL) + b"==="[(len(text) + 3) % 4 :], strict_mode=True)

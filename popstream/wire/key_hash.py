@@ -1,15 +1,15 @@
-"""The hash of a message's key, or of its id, by which consume queues find it: `xxhash64` of Spark SQL."""
+"""The hash by which consume queues find a message by its key or its id: `xxhash64` of Spark SQL."""
 
 import xxhash
 
 __all__ = ["key_hash"]
 
 SEED = 42
-"""That of `xxhash64` in Spark SQL."""
+"""The seed of `xxhash64` in Spark SQL."""
 
 
 def key_hash(key: bytes | None) -> int:
-    """The hash of a key: XXH64, 1 where that gives 0; 0 of no key.
+    """Return the hash of a key: its XXH64, or 1 if that is 0; 0 without a key.
 
     >>> key_hash(None), key_hash(b"order-1")
     (0, 9589506066719254019)

@@ -1,4 +1,4 @@
-"""The ranges of values in operations, in one place: the kernel refuses what is outside, clients check before they send.
+"""The ranges of values in operations. The kernel refuses values outside them; clients check before they send.
 
 docs/semantics.md, "Ranges of values", lists them for readers.
 """

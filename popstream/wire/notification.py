@@ -1,4 +1,4 @@
-"""What the job tells about a lane without being asked: there is something to pop again."""
+"""Notifications, which the job sends unasked: a lane has messages to pop again."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ __all__ = ["Notification"]
 
 
 class Notification(msgspec.Struct, frozen=True):
-    """A lane had nothing to pop and has now."""
+    """A lane that was empty or blocked has become poppable."""
 
     topic: str
     queue_id: int

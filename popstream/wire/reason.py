@@ -1,4 +1,4 @@
-"""Why a decision came out as it did, and RocketMQ's number for it."""
+"""Reasons of decisions, and RocketMQ's response code for each."""
 
 import enum
 
@@ -6,7 +6,7 @@ __all__ = ["CODE_OF_REASON", "Reason", "code_of"]
 
 
 class Reason(enum.StrEnum):
-    """The whole outcome in one word; `code_of` gives the number RocketMQ would have answered."""
+    """The outcome of a decision; `code_of` returns RocketMQ's response code for it."""
 
     OK = "OK"
     ALREADY_ACKED = "ALREADY_ACKED"
@@ -56,11 +56,11 @@ CODE_OF_REASON = {
     Reason.NO_MESSAGE: 210,
     Reason.POLLING_TIMEOUT: 210,
 }
-"""RocketMQ's response code of each reason, but for the two that depend on the operation (`code_of`)."""
+"""RocketMQ's response code of each reason; `code_of` has the exceptions."""
 
 
 def code_of(reason: Reason, *, is_ack: bool = False, orderly: bool = False) -> int:
-    """RocketMQ's response code for `reason`.
+    """Return RocketMQ's response code for `reason`.
 
     An ack of an acked message succeeds, a change of it does not; an orderly lane answers 0 to both, and to a
     stale handle (RocketMQ's AckMessageProcessor and ChangeInvisibleTimeProcessor).

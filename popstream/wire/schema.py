@@ -1,8 +1,8 @@
-"""JSON Schemas of the wire, generated from the types that encode and decode it.
+"""JSON Schemas of the wire protocol, generated from the types that encode and decode it.
 
 `python -m popstream.wire.schema` writes `docs/schema/command.schema.json` and `docs/schema/answer.schema.json`; a test
-compares them with the types. A schema says what can be read; which values are accepted is decided later, with a code
-(docs/semantics.md).
+compares them with the types. A schema describes what can be decoded; values out of range are refused later, with a
+code (docs/semantics.md).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FOLDER = Path("docs/schema")
 
 
 def command_schema() -> dict[str, Any]:
-    """Schema of the value of a record of the ops topic.
+    """Return the schema of the value of a record of the ops topic.
 
     >>> sorted(command_schema()["discriminator"]["mapping"])[:3]
     ['ack', 'cancel', 'change_invisible']
@@ -32,7 +32,7 @@ def command_schema() -> dict[str, Any]:
 
 
 def answer_schema() -> dict[str, Any]:
-    """Schema of the value of a record of the results topic: a frame with answers.
+    """Return the schema of the value of a record of the results topic: a frame of answers.
 
     >>> "Answer" in answer_schema()["$defs"]
     True
@@ -41,11 +41,11 @@ def answer_schema() -> dict[str, Any]:
 
 
 SCHEMA_FILES = {"command.schema.json": command_schema, "answer.schema.json": answer_schema}
-"""What makes each file."""
+"""The function that makes each file."""
 
 
 def schema_text(schema: dict[str, Any]) -> str:
-    """A schema as it is committed.
+    """Return a schema as it is committed.
 
     >>> print(schema_text({"type": "object"}), end="")
     {
@@ -56,7 +56,7 @@ def schema_text(schema: dict[str, Any]) -> str:
 
 
 def write_schemas(folder: Path) -> list[Path]:
-    """Write every schema below `folder`; gives the files."""
+    """Write every schema below `folder`; return the files."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, schema in SCHEMA_FILES.items():

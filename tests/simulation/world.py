@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from pipelines.apply_ops.outbox import Entry
     from popstream.wire.dead_letter import DeadLetter
 
-__all__ = ["Outcome", "SimulatedCrash", "World", "disturbed", "log_of", "undisturbed"]
+__all__ = ["RunState", "SimulatedCrash", "World", "disturbed", "log_of", "undisturbed"]
 
 TOPICS = Topics.of("popstream")
 RESULTS_PARTITIONS = 3
@@ -51,7 +51,7 @@ class SimulatedCrash(BaseException):
     """The process dies here."""
 
 
-class Outcome:
+class RunState:
     """What is left, in a form that two runs can be compared by."""
 
     def __init__(self, disk: Disk) -> None:
@@ -62,7 +62,7 @@ class Outcome:
         self.notifications = {record[1:] for record in disk.topics.get(TOPICS.notifications, [])}
         self.dead_letters = {record[1:] for record in disk.topics.get(TOPICS.dead_letters, [])}
 
-    def differences(self, other: Outcome) -> list[str]:
+    def differences(self, other: RunState) -> list[str]:
         """What differs, by name."""
         return [name for name, value in vars(self).items() if value != vars(other)[name]]
 
@@ -224,7 +224,7 @@ class World:
         if name.startswith(("flush", "table")) and self._chance.random() < 0.2:
             self._decide_some()  # the flush is a thread of its own: micro-batches go on beside it
 
-    def run(self) -> Outcome:
+    def run(self) -> RunState:
         """Until all is decided and delivered; what is left then."""
         failpoints.arm(self.pass_place)
         try:
@@ -238,7 +238,7 @@ class World:
             instance.publisher.close()
             instance.flush.flush()
             instance.run_batch(self._ends())
-            return Outcome(self.disk)
+            return RunState(self.disk)
         finally:
             failpoints.arm(None)
 
@@ -316,12 +316,12 @@ class World:
         return all(decided.get(p, 0) == end for p, end in ends.items()) and self.visible == ends
 
 
-def undisturbed(seed: int, records: int) -> Outcome:
+def undisturbed(seed: int, records: int) -> RunState:
     """What a job makes of the log of a seed that nothing happens to."""
     return World(log_of(seed, records), MemoryStore(), random.Random(-seed - 1), 0.0).run()
 
 
-def disturbed(seed: int, records: int, store: Any = None) -> tuple[World, Outcome]:
+def disturbed(seed: int, records: int, store: Any = None) -> tuple[World, RunState]:
     """What one makes of it that dies and starts again."""
     chance = random.Random(seed)
     world = World(log_of(seed, records), store or MemoryStore(), chance, chance.choice([0.005, 0.02, 0.08]))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from expectations.report import Outcome, Report
+from expectations.report import ExpectationResult, Report
 from pipelines.demo.messages import Sent
 from pipelines.demo.planted import Planted
 from pipelines.demo.summary import Measurements, Phases, summarize
@@ -215,7 +215,7 @@ def test_one_thing_wrong_fails_exactly_its_checks(spoil: Callable[[dict[str, Any
     assert failed(run) == checks
 
 
-UNMET = Outcome("deliveries", "expect_something", "", 1, success=False, unexpected_count=2, sample=[])
+UNMET = ExpectationResult("deliveries", "expect_something", "", 1, success=False, unexpected_count=2, sample=[])
 
 
 @pytest.mark.parametrize(
