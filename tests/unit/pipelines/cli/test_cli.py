@@ -33,7 +33,6 @@ from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import JobReport, SnapshotRequest, Status, StatusRequest
 from pipelines.control.metrics import Metrics, Totals
-from pipelines.control.metrics_reference import with_metrics_table
 from pipelines.control.server import ControlServer
 from pipelines.process.preflight import reach_kafka, require_ready
 from pipelines.process.signals import held_signals
@@ -68,11 +67,6 @@ def run(*arguments: str, text: str = "") -> Result:
 def test_the_document_of_the_settings_is_current() -> None:
     document = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert document == settings_markdown(), "run: python -m pipelines.settings_reference > docs/settings.md"
-
-
-def test_the_table_of_metrics_is_current() -> None:
-    page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
-    assert page == with_metrics_table(page), "run: python -m pipelines.control.metrics_reference docs/operating.md"
 
 
 def test_help_names_every_command_and_the_exit_codes() -> None:
