@@ -1,1 +1,1 @@
-"""Records of message topics: one fetcher a process, which reads partitions side by side."""
+"""Records of message topics: one fetcher for each process, which reads partitions in parallel."""

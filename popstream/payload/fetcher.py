@@ -1,17 +1,17 @@
-"""Brings the records of leased ranges of queue offsets, and tells which of them no longer exist.
+"""Fetches the records of leased ranges of queue offsets, and finds out which of them no longer exist.
 
-One fetcher serves a process (`shared_payloads`). A thread of it reads for all calls that wait: queues side by side, in
-each of them upwards, so that what two groups want is read once. A queue that cannot be read holds up nobody else, for
-each call ends at its own deadline, whatever the thread is doing.
+One fetcher serves a process (`shared_payloads`). Its thread reads for all calls that wait: queues in parallel, each in
+ascending order, so that a record that two groups need is read once. A queue that cannot be read does not delay others,
+because each call ends at its own deadline.
 
-One KafkaConsumer, which stands still between calls: its buffer keeps what was fetched and decompressed already, so
-popping a compressed batch bit by bit neither transfers nor decompresses it again. It moves (seeks) only backwards, and
-forwards over a gap that is longer than what reading through it costs. What was read beside the wanted is kept for a
-while, within `KEPT_BYTES_MAX`.
+It has one KafkaConsumer, whose position is kept between calls: its buffer keeps records that were fetched and
+decompressed before, so popping a compressed batch in parts neither transfers nor decompresses it again. It seeks only
+backwards, and forwards over gaps that would cost more to read. Other records that it reads on the way are cached, up to
+`CACHE_BYTES_MAX`.
 
-An offset is *gone* only when it is certain: Kafka has given a later record or position (a control record, an aborted
-transaction, compaction), or the log starts after it (retention). An offset that Kafka does not give in time - an open
-transaction, a partition without a leader - is *late*.
+An offset is *gone* only when this is certain: Kafka has returned a later record or position (control records, aborted
+transactions, compaction), or the log starts after it (retention). An offset that Kafka does not return in time - an
+open transaction, a partition without a leader - is *late*.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ from kafka.errors import (
 )
 
 from popstream.errors import ClientClosed
+from popstream.payload.block_cache import BlockCache
+from popstream.payload.fetch_progress import FetchProgress
 from popstream.payload.partition_reader import BOOTSTRAP_TIMEOUT_MS, PartitionReader
-from popstream.payload.payloads import Demand, FetchCounts, Fetched, Kept, Payload, Wanted
+from popstream.payload.payloads import FetchCounts, Fetched, Payload
+from popstream.payload.read_planner import ReadPlanner
 from popstream.wire.failures import Corrupt, Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
@@ -50,13 +53,13 @@ LOG = logging.getLogger(__name__)
 
 Answered = TypeVar("Answered")
 
-KEPT_BYTES_MAX = 16 * 1024 * 1024
-KEPT_S_MAX = 30.0
+CACHE_BYTES_MAX = 16 * 1024 * 1024
+CACHE_S_MAX = 30.0
 ADMIN_TIMEOUT_MS = 10_000
 
 
-class _Call(Wanted):
-    """One call that waits, and how it ends early."""
+class _Call(FetchProgress):
+    """One call that waits, with its error, if any."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]], **limits: int | None) -> None:
         super().__init__(ranges, **limits)
@@ -65,20 +68,21 @@ class _Call(Wanted):
 
 
 class KafkaPayloads:
-    """Payloads from Kafka. Safe for use by many threads; not after a fork, see `shared_payloads`.
+    """The records of Kafka. Safe for use by many threads, but not after a fork, see `shared_payloads`.
+
+    It connects at the first fetch.
 
     Args:
         settings: Where Kafka is.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
-        """Connect at the first fetch."""
         self._settings = settings
         self._reader = PartitionReader(settings)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._demand = Demand[_Call](Kept(KEPT_BYTES_MAX, KEPT_S_MAX))
+        self._planner = ReadPlanner[_Call](BlockCache(CACHE_BYTES_MAX, CACHE_S_MAX))
         self._delivered_bytes = 0
         self._delivered_records = 0
         self._asking = threading.Lock()
@@ -92,13 +96,13 @@ class KafkaPayloads:
         timeout_s: float,
         bytes_max: int | None = None,
     ) -> Fetched:
-        """Records of the ranges."""
+        """Fetch the records of the ranges, see `Payloads`."""
         return self._bring(TopicPartition(topic, queue_id), _Call(ranges, bytes_max=bytes_max), timeout_s)
 
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count: int, timeout_s: float
     ) -> list[tuple[int, Payload]]:
-        """Records from an offset on."""
+        """Return records from an offset on, see `Payloads`."""
         deadline_s = time.monotonic() + timeout_s
         queue = TopicPartition(topic, queue_id)
         start, end = self._bounds(queue, timeout_s)
@@ -109,7 +113,7 @@ class KafkaPayloads:
         return [*self._bring(queue, call, max(0.0, deadline_s - time.monotonic())).payloads.items()]
 
     def queue_ids(self, topic: str) -> list[int]:
-        """The partitions of a topic."""
+        """Return the partitions of a topic."""
 
         def describe(admin: Any) -> list[int]:  # noqa: ANN401 - kafka-python has no types
             (found,) = admin.describe_topics([topic])
@@ -120,7 +124,7 @@ class KafkaPayloads:
         return self._ask(topic, describe)
 
     def counts(self) -> FetchCounts:
-        """What was read and handed out so far."""
+        """Return the counts so far."""
         with self._changed:
             return FetchCounts(
                 bytes_read=self._reader.bytes_read,
@@ -130,7 +134,7 @@ class KafkaPayloads:
             )
 
     def close(self) -> None:
-        """Disconnect; calls that wait end first, at their deadlines at the latest."""
+        """Disconnect, after all calls have ended, at their deadlines at the latest."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -144,7 +148,7 @@ class KafkaPayloads:
     def _bring(self, queue: QueueKey, call: _Call, timeout_s: float) -> Fetched:
         with self._changed:
             self._require_open()
-            if self._demand.ask(queue, call, time.monotonic()):
+            if self._planner.add(queue, call, time.monotonic()):
                 return self._deliver(call)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="popstream-payloads", daemon=True)
@@ -154,14 +158,14 @@ class KafkaPayloads:
             call.done.wait(timeout_s)
         finally:
             with self._changed:
-                self._demand.withdraw(queue, call)
+                self._planner.withdraw(queue, call)
         if call.error is not None:
             raise _raised(f"{queue[0]}/{queue[1]}", call.error) from call.error
         with self._changed:
             return self._deliver(call)
 
     def _bounds(self, queue: QueueKey, timeout_s: float) -> tuple[int, int]:
-        """Where the log of a queue starts, and where the committed part of it ends."""
+        """Return where the log of a queue starts, and where its committed part ends."""
         options = {"isolation_level": "read_committed", "timeout_ms": max(1, int(timeout_s * 1000))}
 
         def bounds(admin: Any) -> tuple[int, int]:  # noqa: ANN401 - kafka-python has no types
@@ -172,7 +176,7 @@ class KafkaPayloads:
         return self._ask(f"{queue[0]}/{queue[1]}", bounds)
 
     def _ask(self, subject: str, question: Callable[[Any], Answered]) -> Answered:
-        """Ask Kafka about what there is, on the caller's thread and over a connection for that."""
+        """Send a metadata request on the caller's thread, over the admin connection."""
         try:
             with self._asking:
                 self._require_open()
@@ -205,37 +209,37 @@ class KafkaPayloads:
             raise closed(self._settings)
 
     def _run(self) -> None:
-        """Read for those who wait; the only thread that touches the reader."""
+        """Read for the calls that wait; only this thread uses the reader."""
         while True:
             with self._changed:
-                while not self._demand and not self._is_closed:
+                while not self._planner and not self._is_closed:
                     self._changed.wait()
-                if not self._demand:
+                if not self._planner:
                     break
-                targets = self._demand.targets(time.monotonic())
+                targets = self._planner.targets(time.monotonic())
             try:
                 blocks = self._reader.read(targets)
             except Exception as error:
-                LOG.info("reading %s failed", targets, exc_info=True)
+                LOG.info("could not read %s", targets, exc_info=True)
                 self._fail(targets, error)
             else:
                 with self._changed:
-                    for call in self._demand.bring(blocks, time.monotonic()):
+                    for call in self._planner.serve(blocks, time.monotonic()):
                         call.done.set()
         self._reader.close()
 
     def _fail(self, targets: dict[QueueKey, int], error: Exception) -> None:
-        """Connect anew, for the state of kafka-python after an error is not known; end the calls it is about."""
+        """Disconnect, as the state of kafka-python after an error is unknown, and end the calls that it concerns."""
         is_connected = self._reader.is_connected
         is_at_target = all(self._reader.is_at(queue, offset) for queue, offset in targets.items())
         self._reader.close()
         with self._changed:
             if not is_connected:
-                failed = self._demand.fail_all()
+                failed = self._planner.fail_all()
             elif len(targets) > 1 or is_at_target:
-                failed = self._demand.fail(targets, time.monotonic())
+                failed = self._planner.fail(targets, time.monotonic())
             else:
-                # It may be about what was read through on the way. Without a place there will be a seek.
+                # It may concern a record before the target. After the reconnect the reader seeks to the target.
                 failed = []
             for call in failed:
                 call.error = error
@@ -243,7 +247,7 @@ class KafkaPayloads:
 
 
 def _raised(subject: str, error: Exception) -> PopstreamError:
-    """What a call raises when its queue cannot be read."""
+    """Return the error that a call raises when its queue cannot be read."""
     message = f"{subject} cannot be read: {error!r}"
     if isinstance(error, (AuthorizationError, Invalid)):
         return Invalid(message, subject=subject)
@@ -252,6 +256,6 @@ def _raised(subject: str, error: Exception) -> PopstreamError:
 
 
 def closed(settings: ClientSettings) -> ClientClosed:
-    """What is raised once nothing is fetched any more."""
-    message = f"the payloads of {settings.client_id} are closed"
+    """Return the error of calls after `close`."""
+    message = f"the fetcher of {settings.client_id} is closed"
     return ClientClosed(message, subject=settings.client_id)

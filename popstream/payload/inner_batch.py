@@ -1,19 +1,20 @@
-"""Inner batches: one Kafka record that carries many messages, and says so in its headers.
+"""Inner batches: Kafka records that carry several messages, described by their headers.
 
-    popstream-batch-count   how many messages it carries: ASCII digits, 1 to 1,000,000
-    popstream-batch-bytes   the length of its value: ASCII digits
-    popstream-batch-base    message id of the first one; those that follow have the numbers that follow
-    popstream-batch-keys    hashes of the keys and message ids inside, 8 bytes each, big-endian; may be absent
-    popstream-tag           the tag of them all
+    popstream-batch-count   number of messages: ASCII digits, 1 to 1,000,000
+    popstream-batch-bytes   length of the value: ASCII digits
+    popstream-batch-base    id of the first message; the others have the following numbers
+    popstream-batch-keys    hashes of the keys and message ids inside, 8 bytes each, big-endian; optional
+    popstream-tag           tag of all messages
 
-Its value is MessagePack, `[1, created_ms, [[value, after_ms, key, headers], ...]]`: `after_ms` is how long after
-`created_ms` a message was sent, headers are pairs of name and value.
+The value is MessagePack, `[1, created_ms, [[value, after_ms, key, headers], ...]]`: `after_ms` is the time from
+`created_ms` until the message was sent; headers are pairs of name and value.
 
-Of headers with the same name the last one counts. A record without the first header is one message. One whose headers
-contradict themselves or the value is *unreadable*: a unit of one message, which goes to the dead letters.
+Of several headers with the same name the last one counts. A record without the first header is a single message. A
+record whose headers contradict each other or the value is *unreadable*: it counts as one message, and consumers reject
+it.
 
-RocketMQ's counterpart: `MessageDecoder.encodeMessages`, with INNER_NUM and INNER_BASE as properties.
-There the broker gives the base, and the value takes 22 bytes a message.
+RocketMQ's counterpart is `MessageDecoder.encodeMessages`, with the properties INNER_NUM and INNER_BASE. There the
+broker sets the base, and the value takes 22 bytes per message.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ VERSION = 1
 
 
 class InnerMessage(msgspec.Struct, array_like=True, gc=False):
-    """One message of an inner batch, as it travels."""
+    """One message of an inner batch, as it is encoded."""
 
     value: bytes | None
     after_ms: int
@@ -68,7 +69,7 @@ class InnerMessage(msgspec.Struct, array_like=True, gc=False):
 
 
 class InnerBatch(msgspec.Struct, array_like=True):
-    """The value of a record that carries many messages."""
+    """The value of an inner batch."""
 
     version: int
     created_ms: int
@@ -76,7 +77,7 @@ class InnerBatch(msgspec.Struct, array_like=True):
 
 
 class Unwrapped(msgspec.Struct, frozen=True):
-    """A message as it was sent, out of a record that carries many."""
+    """One message of an inner batch, as it was sent."""
 
     key: bytes | None
     value: bytes | None
@@ -94,7 +95,7 @@ _decode = msgspec.msgpack.Decoder(InnerBatch).decode
 def encode_inner_batch(
     messages: Sequence[InnerMessage], *, created_ms: int, ids: Sequence[str], tag: str | None = None
 ) -> tuple[bytes, list[tuple[str, bytes]]]:
-    """Value and headers of the record for some messages, whose ids follow one another.
+    """Return the value and headers of the record for messages with consecutive ids.
 
     >>> value, headers = encode_inner_batch([InnerMessage(b"1", 0)], created_ms=7, ids=["a1b2-a"])
     >>> len(value), [(name, len(text)) for name, text in headers]
@@ -116,10 +117,10 @@ def encode_inner_batch(
 
 
 def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
-    """The messages that a record carries; None: it is one message.
+    """Return the messages of an inner batch; None: the record is a single message.
 
     Raises:
-        Corrupt: The headers contradict themselves or the value.
+        Corrupt: The headers contradict each other or the value.
     """
     found = dict(headers)
     if BATCH_COUNT_HEADER not in found:
@@ -128,10 +129,11 @@ def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
     try:
         inner = _decode(value or b"")
     except DECODE_ERRORS as error:
-        message = f"the value is no inner batch: {error}"
+        message = f"the value is not an inner batch: {error}"
         raise Corrupt(message) from error
     if inner.version != VERSION or len(inner.messages) != count:
-        message = f"an inner batch of version {inner.version} with {len(inner.messages)} messages says it has {count}"
+        found_count = len(inner.messages)
+        message = f"an inner batch of version {inner.version} has {found_count} messages, and its header says {count}"
         raise Corrupt(message)
     base = MessageId.parse(found.get(BATCH_BASE_HEADER))
     return [
@@ -149,7 +151,7 @@ def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
 
 
 def inner_count(headers: Iterable[tuple[str, bytes | None]], value_bytes: int) -> int | None:
-    """How many messages a record says that it carries; None: it cannot be true.
+    """Return the number of messages in the headers of a record; None: the headers are malformed.
 
     >>> inner_count([], 10), inner_count([("popstream-batch-count", b"3"), ("popstream-batch-bytes", b"10")], 10)
     (1, 3)

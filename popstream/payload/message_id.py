@@ -1,7 +1,8 @@
-"""Message ids: a text that a producer gives to each message, the same for a message that is sent again.
+"""Message ids: a text that the producer gives to each message, and that a redelivery keeps.
 
-`<producer>-<number>`, the number in hexadecimal. A plain record has it as header `popstream-message-id`; in an inner
-batch only the first one's travels, as `popstream-batch-base` (RocketMQ's counterpart is the property UNIQ_KEY).
+Its form is `<producer>-<number>`, with the number in hexadecimal. A plain record has it in the header
+`popstream-message-id`; an inner batch has only the id of its first message, in `popstream-batch-base` (RocketMQ's
+counterpart is the property UNIQ_KEY).
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ __all__ = ["MessageId", "MessageIds", "message_id_of"]
 
 PRODUCER_BYTES = 6
 TEXT_BYTES_MAX = 64
-"""A longer one is not ours; each message of a unit would have a copy of it."""
+"""A longer id is not ours; each message of a unit would have a copy of it."""
 
 
 class MessageId(msgspec.Struct, frozen=True, gc=False):
-    """The id of a message, from which those that follow it are derived."""
+    """The id of a message, from which the ids of the following ones are derived."""
 
     producer: str
     number: int
 
     def text_of(self, index: int = 0) -> str:
-        """Text of the id that comes `index` after this one.
+        """Return the text of the id that is `index` after this one.
 
         >>> MessageId("a1b2", 9).text_of(1)
         'a1b2-a'
@@ -40,7 +41,7 @@ class MessageId(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def parse(cls, text: bytes | None) -> MessageId | None:
-        """An id out of a header; None: it is none.
+        """Decode an id; None: it is malformed.
 
         >>> MessageId.parse(b"a1b2-a"), MessageId.parse(b"a1b2"), MessageId.parse(None)
         (MessageId(producer='a1b2', number=10), None, None)
@@ -53,7 +54,7 @@ class MessageId(msgspec.Struct, frozen=True, gc=False):
 
 
 class MessageIds:
-    """Gives the ids of one producer. Safe for use by many threads."""
+    """Generates the ids of one producer. Safe for use by many threads."""
 
     def __init__(self) -> None:
         self._producer = secrets.token_hex(PRODUCER_BYTES)
@@ -61,7 +62,7 @@ class MessageIds:
         self._number = 0
 
     def take(self, count: int) -> list[str]:
-        """So many ids, one after the other, that nobody else gets."""
+        """Return `count` unique ids with consecutive numbers."""
         with self._lock:
             first = self._number
             self._number += count
@@ -69,7 +70,7 @@ class MessageIds:
 
 
 def message_id_of(headers: Iterable[tuple[str, bytes | None]]) -> str:
-    """The id that a plain record carries; empty when it has none.
+    """Return the id in the headers of a plain record, or an empty text.
 
     >>> message_id_of([("popstream-message-id", b"a1b2-a")]), message_id_of([])
     ('a1b2-a', '')

@@ -1,4 +1,4 @@
-"""Reads partitions of message topics side by side, with one KafkaConsumer that stands still between reads."""
+"""Reads partitions of message topics in parallel, with one KafkaConsumer that keeps its position between reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 from kafka.metrics.stats import Total
 
 from popstream.kafka_internals import require_members
-from popstream.payload.payloads import Block, Payload
+from popstream.payload.block_cache import Block
+from popstream.payload.payloads import Payload
 from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
@@ -23,20 +24,20 @@ __all__ = ["IDLE_MAX", "PartitionReader"]
 LOG = logging.getLogger(__name__)
 
 FETCH_BYTES_MAX = 16 * 1024 * 1024
-# What one request brings of a partition; Kafka gives the first batch whole even if it is larger, so any message fits.
+# Per partition and request. Kafka returns the first batch whole even if it is larger, so any message fits.
 PARTITION_FETCH_BYTES = 1024 * 1024
-# Only what exists is asked for. A long wait here would hold up the next queue on the same broker: one request at a time
-# each.
+# Only existing offsets are read. A longer wait would delay the next queue on the same broker, which gets one request at
+# a time.
 FETCH_WAIT_MS = 20
-# A call that comes while the thread waits for Kafka is looked at after so long.
+# A call that arrives while the thread polls Kafka waits for this long at most.
 POLL_MS = 20
-# Records are unpacked in portions of about so many bytes.
+# Records are unpacked in portions of about this size.
 POLL_BYTES = 1024 * 1024
 POLL_RECORDS_FIRST = 32
 POLL_RECORDS_MAX = 500
-# Reading a record costs about 10 us, a seek at least one request of up to 1 MiB.
+# Larger gaps are skipped by a seek: a record costs about 10 us, a seek at least one request of up to 1 MiB.
 READ_THROUGH_MAX = 500
-# Partitions that nobody waits for, but whose buffer is kept, each of PARTITION_FETCH_BYTES or one batch, for so long.
+# Number of partitions without waiting calls whose buffer is kept, each of PARTITION_FETCH_BYTES or one batch.
 IDLE_MAX = 16
 IDLE_S_MAX = 30.0
 BEYOND_END_PAUSE_S = 0.1
@@ -45,7 +46,7 @@ BOOTSTRAP_TIMEOUT_MS = 10_000
 
 
 class _Place:
-    """Where the consumer stands in one partition: it reads `position` next."""
+    """The state of the consumer in one partition; `position` is the offset that it reads next."""
 
     def __init__(self) -> None:
         self.position = -1
@@ -57,7 +58,7 @@ class _Place:
 
 
 class PartitionReader:
-    """Reads partitions with one KafkaConsumer, for one thread; `close` makes it as new."""
+    """Reads partitions with one KafkaConsumer, for one thread; it can be used again after `close`."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
@@ -69,21 +70,21 @@ class PartitionReader:
 
     @property
     def is_connected(self) -> bool:
-        """Whether there is a consumer."""
+        """Whether it has a consumer."""
         return self._consumer is not None
 
     def is_at(self, queue: QueueKey, offset: int) -> bool:
-        """Whether it reads `offset` of a queue next."""
+        """Tell whether it reads `offset` of a queue next."""
         return queue in self._places and self._places[queue].position == offset
 
     @property
     def bytes_read(self) -> int:
-        """What has come over the connections so far; see `FetchCounts`."""
+        """Number of bytes received so far; see `FetchCounts`."""
         received = self._received
         return self._closed_bytes + (int(received.measure(None, 0)) if received is not None else 0)
 
     def close(self) -> None:
-        """Disconnect; the next read connects anew."""
+        """Disconnect; the next read connects again."""
         consumer, self._consumer = self._consumer, None
         self._places.clear()
         self._closed_bytes, self._received = self.bytes_read, None
@@ -91,10 +92,10 @@ class PartitionReader:
             try:
                 consumer.close(autocommit=False)
             except Exception:
-                LOG.warning("a consumer of payloads could not be closed", exc_info=True)
+                LOG.warning("could not close a consumer", exc_info=True)
 
     def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, Block]:
-        """Read on a little towards the targets; what was read of each partition that moved."""
+        """Read on towards the targets for a moment; return the block of each partition that moved."""
         if self._consumer is None:
             self._connect()
         now_s = time.monotonic()
@@ -134,7 +135,7 @@ class PartitionReader:
             consumer.close(autocommit=False)
             raise
         self._consumer = consumer
-        # Its own metrics of bytes are rates over a window; the sensor below them can keep a total.
+        # kafka-python's metrics of bytes are rates over a window; their sensor can also keep a total.
         metrics: Any = getattr(consumer, "_metrics", None)
         sensor = metrics.get_sensor("bytes-received") if metrics else None
         if sensor:
@@ -142,7 +143,7 @@ class PartitionReader:
             sensor.add(metrics.metric_name("incoming-byte-total", "popstream"), self._received)
 
     def _assign(self, targets: dict[QueueKey, int], now_s: float) -> None:
-        """Have a place for each target, and only for so many others that were wanted last."""
+        """Assign the targets, and the idle partitions that were read last."""
         before = set(self._places)
         for queue in targets:
             place = self._places.pop(queue, None) or _Place()
@@ -151,8 +152,8 @@ class PartitionReader:
         idle = [queue for queue in self._places if queue not in targets]
         for number, queue in enumerate(reversed(idle)):
             place = self._places[queue]
-            # One that was given up may hold an error, or half of a batch behind an error, that nobody has seen: to
-            # resume it would make kafka-python loop for ever.
+            # A partition that was given up may hold an error that was not raised yet, or half of a batch behind it:
+            # resuming it would make kafka-python loop for ever.
             if number >= IDLE_MAX or now_s - place.wanted_s > IDLE_S_MAX or not place.is_reached:
                 del self._places[queue]
         if set(self._places) != before:
@@ -165,7 +166,7 @@ class PartitionReader:
                 place.is_paused = not place.is_paused
 
     def _turn_to(self, queue: QueueKey, offset: int) -> None:
-        """Seek, unless reading on gives the offset sooner."""
+        """Seek to an offset, unless reading on is faster."""
         place = self._places[queue]
         if place.position < 0 or not place.position <= offset <= place.position + READ_THROUGH_MAX:
             self._consumer.seek(queue, offset)
@@ -203,27 +204,28 @@ class PartitionReader:
         return blocks
 
     def _find_start(self, queue: QueueKey) -> dict[QueueKey, Block]:
-        """After Kafka has said that the position is not in the log: what is gone, if the log starts later."""
+        """Return the offsets that are gone, after Kafka has reported the position as out of range."""
         place = self._places[queue]
         try:
             start = self._consumer.beginning_offsets([queue], timeout_ms=START_TIMEOUT_MS)[queue]
         except KafkaTimeoutError:
             start = -1
         if start <= place.position:
-            # Beyond the end: not written yet, or the log was cut. Not gone, so let time pass.
+            # Beyond the end: not written yet, or the log was truncated. Not certainly gone, so wait.
             place.not_before_s = time.monotonic() + BEYOND_END_PAUSE_S
             return {}
-        LOG.warning("%s starts at %d now, so offsets from %d on are gone", queue, start, place.position)
+        LOG.warning("%s starts at %d now, so the offsets from %d to there are gone", queue, start, place.position)
         block = Block(place.position, start)
         self._consumer.seek(queue, start)
         place.position = start
         return {queue: block}
 
     def _free_slot(self) -> None:
-        """Let kafka-python find the records of partitions that were paused while it unpacked them.
+        """Make kafka-python find the records of partitions that were paused while it unpacked them.
 
-        It (3.0.12) looks for them only while its slot for the partition being unpacked is None, but leaves an exhausted
-        one in there: a partition resumed then is neither unpacked nor fetched until another one is paused.
+        Version 3.0.12 looks for them only while its slot for the partition being unpacked is None, but leaves an
+        exhausted partition in the slot: a partition that is resumed then is neither unpacked nor fetched until another
+        one is paused.
         """
         fetcher = self._consumer._fetcher  # noqa: SLF001 - checked by `_connect`
         if not fetcher._next_partition_records:  # noqa: SLF001
@@ -231,7 +233,7 @@ class PartitionReader:
 
 
 def _poll_records(before: int, record_bytes: int) -> int:
-    """How many records to unpack next time: about POLL_BYTES of them, at most twice as many as before.
+    """Return the number of records to unpack next time: about POLL_BYTES, at most twice as many as before.
 
     >>> _poll_records(32, 100), _poll_records(64, 1024 * 1024)
     (64, 1)

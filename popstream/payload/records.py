@@ -1,4 +1,4 @@
-"""Records of message topics, looked at without a lease: the messages that they carry."""
+"""The messages of a record that was read without a lease."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["records_of"]
 
 
 def records_of(topic: str, queue_id: int, queue_offset: int, payload: Payload) -> list[Record]:
-    """The messages that a record carries, as they lie in it; of one that is unreadable the record as it is."""
+    """Return the messages that a record carries, in order; of an unreadable record the record itself."""
     place = partial(Record, topic=topic, queue_id=queue_id, queue_offset=queue_offset)
     try:
         unwrapped = unwrap(payload.value, payload.headers)

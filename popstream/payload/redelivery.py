@@ -1,10 +1,11 @@
-"""What a consumer says of a message that it sends again, as a message of its own: header `popstream-resent`, JSON.
+"""The header `popstream-resent` of a message that a consumer sends again, out of a unit.
+
+Its value is JSON:
 
     {"group": "billing", "attempts": 2, "not_before_ms": 1790000000000, "reject": "no such customer"}
 
-It is meant for one group: consumers of others ack it unseen. `attempts` are those that it has had; before
-`not_before_ms`, by the broker's clock, it is leased on without being handed out; with `reject` it goes to the dead
-letters as soon as it comes (seed 002, question 3: what failed inside a batch is sent to the broker again).
+The message is for one group: consumers of other groups ack it without handing it out (seed 002, question 3: a message
+that failed inside a batch is sent to the broker again).
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ __all__ = ["Redelivery"]
 
 
 class Redelivery(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The header's value."""
+    """The value of the header.
+
+    Attributes:
+        group: The group that is to receive the message.
+        attempts: Number of attempts that the message has had.
+        not_before_ms: Before this time of the broker's clock the message is not handed out, but leased on; 0: at once.
+        reject: The message is rejected with this cause; None: it is handed out.
+    """
 
     group: str
     attempts: int = 0
@@ -31,7 +39,7 @@ class Redelivery(msgspec.Struct, frozen=True, omit_defaults=True):
     reject: str | None = None
 
     def header(self) -> tuple[str, bytes]:
-        """As a header of a record.
+        """Return the header of a record.
 
         >>> Redelivery("billing", 2).header()
         ('popstream-resent', b'{"group":"billing","attempts":2}')
@@ -40,7 +48,7 @@ class Redelivery(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @classmethod
     def parse(cls, headers: Iterable[tuple[str, bytes | None]]) -> Redelivery | None:
-        """What the headers of a record say; None: it was not sent again, or nobody can read why.
+        """Decode the headers of a record; None: it is not a redelivery, or its header is malformed.
 
         >>> Redelivery.parse([Redelivery("billing", 2).header()]), Redelivery.parse([("popstream-resent", b"?")])
         (Redelivery(group='billing', attempts=2, not_before_ms=0, reject=None), None)

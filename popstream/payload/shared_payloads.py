@@ -1,4 +1,4 @@
-"""One fetcher of payloads for a process, however many consumers it has."""
+"""Shares one fetcher among all consumers of a process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["shared_payloads"]
 
 
 class _Share:
-    """One user of a fetcher that others use too. In a child process it goes on with a fetcher of that process."""
+    """One user of a shared fetcher. In a forked process it goes on with a fetcher of that process."""
 
     def __init__(self, settings: ClientSettings) -> None:
         self.settings = settings
@@ -50,18 +50,18 @@ class _Share:
 
 
 class _Fetchers:
-    """The fetchers of this process, and who uses each."""
+    """The fetchers of this process, and their users."""
 
     def __init__(self) -> None:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew, in a child process: threads and locks of the parent's fetchers do not work there."""
+        """Start empty, after a fork: the threads and locks of the parent's fetchers do not work in the child."""
         self._lock = threading.Lock()
         self._used: list[tuple[KafkaPayloads, list[_Share]]] = []
 
     def of(self, share: _Share) -> KafkaPayloads:
-        """Give a user's fetcher, and count him in."""
+        """Return the fetcher of a user, and register the user."""
         with self._lock:
             if share.is_closed:
                 raise closed(share.settings)
@@ -75,7 +75,7 @@ class _Fetchers:
             return fetcher
 
     def leave(self, share: _Share) -> None:
-        """Count a user out; the last one closes."""
+        """Unregister a user; close the fetcher after its last one."""
         last = None
         with self._lock:
             share.is_closed = True
@@ -95,9 +95,9 @@ os.register_at_fork(after_in_child=_FETCHERS.forget)
 
 
 def shared_payloads(settings: ClientSettings) -> Payloads:
-    """Share the fetcher of this process for one Kafka: same `bootstrap_servers`, same `kafka` settings.
+    """Return a share of the process's fetcher for a Kafka with the same `bootstrap_servers` and `kafka` settings.
 
-    It ends when all have closed theirs. After a fork the child gets one of its own.
+    The fetcher is closed with its last share. After a fork the child gets a fetcher of its own.
     """
     share = _Share(settings)
     _FETCHERS.of(share)

@@ -1,1 +1,1 @@
-"""What Kafka and the job say about message topics: ids, log starts and ends, queue types."""
+"""Facts about message topics: ids, log starts and ends from Kafka, queue types from the job."""

@@ -1,4 +1,4 @@
-"""What a client asks Kafka about a message topic, once."""
+"""Describes one message topic, for a client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def describe_topic(settings: ClientSettings, topic: str) -> MessageTopic:
     """Ask Kafka about a topic, over a connection of its own.
 
     Raises:
-        Invalid: It does not exist, or may not be seen.
+        Invalid: The topic does not exist, or the client is not authorized to describe it.
         Unavailable: Kafka does not answer.
     """
     with TopicReader(

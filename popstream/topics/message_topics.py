@@ -1,4 +1,4 @@
-"""What Kafka says about users' topics: which there are, their ids, where each of their partitions starts and ends."""
+"""Reads the message topics from Kafka: their names and ids, and where the log of each partition starts and ends."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TIMEOUT_MS = 30_000
 
 
 class MessageTopic(msgspec.Struct, frozen=True):
-    """A message topic as Kafka knows it.
+    """A message topic, as Kafka describes it.
 
     Attributes:
-        topic_id: Text of a UUID; another one when the topic is deleted and made again.
-        starts: Where the log of each queue starts; a partition without a leader is not there.
-        ends: Where the committed part of each queue ends: the offset after its last record that can be read.
+        topic_id: Text of a UUID; a topic that is deleted and created again has another one.
+        starts: First offset of the log of each queue; partitions without a leader are missing.
+        ends: End of the committed part of each queue: the offset after its last record that can be read.
     """
 
     name: str
@@ -43,7 +43,7 @@ class MessageTopic(msgspec.Struct, frozen=True):
 
 
 class TopicReader:
-    """Asks Kafka about topics again and again, over one connection. For one thread.
+    """Asks Kafka about topics, over one connection that the first request opens. For one thread.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
@@ -52,29 +52,29 @@ class TopicReader:
     """
 
     def __init__(self, bootstrap_servers: str, *, client_id: str, kafka: Mapping[str, Any] | None = None) -> None:
-        """Connect with the first question."""
+
         self._settings = {"bootstrap_servers": bootstrap_servers.split(","), "client_id": client_id, **(kafka or {})}
         self._servers = bootstrap_servers
         self._admin: Any = None
 
     def choose(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> dict[str, MessageTopic]:
-        """Those of all topics that are `chosen` by their names.
+        """Return the topics, by name, that `chosen` selects from the names of all topics.
 
         Raises:
             Unavailable: Kafka does not answer.
-            Invalid: Kafka refuses.
+            Invalid: Kafka refuses the request.
         """
         with self._asking("its topics"):
             found = {topic["name"]: topic for topic in self._client().describe_topics()}
             return self._located([found[name] for name in chosen(found)])
 
     def read(self, names: Sequence[str]) -> dict[str, MessageTopic]:
-        """Topics by name; one that does not exist is not in the answer. Raises as `choose`."""
+        """Return topics by name; those that do not exist are missing. Raises the errors of `choose`."""
         with self._asking(f"topics {', '.join(names)}"):
             return self._located(self._existing(names))
 
     def compacted(self, names: Sequence[str]) -> set[str]:
-        """Those that Kafka compacts. Raises as `choose`."""
+        """Return the names of the topics that Kafka compacts. Raises the errors of `choose`."""
         if not names:
             return set()
         resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]
@@ -82,7 +82,7 @@ class TopicReader:
             answer = self._client().describe_configs(resources, config_filter=ConfigFilterType.ALL)["topic"]
         unknown = [name for name in names if "cleanup.policy" not in (answer.get(name) or {})]
         if unknown:
-            message = f"the settings of {', '.join(unknown)} cannot be read now"
+            message = f"Kafka does not return the settings of {', '.join(unknown)}"
             raise Unavailable(message, subject=unknown[0])
         return {name for name in names if "compact" in answer[name]["cleanup.policy"]["value"]}
 
@@ -106,7 +106,7 @@ class TopicReader:
         return self._admin
 
     def _existing(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        # For kafka-python an empty list is no topics.
+        # kafka-python takes an empty list for no topics, not for all.
         found = []
         for topic in self._client().describe_topics(list(names)):
             error = for_code(topic["error_code"])
@@ -122,7 +122,7 @@ class TopicReader:
             TopicPartition(topic["name"], partition["partition_index"])
             for topic in topics
             for partition in topic["partitions"]
-            # One without a leader is left out until it has one: it must not keep back the others.
+            # A partition without a leader is left out: it must not delay the others.
             if not partition["error_code"]
         ]
         starts = self._offsets(partitions, OffsetSpec.EARLIEST)
@@ -137,7 +137,7 @@ class TopicReader:
     def _offsets(self, partitions: Sequence[TopicPartition], spec: OffsetSpec) -> dict[str, dict[int, int]]:
         if not partitions:
             return {}
-        # Of a reader of committed records: an open transaction ends the log for it.
+        # With read_committed, an open transaction ends the log.
         answer = self._client().list_partition_offsets(dict.fromkeys(partitions, spec), "read_committed", TIMEOUT_MS)
         offsets: dict[str, dict[int, int]] = {}
         for partition, found in answer.items():
@@ -150,5 +150,5 @@ class TopicReader:
             yield
         except KafkaError as error:
             is_passing = error.retriable or isinstance(error, UnknownTopicOrPartitionError)
-            message = f"Kafka at {self._servers} does not tell about {what}: {error!r}"
+            message = f"Kafka at {self._servers} does not describe {what}: {error!r}"
             raise (Unavailable if is_passing else Invalid)(message, subject=self._servers) from error

@@ -1,7 +1,7 @@
-"""The types of message topics, for producers: simple, batch or sparse, as the builder has made their queues.
+"""The queue types of message topics - simple, batch or sparse - published by the job for producers.
 
-They lie in Kafka, in the compacted topic `<prefix>.queue_types` with one partition, so that a producer knows them
-without the job: key is the topic's name, value JSON. RocketMQ has the topic attribute `queue.type`.
+They are in the compacted Kafka topic `<prefix>.queue_types` with one partition, so that producers need not ask the job:
+the key is the name of the topic, the value is JSON. RocketMQ has the topic attribute `queue.type`.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ LOG = logging.getLogger(__name__)
 
 POLL_MS = 500
 FETCH_WAIT_MS = 5_000
-FIRST_LOOK_S = 5.0
-TROUBLE_PAUSE_S = 5.0
+FIRST_READ_S = 5.0
+RETRY_PAUSE_S = 5.0
 PUBLISH_TIMEOUT_MS = 10_000
 RECONNECT_MS_MAX = 1_000
 CLOSE_S = 5.0
 
 
 class TopicType(msgspec.Struct, frozen=True):
-    """A record's value: the queues of the topic with this id are of this type."""
+    """The value of a record: the type of the queues of the topic with this id."""
 
     topic: str
     topic_id: str
@@ -44,11 +44,11 @@ class TopicType(msgspec.Struct, frozen=True):
 
 
 class QueueTypesPublisher:
-    """Tells producers the types of topics: each once, and again when it has changed. For one thread.
+    """Publishes the types of topics, each when it is new or has changed. For one thread.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
-        topic: Where to.
+        topic: The topic to publish to.
     """
 
     def __init__(self, bootstrap_servers: str, topic: str) -> None:
@@ -58,10 +58,10 @@ class QueueTypesPublisher:
         self._published: set[TopicType] = set()
 
     def publish(self, types: set[tuple[str, str, QueueType]]) -> None:
-        """Make known what is new among (topic, topic id, type), and that what was known is no longer so.
+        """Publish the new ones among (topic, topic id, type), and delete those that are missing now.
 
         Raises:
-            Unavailable: Kafka did not take it: the next call tries again.
+            Unavailable: Kafka did not confirm the records; the next call sends them again.
         """
         current = {TopicType(*found) for found in types}
         values: dict[str, bytes | None] = dict.fromkeys(
@@ -87,7 +87,7 @@ class QueueTypesPublisher:
         except KafkaError as error:
             # A KafkaProducer may not recover from this (popstream/exchange/resilient_producer.py).
             self.close()
-            message = f"the types of topics cannot be published: {error!r}"
+            message = f"cannot publish the queue types: {error!r}"
             raise Unavailable(message, subject=self._topic) from error
         self._published = current
 
@@ -98,15 +98,15 @@ class QueueTypesPublisher:
             try:
                 kafka.close(timeout=1)
             except KafkaError as error:
-                LOG.warning("types of topics are not published: %r", error)
+                LOG.warning("queue types were not published: %r", error)
 
 
 class QueueTypes:
-    """Follows the types of topics, in a thread of its own that begins with the first question.
+    """Reads the types of topics in a thread of its own, which the first call starts.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
-        topic: Where they are published.
+        topic: The topic with the types.
         client_id: Name in Kafka's logs.
         kafka: More settings for kafka-python's consumer.
     """
@@ -117,24 +117,24 @@ class QueueTypes:
         self._client_id = client_id
         self._settings = kafka
         self._types: dict[str, QueueType] = {}
-        self._has_looked = threading.Event()
+        self._has_read = threading.Event()
         self._closing = threading.Event()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def of(self, topic: str) -> QueueType | None:
-        """The type of a topic; None: nobody has told. The first call may wait for up to 5 s until all is read."""
-        if not self._has_looked.is_set():
+        """Return the type of a topic; None: it is not published. The first call may wait for up to 5 s."""
+        if not self._has_read.is_set():
             with self._starting:
                 if self._thread is None and not self._closing.is_set():
                     self._thread = threading.Thread(target=self._run, name=self._client_id, daemon=True)
                     self._thread.start()
-            self._has_looked.wait(FIRST_LOOK_S)
-            self._has_looked.set()
+            self._has_read.wait(FIRST_READ_S)
+            self._has_read.set()
         return self._types.get(topic)
 
     def close(self) -> None:
-        """End."""
+        """End the thread."""
         self._closing.set()
         with self._starting:
             thread = self._thread
@@ -145,10 +145,10 @@ class QueueTypes:
         while not self._closing.is_set():
             try:
                 self._follow()
-            except Exception as error:  # noqa: BLE001 - without it every topic is a simple one, or what was known
-                LOG.warning("the types of topics cannot be read now: %r", error)
-            self._has_looked.set()
-            self._closing.wait(TROUBLE_PAUSE_S)
+            except Exception as error:  # noqa: BLE001 - until then topics keep their known types, or are simple
+                LOG.warning("cannot read the queue types, retrying: %r", error)
+            self._has_read.set()
+            self._closing.wait(RETRY_PAUSE_S)
 
     def _follow(self) -> None:
         consumer: Any = KafkaConsumer(
@@ -165,18 +165,18 @@ class QueueTypes:
         )
         try:
             if not consumer.partitions_for_topic(self._topic):
-                LOG.info("there is no topic %s: every topic is taken for a simple one", self._topic)
+                LOG.info("topic %s does not exist: all topics are of the type simple", self._topic)
                 return
             place = TopicPartition(self._topic, 0)
             consumer.assign([place])
             end = consumer.end_offsets([place])[place]
             consumer.seek_to_beginning(place)
-            until_s = time.monotonic() + FIRST_LOOK_S
+            until_s = time.monotonic() + FIRST_READ_S
             while not self._closing.is_set():
                 for record in consumer.poll(timeout_ms=POLL_MS).get(place, ()):
                     self._take(record.key, record.value)
                 if consumer.position(place) >= end or time.monotonic() > until_s:
-                    self._has_looked.set()
+                    self._has_read.set()
         finally:
             consumer.close(autocommit=False)
 
@@ -188,4 +188,4 @@ class QueueTypes:
         try:
             self._types[topic] = msgspec.json.decode(value, type=TopicType).queue_type
         except DECODE_ERRORS as error:
-            LOG.warning("the type of topic %s cannot be read: %s", topic, error)
+            LOG.warning("cannot decode the type of topic %s: %s", topic, error)

@@ -260,7 +260,7 @@ def test_large_records_come_as_far_as_they_fit(servers: str, topic: str, payload
     counts = payloads.counts()
     assert counts.bytes_delivered == 26 * MIB + 5 + 22 * 3
     assert counts.bytes_read < 28 * MIB
-    assert payloads._demand._kept.size_bytes <= 16 * MIB
+    assert payloads._planner._cache.size_bytes <= 16 * MIB
 
 
 def test_peeking_begins_at_the_start_and_ends_at_the_end(servers: str, topic: str, payloads: KafkaPayloads) -> None:

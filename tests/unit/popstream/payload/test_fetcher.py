@@ -30,8 +30,11 @@ from kafka.errors import (
 
 from popstream.errors import ClientClosed
 from popstream.payload import partition_reader
+from popstream.payload.block_cache import Block, BlockCache
+from popstream.payload.fetch_progress import FetchProgress
 from popstream.payload.fetcher import KafkaPayloads
-from popstream.payload.payloads import Block, Demand, FetchCounts, Fetched, Kept, Payload, Wanted
+from popstream.payload.payloads import FetchCounts, Fetched, Payload
+from popstream.payload.read_planner import ReadPlanner
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.settings import ClientSettings
 from popstream.testing.memory_job import MemoryJob
@@ -71,7 +74,7 @@ def test_every_offset_is_decided_once_in_ascending_order(
     bytes_max: int | None,
     count_max: int | None,
 ) -> None:
-    wanted = Wanted(ranges, bytes_max=bytes_max, count_max=count_max)
+    wanted = FetchProgress(ranges, bytes_max=bytes_max, count_max=count_max)
     log = {offset: size for offset, size in enumerate(sizes) if size is not None}
     edges = sorted({0, len(sizes), *(cut for cut in cuts if cut < len(sizes))})
     for first, end in pairwise(edges):
@@ -96,7 +99,7 @@ def test_every_offset_is_decided_once_in_ascending_order(
 
 
 def test_the_first_payload_comes_however_large_it_is() -> None:
-    wanted = Wanted([(0, 3)], bytes_max=10)
+    wanted = FetchProgress([(0, 3)], bytes_max=10)
     wanted.take(block(0, 3, 1, 2, size_bytes=50))
     assert wanted.next_offset is None
     result = wanted.result()
@@ -104,7 +107,7 @@ def test_the_first_payload_comes_however_large_it_is() -> None:
 
 
 def test_a_gap_over_several_blocks_is_one_range() -> None:
-    wanted = Wanted([(2, 8), (20, 20)])
+    wanted = FetchProgress([(2, 8), (20, 20)])
     for piece in (block(0, 4, 0), block(4, 6), block(6, 30, 8)):
         wanted.take(piece)
     assert wanted.result() == Fetched({8: payload()}, [(2, 7), (20, 20)], [])
@@ -112,88 +115,88 @@ def test_a_gap_over_several_blocks_is_one_range() -> None:
 
 def test_what_is_not_used_is_forgotten_first() -> None:
     one_bytes = block(0, 1, 0, size_bytes=300_000).size_bytes
-    kept = Kept(3 * one_bytes, age_s_max=10)
+    cache = BlockCache(3 * one_bytes, age_s_max=10)
     for first in (0, 10, 20):
-        kept.add(QUEUE, block(first, first + 1, first, size_bytes=300_000), now_s=0)
-    kept.serve(QUEUE, Wanted([(0, 0)]), now_s=1)
-    kept.add(("orders", 1), block(0, 1, 0, size_bytes=300_000), now_s=1)
-    kept.trim()
-    assert kept.size_bytes == 3 * one_bytes
+        cache.add(QUEUE, block(first, first + 1, first, size_bytes=300_000), now_s=0)
+    cache.serve(QUEUE, FetchProgress([(0, 0)]), now_s=1)
+    cache.add(("orders", 1), block(0, 1, 0, size_bytes=300_000), now_s=1)
+    cache.trim()
+    assert cache.size_bytes == 3 * one_bytes
     served = {}
     for first in (0, 10, 20):
-        wanted = Wanted([(first, first)])
-        kept.serve(QUEUE, wanted, now_s=1)
+        wanted = FetchProgress([(first, first)])
+        cache.serve(QUEUE, wanted, now_s=1)
         served[first] = wanted.next_offset is None
     assert served == {0: True, 10: False, 20: True}
 
 
 def test_what_is_too_old_is_not_used_and_not_renewed_by_what_follows() -> None:
-    kept = Kept(1_000_000, age_s_max=10)
-    kept.add(QUEUE, block(0, 1, 0), now_s=0)
-    kept.add(QUEUE, block(1, 2, 1), now_s=9)
-    kept.add(QUEUE, block(2, 3, 2), now_s=11)
-    wanted = Wanted([(2, 2)])
-    kept.serve(QUEUE, wanted, now_s=12)
+    cache = BlockCache(1_000_000, age_s_max=10)
+    cache.add(QUEUE, block(0, 1, 0), now_s=0)
+    cache.add(QUEUE, block(1, 2, 1), now_s=9)
+    cache.add(QUEUE, block(2, 3, 2), now_s=11)
+    wanted = FetchProgress([(2, 2)])
+    cache.serve(QUEUE, wanted, now_s=12)
     assert wanted.next_offset is None
     for offset in (0, 1):
-        wanted = Wanted([(offset, offset)])
-        kept.serve(QUEUE, wanted, now_s=12)
+        wanted = FetchProgress([(offset, offset)])
+        cache.serve(QUEUE, wanted, now_s=12)
         assert wanted.next_offset == offset
 
 
 def test_records_that_come_one_by_one_are_kept_together_and_forgotten_whole() -> None:
-    kept = Kept(100_000, age_s_max=10)
+    cache = BlockCache(100_000, age_s_max=10)
     for offset in range(1_000):
-        kept.add(QUEUE, block(offset, offset + 1, offset), now_s=0)
-        kept.trim()
-    assert 0 < kept.size_bytes <= 100_000
-    kept.clear()
-    assert kept.size_bytes == 0
+        cache.add(QUEUE, block(offset, offset + 1, offset), now_s=0)
+        cache.trim()
+    assert 0 < cache.size_bytes <= 100_000
+    cache.clear()
+    assert cache.size_bytes == 0
 
 
 def test_calls_that_wait_are_served_by_what_is_read_for_any_of_them() -> None:
-    demand = Demand[Wanted](Kept(1_000_000, age_s_max=10))
-    one, two, far = Wanted([(0, 5)]), Wanted([(3, 9)]), Wanted([(50, 50)])
-    assert not any(demand.ask(QUEUE, wanted, now_s=0) for wanted in (far, two, one))
-    assert demand.targets(now_s=0) == {QUEUE: 0}
-    assert demand.bring({QUEUE: block(0, 8, *range(8))}, now_s=0) == [one]
-    assert demand.targets(now_s=0) == {QUEUE: 8}
-    assert demand.bring({QUEUE: block(8, 12, *range(8, 12))}, now_s=0) == [two]
+    planner = ReadPlanner[FetchProgress](BlockCache(1_000_000, age_s_max=10))
+    one, two, far = FetchProgress([(0, 5)]), FetchProgress([(3, 9)]), FetchProgress([(50, 50)])
+    assert not any(planner.add(QUEUE, wanted, now_s=0) for wanted in (far, two, one))
+    assert planner.targets(now_s=0) == {QUEUE: 0}
+    assert planner.serve({QUEUE: block(0, 8, *range(8))}, now_s=0) == [one]
+    assert planner.targets(now_s=0) == {QUEUE: 8}
+    assert planner.serve({QUEUE: block(8, 12, *range(8, 12))}, now_s=0) == [two]
     assert [*two.result().payloads] == [*range(3, 10)]
-    assert demand.targets(now_s=0) == {QUEUE: 50}
-    again = Wanted([(4, 11)])
-    assert demand.ask(QUEUE, again, now_s=0)
-    demand.withdraw(QUEUE, far)
-    assert not demand
+    assert planner.targets(now_s=0) == {QUEUE: 50}
+    again = FetchProgress([(4, 11)])
+    assert planner.add(QUEUE, again, now_s=0)
+    planner.withdraw(QUEUE, far)
+    assert not planner
 
 
 def test_an_offset_that_does_not_come_lets_the_others_of_its_queue_go_first() -> None:
-    demand = Demand[Wanted](Kept(1_000_000, age_s_max=10))
-    demand.ask(QUEUE, Wanted([(9, 9)]), now_s=0)
-    assert demand.targets(now_s=0.1) == {QUEUE: 9}
-    demand.ask(QUEUE, Wanted([(2, 2)]), now_s=0.1)
-    assert demand.targets(now_s=0.2) == {QUEUE: 9}
-    assert demand.targets(now_s=1.0) == {QUEUE: 2}
-    assert demand.targets(now_s=1.1) == {QUEUE: 2}
-    assert demand.targets(now_s=2.0) == {QUEUE: 9}
+    planner = ReadPlanner[FetchProgress](BlockCache(1_000_000, age_s_max=10))
+    planner.add(QUEUE, FetchProgress([(9, 9)]), now_s=0)
+    assert planner.targets(now_s=0.1) == {QUEUE: 9}
+    planner.add(QUEUE, FetchProgress([(2, 2)]), now_s=0.1)
+    assert planner.targets(now_s=0.2) == {QUEUE: 9}
+    assert planner.targets(now_s=1.0) == {QUEUE: 2}
+    assert planner.targets(now_s=1.1) == {QUEUE: 2}
+    assert planner.targets(now_s=2.0) == {QUEUE: 9}
 
 
 def test_after_an_error_of_nobody_knows_which_queue_each_is_read_alone() -> None:
-    demand = Demand[Wanted](Kept(1_000_000, age_s_max=10))
-    calls = {queue_id: Wanted([(0, 0)]) for queue_id in range(4)}
+    planner = ReadPlanner[FetchProgress](BlockCache(1_000_000, age_s_max=10))
+    calls = {queue_id: FetchProgress([(0, 0)]) for queue_id in range(4)}
     for queue_id, wanted in calls.items():
-        demand.ask(("t", queue_id), wanted, now_s=0)
-    assert demand.fail(demand.targets(now_s=0), now_s=0) == []
-    assert demand.targets(now_s=0) == {("t", 0): 0}
-    demand.bring({("t", 0): block(0, 1, 0)}, now_s=0)
-    assert demand.targets(now_s=0) == {("t", 1): 0}
-    assert demand.fail({("t", 1): 0}, now_s=0) == [calls[1]]
-    assert demand.targets(now_s=0) == {("t", 2): 0}
+        planner.add(("t", queue_id), wanted, now_s=0)
+    assert planner.fail(planner.targets(now_s=0), now_s=0) == []
+    assert planner.targets(now_s=0) == {("t", 0): 0}
+    planner.serve({("t", 0): block(0, 1, 0)}, now_s=0)
+    assert planner.targets(now_s=0) == {("t", 1): 0}
+    assert planner.fail({("t", 1): 0}, now_s=0) == [calls[1]]
+    assert planner.targets(now_s=0) == {("t", 2): 0}
     # It does not come, so that it is the next one's turn.
-    assert demand.targets(now_s=1) == {("t", 3): 0}
-    assert demand.targets(now_s=2) == {("t", 2): 0, ("t", 3): 0}
-    assert demand.fail_all() == [calls[2], calls[3]]
-    assert not demand
+    assert planner.targets(now_s=1) == {("t", 3): 0}
+    assert planner.targets(now_s=2) == {("t", 2): 0, ("t", 3): 0}
+    assert planner.fail_all() == [calls[2], calls[3]]
+    assert not planner
 
 
 # --- the fetcher, with a scripted consumer ---
@@ -313,7 +316,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def wait_until_asked(payloads: KafkaPayloads, queue: tuple[str, int], count: int) -> None:
     while True:
         with payloads._changed:
-            if len(payloads._demand._waiting.get(queue, ())) == count:
+            if len(payloads._planner._waiting.get(queue, ())) == count:
                 return
         time.sleep(0.001)
 
