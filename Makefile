@@ -43,11 +43,12 @@ model: setup ## the kernel against the reference model over 1,000,000 records; t
 	@export POPSTREAM_MODEL_RECORDS=1000000 POPSTREAM_CUT_SEEDS=20 POPSTREAM_ORDERLY_HISTORIES=1500; \
 		$(PYTEST) tests/property --timeout 3600
 
-check: setup ## format, lint, types and layers
+check: setup ## format, lint, types, layers and words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_words.py
 
 format: setup ## rewrite the code the way `check` wants it
 	$(BIN)/ruff format .

@@ -140,12 +140,12 @@ class OrderInfoSteps:
             return
         pop_time_ms = next(at_ms for at_ms in self._broker.pop_times(lane))
         handle = RocketHandle(0, pop_time_ms, 0, 999)
-        hidden = [
+        kept = [
             Changing(offset, handle, 0)
             for offset, member in batch["members"].items()
             if not member["acked"] and member["next_visible"] > self.now_ms
         ]
-        outcomes = self._broker.change(lane, hidden)
+        outcomes = self._broker.change(lane, kept)
         if not all(outcome.applied for outcome in outcomes):
             self._comparison.fail(f"at {where}: popstream does not release what it has handed out: {outcomes}")
 

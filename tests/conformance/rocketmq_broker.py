@@ -147,7 +147,7 @@ class RocketBroker:
     # Topics and queues.
 
     def add_topic(self, topic: str, read_queues: int) -> None:
-        """A topic has so many queues."""
+        """Set the number of queues of a topic."""
         self.orders.topics[topic] = read_queues
 
     def set_range(self, topic: str, queue_id: int, first: int, end: int) -> None:

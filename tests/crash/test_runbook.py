@@ -129,7 +129,7 @@ def send(servers: str, count: int) -> None:
 
 
 def work(servers: str, count: int) -> int:
-    """Ack so many messages; some more stay leased."""
+    """Ack a number of messages; some more stay leased."""
     done = 0
     with Consumer(servers, group="billing", topics=["orders"], invisible_time_ms=30_000) as consumer:
         for message in consumer:

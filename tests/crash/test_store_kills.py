@@ -98,7 +98,7 @@ def damages(wal: bytes) -> Iterator[tuple[str, bytes]]:
 
 @pytest.mark.timeout(1800)
 def test_wal_damage_gives_a_state_that_was_there_or_none(image: tuple[Path, list[str]], tmp_path: Path) -> None:
-    """It may be an older one: whoever starts compares it with Delta (`checkpoints.reconcile`)."""
+    """It may be an older one: each start compares it with Delta (`checkpoints.reconcile`)."""
     folder, digests = image
     (wal,) = folder.glob("*.log")
     outcomes: Counter[str] = Counter()

@@ -52,7 +52,7 @@ class ByteReader:
         return choices[self.byte() % len(choices)]
 
     def chance(self, out_of_256: int) -> bool:
-        """True for so many values of a byte, the lowest but 0."""
+        """True for that number of byte values, the lowest except 0."""
         return 0 < self.byte() <= out_of_256
 
     def signed(self, width: int) -> int:

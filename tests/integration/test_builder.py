@@ -1,4 +1,4 @@
-"""Claim: whoever only writes messages to a topic has poppable messages, a unit for each, and holes where there is none.
+"""Claim: messages that any producer writes to a topic are poppable, with a unit for each and holes for the gaps.
 
 Method: the whole job on a real broker; topics written by plain and transactional producers, compacted, shortened by
 deleteRecords, deleted and made again. What the queues say is compared with what a consumer reads from the topics.
@@ -280,7 +280,7 @@ def test_a_compacted_topic_is_sparse(lab: Lab) -> None:
     assert lab.pop_all(topic) == [record.offset for record in lab.log(topic)[1]]
 
 
-def test_inner_batches_are_units_and_liars_go_to_the_dead_letters(lab: Lab) -> None:
+def test_inner_batches_are_units_and_malformed_ones_are_dead_lettered(lab: Lab) -> None:
     """On a topic of type batch; message offsets are the running count, whatever the cuts."""
     topic = lab.topic("batches")
 

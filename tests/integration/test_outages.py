@@ -164,7 +164,7 @@ def test_delta_away_until_the_outbox_is_full(
             for _ in range(SENT):
                 wire.send_later(pop(wire))
             wait_for(lambda: len(job.not_ready_reasons) == 3, job)
-            assert ["Delta does not take" in obstacle for obstacle in job.not_ready_reasons] == [True, True, False]
+            assert ["Delta does not take" in reason for reason in job.not_ready_reasons] == [True, True, False]
             assert "nothing is decided until" in job.not_ready_reasons[2]
             wait_for(lambda: is_still(job), job)
             unheard = pop(wire)

@@ -64,7 +64,7 @@ def test_a_record_that_cannot_be_decided_costs_itself(
             wire.send_later(operation)
         for operation in (*before, *after):
             assert wire.answer(operation["op_id"])["reason"] == "OK"
-        assert wire.answer("poison")["reason"] == "INVALID_PARAMETER", "whoever sent it is told"
+        assert wire.answer("poison")["reason"] == "INVALID_PARAMETER", "its sender gets an answer"
         job = host.job
         wait_for(lambda: job.flush.delivered_seq == job.apply_ops.applied.apply_seq, job)
         (row,) = table_rows(job.folder.delta, "rejected")

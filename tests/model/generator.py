@@ -3,7 +3,7 @@
 
 `iterate(seed)` gives records; `play(seed)` gives each with the model's outcome. A seed is a small world of its own:
 2 topics of 2 queues and one queue of a lite topic, 3 groups, 3 clients, with its own mixture of operations, paces and
-habits, so that one world is mostly retention and another mostly changes. Each group has its own wish for order, and
+habits, so that one world is mostly retention and another mostly changes. Each group has its own mode, and
 some pop now this way and now that.
 """
 

@@ -316,7 +316,7 @@ def evenly(count: int) -> int:
 
 
 def irregular(edges: int) -> int:
-    """Bits with so many edges, on no grid."""
+    """Bits with this number of edges, on no grid."""
     chance = random.Random(edges)
     cuts = sorted(chance.sample(range(1, SEGMENT_BITS), edges))
     return sum(mask(first, end) for first, end in zip(cuts[::2], cuts[1::2], strict=True))

@@ -51,7 +51,7 @@ def delta_log(spark: SparkSession, path: Path) -> Any:
 
 
 def flushed(flusher: AuditFlusher, count: int) -> AuditFlusher:
-    """The flusher, once it has made its first commits: so many, of two rows each."""
+    """The flusher after its first commits, `count` of them, of two rows each."""
     for seq in range(1, count + 1):
         flusher.flush("deliveries", slices([seq]), seq)
     return flusher
