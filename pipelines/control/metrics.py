@@ -97,7 +97,10 @@ class Metric(Enum):
     RECORDS = MetricDefinition("popstream_records_total", Kind.COUNTER, "Records of the ops topic that were decided")
     REFUSED = MetricDefinition("popstream_refused_total", Kind.COUNTER, "Offset runs that were refused with a code")
     STEP_SECONDS = MetricDefinition(
-        "popstream_step_seconds", Kind.HISTOGRAM, "Seconds that a step of a micro-batch took", labels=("step",)
+        "popstream_step_seconds",
+        Kind.HISTOGRAM,
+        "Seconds per step of a micro-batch: fetch, decode, order, prefetch, decide, write, publish",
+        labels=("step",),
     )
 
 

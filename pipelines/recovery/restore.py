@@ -107,11 +107,7 @@ def restore(
             lost its end or has other partitions, or a table has rows after missing ones.
     """
     tables = _Tables.read(spark, folder.delta, log)
-    for ends in tables.covered.values():
-        require_end(log, ends)
-    for applied in _decided(folder, snapshots):
-        if applied.ops_topic_id == log.topic_id:
-            require_same_log(applied, log)
+    _require_log(log, tables, folder, snapshots)
     in_delta = units_in_delta(spark, folder.delta, bootstrap_servers)
     considered = f"{len(snapshots.list())} snapshots at {snapshots.url}"
     passed_over: dict[str, str] = {}
@@ -175,7 +171,16 @@ class _Tables(NamedTuple):
         )
 
 
-def _decided(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Applied]:
+def _require_log(log: LogFound, tables: _Tables, folder: JobFolder, snapshots: SnapshotStore) -> None:
+    """Raise Corrupt if the log ends before records that were applied: they would be replaced by others."""
+    for ends in tables.covered.values():
+        require_end(log, ends)
+    for applied in _known_applied(folder, snapshots):
+        if applied.ops_topic_id == log.topic_id:
+            require_same_log(applied, log)
+
+
+def _known_applied(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Applied]:
     """Yield the applied offsets of every snapshot, and of the present state if it can be read."""
     for snapshot in snapshots.list():
         yield snapshot.applied

@@ -1,4 +1,4 @@
-"""Claim: a record that cannot be decided costs three attempts and itself, never the job.
+"""Claim: a record that cannot be decided is quarantined after three attempts, and never stops the job.
 
 Method: MicroBatchApplier over a real store. The culprit makes the kernel raise, or makes the process end, wherever it
 is folded; in the second case every attempt runs in its own process. The result is compared with that of a log in which
@@ -43,7 +43,7 @@ LOG: list[dict[str, Any]] = [
 
 
 def broken_fold(fail: Callable[[], None], sizes: list[int]) -> Callable[..., Any]:
-    """`fold` that lets `fail` happen wherever the culprit is folded; `sizes` gets that of each attempt."""
+    """Return a `fold` that calls `fail` when it folds the culprit, and appends the size of each attempt to `sizes`."""
 
     def fold_all(overlay: Any, records: Iterable[OpRecord], decision: Any) -> Any:
         records = list(records)
@@ -75,7 +75,7 @@ def answers_of(job: SmallJob) -> list[dict[str, Any]]:
 
 
 def run_without_the_culprit(root: Path, place: tuple[int, int]) -> dict[str, dict[bytes, bytes]]:
-    """What a job decides that knew of the culprit from the start."""
+    """Return the state of a job in which the culprit is quarantined from the start."""
     with RocksStore(root / "state") as store:
         job = SmallJob(root, store)
         job.quarantine.add(*place, "known")
@@ -113,8 +113,8 @@ def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypat
     assert job.reports[-1].rejected == 1
 
 
-def test_bad_luck_quarantines_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It failed twice and not the third time: the micro-batch is one WriteBatch as ever."""
+def test_two_failures_that_do_not_repeat_quarantine_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The third attempt succeeds, and the micro-batch is one WriteBatch as usual."""
     wanted_root = tmp_path / "wanted"
     with RocksStore(wanted_root / "state") as store:
         SmallJob(wanted_root, store).run(*LOG)
@@ -135,7 +135,7 @@ def test_bad_luck_quarantines_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not (tmp_path / "attempts").exists()
 
 
-def test_a_disk_that_fails_is_no_fault_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_disk_quarantines_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         message = "the write failed: IO error"
         raise StoreStopped(message)
@@ -155,12 +155,12 @@ def test_a_disk_that_fails_is_no_fault_of_a_record(tmp_path: Path, monkeypatch: 
 
 
 def die() -> None:
-    """As the kernel ends a process that took all memory."""
+    """End the process as the operating system does when memory runs out."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def run_until_it_dies(root: Path) -> bool:
-    """Decide the log in a process of its own; whether it came to the end."""
+    """Decide the log in a child process; return whether it reached the end."""
     code = subprocess.run(
         [sys.executable, "-m", "tests.unit.pipelines.apply_ops.test_crash_loop", str(root)], cwd=ROOT, check=False
     ).returncode
@@ -173,14 +173,14 @@ def test_a_record_that_kills_the_process_is_found_and_quarantined(tmp_path: Path
     deaths = 0
     while not run_until_it_dies(tmp_path):
         deaths += 1
-        assert deaths < 20, "the job dies for ever"
+        assert deaths < 20, "the job is killed again and again"
     assert deaths == ATTEMPTS_MAX + ALONE_ATTEMPTS_MAX
     with RocksStore(tmp_path / "state") as store:
         assert state_of(store) == wanted
         assert len(list(store.scan(META, b"quarantine", b"quarantinf"))) == 1
 
 
-def test_the_count_of_attempts_survives_garbage_in_its_file(tmp_path: Path) -> None:
+def test_attempts_are_counted_from_one_after_a_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "attempts").write_text('{"next_offset":')
     attempts = Attempts(tmp_path / "attempts")
     assert attempts.begin({0: 1}) == 1

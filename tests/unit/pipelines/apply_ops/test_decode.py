@@ -1,4 +1,4 @@
-"""Claim: of a record with entries that cannot be read the others are decided. Method: decoder and kernel, in memory."""
+"""Claim: in a record with unreadable entries the other entries are decided. Method: decoder and kernel, in memory."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_an_entry_that_cannot_be_read_is_refused_by_itself(kind: str, bad: objec
     ]
 
 
-def test_what_else_cannot_be_read_is_one_row() -> None:
+def test_any_other_unreadable_value_is_one_rejected_row() -> None:
     for value in (
         b'{"v":1,"type":"ack","topic":"orders","queue_id":0,"handles":"none","entries":[7]}',
         b'{"v":1,"type":"ack","topic":"orders","queue_id":0,"handles":[],"entries":7}',
@@ -98,10 +98,38 @@ def test_what_else_cannot_be_read_is_one_row() -> None:
 
 
 @pytest.mark.parametrize(("topic", "queue_id"), [("n" * 100_000, 0), ("orders", -1), ("orders", 1 << 40)])
-def test_names_that_no_queue_can_have_are_not_remembered(topic: str, queue_id: int) -> None:
-    """They may be as long as a record, and there is no end of them; the kernel refuses what they ask."""
+def test_names_that_no_queue_can_have_are_not_cached(topic: str, queue_id: int) -> None:
+    """Such names may be as long as a record, and of any number; the kernel refuses their commands."""
     decoder = Decoder(4)
     for asked in ((topic, queue_id), ("orders", 0)):
         request = {"v": 1, "type": "tick", "topic": asked[0], "queue_id": asked[1]}
         assert isinstance(decoder.decode(record(json.dumps(request).encode())), OpRecord)
     assert list(decoder._routes) == [("orders", 0)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "reason"),
+    [
+        ({"type": "ack", "handles": 7}, 29, "INVALID_PARAMETER"),
+        ({"type": "unheard_of"}, 3, "NOT_SUPPORTED"),
+        ({"type": "tick", "v": 2}, 3, "NOT_SUPPORTED"),
+    ],
+)
+def test_the_sender_of_a_rejected_record_is_answered(fields: dict[str, Any], code: int, reason: str) -> None:
+    request = {"v": 1, "topic": "orders", "queue_id": 3, "op_id": "x" * 600, "reply_to": 5, **fields}
+    decoded = Decoder(4).decode(record(json.dumps(request).encode()))
+    assert isinstance(decoded, Rejected)
+    assert decoded.answer is not None
+    answer = json.loads(decoded.answer)
+    assert (answer["code"], answer["reason"], answer["applied"], answer["now_ms"]) == (code, reason, False, 1_000_500)
+    assert (answer["topic"], answer["queue_id"], answer["op_id"]) == ("orders", 3, "x" * 512)
+    assert answer["detail"].startswith(f"{decoded.row.reason}: ")
+    assert (decoded.reply_to, decoded.row.reply_to, decoded.row.op_id) == (5, 5, "x" * 512)
+
+
+@pytest.mark.parametrize("fields", [{"op_id": ""}, {"op_id": 7}, {"reply_to": "5"}, {"reply_to": True}])
+def test_the_sender_that_cannot_be_identified_is_not_answered(fields: dict[str, Any]) -> None:
+    request = {"v": 1, "type": "unheard_of", "op_id": "x", "reply_to": 5, **fields}
+    decoded = Decoder(4).decode(record(json.dumps(request).encode()))
+    assert isinstance(decoded, Rejected)
+    assert (decoded.answer, decoded.row.op_id, decoded.row.reply_to) == (None, None, None)

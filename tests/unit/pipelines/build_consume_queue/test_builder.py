@@ -1,4 +1,4 @@
-"""Claim: what a builder stores follows from the log alone, and all that it dispatches reaches the job once it can.
+"""Claim: the builder's store is a function of the log alone, and every dispatch reaches the job at last.
 
 Method: the real store and outbox on disk; Kafka's part is given as topics and scans, the job is the real kernel in
 memory (MemoryJob), behind the real transport.
@@ -46,7 +46,7 @@ def nothing(first: int, end: int) -> Scan:
 
 
 class Lab:
-    """A builder on disk that can be opened again, and everything that it ever said."""
+    """A builder on disk that can be reopened, and all operations that it ever dispatched."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -83,7 +83,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
     made.store.close()
 
 
-def test_one_write_batch_has_units_progress_and_what_is_to_be_said(lab: Lab) -> None:
+def test_one_write_batch_has_units_progress_and_outbox_entries(lab: Lab) -> None:
     lab.builder.update_topics(topic(), {})
     written = lab.store.batches_written
     lab.builder.append({QUEUE: scan(0, 6, 0, 1, 4)})
@@ -96,8 +96,8 @@ def test_one_write_batch_has_units_progress_and_what_is_to_be_said(lab: Lab) -> 
     assert lab.spans() == [(0, 6, 3)]
 
 
-def test_cuts_and_repetitions_make_no_difference(lab: Lab, tmp_path: Path) -> None:
-    """In one piece; in pieces of which each is read twice, with a new process between them."""
+def test_cuts_and_repeated_scans_leave_the_same_bytes(lab: Lab, tmp_path: Path) -> None:
+    """The log as one scan, and as several scans, each repeated after a restart."""
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 3))})
     other = Lab(tmp_path / "other")
@@ -111,7 +111,7 @@ def test_cuts_and_repetitions_make_no_difference(lab: Lab, tmp_path: Path) -> No
     other.store.close()
 
 
-def test_a_log_that_says_something_else_is_an_error(lab: Lab) -> None:
+def test_a_log_that_contradicts_the_units_is_an_error(lab: Lab) -> None:
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     before = lab.stored()
@@ -120,7 +120,7 @@ def test_a_log_that_says_something_else_is_an_error(lab: Lab) -> None:
     assert lab.stored() == before
 
 
-def test_a_batch_without_rows_is_holes(lab: Lab) -> None:
+def test_a_micro_batch_without_records_is_holes(lab: Lab) -> None:
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 5)})
     lab.builder.append({QUEUE: nothing(5, 9)})
@@ -140,7 +140,7 @@ def test_retention_moves_the_start_also_past_the_end(lab: Lab) -> None:
     assert lab.builder.update_topics(topic(start=25), {}) == []
 
 
-def test_a_recreated_topic_takes_all_with_it(lab: Lab) -> None:
+def test_a_recreated_topic_removes_its_old_queues(lab: Lab) -> None:
     lab.builder.update_topics(topic(partitions=2), {})
     lab.builder.append({QUEUE: scan(0, 3000), (TOPIC, 1): scan(0, 5)})
     entries = lab.builder.update_topics(topic("id-2"), {TOPIC: "batch"})
@@ -156,7 +156,7 @@ def test_a_queue_keeps_its_type(lab: Lab) -> None:
         lab.builder.update_topics(topic(), {TOPIC: "batch"})
 
 
-def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_its_rows_are_not_told_again(lab: Lab) -> None:
+def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_writes_no_row_twice(lab: Lab) -> None:
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
     before, spans = lab.stored(), lab.spans()
@@ -171,13 +171,13 @@ def test_a_truncated_queue_is_rebuilt_byte_for_byte_and_its_rows_are_not_told_ag
 
 
 def in_delta(topic_id: str, end_offset: int) -> UnitsInDelta:
-    """The table has rows of a topic that is there."""
+    """The units in Delta, of a topic that exists."""
     return UnitsInDelta({(*QUEUE, topic_id): end_offset} if end_offset else {}, {QUEUE[0]: topic_id})
 
 
 @pytest.mark.parametrize("delta_end", [0, 4, 1501, 3000, 4000])
 def test_a_restored_store_writes_every_row_that_the_table_lacks_and_no_other(lab: Lab, delta_end: int) -> None:
-    """The table ends before the store, with it, or after it; what was on its way to it is counted anew."""
+    """The table ends before, at or after the end of the store."""
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 3000, *range(0, 3000, 2))})
     before = lab.stored()
@@ -259,7 +259,7 @@ def commands(job: Job) -> list[Any]:
     return [record for record in job.memory.records if isinstance(record, Declare | Dispatch)]
 
 
-def test_what_is_built_can_be_popped(lab: Lab, job: Job) -> None:
+def test_built_messages_can_be_popped(lab: Lab, job: Job) -> None:
     job.sender.send(lab.builder.update_topics(topic(), {}))
     entries = lab.builder.append({QUEUE: scan(0, 10, 0, 1, 2, 7)})
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
@@ -267,7 +267,7 @@ def test_what_is_built_can_be_popped(lab: Lab, job: Job) -> None:
     assert job.position() == 4
 
 
-def test_what_a_killed_builder_had_not_said_is_said_by_the_next(lab: Lab, job: Job) -> None:
+def test_dispatches_of_a_killed_builder_are_sent_by_the_next_one(lab: Lab, job: Job) -> None:
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     lab.reopen()
@@ -278,7 +278,7 @@ def test_what_a_killed_builder_had_not_said_is_said_by_the_next(lab: Lab, job: J
 
 
 def test_a_queue_that_the_job_does_not_know_is_declared(lab: Lab, job: Job) -> None:
-    """Its declaration was answered long ago, and the job has forgotten."""
+    """Its declaration was answered long ago, and the job has lost it since."""
     lab.outbox.delivered([entry.key for entry in lab.builder.update_topics(topic(), {})])
     entries = lab.builder.append({QUEUE: scan(0, 10)})
     job.sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
@@ -287,8 +287,8 @@ def test_a_queue_that_the_job_does_not_know_is_declared(lab: Lab, job: Job) -> N
     assert job.position() == 10
 
 
-def test_what_the_job_still_waits_for_is_skipped_when_it_has_left_the_log(lab: Lab, job: Job) -> None:
-    """The queue was declared before there was a builder, and nobody ever dispatched its first offsets."""
+def test_offsets_that_left_the_log_before_they_were_dispatched_are_skipped(lab: Lab, job: Job) -> None:
+    """The queue was declared before there was a builder, and its first offsets were never dispatched."""
     job.memory.send(Declare(v=1, topic=TOPIC, queue_id=0, topic_id="id-1"))
     job.memory.send(Dispatch(v=1, topic=TOPIC, queue_id=0, ranges=[WrittenRange(0, 2)]))
     job.sender.send(lab.builder.update_topics(topic(start=10), {}))
@@ -299,7 +299,7 @@ def test_what_the_job_still_waits_for_is_skipped_when_it_has_left_the_log(lab: L
 
 
 def test_a_dispatch_of_an_earlier_topic_is_refused_by_the_queue(lab: Lab, job: Job) -> None:
-    """It was on its way when the topic was made again: its holes must not be holes of the new one."""
+    """It was in flight when the topic was recreated: its holes must not become holes of the new one."""
     lab.builder.update_topics(topic(), {})
     late = [entry for entry in lab.builder.append({QUEUE: nothing(0, 10)}) if entry.kind == EntryKind.DISPATCH]
     job.sender.send(lab.builder.update_topics(topic("id-2"), {}))
@@ -310,8 +310,8 @@ def test_a_dispatch_of_an_earlier_topic_is_refused_by_the_queue(lab: Lab, job: J
     assert job.position() == 10
 
 
-def test_ahead_of_the_window_waits_and_is_not_dropped(lab: Lab, job: Job) -> None:
-    """The least window there is, and a hole at its start that somebody else fills later."""
+def test_a_dispatch_ahead_of_the_window_is_retried(lab: Lab, job: Job) -> None:
+    """The window has its minimum size, and a gap at its start that another builder fills later."""
     job.sender.send(lab.builder.update_topics(topic(), {}))
     settled(lab, job)
     job.memory.send(Policy(v=1, topic=TOPIC, queue_id=0, window_max=1_000_000))
@@ -325,8 +325,8 @@ def test_ahead_of_the_window_waits_and_is_not_dropped(lab: Lab, job: Job) -> Non
     assert job.position() == 10
 
 
-def test_what_is_left_of_a_range_is_dispatched_when_its_start_has_left_the_log(lab: Lab, job: Job) -> None:
-    """The dispatch comes after the skip that follows it, as when the first try got no answer."""
+def test_the_rest_of_a_range_is_dispatched_when_its_start_has_left_the_log(lab: Lab, job: Job) -> None:
+    """The dispatch arrives after the skip that follows it, as when its first attempt got no answer."""
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     lab.builder.update_topics(topic(start=4), {})
@@ -337,8 +337,8 @@ def test_what_is_left_of_a_range_is_dispatched_when_its_start_has_left_the_log(l
     assert job.position() == 6
 
 
-def test_a_declaration_supersedes_what_was_said_of_the_topic_before(lab: Lab, job: Job) -> None:
-    """Offsets of the topic that is gone must not reach the queue that has its name."""
+def test_a_declaration_supersedes_operations_of_the_earlier_topic(lab: Lab, job: Job) -> None:
+    """Offsets of a deleted topic must not reach the queue of the same name."""
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     lab.builder.update_topics(topic("id-2"), {})
@@ -350,8 +350,8 @@ def test_a_declaration_supersedes_what_was_said_of_the_topic_before(lab: Lab, jo
     assert job.position() == 0
 
 
-def test_a_refusal_for_good_is_told_and_stops_nothing(lab: Lab, job: Job) -> None:
-    """Somebody has declared the queue as another type."""
+def test_a_permanent_refusal_is_reported_and_stops_nothing(lab: Lab, job: Job) -> None:
+    """Another builder has declared the queue with another type."""
     job.memory.send(Declare(v=1, topic=TOPIC, queue_id=0, topic_id="id-1", queue_type="sparse"))
     job.sender.send(lab.builder.update_topics(topic(), {}))
     entries = lab.builder.append({QUEUE: scan(0, 10)})
@@ -361,7 +361,7 @@ def test_a_refusal_for_good_is_told_and_stops_nothing(lab: Lab, job: Job) -> Non
     assert job.position() == 10
 
 
-def test_transport_that_is_closed_keeps_what_is_open(lab: Lab, job: Job) -> None:
+def test_open_operations_stay_in_the_outbox_when_the_transport_is_closed(lab: Lab, job: Job) -> None:
     job.transport.close()
     job.sender.send(lab.builder.update_topics(topic(), {}))
     assert len(list(lab.outbox.undelivered(EntryKind.DISPATCH))) == 1

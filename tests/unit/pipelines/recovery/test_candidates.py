@@ -67,8 +67,8 @@ def test_with_consent_the_state_that_lacks_the_fewest_records_is_taken(folder: J
     assert "partition 0 starts at 600, but is decided only up to 100" in passed_over[PRESENT]
 
 
-def test_a_state_that_was_put_aside_is_not_forgotten_for_an_empty_one(folder: JobFolder) -> None:
-    """A restore was killed between its renames, and an `up` has made a new folder since."""
+def test_a_state_that_was_put_aside_precedes_an_empty_one(folder: JobFolder) -> None:
+    """A restore was killed between its renames, and `up` has created a new state since."""
     write_state(folder.replaced / "20300101T000000Z-a" / "state", 100)
     write_state(folder.replaced / "20300102T000000Z-b" / "state", 500)
     newest, older = f"{PUT_ASIDE} in 20300102T000000Z-b", f"{PUT_ASIDE} in 20300101T000000Z-a"
@@ -110,7 +110,7 @@ def fail_to_copy(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 def test_files_are_copied_where_they_cannot_be_linked(folder: JobFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state may be on a disk of its own."""
+    """The state may be on another disk than the scratch folder."""
     write_state(folder.state, 500)
     with RocksStore(folder.state) as store:
         store.checkpoint(folder.root / "flushed")

@@ -1,4 +1,4 @@
-"""Claim: a snapshot is whole or is not there, says when it is damaged, and costs what has changed."""
+"""Claim: a snapshot is complete or absent, damage to it is detected, and it stores only files that have changed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NOW_MS = 1_795_262_400_000
 
 @pytest.fixture(params=["path", "memory"])
 def snapshots(request: pytest.FixtureRequest, tmp_path: Path) -> SnapshotStore:
-    """At a path, and in another file system that fsspec knows."""
+    """A storage at a path, and one in another file system of fsspec."""
     return SnapshotStore(str(tmp_path / "kept") if request.param == "path" else f"memory://{secrets.token_hex(8)}")
 
 
@@ -42,7 +42,7 @@ def kept_files(snapshots: SnapshotStore) -> int:
     return len(files.ls(f"{root}/files"))
 
 
-def test_what_was_put_comes_back(snapshots: SnapshotStore, folder: Path, tmp_path: Path) -> None:
+def test_a_snapshot_is_fetched_as_it_was_stored(snapshots: SnapshotStore, folder: Path, tmp_path: Path) -> None:
     taken = snapshots.put(folder, applied(7), NOW_MS)
     assert taken.id == "20261121T120000Z-000000000007"
     assert snapshots.list() == [taken]
@@ -53,7 +53,7 @@ def test_what_was_put_comes_back(snapshots: SnapshotStore, folder: Path, tmp_pat
     }
 
 
-def test_files_that_did_not_change_are_kept_once(snapshots: SnapshotStore, folder: Path) -> None:
+def test_unchanged_files_are_stored_once(snapshots: SnapshotStore, folder: Path) -> None:
     snapshots.put(folder, applied(7), NOW_MS)
     (folder / "state" / "CURRENT").write_bytes(b"2")
     snapshots.put(folder, applied(8), NOW_MS + 1000)
@@ -61,7 +61,7 @@ def test_files_that_did_not_change_are_kept_once(snapshots: SnapshotStore, folde
     assert [snapshot.applied.apply_seq for snapshot in snapshots.list()] == [8, 7]
 
 
-def test_old_ones_go_with_the_files_that_only_they_had(snapshots: SnapshotStore, folder: Path, tmp_path: Path) -> None:
+def test_pruning_deletes_old_snapshots_and_their_files(snapshots: SnapshotStore, folder: Path, tmp_path: Path) -> None:
     for number in range(5):
         (folder / "state" / "CURRENT").write_bytes(b"%d" % number)
         snapshots.put(folder, applied(number), NOW_MS + 1000 * number)
@@ -87,8 +87,8 @@ def test_a_damaged_file_is_noticed(folder: Path, tmp_path: Path, damage: str) ->
         snapshots.fetch(taken, tmp_path / "back")
 
 
-def test_a_file_that_was_cut_off_is_sent_again(folder: Path, tmp_path: Path) -> None:
-    """Killed while it carried a file away: the next snapshot must not take it for done."""
+def test_a_truncated_file_is_stored_again(folder: Path, tmp_path: Path) -> None:
+    """A kill in the middle of an upload leaves such a file: the next snapshot must not reuse it."""
     snapshots = SnapshotStore(str(tmp_path / "kept"))
     taken = snapshots.put(folder, applied(7), NOW_MS)
     (tmp_path / "kept" / "files" / taken.files[0].sha256).write_bytes(b"never")
@@ -96,14 +96,14 @@ def test_a_file_that_was_cut_off_is_sent_again(folder: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("manifest", [b"", b'{"id":"20300101T000000Z-1"', b"[]"])
-def test_a_manifest_that_was_cut_off_is_no_snapshot(folder: Path, tmp_path: Path, manifest: bytes) -> None:
+def test_a_truncated_manifest_is_no_snapshot(folder: Path, tmp_path: Path, manifest: bytes) -> None:
     snapshots = SnapshotStore(str(tmp_path / "kept"))
     taken = snapshots.put(folder, applied(7), NOW_MS)
     (tmp_path / "kept" / "manifests" / "20300101T000000Z-000000000008.json").write_bytes(manifest)
     assert snapshots.list() == [taken]
 
 
-def test_a_place_that_is_full_or_unknown_is_said(folder: Path, tmp_path: Path) -> None:
+def test_a_full_or_unknown_storage_is_reported(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="carrier-pigeon"):
         SnapshotStore("carrier-pigeon://roof")
     (tmp_path / "file").write_text("")
@@ -117,7 +117,7 @@ def write(store: RocksStore, apply_seq: int) -> None:
     store.write_changes([(META, APPLIED_KEY, applied(apply_seq).encode()), *changes])
 
 
-def test_a_snapshot_of_a_store_in_use_is_one_moment_of_it(snapshots: SnapshotStore, tmp_path: Path) -> None:
+def test_a_snapshot_of_a_store_in_use_is_consistent(snapshots: SnapshotStore, tmp_path: Path) -> None:
     with RocksStore(tmp_path / "state") as store:
         write(store, 1)
         first = take_snapshot(store, None, tmp_path / "scratch", snapshots)
@@ -131,7 +131,7 @@ def test_a_snapshot_of_a_store_in_use_is_one_moment_of_it(snapshots: SnapshotSto
             assert {value for _, value in back.scan(STATE, b"")} == {b"%d" % taken.applied.apply_seq}
 
 
-def test_a_state_that_decided_nothing_has_nothing_to_keep(tmp_path: Path) -> None:
+def test_an_empty_state_cannot_be_stored(tmp_path: Path) -> None:
     with (
         RocksStore(tmp_path / "state") as store,
         pytest.raises(Invalid, match="decided nothing yet"),
@@ -140,7 +140,7 @@ def test_a_state_that_decided_nothing_has_nothing_to_keep(tmp_path: Path) -> Non
     assert not (tmp_path / "kept").exists()
 
 
-def test_the_loop_takes_them_in_time_and_goes_on_when_it_cannot(tmp_path: Path, folder: Path) -> None:
+def test_the_loop_takes_snapshots_at_intervals_and_continues_after_failures(tmp_path: Path, folder: Path) -> None:
     snapshots = SnapshotStore(str(tmp_path / "kept"))
     outcomes = iter([None, "full", None])
     taken: list[Snapshot] = []
@@ -161,7 +161,7 @@ def test_the_loop_takes_them_in_time_and_goes_on_when_it_cannot(tmp_path: Path, 
     assert len(snapshots.list()) == 2
 
 
-def test_the_loop_takes_none_when_nothing_was_decided(tmp_path: Path, folder: Path) -> None:
+def test_the_loop_takes_no_snapshot_when_nothing_was_decided(tmp_path: Path, folder: Path) -> None:
     snapshots = SnapshotStore(str(tmp_path / "kept"))
     taken: list[Snapshot] = []
 
@@ -179,7 +179,7 @@ def test_the_loop_takes_none_when_nothing_was_decided(tmp_path: Path, folder: Pa
     assert len(taken) == 1
 
 
-def test_one_that_is_forgotten_while_they_are_listed_takes_no_other_with_it(
+def test_a_snapshot_deleted_during_a_listing_does_not_hide_the_others(
     snapshots: SnapshotStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = [snapshots.put(folder, applied(number), NOW_MS + number * 1000) for number in range(3)]

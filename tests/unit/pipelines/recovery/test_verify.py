@@ -1,4 +1,4 @@
-"""Where `popstream verify` begins, beside a job that forgets its oldest snapshots."""
+"""Claim: `popstream verify` finds its base while a running job deletes its oldest snapshots."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def applied(decided: int) -> Applied:
 
 @pytest.fixture
 def snapshots(tmp_path: Path) -> SnapshotStore:
-    """At 100, 200 and 300."""
+    """Snapshots at the offsets 100, 200 and 300."""
     snapshots = SnapshotStore(str(tmp_path / "kept"))
     with RocksStore(tmp_path / "state") as store:
         for decided in (100, 200, 300):
@@ -35,11 +35,11 @@ def snapshots(tmp_path: Path) -> SnapshotStore:
     return snapshots
 
 
-def test_the_oldest_that_the_log_reaches_back_to(snapshots: SnapshotStore, tmp_path: Path) -> None:
+def test_the_base_is_the_oldest_snapshot_that_the_log_continues(snapshots: SnapshotStore, tmp_path: Path) -> None:
     assert _base(applied(400), LOG, snapshots, tmp_path / "base", None, [])[0] == {0: 100}
 
 
-def test_one_that_is_forgotten_meanwhile_is_passed_over(
+def test_a_snapshot_deleted_in_the_meantime_is_passed_over(
     snapshots: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch = snapshots.fetch
@@ -55,7 +55,9 @@ def test_one_that_is_forgotten_meanwhile_is_passed_over(
     assert name == f"snapshot {snapshots.list()[-1].id}"
 
 
-def test_one_that_is_damaged_is_not(snapshots: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_snapshot_is_reported(
+    snapshots: SnapshotStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_snapshot: Snapshot, _folder: Path) -> None:
         raise Corrupt("it is not what it was")
 
