@@ -4,9 +4,18 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
-__all__ = ["print_facts", "standard_output"]
+__all__ = ["counted", "print_facts", "standard_output"]
 
 WIDTH_IN_FILES = 200
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "message"), counted(0, "message")
+    ('1 message', '0 messages')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def standard_output() -> Console:

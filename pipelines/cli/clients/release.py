@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from pipelines.cli.clients.send_and_consume import require_topic
 from pipelines.cli.exits import say
+from pipelines.cli.printing import counted
 from pipelines.cli.target import Target
 from popstream import Refused, Transport
 from popstream.wire.command import ReturnClient
@@ -35,4 +36,4 @@ def run_release(target: Target, topics: Sequence[str], group: str, client_id: st
         if answer.reason not in (Reason.OK, Reason.TOPIC_NOT_EXIST):
             raise Refused(answer)
     count = sum(last - first + 1 for answer in answers for first, last in answer.released)
-    say(f"{count} message{'' if count == 1 else 's'} of {client_id} in {group} released")
+    say(f"{counted(count, 'message')} of {client_id} in {group} released")

@@ -14,6 +14,7 @@ import typer
 
 from connectors.kafka.topic_admin import TopicFacts, create_message_topic, describe
 from pipelines.cli.exits import Exit, say
+from pipelines.cli.printing import counted
 from pipelines.cli.target import Target
 from popstream import Consumer, Message, NotDeclared, Producer, SendResult
 from popstream.wire.failures import Invalid
@@ -57,7 +58,7 @@ def run_send(
                 _confirm(waiting)
         _confirm(waiting)
         producer.flush()
-    say(f"{count} message{'' if count == 1 else 's'} sent to {topic}, ready to be popped")
+    say(f"{counted(count, 'message')} sent to {topic}, ready to be popped")
 
 
 def run_consume(
@@ -88,15 +89,15 @@ def run_consume(
         client_id=settings.client_id,
         history_file=target.history_file,
     )
-    counted = _Counted(count_max)
+    progress = _Progress(count_max)
     try:
-        _consume(consumer, topic, counted, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json)
+        _consume(consumer, topic, progress, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json)
     finally:
         # An interrupt may leave printed messages unacked: they are released; with --no-ack they stay leased.
         consumer.close(release=ack)
-        late = f"; {counted.lost} acked too late: they will be redelivered" if counted.lost else ""
-        say(f"{counted.printed} message{'' if counted.printed == 1 else 's'} of {topic} for {group}{late}")
-    if counted.lost:
+        late = f"; {progress.lost} acked too late: they will be redelivered" if progress.lost else ""
+        say(f"{counted(progress.printed, 'message')} of {topic} for {group}{late}")
+    if progress.lost:
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
@@ -119,7 +120,7 @@ def printable(message: Message, *, as_json: bool) -> str:
     return msgspec.json.encode(fields).decode()
 
 
-class _Counted:
+class _Progress:
     """Counts printed messages, and those whose ack came too late."""
 
     def __init__(self, count_max: int) -> None:
@@ -142,7 +143,7 @@ class _Counted:
 def _consume(
     consumer: Consumer,
     topic: str,
-    counted: _Counted,
+    progress: _Progress,
     invisible_time_ms: int,
     wait_ms: int,
     *,
@@ -151,12 +152,12 @@ def _consume(
     as_json: bool,
 ) -> None:
     last_s = time.monotonic()
-    while counted.left > 0:
+    while progress.left > 0:
         is_last = not follow and _waited_ms(last_s) >= wait_ms
         poll_time_ms = POLL_MS if follow else min(POLL_MS, wait_ms)
         try:
             popped = consumer.pop(
-                topic, None, min(counted.left, POP_MESSAGES_MAX), invisible_time_ms, 0 if is_last else poll_time_ms
+                topic, None, min(progress.left, POP_MESSAGES_MAX), invisible_time_ms, 0 if is_last else poll_time_ms
             )
         except NotDeclared as error:
             if is_last:
@@ -171,9 +172,9 @@ def _consume(
         last_s = time.monotonic()
         again = 0
         for message in popped:
-            if ack or counted.is_first(message):
+            if ack or progress.is_first(message):
                 print(printable(message, as_json=as_json))
-                counted.printed += 1
+                progress.printed += 1
             else:
                 again += 1
         sys.stdout.flush()
@@ -181,7 +182,7 @@ def _consume(
             say("stopped: messages are redelivered, because their invisible time is over")
             return
         if ack:
-            counted.lost += sum(not outcome.applied for outcome in consumer.ack(popped.messages))
+            progress.lost += sum(not outcome.applied for outcome in consumer.ack(popped.messages))
 
 
 def _waited_ms(since_s: float) -> float:
