@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import stat
 import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,8 @@ from pipelines.process.maintenance import Maintained
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
 from tests.support.job_process import ROOT
-from tests.support.up_process import COMMAND_TIMEOUT_S, Up, run, status_of
+from tests.support.up_process import Up, run, status_of
+from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,14 +128,10 @@ def test_a_queue_is_shown_searched_and_rebuilt(up: Up) -> None:
         done = run(up, "queue", "shown", "--json", *options)
         return msgspec.json.decode(done.stdout, type=list[dict[str, Any]]) if done.returncode == 0 else []
 
-    def wait_until_read() -> list[dict[str, Any]]:
-        deadline = time.monotonic() + 60
-        while not (views := built("--offset", "1")) or views[0]["end_offset"] < 3:
-            assert time.monotonic() < deadline, "it is not read"
-            time.sleep(0.5)
-        return views
+    def read_and_dispatched() -> list[dict[str, Any]]:
+        return [view for view in built("--offset", "1") if view["end_offset"] == view["commit_position"] == 3]
 
-    (view,) = wait_until_read()
+    (view,) = wait_for(read_and_dispatched)
     assert (view["queue_type"], view["unit_count"], view["commit_position"], view["problem"]) == ("simple", 3, 3, None)
     assert [found["unit"]["queue_offset"] for found in view["found"]] == [1]
     shown = run(up, "queue", "shown", "--time", "2030-01-01")
@@ -144,7 +140,7 @@ def test_a_queue_is_shown_searched_and_rebuilt(up: Up) -> None:
     assert "last until the time: offset 2, 5 bytes" in shown.stdout
     rebuilt = run(up, "queue", "shown", "--queue", "0", "--rebuild-from", "1")
     assert (rebuilt.returncode, rebuilt.stdout) == (0, "shown/0 is read again from offset 1\n")
-    assert wait_until_read() == [view]
+    wait_for(lambda: built("--offset", "1") == [view])
     assert run(up, "queue", "shown", "--rebuild-from", "1").returncode == 2
     unknown = run(up, "queue", "popstream.ops")
     assert unknown.returncode == 2
@@ -168,9 +164,7 @@ def test_a_taken_port_is_one_clear_line(up: Up, tmp_path: Path) -> None:
 
 
 def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
-    deadline = time.monotonic() + COMMAND_TIMEOUT_S
-    while (status := status_of(up))["delta_seq"] < status["apply_seq"]:
-        assert time.monotonic() < deadline, "Delta does not catch up"
+    wait_for(lambda: (status := status_of(up))["delta_seq"] >= status["apply_seq"])
     sql = "SELECT step, count(*) AS messages FROM deliveries_by_message WHERE topic = 't' GROUP BY step ORDER BY step"
     done = run(up, "query", sql, "--json", "--var", str(ROOT / "var"))
     assert answers(done) == [{"step": "acked", "messages": 5}, {"step": "leased", "messages": 10}]

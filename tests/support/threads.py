@@ -11,7 +11,8 @@ if TYPE_CHECKING:
 
 __all__ = ["eventually", "in_thread"]
 
-PATIENCE_S = 20.0
+# Generous: this is for machines on which other things run.
+PATIENCE_S = 60.0
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["COMMAND_TIMEOUT_S", "STOP_TIMEOUT_S", "Up", "environment", "run", "status_of"]
 
 START_TIMEOUT_S = 240.0
-STOP_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 180.0
+# A JVM may take its time to go after the process that it belongs to.
+GONE_WITHIN_S = 20.0
 COMMAND_TIMEOUT_S = 120.0
 
 
@@ -63,7 +65,7 @@ class Up:
         self._process.send_signal(number)
         code = self._process.wait(STOP_TIMEOUT_S)
         self._reader.join()
-        left = psutil.wait_procs(own, timeout=0.5)[1]
+        left = psutil.wait_procs(own, timeout=GONE_WITHIN_S)[1]
         return code, [p for p in left if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
     def end(self) -> None:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["Wire", "start_job", "wait_for"]
 
 # For machines on which other things run.
-PATIENCE_S = 90.0
+PATIENCE_S = 180.0
 REQUEST_BYTES_MAX = 17 * 1024 * 1024
 
 

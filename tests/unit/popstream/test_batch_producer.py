@@ -39,7 +39,7 @@ from popstream.wire.headers import (
 from popstream.wire.key_hash import key_hash
 from tests.support.memory_kafka import MemoryKafka
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 TYPES: dict[str, QueueType] = {"units": "batch", "table": "sparse"}
 
 

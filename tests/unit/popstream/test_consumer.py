@@ -60,7 +60,7 @@ def test_messages_come_with_all_that_is_known_of_them(job: MemoryJob, consumer: 
 def test_acks_of_many_callers_travel_as_ranges_of_one_record(job: MemoryJob, consumer: Consumer) -> None:
     messages = consumer.pop("orders", 0, max_messages=10).messages
     futures = [consumer.ack_async([message]) for message in reversed(messages)]
-    assert all(all_applied(future.result(5)) for future in futures)
+    assert all(all_applied(future.result(60)) for future in futures)
     (ack,) = sent(job, Ack)
     assert isinstance(ack, Ack)
     assert len(ack.handles) == 1
@@ -79,7 +79,7 @@ def test_outcomes_come_in_the_callers_order_and_fail_one_by_one(consumer: Consum
 def test_a_message_acked_by_two_callers_is_judged_twice_in_turn(job: MemoryJob, consumer: Consumer) -> None:
     (message,) = consumer.pop("orders", 0, max_messages=1).messages
     first, second = consumer.ack_async([message]), consumer.ack_async([message])
-    assert [first.result(5)[0].reason, second.result(5)[0].reason] == [Reason.OK, Reason.ALREADY_ACKED]
+    assert [first.result(60)[0].reason, second.result(60)[0].reason] == [Reason.OK, Reason.ALREADY_ACKED]
     assert len(sent(job, Ack)) == 2
 
 
@@ -90,7 +90,7 @@ def test_an_old_receipt_does_not_spoil_a_good_one(job: MemoryJob, consumer: Cons
     new = consumer.pop("orders", 0, max_messages=1).messages
     assert [message.attempt for message in (*old, *new)] == [1, 2]
     first, second = consumer.ack_async(old), consumer.ack_async(new)
-    assert [first.result(5)[0].reason, second.result(5)[0].reason] == [Reason.STALE_HANDLE, Reason.OK]
+    assert [first.result(60)[0].reason, second.result(60)[0].reason] == [Reason.STALE_HANDLE, Reason.OK]
 
 
 def test_acks_of_several_queues_are_one_call(job: MemoryJob, consumer: Consumer) -> None:
@@ -135,7 +135,7 @@ def test_a_waiting_ack_is_sent_before_what_is_asked_for_later(job: MemoryJob) ->
         messages = consumer.pop("orders", 0, max_messages=1).messages
         acked = consumer.ack_async(messages)
         (changed,) = consumer.change_invisible(messages, 1_000)
-        assert acked.result(5)[0].applied
+        assert acked.result(60)[0].applied
         assert changed.reason is Reason.ALREADY_ACKED
 
 
@@ -257,7 +257,7 @@ def waiting_pop(consumer: Consumer, op_id: str) -> tuple[threading.Thread, Futur
 def test_a_waiting_pop_gets_what_is_written(job: MemoryJob, consumer: Consumer) -> None:
     thread, found = waiting_pop(consumer, new_op_id())
     job.write("orders", 0, [b"late"])
-    assert [message.value for message in found.result(5)] == [b"late"]
+    assert [message.value for message in found.result(60)] == [b"late"]
     thread.join()
 
 
@@ -265,7 +265,7 @@ def test_a_waiting_pop_can_be_cancelled(consumer: Consumer) -> None:
     op_id = new_op_id()
     thread, found = waiting_pop(consumer, op_id)
     assert consumer.cancel("orders", 0, op_id).applied
-    assert found.result(5).reason is Reason.CANCELLED
+    assert found.result(60).reason is Reason.CANCELLED
     thread.join()
 
 
@@ -309,7 +309,7 @@ def test_close_cancels_pops_that_wait(job: MemoryJob) -> None:
     consumer = job.consumer("billing")
     thread, found = waiting_pop(consumer, new_op_id())
     consumer.close()
-    thread.join(5)
+    thread.join(60)
     assert not thread.is_alive()
     assert found.result(0).reason is Reason.CANCELLED
     job.write("orders", 0, [b"late"])

@@ -73,7 +73,7 @@ def test_a_byte_bound_that_cuts_what_was_popped_stops_nobody(
         ran = in_thread(lambda: consumer.run(handle, workers=8))
         eventually(lambda: len(done) == 120)
         consumer.stop()
-        ran.join(10)
+        ran.join(60)
     assert len(set(done)) == 120
     assert max(most) <= 16_000
     if order:
@@ -90,7 +90,7 @@ def test_a_message_whose_lease_is_over_is_not_handed_out(job: MemoryJob) -> None
         time.sleep(1.6)
         job.advance(1_600)
         second = next(iterator)
-        assert (second.attempt, second.ack().result(5).applied) == (2, True)
+        assert (second.attempt, second.ack().result(60).applied) == (2, True)
 
 
 def test_counts_below_one_are_refused(job: MemoryJob) -> None:
@@ -212,7 +212,7 @@ def test_a_short_extension_is_looked_at_in_time(job: MemoryJob) -> None:
     job.write("orders", 0, [b"x"])
     with job.consumer("billing", renewal=RenewalPolicy(steps_ms=(2_000,))) as consumer:
         (message,) = consumer.pop("orders", 0, renew=True).messages
-        message.extend(2).result(5)
+        message.extend(2).result(60)
         renewed = len(sent(job, ChangeInvisible))
         eventually(lambda: len(sent(job, ChangeInvisible)) >= renewed + 2)
         assert consumer.held_count == 1
@@ -240,8 +240,8 @@ def test_a_callback_may_speak_about_other_messages(job: MemoryJob) -> None:
 
         acked = first.ack()
         acked.add_done_callback(then)
-        assert released.wait(10)
-        assert third.ack().result(10).applied
+        assert released.wait(60)
+        assert third.ack().result(60).applied
         consumer.flush(10_000)
 
 
@@ -323,7 +323,7 @@ def test_close_waits_for_the_handler_at_work(job: MemoryJob) -> None:
         done.append(message.queue_offset)
 
     in_thread(lambda: consumer.run(handle))
-    assert begun.wait(10)
+    assert begun.wait(60)
     consumer.close()
     assert done == [0]
     assert left(job, "orders") == [(1, 1), (2, 1)]
@@ -342,7 +342,7 @@ def test_iteration_ends_when_the_consumer_is_closed_elsewhere(job: MemoryJob) ->
     thread = in_thread(iterate)
     eventually(lambda: consumer.held_count == 0 and len(job.records) > 4)
     consumer.close()
-    thread.join(10)
+    thread.join(60)
     assert ended == ["in order"]
 
 
@@ -387,7 +387,7 @@ def test_sigterm_ends_a_process_whose_other_thread_iterates() -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
 
 
@@ -400,7 +400,7 @@ def test_a_consumer_that_is_closed_hands_out_nothing(job: MemoryJob, monkeypatch
     thread = in_thread(lambda: found.extend(subscription.take(10)))
     eventually(lambda: consumer.held_count == 3)
     consumer.close()
-    thread.join(10)
+    thread.join(60)
     assert found == []
     monkeypatch.undo()
     with job.consumer("billing") as other:

@@ -89,7 +89,7 @@ def commit_position(job: MemoryJob, queue_id: int = 0) -> int | None:
 
 def test_written_messages_are_declared_once_and_dispatched_as_ranges(job: MemoryJob, producer: Producer) -> None:
     results = [producer.send("orders", b"v", queue_id=queue_id) for queue_id in (0, 1, 0, 1, 0)]
-    assert [future.result(5).queue_offset for future in results] == [0, 100, 1, 101, 2]
+    assert [future.result(60).queue_offset for future in results] == [0, 100, 1, 101, 2]
     producer.flush()
     producer.send("orders", b"v", queue_id=0)
     producer.flush()
@@ -114,7 +114,7 @@ def test_tags_travel_as_header_and_as_hash(job: MemoryJob, producer: Producer, k
 
 def test_a_producer_that_only_sends_needs_no_job(kafka: FakeKafkaProducer) -> None:
     with Producer("nowhere", kafka_producer=kafka, job_types=lambda _: None) as producer:
-        assert producer.send("orders", b"v").result(1).timestamp_ms == 7
+        assert producer.send("orders", b"v").result(60).timestamp_ms == 7
 
 
 def test_a_message_that_is_not_confirmed_is_not_dispatched(
@@ -122,7 +122,7 @@ def test_a_message_that_is_not_confirmed_is_not_dispatched(
 ) -> None:
     kafka.fails = KafkaTimeoutError("slow")
     with pytest.raises(Unavailable, match="unknown"):
-        producer.send("orders", b"v").result(1)
+        producer.send("orders", b"v").result(60)
     producer.flush()
     assert job.records == []
 
@@ -130,7 +130,7 @@ def test_a_message_that_is_not_confirmed_is_not_dispatched(
 def test_what_kafka_refuses_is_told_by_the_future(producer: Producer, kafka: FakeKafkaProducer) -> None:
     kafka.raises = MessageSizeTooLargeError("large")
     with pytest.raises(Invalid, match="large"):
-        producer.send("orders", b"v").result(5)
+        producer.send("orders", b"v").result(60)
 
 
 def test_a_closed_producer_sends_nothing(kafka: FakeKafkaProducer) -> None:

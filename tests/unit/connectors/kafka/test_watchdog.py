@@ -13,7 +13,7 @@ from connectors.kafka import watchdog
 if TYPE_CHECKING:
     from pathlib import Path
 
-WAIT_S = 20
+WAIT_S = 60
 OBEDIENT = "import time; time.sleep(600)"
 STUBBORN = (
     "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)"

@@ -13,7 +13,7 @@ def test_the_next_item_starts_when_the_previous_one_ends() -> None:
     may_continue = threading.Event()
 
     def work(number: int) -> None:
-        assert may_continue.wait(10)
+        assert may_continue.wait(60)
         done.append(number)
 
     handoff = Handoff(work)
@@ -24,7 +24,7 @@ def test_the_next_item_starts_when_the_previous_one_ends() -> None:
     second.join(0.05)
     assert second.is_alive(), "the second was accepted before the first ended"
     may_continue.set()
-    second.join(10)
+    second.join(60)
     handoff.close()
     assert done == [1, 2]
 

@@ -105,7 +105,7 @@ def test_a_worker_that_fails_is_reported_with_its_log(tmp_path: Path, script: li
     script.append("import sys; print('no such queue', file=sys.stderr); sys.exit(1)")
     with WorkerProcesses([task(tmp_path)], tmp_path) as workers:
         workers.step()
-        workers.started[0].process.wait(10)
+        workers.started[0].process.wait(60)
         with pytest.raises(Unavailable, match=r"billing-steady has ended with exit code 1(?s:.*)no such queue"):
             workers.step()
 

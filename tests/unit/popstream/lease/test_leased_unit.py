@@ -29,7 +29,7 @@ from popstream.wire.reason import Reason
 from tests.support.memory_kafka import MemoryKafka
 from tests.support.threads import eventually
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 
 
 @pytest.fixture

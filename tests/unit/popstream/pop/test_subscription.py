@@ -157,7 +157,7 @@ def test_iteration_ends_when_the_consumer_stops(job: MemoryJob) -> None:
         ended = in_thread(lambda: [message.ack() for message in consumer])
         eventually(lambda: consumer.held_count == 0 and len(sent(job, Ack)) > 0)
         consumer.stop()
-        ended.join(10)
+        ended.join(60)
         assert not ended.is_alive()
 
 
@@ -194,7 +194,7 @@ def test_a_topic_nobody_has_written_to_yet_is_waited_for(job: MemoryJob) -> None
         thread = in_thread(lambda: found.extend(drain(consumer, 1)))
         eventually(lambda: any(isinstance(pop, Pop) and pop.topic == "payments" for pop in job.records))
         job.write("payments", 0, [b"first"])
-        thread.join(20)
+        thread.join(60)
     assert [message.value for message in found] == [b"first"]
 
 
@@ -205,7 +205,7 @@ def test_a_new_group_begins_behind_what_there_is_when_asked_to(job: MemoryJob) -
         eventually(lambda: {pop.queue_id for pop in sent(job, Pop)} == {0, 1, 2, 3})
         for queue_id in range(4):
             job.write("orders", queue_id, [b"new-%d" % queue_id])
-        thread.join(20)
+        thread.join(60)
     assert {message.value for message in found} == {b"new-0", b"new-1", b"new-2", b"new-3"}
 
 
@@ -213,7 +213,7 @@ def test_a_group_that_has_popped_before_goes_on_where_it_was_whatever_init_says(
     with job.consumer("billing") as consumer:
         for queue_id in range(4):
             for message in consumer.pop("orders", queue_id, 1):
-                message.ack().result(20)
+                message.ack().result(60)
     with job.consumer("billing", topics=["orders"], init="max") as consumer:
         found = drain(consumer, 36)
     assert {message.value for message in found} == {value for value in ALL if not value.endswith(b"-0")}
@@ -229,7 +229,7 @@ def test_a_queue_that_is_added_begins_at_its_first_message_whatever_init_says(
         eventually(lambda: {pop.queue_id for pop in sent(job, Pop)} == {0, 1, 2, 3})
         job.write("orders", 4, [b"4-0", b"4-1"])
         job.advance(10_000)  # the pops that wait hold all of the prefetch
-        thread.join(20)
+        thread.join(60)
     assert [message.value for message in found] == [b"4-0", b"4-1"]
 
 
@@ -270,7 +270,7 @@ def handled(consumer: Consumer, handle: Callable[[Message], object], count: int,
     ran = in_thread(lambda: consumer.run(counted, **options))
     eventually(lambda: len(calls) >= count)
     consumer.stop()
-    ran.join(10)
+    ran.join(60)
     assert not ran.is_alive()
     consumer.flush()
 
@@ -324,7 +324,7 @@ def test_a_failure_in_a_set_returns_it_and_all_after_it_in_one_request(job: Memo
         ran = in_thread(lambda: consumer.run_sets(handle, set_size=6, failure_delay_ms=0))
         eventually(lambda: len(sets) >= 1)
         consumer.stop()
-        ran.join(10)
+        ran.join(60)
         consumer.flush()
     assert sets[0] == [0, 1, 2, 3, 4, 5]
     change = sent(job, ChangeInvisible)[0]
@@ -349,7 +349,7 @@ def test_an_orderly_failure_returns_the_rest_of_the_pop(job: MemoryJob) -> None:
         job.advance(500)
         eventually(lambda: len(seen) == 7)
         consumer.stop()
-        ran.join(10)
+        ran.join(60)
     assert [offset for offset, _ in seen] == [0, 1, 2, 3, 3, 4, 5]
     assert dict(seen)[3] == 2
 
@@ -406,7 +406,7 @@ def test_what_takes_long_is_renewed_and_the_ack_is_good(job: MemoryJob) -> None:
         before = message.handle
         eventually(lambda: message.handle != before)
         assert message.next_visible_time_ms >= job.now_ms + 90_000
-        assert message.ack().result(10).applied
+        assert message.ack().result(60).applied
 
 
 def test_a_plain_pop_is_not_renewed_unless_asked(job: MemoryJob) -> None:
@@ -463,7 +463,7 @@ def test_a_pop_of_a_topic_waits_at_all_its_queues_and_leaves_nothing_behind(job:
         thread = in_thread(lambda: popped.extend(consumer.pop("orders", max_messages=8, poll_time_ms=60_000)))
         eventually(lambda: sum(isinstance(pop, Pop) and pop.poll_time_ms > 0 for pop in job.records) == 4)
         job.write("orders", 3, [b"late"])
-        thread.join(10)
+        thread.join(60)
         assert [message.value for message in popped] == [b"late"]
         job.write("orders", 0, [b"later"])
     assert (0, 10, 1) in job_has_left(job)
@@ -521,7 +521,7 @@ def test_a_change_without_an_answer_is_sent_again_as_it_was(job: MemoryJob) -> N
         thread = in_thread(lambda: consumer.change_invisible(messages, 5_000))
         eventually(lambda: len(sent(job, ChangeInvisible)) >= 2)
         job.silent.clear()
-        thread.join(10)
+        thread.join(60)
         assert len({change.op_id for change in sent(job, ChangeInvisible)}) == 1
         assert messages[0].next_visible_time_ms == job.now_ms + 5_000
 

@@ -30,7 +30,7 @@ FACTS: dict[str, dict[str, Any]] = {
 WITHOUT_COUNTERPART = {
     "WIRE-03": "hosts are not part of a record: Kafka keeps none",
 }
-WAIT_S = 10.0
+WAIT_S = 60.0
 TYPES = {"BatchCQ": "batch", "SimpleCQ": "simple"}
 SETTINGS = {
     "batchMaxDelayMs": "hold_ms",

@@ -18,7 +18,7 @@ from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, Send
 from popstream.send.shipment import NOT_ASKED, Retry, SendOutcome, Shipment
 from popstream.wire.failures import Invalid
 
-WAIT_S = 10.0
+WAIT_S = 60.0
 REFUSED = SendOutcome(error=Invalid("refused"), retry=Retry.ALONE)
 Judge = Callable[[Outgoing, Shipment], SendOutcome]
 
