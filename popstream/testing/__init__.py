@@ -1,4 +1,4 @@
-"""The job in memory, for tests of services: the real kernel, and a clock that the test moves."""
+"""Tests of services without Kafka and Spark: `MemoryJob` decides as the real job, on a clock that the test moves."""
 
 from popstream.testing.memory_job import MemoryJob
 

@@ -1,6 +1,6 @@
-"""The job and its message topics in memory, on a clock moved by hand: for tests of programs that use the client.
+"""The job in memory, on a clock that the test moves: for tests of programs that use the client.
 
-The decisions are the kernel's own, so what a test sees is what the job answers.
+The decisions are made by the kernel of the job, so a test sees the answers that the job would give.
 
 >>> job = MemoryJob()
 >>> job.write("orders", 0, [b"one", b"two"])
@@ -25,19 +25,18 @@ from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from popstream.consumer import Consumer
-from popstream.exchange.coalescer import ranges_of
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.transport import Transport
-from popstream.payload.payloads import FetchCounts, Fetched, Payload, merge_ranges
+from popstream.payload.payloads import Payload
 from popstream.settings import ClientSettings, new_client_id
-from popstream.testing.memory_link import MemoryLink, frame_of
+from popstream.testing._memory_link import MemoryLink, frame_of
+from popstream.testing._memory_topics import MemoryTopics
 from popstream.wire.answer import Answer
 from popstream.wire.command import ChangeInvisible, Command, Declare, Dispatch, Tick, WrittenRange, encode_command
-from popstream.wire.failures import Corrupt, Invalid
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from popstream.outcome import QueueKey
 
@@ -49,76 +48,55 @@ _decode_command = msgspec.json.Decoder(Command).decode
 
 
 class MemoryJob:
-    """Decides each operation as it is sent. Safe for use by many threads.
+    """A job, its message topics and its clock. Safe for use by many threads.
+
+    Operations are decided when they are sent. The clock stands still until `advance` moves it: leases expire, and
+    delayed messages become visible, only then.
+
+    Args:
+        now_ms: The time at the start, in milliseconds.
 
     Attributes:
-        now_ms: The time of the next record; `advance` moves it.
-        records: What was sent, in order.
-        deleted: (topic, queue_id, offset) whose record is gone.
-        late: (topic, queue_id, offset) whose record cannot be read yet.
-        damaged: (topic, queue_id, offset) whose record cannot be read at all.
-        silent: Queues whose operations are decided, but the answers are lost.
-        cpu_s: CPU time that the decisions took.
-        is_old: Changes of more than one message are answered with NOT_SUPPORTED.
+        now_ms: The broker's clock, in milliseconds.
+        records: The operations that were sent, in order.
+        deleted: (topic, queue_id, queue_offset) of records that are gone, as after retention.
+        late: Likewise, of records that cannot be read yet.
+        damaged: Likewise, of records that cannot be read at all.
+        silent: (topic, queue_id) of queues whose operations are decided, but not answered.
+        payloads: The records of the message topics, for `Consumer(payloads=)`.
+        cpu_s: CPU time of all decisions, in seconds.
+        is_old: Refuse changes of more than one message with NOT_SUPPORTED, as an old job.
     """
 
     def __init__(self, now_ms: int = 1_000_000) -> None:
         self.now_ms = now_ms
         self.records: list[Command] = []
-        self.deleted: set[tuple[str, int, int]] = set()
-        self.late: set[tuple[str, int, int]] = set()
-        self.damaged: set[tuple[str, int, int]] = set()
         self.silent: set[QueueKey] = set()
         self.is_old = False
         self.cpu_s = 0.0
+        self.payloads = MemoryTopics()
+        self.deleted, self.late, self.damaged = self.payloads.deleted, self.payloads.late, self.payloads.damaged
         self._lock = threading.Lock()
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []
-        self._topics: dict[QueueKey, list[Payload]] = {}
-        self._counts = FetchCounts()
         self._listeners: list[tuple[str, Callable[[QueueKey], None]]] = []
 
-    def link(self) -> MemoryLink:
-        """A place to send to, with answers of its own."""
-        link = MemoryLink(self._decide, reply_to=len(self._links))
-        self._links.append(link)
-        return link
-
-    def transport(self, **settings: Any) -> Transport:  # noqa: ANN401 - ClientSettings checks them
-        """A transport to this job."""
-        named = {"bootstrap_servers": "memory", "client_id": new_client_id(), **settings}
-        return Transport(ClientSettings(**named), link=self.link())
-
     def consumer(self, group: str, **options: Any) -> Consumer:  # noqa: ANN401 - as Consumer's
-        """A consumer of this job; closing it closes its transport."""
+        """Return a consumer of this job.
+
+        Args:
+            group: The consumer group.
+            **options: Arguments of `Consumer`; also `answer_timeout_ms` and `resend_after_ms`.
+        """
         settings = {name: options.pop(name) for name in _TRANSPORT_SETTINGS & options.keys()}
         return _MemoryConsumer(
             "memory",
             group=group,
             transport=self.transport(**settings),
-            payloads=self,
+            payloads=self.payloads,
             notifications=partial(self.listen, group),
             **options,
         )
-
-    def listen(self, group: str, listener: Callable[[QueueKey], None]) -> Callable[[], None]:
-        """Call `listener` for each queue that becomes poppable for a group; gives what ends that."""
-        listening = (group, listener)
-        self._listeners.append(listening)
-        return lambda: self._listeners.remove(listening)
-
-    def make_topic(self, topic: str, queue_count: int) -> None:
-        """Let a topic have so many queues, of which the job knows nothing yet."""
-        for queue_id in range(queue_count):
-            self._topics.setdefault((topic, queue_id), [])
-
-    def queue_ids(self, topic: str) -> list[int]:
-        """The queues of a topic."""
-        found = sorted(queue_id for name, queue_id in self._topics if name == topic)
-        if not found:
-            message = f"topic {topic} does not exist"
-            raise Invalid(message, subject=topic)
-        return found
 
     def write(
         self,
@@ -130,7 +108,7 @@ class MemoryJob:
         dispatch: bool = True,
     ) -> None:
         """Append messages to a queue, all with the same headers, and make them poppable."""
-        written = self._topics.setdefault((topic, queue_id), [])
+        written = self.payloads.queue(topic, queue_id)
         first = len(written)
         written.extend(Payload(None, value, [*headers], self.now_ms) for value in values)
         if not first:
@@ -140,97 +118,47 @@ class MemoryJob:
             self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
 
     def append(self, topic: str, queue_id: int, payload: Payload, *, tag: int = 0, count: int = 1) -> int:
-        """Append one record to a queue and make it poppable, as a unit of so many messages; gives its queue offset."""
-        written = self._topics.setdefault((topic, queue_id), [])
+        """Append one record to a queue and make it poppable as a unit of `count` messages; return its queue offset."""
+        written = self.payloads.queue(topic, queue_id)
         written.append(payload)
-        offset = len(written) - 1
-        if not offset:
+        queue_offset = len(written) - 1
+        if not queue_offset:
             self.send(Declare(v=1, topic=topic, queue_id=queue_id, topic_id=topic, queue_type="batch"))
-        ranges = [WrittenRange(offset, offset, tag, count)]
+        ranges = [WrittenRange(queue_offset, queue_offset, tag, count)]
         self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
-        return offset
+        return queue_offset
 
-    def send(self, command: Command) -> None:
-        """Decide an operation whose answer nobody waits for."""
-        self._decide(ops_key(command.topic, command.queue_id), encode_command(command))
+    def make_topic(self, topic: str, queue_count: int) -> None:
+        """Create a topic with empty queues, which the job does not know yet."""
+        for queue_id in range(queue_count):
+            self.payloads.queue(topic, queue_id)
 
     def advance(self, time_ms: int) -> None:
-        """Let time pass; what became due takes effect in every queue."""
+        """Move the clock; everything that becomes due takes effect in all queues."""
         self.now_ms += time_ms
-        for topic, queue_id in list(self._topics):
+        for topic, queue_id in self.payloads.queues:
             self.send(Tick(v=1, topic=topic, queue_id=queue_id))
 
-    def fetch(
-        self,
-        topic: str,
-        queue_id: int,
-        ranges: Sequence[tuple[int, int]],
-        timeout_s: float,  # noqa: ARG002
-        bytes_max: int | None = None,
-    ) -> Fetched:
-        """Payloads as a consumer asks for them."""
-        written = self._topics[topic, queue_id]
-        payloads: dict[int, Payload] = {}
-        gone: list[int] = []
-        late: list[int] = []
-        left: list[int] = []
-        wanted = [offset for first, last in merge_ranges(ranges) for offset in range(first, last + 1)]
-        if any((topic, queue_id, offset) in self.damaged for offset in wanted):
-            message = f"a record of {topic}/{queue_id} is damaged"
-            raise Corrupt(message, subject=f"{topic}/{queue_id}")
-        bytes_left = bytes_max
-        for offset in wanted:
-            size_bytes = written[offset].size_bytes
-            if left:
-                left.append(offset)
-            elif (topic, queue_id, offset) in self.deleted:
-                gone.append(offset)
-            elif (topic, queue_id, offset) in self.late:
-                late.append(offset)
-            elif payloads and bytes_left is not None and size_bytes > bytes_left:
-                left.append(offset)
-            else:
-                payloads[offset] = written[offset]
-                bytes_left = None if bytes_left is None else bytes_left - size_bytes
-        self._count(payloads.values())
-        return Fetched(payloads, ranges_of(gone), ranges_of(late), ranges_of(left))
+    def send(self, command: Command) -> None:
+        """Decide an operation without an answer."""
+        self._decide(ops_key(command.topic, command.queue_id), encode_command(command))
 
-    def read(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        count: int,
-        timeout_s: float,  # noqa: ARG002
-    ) -> list[tuple[int, Payload]]:
-        """Payloads from an offset on, up to the first one that is late."""
-        if (topic, queue_id) not in self._topics:
-            message = f"{topic}/{queue_id} does not exist"
-            raise Invalid(message, subject=f"{topic}/{queue_id}")
-        found: list[tuple[int, Payload]] = []
-        for offset, payload in list(enumerate(self._topics[topic, queue_id]))[max(0, queue_offset) :]:
-            if len(found) >= count or (topic, queue_id, offset) in self.late:
-                break
-            if (topic, queue_id, offset) not in self.deleted:
-                found.append((offset, payload))
-        self._count([payload for _, payload in found])
-        return found
+    def transport(self, **settings: Any) -> Transport:  # noqa: ANN401 - ClientSettings checks them
+        """Return a transport to this job, for clients that share one."""
+        named = {"bootstrap_servers": "memory", "client_id": new_client_id(), **settings}
+        return Transport(ClientSettings(**named), link=self.link())
 
-    def counts(self) -> FetchCounts:
-        """What was handed out so far; nothing else is read here."""
-        with self._lock:
-            return self._counts
+    def link(self) -> MemoryLink:
+        """Return a link to this job, with a partition of answers of its own."""
+        link = MemoryLink(self._decide, reply_to=len(self._links))
+        self._links.append(link)
+        return link
 
-    def close(self) -> None:
-        """Nothing to let go of."""
-
-    def _count(self, payloads: Collection[Payload]) -> None:
-        with self._lock:
-            size_bytes = self._counts.bytes_read + sum(payload.size_bytes for payload in payloads)
-            count = self._counts.records_read + len(payloads)
-            self._counts = FetchCounts(
-                bytes_read=size_bytes, bytes_delivered=size_bytes, records_read=count, records_delivered=count
-            )
+    def listen(self, group: str, listener: Callable[[QueueKey], None]) -> Callable[[], None]:
+        """Call `listener` with each queue that becomes poppable for a group; return an unsubscribe callable."""
+        listening = (group, listener)
+        self._listeners.append(listening)
+        return lambda: self._listeners.remove(listening)
 
     def _decide(self, key: bytes, value: bytes) -> list[bytes]:
         began_s = time.thread_time()

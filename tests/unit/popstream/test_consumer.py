@@ -212,7 +212,7 @@ def test_an_interrupt_takes_the_pop_back(job: MemoryJob, consumer: Consumer, mon
 
 def test_an_unanswered_pop_is_taken_back(job: MemoryJob) -> None:
     transport = job.transport(answer_timeout_ms=100)
-    with Consumer("memory", group="billing", transport=transport, payloads=job) as consumer:
+    with Consumer("memory", group="billing", transport=transport, payloads=job.payloads) as consumer:
         transport._reply_to = 1
         job.link()
         with pytest.raises(AnswerTimeout):
@@ -319,7 +319,7 @@ def test_close_cancels_pops_that_wait(job: MemoryJob) -> None:
 
 def test_a_job_that_does_not_answer_cannot_keep_close(job: MemoryJob, caplog: pytest.LogCaptureFixture) -> None:
     transport = job.transport(answer_timeout_ms=60_000)
-    consumer = Consumer("memory", group="billing", transport=transport, payloads=job)
+    consumer = Consumer("memory", group="billing", transport=transport, payloads=job.payloads)
     consumer.pop("orders", 0)
     transport._reply_to = 1
     job.link()

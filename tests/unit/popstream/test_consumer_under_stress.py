@@ -41,7 +41,7 @@ def left(job: MemoryJob, topic: str, queue_id: int = 0) -> list[tuple[int, int]]
 
 
 def slow_fetch(job: MemoryJob, monkeypatch: pytest.MonkeyPatch, pause_s: float) -> None:
-    fetch = job.fetch
+    fetch = job.payloads.fetch
 
     def slow(
         topic: str, queue_id: int, ranges: Sequence[tuple[int, int]], timeout_s: float, bytes_max: int | None = None
@@ -49,7 +49,7 @@ def slow_fetch(job: MemoryJob, monkeypatch: pytest.MonkeyPatch, pause_s: float) 
         time.sleep(pause_s)
         return fetch(topic, queue_id, ranges, timeout_s, bytes_max)
 
-    monkeypatch.setattr(job, "fetch", slow)
+    monkeypatch.setattr(job.payloads, "fetch", slow)
 
 
 # Bounds.
@@ -180,7 +180,7 @@ def test_an_answer_is_understood_after_the_handle_was_replaced() -> None:
     assert outcomes(planned, answer) == [Outcome(True, Reason.OK, 0)]
 
 
-def test_a_renewal_under_way_is_waited_for_beyond_the_lease(job: MemoryJob) -> None:
+def test_a_renewal_in_flight_is_waited_for_beyond_the_lease(job: MemoryJob) -> None:
     """The job was away when the lease ended here; it decides by the time the renewal reached the log."""
     job.write("orders", 0, [b"x"])
     policy = RenewalPolicy(ahead_ms=900, check_ms=20)

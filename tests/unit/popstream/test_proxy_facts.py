@@ -63,7 +63,7 @@ class Script:
 
 
 class Renewing:
-    """One message in hand, and a keeper that is made to look."""
+    """One held message, and a renewer whose checks the test calls."""
 
     def __init__(self, *results: str, remaining_ms: int = 9_000, age_ms: int = 0) -> None:
         self.held = HeldMessages()
@@ -219,7 +219,7 @@ def test_another_delivery_takes_the_place_of_the_one_held() -> None:
     assert len(held) == len(held.holdings()) == FACTS["PRX-19"]["expect"]["handles_for_msg"]
 
 
-def test_letting_go_wins_over_a_renewal_under_way(job: MemoryJob) -> None:
+def test_letting_go_wins_over_a_renewal_in_flight(job: MemoryJob) -> None:
     assert [expected["empty"] for expected in FACTS["PRX-21"]["expect"]] == [True, True]
     with job.consumer("billing", resend_after_ms=50) as consumer:
         (message,) = consumer.pop("orders", 0, 1).messages

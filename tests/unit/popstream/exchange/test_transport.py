@@ -14,7 +14,7 @@ import pytest
 from popstream import AnswerTimeout, ClientClosed, ClientSettings, Transport
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations, join_parts
 from popstream.settings import RESEND_WINDOW_MS
-from popstream.testing.memory_link import MemoryLink, frame_of
+from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.wire.answer import Answer, LeasedRange, Run
 from popstream.wire.command import Command, Pop, Tick
 from popstream.wire.failures import Invalid

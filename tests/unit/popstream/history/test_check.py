@@ -28,8 +28,8 @@ from pipelines.cli.app import app
 from popstream import AnswerTimeout, ClientSettings, Transport
 from popstream.history.check import Report, ViolationKind, check_history
 from popstream.history.recorder import HistoryEvent, HistoryRecorder, Invoke, Ok, Unknown, read_history
+from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.testing.memory_job import MemoryJob
-from popstream.testing.memory_link import MemoryLink, frame_of
 from popstream.wire.answer import Answer, LeasedRange, Run
 from popstream.wire.command import (
     Ack,
@@ -1037,7 +1037,11 @@ def job_consumer(job: MemoryJob, transport: Transport) -> Any:
     from popstream import Consumer  # noqa: PLC0415 - as few as needed
 
     return Consumer(
-        "memory", group="billing", transport=transport, payloads=job, notifications=partial(job.listen, "billing")
+        "memory",
+        group="billing",
+        transport=transport,
+        payloads=job.payloads,
+        notifications=partial(job.listen, "billing"),
     )
 
 

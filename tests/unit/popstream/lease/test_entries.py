@@ -41,7 +41,7 @@ def test_neighbours_of_one_handle_become_one_range() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.sampled_from("abc"), st.sampled_from("xy"))))
-def test_plans_hold_every_wish_once_and_each_message_once_a_record(wanted: list[tuple[int, str, str]]) -> None:
+def test_plans_hold_every_request_once_and_each_message_once_a_record(wanted: list[tuple[int, str, str]]) -> None:
     requests = [request(offset, handle, label, index) for index, (offset, handle, label) in enumerate(wanted)]
     plans = plan(requests)
     assert [found for planned in plans for found in planned.requests] == requests

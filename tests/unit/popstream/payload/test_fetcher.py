@@ -569,13 +569,13 @@ def test_the_job_in_memory_gives_payloads_likewise() -> None:
     job = MemoryJob()
     job.write("orders", 0, [b"%d" % number for number in range(10)])
     job.deleted, job.late = {("orders", 0, 1)}, {("orders", 0, 8)}
-    fetched = job.fetch("orders", 0, [(4, 9), (0, 2)], 1, bytes_max=3)
+    fetched = job.payloads.fetch("orders", 0, [(4, 9), (0, 2)], 1, bytes_max=3)
     assert ([*fetched.payloads], fetched.gone, fetched.late, fetched.left) == ([0, 2, 4], [(1, 1)], [], [(5, 9)])
-    fetched = job.fetch("orders", 0, [(7, 9)], 1)
+    fetched = job.payloads.fetch("orders", 0, [(7, 9)], 1)
     assert ([*fetched.payloads], fetched.late, fetched.left) == ([7, 9], [(8, 8)], [])
-    assert [offset for offset, _ in job.read("orders", 0, 0, 3, 1)] == [0, 2, 3]
-    assert [offset for offset, _ in job.read("orders", 0, 5, 9, 1)] == [5, 6, 7]
-    assert job.read("orders", 0, 10, 9, 1) == []
-    assert job.counts().records_delivered == 3 + 2 + 3 + 3
+    assert [offset for offset, _ in job.payloads.read("orders", 0, 0, 3, 1)] == [0, 2, 3]
+    assert [offset for offset, _ in job.payloads.read("orders", 0, 5, 9, 1)] == [5, 6, 7]
+    assert job.payloads.read("orders", 0, 10, 9, 1) == []
+    assert job.payloads.counts().records_delivered == 3 + 2 + 3 + 3
     with pytest.raises(Invalid, match="orders/7 does not exist"):
-        job.read("orders", 7, 0, 1, 1)
+        job.payloads.read("orders", 7, 0, 1, 1)

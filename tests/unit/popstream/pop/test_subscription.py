@@ -179,7 +179,7 @@ def test_topics_are_needed_to_iterate(job: MemoryJob) -> None:
         Consumer("memory", group="billing", topics="orders")
 
 
-def test_a_refusal_reaches_whoever_waits_for_messages(job: MemoryJob) -> None:
+def test_a_refusal_reaches_the_threads_that_wait_for_messages(job: MemoryJob) -> None:
     with job.consumer("billing") as other:
         other.pop("orders", 0, 1, order=True)
     with job.consumer("billing", topics=["orders"]) as consumer, pytest.raises(Refused) as raised:

@@ -61,17 +61,17 @@ def test_a_queue_is_left_alone_until_its_time() -> None:
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(0, 12)), max_size=60))
 def test_the_room_is_never_exceeded_and_no_queue_is_forgotten(history: list[tuple[int, int, int]]) -> None:
     visits = Visits(QUEUES)
-    under_way: dict[QueueKey, int] = {}
+    in_flight: dict[QueueKey, int] = {}
     for room, place, got in history:
         planned = visits.plan(room, 0.0)
         assert sum(visit.max_messages for visit in planned) <= room
-        assert all(visit.max_messages >= 1 and visit.queue not in under_way for visit in planned)
-        under_way |= {visit.queue: visit.max_messages for visit in planned}
+        assert all(visit.max_messages >= 1 and visit.queue not in in_flight for visit in planned)
+        in_flight |= {visit.queue: visit.max_messages for visit in planned}
         assert len(visits) == len(QUEUES)
-        if under_way:
-            queue = sorted(under_way)[place % len(under_way)]
-            asked = under_way.pop(queue)
+        if in_flight:
+            queue = sorted(in_flight)[place % len(in_flight)]
+            asked = in_flight.pop(queue)
             visits.ended(queue, asked_count=asked, got_count=min(got, asked))
-    for queue, asked in under_way.items():
+    for queue, asked in in_flight.items():
         visits.ended(queue, asked_count=asked, got_count=0)
     assert {visit.queue for visit in visits.plan(1_000, 0.0)} == set(QUEUES)

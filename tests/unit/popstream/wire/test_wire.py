@@ -14,8 +14,8 @@ from kafka.partitioner import murmur2
 
 from popstream import tag_hash
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.testing._memory_link import frame_of
 from popstream.testing.memory_job import MemoryJob
-from popstream.testing.memory_link import frame_of
 from popstream.wire.answer import Answer
 from popstream.wire.command import COMMAND_TYPES, Command, encode_command
 from popstream.wire.reason import CODE_OF_REASON

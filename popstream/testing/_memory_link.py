@@ -1,4 +1,4 @@
-"""A link without Kafka, for tests: what is sent is kept, and answers come from a function."""
+"""A transport's link in memory: it keeps the records that are sent, and a function returns the frames for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["MemoryLink", "frame_of"]
 
 
 def frame_of(answers: Iterable[Answer]) -> bytes:
-    """Value of one record of the results topic.
+    """Encode the value of one record of the results topic.
 
     >>> frame_of([])
     b'{"v":1,"answers":[]}'
@@ -25,21 +25,21 @@ def frame_of(answers: Iterable[Answer]) -> bytes:
 
 
 class MemoryLink:
-    """Keeps what is sent, and brings the frames that `answer` gives for it.
+    """A `Link` without Kafka.
 
     Args:
-        answer: Takes key and value of a record, gives the frames it leads to.
-        reply_to: Partition that it claims to read.
+        answer: Takes the key and value of a record, and returns the frames that answer it.
+        reply_to: The partition of answers.
 
     Attributes:
-        sent: (key, value) of every record, in order.
-        failures: Errors that the next sends fail with, one each.
+        sent: (key, value) of each record, in order.
+        failures: Errors of the next sends, one for each.
+        is_closed: Whether it was closed.
     """
 
     def __init__(
         self, answer: Callable[[bytes, bytes], Iterable[bytes]] = lambda _key, _value: (), reply_to: int = 3
     ) -> None:
-        """Start empty."""
         self.sent: list[tuple[bytes, bytes]] = []
         self.failures: list[Exception] = []
         self.is_closed = False
@@ -48,11 +48,11 @@ class MemoryLink:
         self._frames: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
     def open(self) -> int:
-        """Give the partition."""
+        """Return the partition of answers."""
         return self._reply_to
 
     def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
-        """Keep the record, confirm it, and bring what it leads to."""
+        """Keep the record, confirm it, and deliver the frames that answer it."""
         if self.failures:
             on_sent(self.failures.pop(0))
             return
@@ -62,11 +62,11 @@ class MemoryLink:
             self.bring(frame)
 
     def bring(self, frame: bytes) -> None:
-        """Let a frame arrive."""
+        """Deliver a frame."""
         self._frames.put(frame)
 
     def receive(self, timeout_s: float) -> list[bytes]:
-        """Frames that have arrived."""
+        """Return the frames that have arrived."""
         try:
             frames = [self._frames.get(timeout=max(timeout_s, 0.001))]
         except queue.Empty:
@@ -76,5 +76,5 @@ class MemoryLink:
         return frames
 
     def close(self) -> None:
-        """Note that it was closed."""
+        """Record that it was closed."""
         self.is_closed = True
