@@ -59,11 +59,9 @@ class MemoryJob:
     Attributes:
         now_ms: The broker's clock, in milliseconds.
         records: The operations that were sent, in order.
-        deleted: (topic, queue_id, queue_offset) of records that are gone, as after retention.
-        late: Likewise, of records that cannot be read yet.
-        damaged: Likewise, of records that cannot be read at all.
         silent: (topic, queue_id) of queues whose operations are decided, but not answered.
-        payloads: The records of the message topics, for `Consumer(payloads=)`.
+        payloads: The records of the message topics, also for `Consumer(payloads=)`. Its sets `deleted`, `late` and
+            `damaged` of (topic, queue_id, queue_offset) make records disappear or fail.
         cpu_s: CPU time of all decisions, in seconds.
         is_old: Refuse changes of more than one message with NOT_SUPPORTED, as an old job.
     """
@@ -75,7 +73,6 @@ class MemoryJob:
         self.is_old = False
         self.cpu_s = 0.0
         self.payloads = MemoryTopics()
-        self.deleted, self.late, self.damaged = self.payloads.deleted, self.payloads.late, self.payloads.damaged
         self._lock = threading.Lock()
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []

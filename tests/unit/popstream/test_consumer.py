@@ -149,7 +149,7 @@ def test_a_rejected_message_is_done(job: MemoryJob, consumer: Consumer) -> None:
 
 
 def test_what_no_longer_exists_is_acked_as_gone(job: MemoryJob, consumer: Consumer) -> None:
-    job.deleted = {("orders", 0, offset) for offset in (0, 4, 5)}
+    job.payloads.deleted = {("orders", 0, offset) for offset in (0, 4, 5)}
     result = consumer.pop("orders", 0, max_messages=6)
     assert [message.queue_offset for message in result] == [1, 2, 3]
     assert result.gone_count == 3
@@ -174,27 +174,27 @@ def test_a_record_that_lies_about_its_inner_batch_goes_to_the_dead_letters(job: 
 
 
 def test_a_pop_of_nothing_but_gone_messages_is_empty_and_ok(job: MemoryJob, consumer: Consumer) -> None:
-    job.deleted = {("orders", 0, 0)}
+    job.payloads.deleted = {("orders", 0, 0)}
     result = consumer.pop("orders", 0, max_messages=1)
     assert (len(result), result.reason, result.gone_count) == (0, Reason.OK, 1)
 
 
 def test_what_cannot_be_read_yet_is_given_back_for_a_moment(job: MemoryJob, consumer: Consumer) -> None:
-    job.late = {("orders", 0, 1)}
+    job.payloads.late = {("orders", 0, 1)}
     result = consumer.pop("orders", 0, max_messages=2)
     assert ([message.queue_offset for message in result], result.late_count) == ([0], 1)
     consumer.flush()
-    job.late.clear()
+    job.payloads.late.clear()
     job.advance(1_000)
     again = consumer.pop("orders", 0, max_messages=1).messages
     assert [(message.queue_offset, message.attempt) for message in again] == [(1, 1)]
 
 
 def test_a_pop_whose_records_cannot_be_read_is_taken_back(job: MemoryJob, consumer: Consumer) -> None:
-    job.late = {("orders", 0, 0)}
+    job.payloads.late = {("orders", 0, 0)}
     with pytest.raises(PayloadMissing):
         consumer.pop("orders", 0, max_messages=1)
-    job.late.clear()
+    job.payloads.late.clear()
     again = consumer.pop("orders", 0, max_messages=1).messages
     assert [(message.queue_offset, message.attempt) for message in again] == [(0, 1)]
 
@@ -204,7 +204,7 @@ def test_an_interrupt_takes_the_pop_back(job: MemoryJob, consumer: Consumer, mon
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(job, "fetch", interrupt)
+        patch.setattr(job.payloads, "fetch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             consumer.pop("orders", 0, max_messages=5)
     assert len(consumer.pop("orders", 0, max_messages=10)) == 10

@@ -140,11 +140,11 @@ def test_nothing_overtakes_an_orderly_message_that_was_given_back(job: MemoryJob
 
 def test_nothing_overtakes_an_orderly_message_that_cannot_be_read(job: MemoryJob) -> None:
     job.write("steps", 0, [b"x"] * 4)
-    job.damaged = {("steps", 0, 1)}
+    job.payloads.damaged = {("steps", 0, 1)}
 
     def act(message: Message) -> None:
         if message.queue_offset == 0:
-            threading.Timer(0.2, job.damaged.clear).start()
+            threading.Timer(0.2, job.payloads.damaged.clear).start()
         message.ack()
 
     seen = consumed_in_order(job, act, 4)
@@ -155,12 +155,12 @@ def test_nothing_overtakes_an_orderly_message_that_cannot_be_read(job: MemoryJob
 
 def test_an_orderly_pop_hands_out_nothing_behind_a_message_that_is_late(job: MemoryJob) -> None:
     job.write("steps", 0, [b"x"] * 4)
-    job.late = {("steps", 0, 1)}
+    job.payloads.late = {("steps", 0, 1)}
     with job.consumer("billing") as consumer:
         popped = consumer.pop("steps", 0, order=True)
         assert ([message.queue_offset for message in popped], popped.late_count) == ([0], 1)
         consumer.ack(popped.messages)
-        job.late.clear()
+        job.payloads.late.clear()
         job.advance(1_000)
         again = consumer.pop("steps", 0, order=True)
         assert [(message.queue_offset, message.attempt) for message in again] == [(1, 1), (2, 1), (3, 1)]
@@ -271,14 +271,14 @@ def test_a_silent_queue_does_not_keep_the_messages_of_the_others(job: MemoryJob)
 
 def test_attempts_at_a_record_that_cannot_be_read_count(job: MemoryJob) -> None:
     job.write("orders", 0, [b"x"])
-    job.damaged = {("orders", 0, 0)}
+    job.payloads.damaged = {("orders", 0, 0)}
     with job.consumer("billing") as consumer:
         for _ in range(3):
             with pytest.raises(Corrupt):
                 consumer.pop("orders", 0)
             consumer.flush()
             job.advance(1_000)
-        job.damaged.clear()
+        job.payloads.damaged.clear()
         assert [message.attempt for message in consumer.pop("orders", 0)] == [4]
 
 
@@ -352,7 +352,7 @@ def test_whatever_ends_the_pops_reaches_those_who_wait(job: MemoryJob, monkeypat
     def fail(_: str) -> list[int]:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(job, "queue_ids", fail)
+    monkeypatch.setattr(job.payloads, "queue_ids", fail)
     with job.consumer("billing", topics=["orders"]) as consumer, pytest.raises(RuntimeError, match="a defect"):
         next(iter(consumer))
 

@@ -568,7 +568,7 @@ def test_a_child_process_gets_a_fetcher_of_its_own(logs: dict[tuple[str, int], L
 def test_the_job_in_memory_gives_payloads_likewise() -> None:
     job = MemoryJob()
     job.write("orders", 0, [b"%d" % number for number in range(10)])
-    job.deleted, job.late = {("orders", 0, 1)}, {("orders", 0, 8)}
+    job.payloads.deleted, job.payloads.late = {("orders", 0, 1)}, {("orders", 0, 8)}
     fetched = job.payloads.fetch("orders", 0, [(4, 9), (0, 2)], 1, bytes_max=3)
     assert ([*fetched.payloads], fetched.gone, fetched.late, fetched.left) == ([0, 2, 4], [(1, 1)], [], [(5, 9)])
     fetched = job.payloads.fetch("orders", 0, [(7, 9)], 1)

@@ -240,16 +240,16 @@ def test_init_is_min_or_max() -> None:
 
 
 def test_records_that_are_late_or_gone_or_damaged_hold_up_nobody(job: MemoryJob) -> None:
-    job.deleted = {("orders", 0, 3)}
-    job.late = {("orders", 1, offset) for offset in range(10)}
-    job.damaged = {("orders", 2, offset) for offset in range(10)}
+    job.payloads.deleted = {("orders", 0, 3)}
+    job.payloads.late = {("orders", 1, offset) for offset in range(10)}
+    job.payloads.damaged = {("orders", 2, offset) for offset in range(10)}
     with job.consumer("billing", topics=["orders"]) as consumer:
         found = drain(consumer, 19)
         assert {message.value for message in found} == {
             value for value in ALL if value[:1] in (b"0", b"3") and value != b"0-3"
         }
-        job.late.clear()
-        job.damaged.clear()
+        job.payloads.late.clear()
+        job.payloads.damaged.clear()
         job.advance(1_100)
         again = drain(consumer, 20)
     # What was late had no attempt; what could not be read had one, so that it cannot come for ever.
