@@ -1,6 +1,6 @@
-"""Consume queues: what is known of the records of a message partition, without the records. Pure, as the kernel is.
+"""Consume queues: an index of the records of a message partition, without the records. Pure, like the kernel.
 
-A builder scans the log in stretches and appends them; what comes of it does not depend on where they were cut.
+A builder scans the log in stretches and appends them; the result does not depend on where they were cut.
 
 >>> import numpy as np
 >>> values: dict[Place, bytes] = {}

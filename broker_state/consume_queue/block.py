@@ -8,8 +8,8 @@ A sealed table (`columns`) of format 1, a row for each unit, in order:
               presence: a bit for each queue offset of the block      128 bytes, only when there are holes between them
               further key hashes                                      8 bytes each
 
-On a simple queue without tags and keys two columns of 1 or 2 bytes are left. The bytes follow from what was scanned
-alone, in however many pieces it came.
+On a simple queue without tags and keys two columns of 1 or 2 bytes remain. The bytes depend only on what was scanned,
+not on the stretches in which it was scanned.
 """
 
 import struct
@@ -37,7 +37,7 @@ _PRESENCE_BYTES = BLOCK_OFFSETS // 8
 
 
 def encode_block(scan: Scan) -> bytes:
-    """The value of a block, of which `scan` is the whole or a part; it holds a unit.
+    """Encode a block, of which `scan` is the whole or a part, with at least one unit.
 
     >>> units = Units.simple(np.array([1026, 1027, 1030]), np.array([90, 90, 91]), np.array([5, 6, 7]))
     >>> block = Block(1, encode_block(Scan(1024, 1500, units)))
@@ -72,13 +72,13 @@ def encode_block(scan: Scan) -> bytes:
 
 
 class Block:
-    """A stored block: a unit at its place, columns for a search, or all of it as a `Scan`."""
+    """A stored block: single units, columns for a search, or the whole as a `Scan`."""
 
     def __init__(self, block_no: int, value: bytes) -> None:
         """Read the header.
 
         Raises:
-            CorruptValueError: the value is not a whole block.
+            CorruptValueError: The value is not a whole block.
         """
         self._table = table = Table("consume queue block", value, _FORM, _KINDS)
         self.unit_count = table.rows
@@ -106,19 +106,19 @@ class Block:
         return int.from_bytes(self._table.tail[_SCANNED.size : self._more_at], "little")
 
     def row_of(self, queue_offset: int) -> int | None:
-        """The row of the unit at a queue offset of the block; None: there is none."""
+        """Return the row of the unit at a queue offset of the block; None if there is none."""
         place = queue_offset - self._origin
         return self._rank(place) if self._bits >> place & 1 else None
 
     def row_at_or_after(self, queue_offset: int) -> int:
-        """The row of the first unit that is not before `queue_offset`; the number of units: there is none."""
+        """Return the row of the first unit at or after `queue_offset`; `unit_count` if there is none."""
         return self._rank(min(max(queue_offset - self._origin, 0), BLOCK_OFFSETS))
 
     def _rank(self, place: int) -> int:
         return (self._bits & ((1 << place) - 1)).bit_count()
 
     def unit(self, row: int) -> Unit:
-        """One unit."""
+        """Return the unit in a row."""
         table = self._table
         queue_offset = self.scan_first + row if self._is_dense else int(self.queue_offsets[row])
         more_start = table.at(_MORE_END, row - 1) if row else 0
@@ -163,19 +163,19 @@ class Block:
         return np.frombuffer(self._table.tail, "<u8", offset=self._more_at).astype(np.uint64)
 
     def rows_with_key(self, key_hash: int) -> list[int]:
-        """The rows of the units that have the key, in order."""
+        """Return the rows of the units that have the key, in order."""
         found: NDArray[np.bool_] = self._table.unsigned(_KEY) == key_hash
         among_more = np.flatnonzero(self._more_key_hashes == key_hash)
         found[np.searchsorted(self._table.signed(_MORE_END), among_more, side="right")] = True
         return np.flatnonzero(found).tolist()
 
     def written_runs(self) -> list[tuple[int, int]]:
-        """The runs of queue offsets that have a unit, as half-open (first, end)."""
+        """Return the runs of queue offsets that have a unit, as half-open (first, end)."""
         return [(self._origin + first, self._origin + end) for first, end in bit_runs(self._bits)]
 
     @property
     def scan(self) -> Scan:
-        """All of it: its units, and that the rest of what was scanned are holes."""
+        """The whole block; offsets of it without a unit are holes."""
         table, queue_offsets = self._table, self.queue_offsets
         units = Units(
             queue_offset=queue_offsets,

@@ -1,7 +1,7 @@
-"""How a queue grows, is truncated, and loses its start to retention.
+"""Changes of a queue: it grows, is truncated, and loses its start to retention.
 
-Each gives a `Revision`: the new record and what to write with it, in one WriteBatch. The values follow from the record
-and from the units of [start, end) alone: a queue that was cut and rebuilt is byte for byte the one that was not.
+Each function returns a `Revision`: the new record, and the values to write with it in one WriteBatch. The values depend
+only on the record and the units of [start, end): a queue that was truncated and rebuilt has the same bytes as before.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
@@ -22,16 +22,16 @@ __all__ = ["Revision", "append", "apply_revision", "move_start", "number_message
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A queue as it is from now on, and the values to delete and then to write (None: to delete) for that."""
+    """The new record of a queue, with the values to delete and then those to write (None: to delete)."""
 
     queue: ConsumeQueue
     deletes: list[tuple[int, range]] = field(default_factory=list)
-    """(kind of the place, its numbers); by range, for they may be many."""
+    """(kind of the place, its numbers); as ranges, since there may be many."""
     writes: dict[Place, bytes | None] = field(default_factory=dict)
 
 
 def apply_revision(revision: Revision, values: MutableMapping[Place, bytes]) -> None:
-    """Write to a mapping, as the store does it in a WriteBatch."""
+    """Apply a revision to a mapping, as the store does in a WriteBatch."""
     for kind, numbers in revision.deletes:
         for place in [place for place in values if place.kind == kind and place.number in numbers]:
             del values[place]
@@ -43,7 +43,7 @@ def apply_revision(revision: Revision, values: MutableMapping[Place, bytes]) -> 
 
 
 def number_messages(queue: ConsumeQueue, get: Get, scan: Scan) -> Scan:
-    """The scan with the message bases of its units in the queue; it begins at or before the end of it."""
+    """Return the scan with the message bases of its units; it must begin at or before the end of the queue."""
     scan = scan.cut(queue.start_offset, scan.end_offset)
     units = scan.units
     bases = units.queue_offset
@@ -53,13 +53,13 @@ def number_messages(queue: ConsumeQueue, get: Get, scan: Scan) -> Scan:
 
 
 def append(queue: ConsumeQueue, get: Get, scan: Scan) -> Revision:
-    """The queue with what was found at its end; what it knew before must be the same, and changes nothing.
+    """Append a scan to the queue. Offsets that were scanned before must be equal, and change nothing.
 
-    What lies below the start of the queue is left out.
+    The part below the start of the queue is left out.
 
     Raises:
-        ContradictionError: the scan says something else of offsets that were scanned before.
-        ValueError: it begins after the end of the queue, or has units that a queue of this type cannot have.
+        ContradictionError: The scan differs at offsets that were scanned before.
+        ValueError: It begins after the end of the queue, or has units that a queue of this type cannot have.
     """
     if scan.first_offset > queue.end_offset:
         msg = f"the queue was scanned to {queue.end_offset}, and this begins at {scan.first_offset}"
@@ -79,7 +79,7 @@ def append(queue: ConsumeQueue, get: Get, scan: Scan) -> Revision:
 
 
 def truncate(queue: ConsumeQueue, get: Get, end_offset: int) -> Revision:
-    """The queue without what it knows of `end_offset` and after: appended anew, it is what it was."""
+    """Remove `end_offset` and all after it from the queue; appending the same again restores it."""
     if end_offset >= queue.end_offset:
         return Revision(queue)
     end = max(end_offset, queue.start_offset)
@@ -88,7 +88,7 @@ def truncate(queue: ConsumeQueue, get: Get, end_offset: int) -> Revision:
 
 
 def move_start(queue: ConsumeQueue, get: Get, start_offset: int) -> Revision:
-    """The queue without what it knows below `start_offset`, where its log begins now; the anchor moves along."""
+    """Remove all below `start_offset`, where the log begins now; the anchor moves with it."""
     if start_offset <= queue.start_offset:
         return Revision(queue)
     base = message_base_at(queue, get, start_offset)
@@ -128,7 +128,7 @@ def _check_units(queue: ConsumeQueue, scan: Scan) -> None:
 
 
 def _pieces(queue: ConsumeQueue, scan: Scan) -> Iterator[tuple[int, Scan]]:
-    """The scan by blocks: those with units of it, and those in which the queue knows something already."""
+    """Yield the scan by blocks: those with units of it, and those that the queue has scanned in part."""
     block_nos = scan.units.queue_offset >> BLOCK_SHIFT
     known_end = min(queue.end_offset, scan.end_offset)
     known = range(scan.first_offset >> BLOCK_SHIFT, (known_end - 1 >> BLOCK_SHIFT) + 1)
@@ -141,7 +141,7 @@ def _pieces(queue: ConsumeQueue, scan: Scan) -> Iterator[tuple[int, Scan]]:
 
 
 def _merged(queue: ConsumeQueue, get: Get, block_no: int, piece: Scan) -> Scan:
-    """What is known of a block, of which the queue may know something already."""
+    """Return the scan of a block: the piece joined with what the queue has of it."""
     origin = block_no << BLOCK_SHIFT
     first, end = max(queue.start_offset, origin), min(queue.end_offset, origin + BLOCK_OFFSETS)
     if first >= end:
@@ -152,7 +152,7 @@ def _merged(queue: ConsumeQueue, get: Get, block_no: int, piece: Scan) -> Scan:
 
 
 def _trimmed(before: ConsumeQueue, after: ConsumeQueue, get: Get, block_no: int) -> Mapping[int, Scan]:
-    """The block in which the queue has a new edge, without what lies outside."""
+    """Return the block at the new edge of the queue, without the part outside."""
     is_in_both = block_no in before.numbers(BLOCK) and block_no in after.numbers(BLOCK)
     stored = get(Place(BLOCK, block_no)) if is_in_both else None
     if stored is None:
@@ -161,7 +161,7 @@ def _trimmed(before: ConsumeQueue, after: ConsumeQueue, get: Get, block_no: int)
 
 
 def _revise(before: ConsumeQueue, after: ConsumeQueue, get: Get, changed: Mapping[int, Scan]) -> Revision:
-    """Write the changed blocks and the pages above them, delete what lies outside the queue now."""
+    """Write the changed blocks and the pages above them, and delete all places outside the queue."""
     writes: dict[Place, bytes | None] = {}
     summaries: dict[int, Summary | None] = {}
     is_cut = after.start_offset > before.start_offset or after.end_offset < before.end_offset
@@ -191,7 +191,7 @@ def _revise_pages(
     changed: Mapping[int, Summary | None],
     writes: dict[Place, bytes | None],
 ) -> dict[int, Summary | None]:
-    """The summaries of the pages of a level over changed children, at an edge that moved inwards, and at the top."""
+    """Write the pages of a level over changed children, at an edge that moved inwards, and at the top; sum them up."""
     numbers, child_numbers = after.numbers(level), after.numbers(level - 1)
     touched = {child >> PAGE_SHIFT for child in changed}
     if after.start_offset > before.start_offset:
@@ -211,7 +211,7 @@ def _revise_pages(
 
 
 def _children(queue: ConsumeQueue, get: Get, level: int, number: int) -> dict[int, Summary]:
-    """What a page of the queue holds; nothing if there is no such page."""
+    """Return the children of a page of the queue; none without such a page."""
     is_stored = level <= queue.top_level and number in queue.numbers(level)
     stored = get(Place(level, number)) if is_stored else None
     return {} if stored is None else decode_page(number, stored)
@@ -222,7 +222,7 @@ def _total(children: Mapping[int, Summary]) -> Summary | None:
 
 
 def _outside(before: ConsumeQueue, after: ConsumeQueue) -> list[tuple[int, range]]:
-    """The places of `before` that `after` does not have."""
+    """Return the places of `before` that `after` does not have."""
     deletes: list[tuple[int, range]] = []
     for level in range(before.top_level + 1 if before.top_level else 0):
         was = before.numbers(level)

@@ -2,13 +2,13 @@
 
     0       format u8
     1       rows u16
-    3       of each column: width of a distance in bytes u8 (0, 1, 2, 4, 8), least value 8 bytes
+    3       for each column: width of a distance in bytes u8 (0, 1, 2, 4, 8), least value 8 bytes
     ..      each column: rows x width bytes, its distances as unsigned numbers
     ..      the tail
     -8      XXH3 of all that comes before
 
-All little-endian. A column of equal values has width 0 and no bytes. A value is read at its place, and nothing is
-decoded for it; a column is decoded by numpy at once.
+All little-endian. A column of equal values has width 0 and no bytes. A single value is read at its place without
+decoding the column; numpy decodes a whole column.
 """
 
 import struct
@@ -33,7 +33,7 @@ _U64_MASK = (1 << 64) - 1
 
 
 def seal(body: bytes) -> bytes:
-    """The bytes and their digest.
+    """Append a digest to the bytes.
 
     >>> unseal("example", seal(b"abc"))
     b'abc'
@@ -42,10 +42,10 @@ def seal(body: bytes) -> bytes:
 
 
 def unseal(what: str, value: bytes) -> bytes:
-    """The bytes that were sealed.
+    """Check the digest of sealed bytes, and return the bytes without it.
 
     Raises:
-        CorruptValueError: they are not as they were.
+        CorruptValueError: The digest does not match.
     """
     body = value[:-_SEAL_BYTES]
     if value[-_SEAL_BYTES:] != xxhash.xxh3_64_digest(body):
@@ -54,7 +54,7 @@ def unseal(what: str, value: bytes) -> bytes:
 
 
 def pack_table(form: int, columns: Sequence[Column], tail: bytes) -> bytes:
-    """One value of `columns`, which have the same length, below 65,536.
+    """Encode `columns`, which have the same length, below 65,536, as one value.
 
     >>> value = pack_table(1, [np.array([1000, 1003, 1300]), np.array([7, 7, 7])], b"tail")
     >>> len(value), Table("example", value, 1, "qq").at(0, 2), Table("example", value, 1, "qq").signed(1)
@@ -75,7 +75,7 @@ def pack_table(form: int, columns: Sequence[Column], tail: bytes) -> bytes:
 
 
 class Table:
-    """What `pack_table` packed: single values at O(1), columns by numpy, the tail."""
+    """A value of `pack_table`: single values are read in O(1), columns as numpy arrays."""
 
     __slots__ = ("_body", "_leasts", "_starts", "_widths", "rows", "tail")
 
@@ -83,7 +83,7 @@ class Table:
         """Read the header.
 
         Raises:
-            CorruptValueError: the value is not a whole table of this format and these kinds of columns.
+            CorruptValueError: The value is not a whole table of this format and these kinds of columns.
         """
         body = unseal(what, value)
         layout = _header(kinds)
@@ -104,18 +104,18 @@ class Table:
         self.tail = body[at:]
 
     def at(self, column: int, row: int) -> int:
-        """One value."""
+        """Return the value of a column in a row."""
         assert 0 <= row < self.rows, "a row of the table"
         width = self._widths[column]
         start = self._starts[column] + row * width
         return int(self._leasts[column]) + int.from_bytes(self._body[start : start + width], "little")
 
     def signed(self, column: int) -> NDArray[np.int64]:
-        """All values of an int64 column."""
+        """Return all values of an int64 column."""
         return self._values(column).view(np.int64)
 
     def unsigned(self, column: int) -> NDArray[np.uint64]:
-        """All values of a uint64 column."""
+        """Return all values of a uint64 column."""
         return self._values(column)
 
     def _values(self, column: int) -> NDArray[np.uint64]:

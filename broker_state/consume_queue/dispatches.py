@@ -1,4 +1,4 @@
-"""What a builder tells the job of a scan: the ranges that were written and, as `skip`, those that never will be."""
+"""The dispatches of a scan: the ranges that were written and, as `skip`, those that never will be."""
 
 from collections.abc import Iterator
 
@@ -11,11 +11,11 @@ from popstream.wire.limits import RANGE_OFFSETS_MAX
 __all__ = ["PIECES_MAX", "dispatches_of", "skips_of"]
 
 PIECES_MAX = 2_000
-"""Ranges of one command: with tags of 20 digits about 160 kB, so that it fits an outbox entry."""
+"""Ranges of one command: with tags of 20 digits about 160 kB, which fit in an outbox entry."""
 
 
 def dispatches_of(topic: str, queue_id: int, scan: Scan) -> Iterator[Dispatch]:
-    """The commands that make a scan known, in ascending order of their offsets; none for an empty one.
+    """Yield the commands for a scan, in ascending order of their offsets; none for an empty one.
 
     >>> from broker_state.consume_queue.unit import Unit, Units
     >>> units = [Unit(queue_offset=at, size_bytes=9, store_time_ms=0, message_base=at, tag_hash=t) for at, t in
@@ -39,14 +39,14 @@ def dispatches_of(topic: str, queue_id: int, scan: Scan) -> Iterator[Dispatch]:
 
 
 def skips_of(topic: str, queue_id: int, first_offset: int, end_offset: int) -> Iterator[Dispatch]:
-    """The commands that declare [first_offset, end_offset) gone, for instance by retention."""
+    """Yield the commands that declare [first_offset, end_offset) gone, for instance by retention."""
     skip = [(first, end - 1) for first, end in _cut(first_offset, end_offset)]
     for at in range(0, len(skip), PIECES_MAX):
         yield Dispatch(v=1, topic=topic, queue_id=queue_id, skip=skip[at : at + PIECES_MAX])
 
 
 def _pieces(scan: Scan) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-    """Half-open (first, end, (tag hash, inner count) or None of a hole), in order, none longer than the job takes."""
+    """Yield (first, end, (tag hash, inner count) or None for a hole), in order, at most RANGE_OFFSETS_MAX long."""
     units = scan.units
     offsets = units.queue_offset
     is_new_run = np.ones(len(offsets), np.bool_)

@@ -1,10 +1,10 @@
-"""A Bloom filter of the key hashes of a block: says of most blocks without a key that they need not be read.
+"""A Bloom filter of the key hashes of a block, which rules out most blocks without a key.
 
     0       format u8 (1)
     1       bits, 10 for each key hash, in bytes; bit i is bit i & 7 of byte i >> 3
     -8      XXH3 of all that comes before
 
-Hashes are taken as they are: they are XXH64 of a key. Six bits of a key are set; about 1 block in 100 is read in vain.
+The hashes are XXH64 of keys and are not hashed again. Each sets six bits; the filter errs for about 1 block in 100.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ _U32_MASK = (1 << 32) - 1
 
 
 def encode_key_filter(key_hashes: Hashes) -> bytes:
-    """The filter of at least one hash.
+    """Encode the filter of at least one hash.
 
     >>> value = encode_key_filter(np.array([0x1234_5678_9ABC_DEF0, 77], np.uint64))
     >>> may_contain(value, 0x1234_5678_9ABC_DEF0), may_contain(value, 77), may_contain(value, 2**63 + 1)
@@ -39,10 +39,10 @@ def encode_key_filter(key_hashes: Hashes) -> bytes:
 
 
 def may_contain(value: bytes, key_hash: int) -> bool:
-    """False: none of the hashes is this one.
+    """Return False if the filter does not have this hash; True if it may have it.
 
     Raises:
-        CorruptValueError: the value is not a whole filter.
+        CorruptValueError: The value is not a whole filter.
     """
     body = unseal("consume queue key filter", value)
     if body[:1] != bytes((_FORM,)) or len(body) == 1:

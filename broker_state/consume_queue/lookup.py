@@ -1,14 +1,14 @@
-"""Finding units: by queue offset, message offset, store time and key; what is missing, and how much is there.
+"""Lookups of units by queue offset, message offset, store time and key; holes and counts.
 
-A lookup reads a block at its place, or goes down the tree of summaries: one page a level (64 children), then a block.
-Offsets outside [start, end) and holes are answered as what they are, an `Absence`.
+A lookup reads a block at its place, or descends the tree of summaries: one page per level (64 children), then a block.
+The result for a hole, or for an offset outside [start, end), is an `Absence`.
 
 By store time both bounds are exact whatever the times, which Kafka does not keep in order:
 
-    LOWER   the first unit with time >= t: all before it are older, so who begins there misses nothing from t on
-    UPPER   the last unit with time <= t: all after it are newer, so who ends there misses nothing up to t
+    LOWER   the first unit with time >= t: all before it are older, so a reader that begins there misses none from t on
+    UPPER   the last unit with time <= t: all after it are newer, so a reader that ends there misses none up to t
 
-Where times run backwards there may be older units after LOWER, and newer ones before UPPER; never do they cross: UPPER
+Where times run backwards there may be older units after LOWER, and newer ones before UPPER. The two never cross: UPPER
 is at or after the unit before LOWER.
 """
 
@@ -39,18 +39,18 @@ __all__ = [
 
 
 class Absence(enum.StrEnum):
-    """Why there is no unit."""
+    """The reason why there is not a unit at an offset."""
 
     BELOW_START = "BELOW_START"
-    """It left the log, or was never in the queue."""
+    """The offset left the log, or was never in the queue."""
     HOLE = "HOLE"
-    """The log was scanned there, and has none."""
+    """The log was scanned there, and has no record."""
     BEYOND_END = "BEYOND_END"
-    """Not scanned yet, or none follows."""
+    """The log was not scanned there yet, or no unit follows."""
 
 
 def unit_at(queue: ConsumeQueue, get: Get, queue_offset: int) -> Unit | Absence:
-    """The unit at exactly `queue_offset`."""
+    """Return the unit at exactly `queue_offset`."""
     if queue_offset < queue.start_offset:
         return Absence.BELOW_START
     if queue_offset >= queue.end_offset:
@@ -64,19 +64,19 @@ def unit_at(queue: ConsumeQueue, get: Get, queue_offset: int) -> Unit | Absence:
 
 
 def unit_at_or_after(queue: ConsumeQueue, get: Get, queue_offset: int) -> Unit | Absence:
-    """The first unit that is not before `queue_offset`; of an offset below the start the first of all."""
+    """Return the first unit at or after `queue_offset`; below the start of the queue, the first of all."""
     return next(units_from(queue, get, queue_offset), Absence.BEYOND_END)
 
 
 def units_from(queue: ConsumeQueue, get: Get, queue_offset: int) -> Iterator[Unit]:
-    """The units that are not before `queue_offset`, in order."""
+    """Yield the units at or after `queue_offset`, in order."""
     for block in _blocks(queue, get, lambda summary: summary.last_offset >= queue_offset):
         for row in range(block.row_at_or_after(queue_offset), block.unit_count):
             yield block.unit(row)
 
 
 def units_between(queue: ConsumeQueue, get: Get, first_offset: int, end_offset: int) -> Units:
-    """The units of [first_offset, end_offset) as columns."""
+    """Return the units of [first_offset, end_offset) as columns."""
 
     def is_within(summary: Summary) -> bool:
         return summary.last_offset >= first_offset and summary.first_offset < end_offset
@@ -86,7 +86,7 @@ def units_between(queue: ConsumeQueue, get: Get, first_offset: int, end_offset: 
 
 
 def unit_of_message(queue: ConsumeQueue, get: Get, message_offset: int) -> Unit | Absence:
-    """The unit that contains a message offset: message base <= message offset < message base + inner count."""
+    """Return the unit that contains a message offset: message base <= message offset < message base + inner count."""
     if message_offset < queue.start_message_base:
         return Absence.BELOW_START
     if message_offset >= queue.end_message_base:
@@ -100,14 +100,14 @@ def unit_of_message(queue: ConsumeQueue, get: Get, message_offset: int) -> Unit 
 
 
 def first_unit_since(queue: ConsumeQueue, get: Get, store_time_ms: int) -> Unit | None:
-    """LOWER: the first unit that was stored at `store_time_ms` or later."""
+    """Return LOWER: the first unit that was stored at `store_time_ms` or later."""
     for block in _blocks(queue, get, lambda summary: summary.time_ms_max >= store_time_ms):
         return block.unit(int((block.store_times_ms >= store_time_ms).argmax()))
     return None
 
 
 def last_unit_until(queue: ConsumeQueue, get: Get, store_time_ms: int) -> Unit | None:
-    """UPPER: the last unit that was stored at `store_time_ms` or earlier."""
+    """Return UPPER: the last unit that was stored at `store_time_ms` or earlier."""
     for block in _blocks(queue, get, lambda summary: summary.time_ms_min <= store_time_ms, newest_first=True):
         from_last = int((block.store_times_ms[::-1] <= store_time_ms).argmax())
         return block.unit(block.unit_count - 1 - from_last)
@@ -117,7 +117,7 @@ def last_unit_until(queue: ConsumeQueue, get: Get, store_time_ms: int) -> Unit |
 def units_with_key(
     queue: ConsumeQueue, get: Get, key_hash: int, first_offset: int = 0, end_offset: int = 1 << 63
 ) -> Iterator[Unit]:
-    """The units of [first_offset, end_offset) that have the key, the newest first; one takes as many as one wants.
+    """Yield the units of [first_offset, end_offset) that have the key, the newest first.
 
     Reads a filter of about 1.3 kB for each 1024 queue offsets, and the blocks that it cannot rule out.
     """
@@ -138,7 +138,7 @@ def units_with_key(
 
 
 def holes(queue: ConsumeQueue, get: Get, first_offset: int, end_offset: int) -> Iterator[tuple[int, int]]:
-    """The half-open runs of [first_offset, end_offset) that have no unit, as far as the log was scanned."""
+    """Yield the half-open runs of [first_offset, end_offset) that have no unit, as far as the log was scanned."""
     at, end = max(first_offset, queue.start_offset), min(end_offset, queue.end_offset)
     for part in _cover(queue, get, at, end, lambda summary: summary.is_dense):
         runs = part.written_runs() if isinstance(part, Block) else [(part.first_offset, part.last_offset + 1)]
@@ -153,7 +153,7 @@ def holes(queue: ConsumeQueue, get: Get, first_offset: int, end_offset: int) -> 
 
 
 def message_count(queue: ConsumeQueue, get: Get, first_offset: int, end_offset: int) -> int:
-    """How many messages the units of [first_offset, end_offset) hold: exactly, from summaries and two blocks."""
+    """Return the exact count of messages in [first_offset, end_offset), from summaries and at most two blocks."""
 
     def is_inside(summary: Summary) -> bool:
         return first_offset <= summary.first_offset and summary.last_offset < end_offset
@@ -169,7 +169,7 @@ def message_count(queue: ConsumeQueue, get: Get, first_offset: int, end_offset: 
 
 
 def message_base_at(queue: ConsumeQueue, get: Get, queue_offset: int) -> int:
-    """The running count of messages before `queue_offset`: what a unit written there has as its message base."""
+    """Return the message base of a unit at `queue_offset`: on batch queues the running count of messages before it."""
     if queue.queue_type != "batch":
         return queue_offset
     if queue_offset <= queue.start_offset:
@@ -188,7 +188,7 @@ def _blocks(
     newest_first: bool = False,
     is_wanted: Callable[[int], bool] = lambda _: True,
 ) -> Iterator[Block]:
-    """The blocks of interest, found through pages of interest."""
+    """Yield the blocks of interest, found through pages of interest."""
     waiting = [(queue.top_level, number) for number in queue.numbers(queue.top_level)]
     while waiting:
         level, number = waiting.pop()
@@ -203,7 +203,7 @@ def _blocks(
 def _cover(
     queue: ConsumeQueue, get: Get, first_offset: int, end_offset: int, is_enough: Callable[[Summary], bool]
 ) -> Iterator[Summary | Block]:
-    """What lies in [first_offset, end_offset), in order: summaries where they are enough, else blocks."""
+    """Yield what covers [first_offset, end_offset), in order: summaries where they are enough, else blocks."""
     top_level = queue.top_level
     waiting: list[tuple[int, int, Summary | None]] = [(top_level, number, None) for number in queue.numbers(top_level)]
     while waiting:

@@ -1,4 +1,4 @@
-"""What is stored of a queue beside its blocks, and where its values are.
+"""The record of a consume queue, and the places of its other values.
 
     BLOCK   block no               the units at 1024 queue offsets                      block.py
     FILTER  block no               a Bloom filter of their key hashes, if any           key_filter.py
@@ -24,7 +24,7 @@ FILTER = 255
 
 
 class Place(NamedTuple):
-    """Names a value of a queue: `kind` is BLOCK, FILTER or the level of a page."""
+    """The place of a value of a queue; `kind` is BLOCK, FILTER or the level of a page."""
 
     kind: int
     number: int
@@ -35,7 +35,7 @@ Get = Callable[[Place], bytes | None]
 
 
 def place_key(prefix: bytes, place: Place) -> bytes:
-    """Key of a value: those of a kind are in the order of their numbers.
+    """Return the key of a value; keys of a kind are in the order of their numbers.
 
     >>> place_key(b"q", Place(BLOCK, 258)).hex()
     '71000000000000000102'
@@ -44,39 +44,47 @@ def place_key(prefix: bytes, place: Place) -> bytes:
 
 
 class ConsumeQueue(msgspec.Struct, array_like=True, frozen=True):
-    """A queue that was scanned from `start_offset` (it moves with the log's retention) to `end_offset`, exclusive.
-
-    The message bases are those at both ends. On a batch queue the one at the start is the *anchor*: message offsets are
-    the running count of messages from there, so it must outlive the units before it. On other queues they are the queue
-    offsets.
-    """
+    """The record of a consume queue; the builder writes it with each stretch that it appends, truncates or expires."""
 
     topic_id: str
+    """Kafka's id of the message topic."""
     queue_type: QueueType
+    """Type of the queue."""
     start_offset: int
+    """First queue offset that was scanned and is still in the log; retention moves it forward."""
     end_offset: int
+    """Queue offset after the last one that was scanned."""
     start_message_base: int
+    """Message offset at `start_offset`. On a batch queue this is the *anchor*: message offsets count from it, so it is
+    kept when the units before it are deleted. On other queues it equals `start_offset`."""
     end_message_base: int
+    """Message offset at `end_offset`: that of the next message."""
     unit_count: int = 0
+    """Units in [start_offset, end_offset)."""
     message_count: int = 0
+    """Messages in them."""
 
     @classmethod
     def new(cls, topic_id: str, queue_type: QueueType, start_offset: int = 0, message_base: int | None = None) -> Self:
-        """A queue of which nothing was scanned; `message_base` is the anchor of a batch queue, 0 if not given."""
+        """Make a queue that was not scanned yet; `message_base` is the anchor of a batch queue, by default 0."""
         base = (message_base or 0) if queue_type == "batch" else start_offset
         return cls(topic_id, queue_type, start_offset, start_offset, base, base)
 
     def encode(self) -> bytes:
-        """Format byte and MessagePack of the fields."""
+        """Return the format byte and MessagePack of the fields."""
         return b"\x01" + msgspec.msgpack.encode(self)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:
-        """Raises CorruptValueError for another format byte or other fields."""
+        """Decode a stored record.
+
+        Raises:
+            CorruptValueError: It has another format byte, or other fields.
+        """
         return read_stored("ConsumeQueue", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
 
     def numbers(self, level: int) -> range:
-        """The numbers of the blocks (level 0) or pages that [start, end) touches.
+        """Return the numbers of the blocks (level 0) or pages that [start, end) touches.
 
         >>> queue = ConsumeQueue("id", "simple", 1_000, 70_000, 1_000, 70_000)
         >>> queue.numbers(0), queue.numbers(1), queue.numbers(2), queue.top_level

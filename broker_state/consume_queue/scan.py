@@ -1,4 +1,4 @@
-"""What was found in a stretch of a message partition: the units, and that there is nothing else between them."""
+"""A stretch of a message partition that was scanned: its units; every other offset of it is a hole."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,9 @@ __all__ = ["ContradictionError", "Scan", "merge"]
 
 
 class ContradictionError(Corrupt):
-    """The log now says something else than when it was scanned before: truncate the queue there and rebuild it."""
+    """The log differs from an earlier scan of it: truncate the queue there, and rebuild it."""
 
     def __init__(self, first_offset: int, end_offset: int) -> None:
-        """Name the stretch that both scans cover."""
         super().__init__(
             f"queue offsets {first_offset}..{end_offset - 1} were scanned before, with other content; "
             f"truncate the queue at {first_offset} and rebuild it",
@@ -24,25 +23,25 @@ class ContradictionError(Corrupt):
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """The queue offsets first_offset..end_offset-1: those of `units` were written, the others are holes."""
+    """Queue offsets first_offset..end_offset-1: those of `units` were written, the others are holes."""
 
     first_offset: int
     end_offset: int
     units: Units
 
     def cut(self, first_offset: int, end_offset: int) -> "Scan":
-        """The part of it in [first_offset, end_offset), which may be empty."""
+        """Return the part of the scan in [first_offset, end_offset), which may be empty."""
         first = min(max(first_offset, self.first_offset), self.end_offset)
         end = max(min(end_offset, self.end_offset), first)
         return Scan(first, end, self.units.between(first, end))
 
 
 def merge(known: Scan, more: Scan) -> Scan:
-    """Both stretches as one; what both cover must be the same in both.
+    """Join two stretches into one; where they overlap they must be equal.
 
     Raises:
-        ContradictionError: it is not.
-        ValueError: there is something between the two that neither covers.
+        ContradictionError: They differ.
+        ValueError: There is a gap between them.
     """
     if more.first_offset > known.end_offset or more.end_offset < known.first_offset:
         msg = (

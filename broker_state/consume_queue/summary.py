@@ -1,4 +1,4 @@
-"""What a search needs to know of a block, or of a page of blocks, without reading it.
+"""Summaries of blocks and of pages of blocks, by which a search decides which of them to read.
 
 A page is a sealed table (`columns`) of format 1, a row for each of its 64 children that has a unit:
 
@@ -26,20 +26,28 @@ _PLACE_MASK = (1 << PAGE_SHIFT) - 1
 
 
 class Summary(NamedTuple):
-    """Of units: the offsets of the first and the last, how many, and the ends of their messages and times."""
+    """The summary of the units of a block or a page."""
 
     first_offset: int
+    """Queue offset of the first unit."""
     last_offset: int
+    """Queue offset of the last unit."""
     unit_count: int
+    """Units."""
     message_count: int
+    """Messages in them."""
     message_base: int
+    """Message offset of the first message."""
     message_end: int
+    """Message offset after the last message."""
     time_ms_min: int
+    """Least store time, ms since 1970."""
     time_ms_max: int
+    """Greatest store time."""
 
     @property
     def is_dense(self) -> bool:
-        """Whether there are no holes between the first and the last."""
+        """Whether every queue offset from the first unit to the last has a unit."""
         return self.last_offset - self.first_offset + 1 == self.unit_count
 
 
@@ -47,7 +55,7 @@ _KINDS = "q" * len(Summary._fields)
 
 
 def summary_of(units: Units) -> Summary:
-    """The summary of at least one unit."""
+    """Return the summary of at least one unit."""
     last_count = int(units.inner_count[-1])
     return Summary(
         first_offset=int(units.queue_offset[0]),
@@ -62,7 +70,7 @@ def summary_of(units: Units) -> Summary:
 
 
 def total(parts: Sequence[Summary]) -> Summary:
-    """The summary of all units of `parts`, which are in order."""
+    """Return the summary of all units of `parts`, which are in order."""
     return Summary(
         first_offset=parts[0].first_offset,
         last_offset=parts[-1].last_offset,
@@ -76,7 +84,7 @@ def total(parts: Sequence[Summary]) -> Summary:
 
 
 def encode_page(children: Mapping[int, Summary]) -> bytes:
-    """The value of a page with at least one child, by their numbers.
+    """Encode a page of at least one child, given by their numbers.
 
     >>> children = {67: Summary(9, 12, 4, 4, 9, 13, 500, 503)}
     >>> decode_page(1, encode_page(children)) == children
@@ -89,10 +97,10 @@ def encode_page(children: Mapping[int, Summary]) -> bytes:
 
 
 def decode_page(number: int, value: bytes) -> dict[int, Summary]:
-    """The children of a page that have a unit, by their numbers, in order.
+    """Decode a page: its children that have a unit, by their numbers, in order.
 
     Raises:
-        CorruptValueError: the value is not a whole page.
+        CorruptValueError: The value is not a whole page.
     """
     table = Table("consume queue page", value, _FORM, _KINDS)
     presence = int.from_bytes(table.tail, "little")

@@ -1,4 +1,4 @@
-"""A unit of a consume queue, and many of them as columns.
+"""A unit of a consume queue, and units as columns.
 
 A unit is one written Kafka record; its queue offset is the record's Kafka offset. On simple and sparse queues it is
 one message, and its message base is its queue offset. On batch queues it is an inner batch of `inner_count` messages,
@@ -20,21 +20,26 @@ Hashes = NDArray[np.uint64]
 
 
 class Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """One written record of a queue.
-
-    `tag_hash` and `key_hash` 0: none. `more_key_hashes` are those of further keys and of message ids inside a batch.
-    A record whose headers lie about its inner batch is a unit of one message that is not readable.
-    """
+    """One written record of a queue."""
 
     queue_offset: int
+    """Kafka offset of the record."""
     size_bytes: int
+    """Length of its value."""
     store_time_ms: int
+    """Timestamp of the record, ms since 1970."""
     message_base: int
+    """Message offset of its first message."""
     inner_count: int = 1
+    """Messages in it; more than 1 only on batch queues."""
     tag_hash: int = 0
+    """Hash of its tag; 0: none."""
     key_hash: int = 0
+    """Hash of its key; 0: none."""
     more_key_hashes: tuple[int, ...] = ()
+    """Hashes of the keys and message ids inside a batch."""
     is_readable: bool = True
+    """False for a malformed inner batch, which counts as one message."""
 
     @property
     def message_end(self) -> int:
@@ -66,7 +71,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
 
     @classmethod
     def of(cls, units: Sequence[Unit]) -> Self:
-        """The columns of `units`, which are in order."""
+        """Return the columns of `units`, which are in order."""
         return cls(
             queue_offset=np.array([unit.queue_offset for unit in units], np.int64),
             size_bytes=np.array([unit.size_bytes for unit in units], np.int64),
@@ -82,7 +87,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
 
     @classmethod
     def simple(cls, queue_offset: Ints, size_bytes: Ints, store_time_ms: Ints) -> Self:
-        """Single messages without tags and keys; their message bases are their queue offsets."""
+        """Return units of single messages without tags and keys; their message bases are their queue offsets."""
         none = np.zeros(len(queue_offset), np.int64)
         return cls(
             queue_offset=queue_offset,
@@ -99,7 +104,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
 
     @classmethod
     def joined(cls, pieces: Sequence["Units"]) -> "Units":
-        """One after the other."""
+        """Concatenate units that follow each other."""
         pieces = [piece for piece in pieces if len(piece)] or list(pieces[:1])
         if len(pieces) == 1:
             return pieces[0]
@@ -189,7 +194,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
         return self.rows(int(first_row), int(end_row))
 
     def key_hashes(self) -> Hashes:
-        """Every key hash of every unit."""
+        """Return every key hash of every unit."""
         keys = self.key_hash[self.key_hash != 0]
         return np.concatenate((keys, self.more_key_hashes)) if len(self.more_key_hashes) else keys
 

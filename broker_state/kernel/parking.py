@@ -9,8 +9,9 @@ from broker_state.kernel.orderly import grant_in_order, is_same_attempt, release
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
 from broker_state.store.records import ParkedPop
+from broker_state.store.span import Span, append_span
 from popstream.wire.answer import Answer, LeasedRange
-from popstream.wire.command import Cancel, Pop, ReturnClient
+from popstream.wire.command import Cancel, OffsetRange, Pop, ReturnClient
 from popstream.wire.handle import read_handle
 from popstream.wire.reason import Reason
 
@@ -116,7 +117,7 @@ def decide_cancel(op: OpContext, command: Cancel) -> None:
         op.refuse(Reason.INVALID_PARAMETER, f"the op_id is that of a {entry.kind}", entry.group)
         return
     lane = op.queue.lane(entry.group) if entry.group is not None else None
-    released: list[tuple[int, int]] = []
+    released: list[Span] = []
     applied = False
     if lane is not None:
         enter(op, lane)
@@ -130,17 +131,17 @@ def decide_cancel(op: OpContext, command: Cancel) -> None:
             released = _release_answered(op, lane, answered_pop(op.queue, command.target_op_id, entry))
             applied = bool(released)
     op.audit.operation(Reason.OK, applied=applied, group=entry.group, detail=command.target_op_id)
-    op.respond(Reason.OK, applied=applied, released=released)
+    op.respond(Reason.OK, applied=applied, released=_inclusive(released))
 
 
-def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[tuple[int, int]]:
+def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[Span]:
     handle = read_handle(answer.handle) if answer.handle is not None else None
     if handle is None:
         return []
     if lane.record.orderly:
         is_current = lane.order_info.head.epoch == handle.epoch
-        return _release_in_order(op, lane, "cancel", counted=False) if is_current else []
-    released: list[tuple[int, int]] = []
+        return release_members(op, lane, "cancel", counted=False) if is_current else []
+    released: list[Span] = []
     for granted in answer.messages:
         for page_no, low, high in windows(granted.first, granted.last + 1):
             page = lane.page(page_no)
@@ -149,7 +150,7 @@ def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[tu
             for first, end, delivery in page.within(low, high):
                 if delivery is not None and delivery.epoch == handle.epoch and delivery.state == _LEASED:
                     _release(op, lane, page, first, end, delivery, "cancel", counted=False)
-                    _append_range(released, first, end - 1)
+                    append_span(released, first, end)
             lane.settle(page)
     return released
 
@@ -157,14 +158,14 @@ def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[tu
 def decide_return_client(op: OpContext, command: ReturnClient) -> None:
     """Release every lease of a client, and answer its parked pops CANCELLED."""
     lane = op.queue.lane(command.group)
-    released: list[tuple[int, int]] = []
+    released: list[Span] = []
     applied = False
     if lane is not None:
         enter(op, lane)
         applied = answer_all_parked(op, lane, Reason.CANCELLED, command.client_id)
         client = client_hash(command.client_id)
         if lane.record.orderly and lane.order_info.head.client == client:
-            released = _release_in_order(op, lane, "return_client", counted=True)
+            released = release_members(op, lane, "return_client", counted=True)
         page_no = lane.client_pages(client).first()
         while page_no is not None:
             page = lane.page(page_no)
@@ -172,19 +173,12 @@ def decide_return_client(op: OpContext, command: ReturnClient) -> None:
             for first, end, delivery in list(page.runs):
                 if delivery.client == client and delivery.state == _LEASED:
                     _release(op, lane, page, first, end, delivery, "return_client", counted=True)
-                    _append_range(released, first, end - 1)
+                    append_span(released, first, end)
             lane.settle(page)
             page_no = lane.client_pages(client).first(page_no + 1)
     applied = applied or bool(released)
     op.audit.operation(Reason.OK, applied=applied, group=command.group)
-    op.respond(Reason.OK, applied=applied, released=released)
-
-
-def _release_in_order(op: OpContext, lane: LaneState, cause: str, *, counted: bool) -> list[tuple[int, int]]:
-    released: list[tuple[int, int]] = []
-    for first, end in release_members(op, lane, cause, counted=counted):
-        _append_range(released, first, end - 1)
-    return released
+    op.respond(Reason.OK, applied=applied, released=_inclusive(released))
 
 
 def _release(
@@ -212,11 +206,9 @@ def _release(
     page.replace(first, end, released)
 
 
-def _append_range(ranges: list[tuple[int, int]], first: int, last: int) -> None:
-    if ranges and ranges[-1][1] == first - 1:
-        ranges[-1] = (ranges[-1][0], last)
-    else:
-        ranges.append((first, last))
+def _inclusive(spans: list[Span]) -> list[OffsetRange]:
+    """Return half-open spans as the inclusive ranges of an answer."""
+    return [(first, end - 1) for first, end in spans]
 
 
 def _granted_fields(

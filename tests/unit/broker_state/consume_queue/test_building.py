@@ -1,4 +1,4 @@
-"""What a builder may append, what it may not, and that stored bytes are checked."""
+"""Appending to a queue: what is taken, what is refused; and stored bytes are checked."""
 
 from __future__ import annotations
 

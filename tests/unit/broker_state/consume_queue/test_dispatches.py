@@ -1,4 +1,4 @@
-"""Claim: what is dispatched of a scan names each of its offsets once, as what it is, and nothing the job refuses."""
+"""Claim: the dispatches of a scan name each of its offsets once, as unit or hole, in ranges that the job accepts."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def units_of(found: dict[int, tuple[int, int]]) -> Units:
 
 
 def said(commands: Iterable[Dispatch]) -> dict[int, tuple[int, int] | None]:
-    """What is said of each offset; None: a hole."""
-    told: dict[int, tuple[int, int] | None] = {}
+    """Return the facts that the dispatches give for each offset; None: a hole."""
+    found: dict[int, tuple[int, int] | None] = {}
     for command in commands:
         runs: list[tuple[int, int, tuple[int, int] | None]] = [
             *((run.first, run.last, (run.tag, run.count)) for run in command.ranges),
@@ -45,15 +45,15 @@ def said(commands: Iterable[Dispatch]) -> dict[int, tuple[int, int] | None]:
         for first, last, facts in runs:
             assert last - first < RANGE_OFFSETS_MAX
             for at in range(first, last + 1):
-                assert at not in told, "said twice"
-                told[at] = facts
-    return told
+                assert at not in found, "named twice"
+                found[at] = facts
+    return found
 
 
 @given(st.dictionaries(st.integers(10, 60), FACTS), st.integers(0, 10), st.integers(61, 80))
 def test_every_offset_is_named_once_as_what_it_is(found: dict[int, tuple[int, int]], first: int, end: int) -> None:
-    told = said(dispatches_of("t", 0, Scan(first, end, units_of(found))))
-    assert told == {at: found.get(at) for at in range(first, end)}
+    named = said(dispatches_of("t", 0, Scan(first, end, units_of(found))))
+    assert named == {at: found.get(at) for at in range(first, end)}
 
 
 def test_an_empty_scan_says_nothing() -> None:
@@ -71,7 +71,7 @@ def test_no_range_is_longer_than_the_job_takes() -> None:
 
 
 def test_with_other_tags_at_each_offset_there_are_more_commands() -> None:
-    """The longest that can be said, in commands that fit the outbox; each continues where the one before ends."""
+    """Ranges of the greatest length, in commands that fit the outbox; each continues where the one before ends."""
     count = 2 * PIECES_MAX + 1
     origin = (1 << 62) - 2 * count
     found = {origin + 2 * at: ((1 << 64) - 1 - at, 1) for at in range(count)}

@@ -1,7 +1,7 @@
-"""Claim: consume queues do what RocketMQ's are tested to do, but where a difference is named here.
+"""Claim: consume queues behave as RocketMQ's own tests demand, except where a difference is named here.
 
-Method: every fact of tests/data/rocketmq_consume_queue_facts.json, its figures and formulas read from there. RocketMQ's
-physical offset, which orders the records, is our queue offset; its base and counts are message offsets, as ours are.
+Method: every fact of tests/data/rocketmq_consume_queue_facts.json, with its figures and formulas. RocketMQ's physical
+offset, which orders the records, is our queue offset; its base and counts are message offsets, as ours are.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def span(text: str) -> range:
 
 
 def units_of(put: Mapping[str, Any]) -> list[Unit]:
-    """What a put of the facts writes."""
+    """Return the units that a put of the facts writes."""
     return [
         unit(
             formula(put["phy"], i=i),
@@ -184,7 +184,7 @@ def test_truncation_leaves_what_is_before_the_cut(long_queue: QueueLab, cut: int
 
 @pytest.mark.parametrize("fact", [FACTS["BCQ-06"], FACTS["BCQ-07"]], ids=["simple", "batch"])
 def test_records_without_a_count_are_units_of_one_message(fact: dict[str, Any]) -> None:
-    """RocketMQ takes them, and so do we: one that says that it is a batch, and of how many not, is not readable."""
+    """RocketMQ takes them, and so do we; a batch that does not say of how many messages is not readable."""
     lab = QueueLab(TYPES[fact["given"]["topic"]])
     units: list[Unit] = []
     for op, expected in zip(fact["ops"], fact["expect"], strict=True):
@@ -245,7 +245,7 @@ def test_single_messages_by_time() -> None:
 
 
 def test_the_count_of_an_empty_queue() -> None:
-    """Differs: nothing is 0 messages, where RocketMQ says -1."""
+    """Differs: an empty range has 0 messages, where RocketMQ answers -1."""
     fact = FACTS["BCQ-16"]
     lab = QueueLab("batch")
     for (first, end), expected in zip(fact["ops"], fact["expect"], strict=True):
@@ -253,7 +253,7 @@ def test_the_count_of_an_empty_queue() -> None:
 
 
 def test_a_hole_is_no_part_of_the_batch_before_it() -> None:
-    """Differs: RocketMQ answers a hole with the unit left of it, and swallows another record at an offset it knows."""
+    """Differs: RocketMQ answers a hole with the unit before it, and ignores another record at a known offset."""
     fact = FACTS["BCQ-19"]
     lab = QueueLab("batch")
     for op, expected in zip(fact["ops"], fact["expect"], strict=True):
@@ -282,7 +282,7 @@ def test_the_first_batch_since_a_time() -> None:
     times, inner_count = fact["given"]["times"], fact["given"]["n"]
     lab = QueueLab("batch")
     for at, time_ms in enumerate(times):
-        # Each far from the one before: in a block of its own.
+        # Far from the one before: in a block of its own.
         lab.scan([unit(5_000 * at, inner_count=inner_count, store_time_ms=time_ms)], 5_000 * at + 1)
     for op, expected in zip(fact["ops"], fact["expect"], strict=True):
         batch = found(first_unit_since(lab.queue, lab.get, op["t"]))
@@ -353,7 +353,7 @@ def test_units_from_an_offset_on() -> None:
 
 
 def test_a_log_that_lost_its_last_record() -> None:
-    """The log of RocketMQ finds it damaged; that of Kafka is shorter after an unclean election."""
+    """RocketMQ truncates after damage to its log; Kafka's log is shorter after an unclean election."""
     fact = FACTS["RDB-04"]
     lab = QueueLab("simple")
     is_damaged = False

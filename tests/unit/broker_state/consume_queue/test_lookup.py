@@ -1,4 +1,4 @@
-"""Searches where RocketMQ's go wrong, and what a search reads."""
+"""Lookups in cases where RocketMQ's fail, and the values that a lookup reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record with many entries does at once is what it would do one by one."""
+"""A record with many entries has the same effect as its entries one by one."""
 
 import random
 

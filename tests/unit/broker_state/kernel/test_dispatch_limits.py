@@ -1,4 +1,4 @@
-"""`dispatch` from end to end: what is refused, what is known already, what comes early or late (docs/semantics.md)."""
+"""`dispatch`: ranges that are refused, repeated, early or late (docs/semantics.md)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHER_QUEUE: dict[str, Any] = {**QUEUE, "queue_id": 1}
 
 
 def dispatch(lab: LaneLab, *ranges: tuple[int, ...], skip: list[tuple[int, int]] | None = None) -> Answer:
-    """The answer; the rows of the operation can be stored, whatever was sent."""
+    """Return the answer, after a check that the rows of the operation can be stored."""
     answer = lab.do(Dispatch(**QUEUE, ranges=[WrittenRange(*written) for written in ranges], skip=skip or []))
     assert answer is not None
     assert entries_of(lab.decision, [], 1, results_partitions=1, signer=None)
@@ -38,7 +38,7 @@ def position(lab: LaneLab) -> int:
 
 
 def segments(lab: LaneLab) -> dict[bytes, bytes]:
-    """What is stored of written offsets and holes."""
+    """Return the stored segments of written offsets and holes."""
     queue = load_queue(lab.overlay, TOPIC, 0)
     assert queue is not None
     kinds = tuple(queue.prefix + kind for kind in (b"W", b"H"))
@@ -46,7 +46,7 @@ def segments(lab: LaneLab) -> dict[bytes, bytes]:
 
 
 def starting_at(min_offset: int) -> LaneLab:
-    """A queue of the name, whose log starts there."""
+    """Declare a queue whose log starts at an offset."""
     lab = LaneLab()
     lab.do(Declare(**QUEUE, topic_id="another", min_offset=min_offset))
     return lab
@@ -57,7 +57,7 @@ def with_window(lab: LaneLab, window: int = WINDOW) -> LaneLab:
     return lab
 
 
-# The seed's example
+# The example of RIP-52
 
 
 @pytest.mark.parametrize("first", [0, 1, 4_094, 4_095, 1 << 40])
@@ -281,7 +281,7 @@ def test_a_gap_filled_late_by_a_hole_moves_the_position() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_builders_in_any_order_with_repeats_and_kills_leave_what_one_in_order_leaves(seed: int) -> None:
-    """Segments, and what pops get; the ranges of each hundred are of a builder's own size, a quarter comes twice."""
+    """In segments and in pops; each hundred is cut into ranges of another size, and a quarter of them are repeated."""
     chance = random.Random(seed)
     in_order, lab = LaneLab(), LaneLab()
     dispatch(in_order, *((first, first + 99, first % 3) for first in range(0, 20_000, 100)))
@@ -316,7 +316,7 @@ def test_the_same_operation_again_tells_the_position_of_then() -> None:
     assert position(lab) == 10
 
 
-# At the end of all numbers
+# At the greatest offset
 
 
 def test_the_last_offset_there_is_can_be_written_leased_and_acked() -> None:

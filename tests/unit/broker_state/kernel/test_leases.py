@@ -1,4 +1,4 @@
-"""The life of a message in a concurrent lane: each test is one sentence of docs/semantics.md."""
+"""Leases of a concurrent lane: each test is one sentence of docs/semantics.md."""
 
 import pytest
 

@@ -1,8 +1,8 @@
-"""Claim: a job that stood still for 10 minutes costs each message at most one attempt, whatever was waiting.
+"""Claim: an outage of the job of 10 minutes costs each message at most one attempt.
 
-Method: the kernel, with record times of our own. Short leases, back-offs and parked pops fall due many times over while
-nothing is decided; then the log goes on ten minutes later. Pops that were parked before the outage time out, and are
-not served from what expires with them: nobody has waited for that answer for ten minutes.
+Method: the kernel, with record times chosen by the test. Short leases, back-offs and parked pops fall due while nothing
+is decided; then the log continues ten minutes later. Pops that were parked before the outage time out, and do not get
+messages whose leases expire at the same record: their clients stopped waiting long ago.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MESSAGES = 40
 
 
 class Log:
-    """One queue, one group, records at times of our choice, each in a micro-batch of its own or all in one."""
+    """One queue and one group; records at chosen times, each in its own micro-batch or all in one."""
 
     def __init__(self) -> None:
         self.now_ms = 1_790_000_000_000
@@ -90,7 +90,7 @@ def test_each_message_loses_at_most_one_attempt(invisible_time_ms: int, back_off
 
 
 def test_the_whole_backlog_in_one_micro_batch_costs_no_more() -> None:
-    """What clients sent in the meantime is decided at its own times: here a pop that nobody was there to serve."""
+    """Records sent during the outage are decided at their own times: here a pop that times out."""
     log = Log()
     log.pop(MESSAGES, 1_000)
     log.decide()
@@ -106,7 +106,7 @@ def test_the_whole_backlog_in_one_micro_batch_costs_no_more() -> None:
 
 
 def test_a_pop_that_outlives_the_outage_is_served_once() -> None:
-    """Parked for longer than the outage: it gets what expired, as a second attempt, leased from now on."""
+    """Parked for longer than the outage: it gets the expired messages as a second attempt, leased from now on."""
     log = Log()
     log.pop(MESSAGES, 1_000)
     waiting = log.pop(7, 5_000, poll_time_ms=2 * OUTAGE_MS)
@@ -121,7 +121,7 @@ def test_a_pop_that_outlives_the_outage_is_served_once() -> None:
 
 
 def test_the_ack_that_comes_first_after_the_outage_still_counts() -> None:
-    """A consumer that finished in time must not pay for the job: its late ack beats the redelivery."""
+    """A consumer that finished in time must not suffer from the outage: its late ack precedes the redelivery."""
     log = Log()
     popped = log.pop(MESSAGES, 1_000)
     waiting = log.pop(MESSAGES, 1_000, poll_time_ms=2 * OUTAGE_MS)

@@ -1,7 +1,7 @@
-"""What went wrong with positions elsewhere, played here: each test is named after the failure.
+"""Failures of positions in other brokers, replayed here: each test is named after the failure.
 
-A position alone where its form was the failure, the kernel where it was what consumers saw of it. `restart` forgets
-all that is not in the store, as a kill between two micro-batches does.
+A test drives a position alone if its storage failed there, and the kernel if consumers noticed. `restart` drops all
+that is not in the store, as a kill between two micro-batches does.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def restart(lab: LaneLab) -> None:
 
 
 def ack_every_second(lab: LaneLab, handle: str | None, first: int, end: int) -> None:
-    """Each alone, so that the lane has as many ranges as acks."""
+    """Ack each message alone, so that the lane has as many ranges as acks."""
     assert handle is not None
     ranges = [(offset, offset) for offset in range(first + 1, end, 2)]
     answer = lab.do(Ack(**QUEUE, handles=[HandleRef(GROUP, handle)], entries=[AckEntry(0, ranges)]))

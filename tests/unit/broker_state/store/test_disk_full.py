@@ -1,8 +1,8 @@
-"""Claim: on a disk that is full a micro-batch is not written, nothing is torn, and all goes on once there is room.
+"""Claim: on a full disk a micro-batch is not written, no write is torn, and work continues once there is space.
 
 Method: a process of its own whose files may not grow beyond a limit, which is how a full volume looks to the process
 that writes: the system refuses the write in the middle. It writes WriteBatches of two keys each until one is refused,
-and tells how many there were; then it ends as the job does, and another one opens the state without the limit.
+and reports their count; then it ends as the job does, and another process opens the state without the limit.
 """
 
 from __future__ import annotations

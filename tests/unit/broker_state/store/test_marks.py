@@ -1,4 +1,4 @@
-"""Segments, positions and trees against plain sets, over patterns that broke others."""
+"""Segments, positions and trees agree with plain sets, over patterns that failed in other brokers."""
 
 import random
 from collections.abc import Iterator

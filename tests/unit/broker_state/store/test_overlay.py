@@ -1,4 +1,4 @@
-"""What an overlay keeps decoded from one micro-batch to the next is bounded by its bytes."""
+"""The values that an overlay keeps decoded between micro-batches are bounded in bytes."""
 
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Family, Overlay

@@ -1,4 +1,4 @@
-"""Claim: a micro-batch is one synced WriteBatch, whole or not at all, and a failed one is the end.
+"""Claim: a micro-batch is one synced WriteBatch, written whole or not at all; after a failed one the store stops.
 
 Method: rocksdict's own class is wrapped, so that every write is seen; MicroBatchApplier runs over the real store with
 lists of records in Spark's place.
@@ -34,7 +34,7 @@ READS = {"get", "iter", "get_column_family", "get_column_family_handle", "close"
 
 
 class Disk:
-    """Stands where `Rdict` stood: counts writes, can refuse them, and knows no other way to change anything."""
+    """Replaces `Rdict`: counts writes, can refuse them, and has no other method that changes data."""
 
     writes: list[int]
     broken: bool
@@ -130,7 +130,7 @@ def test_reopening_reads_what_was_written(tmp_path: Path) -> None:
 
 
 def test_erasures_come_before_puts(tmp_path: Path) -> None:
-    """In one micro-batch a lane is forgotten and made again: the new values stay, whatever was there goes."""
+    """In one micro-batch a lane is deleted and made again: the new values stay, and the old ones are deleted."""
     with RocksStore(tmp_path) as store:
         store.write(written(Overlay(store), lane1=b"old", lane2=b"old", lanf=b"neighbour", lan=b"neighbour"))
         overlay = written(Overlay(store), lane3=b"lost")
@@ -195,7 +195,7 @@ def test_deadlines_of_a_queue_come_in_order_and_of_no_other(tmp_path: Path) -> N
 
 
 def test_each_micro_batch_is_one_write_with_everything_in_it(tmp_path: Path, disk: type[Disk]) -> None:
-    """Declares, pops that park, messages that serve them, what is rejected: one write a micro-batch all the same."""
+    """Declares, parked pops, messages that serve them, rejected records: still one write per micro-batch."""
     with RocksStore(tmp_path / "state") as store:
         job = SmallJob(tmp_path, store)
         batches: list[list[dict[str, Any]]] = [
@@ -216,7 +216,7 @@ def test_each_micro_batch_is_one_write_with_everything_in_it(tmp_path: Path, dis
 
 
 def test_an_empty_planned_range_still_moves_the_position(tmp_path: Path, disk: type[Disk]) -> None:
-    """Control records fill it: they are passed by a write of their own, once."""
+    """A micro-batch of control records: one write passes them."""
     with RocksStore(tmp_path / "state") as store:
         job = SmallJob(tmp_path, store)
         job.run(DECLARE)
@@ -227,7 +227,7 @@ def test_an_empty_planned_range_still_moves_the_position(tmp_path: Path, disk: t
 
 
 def test_what_is_applied_is_not_decided_again(tmp_path: Path, disk: type[Disk]) -> None:
-    """Spark runs a micro-batch again, whole or regrouped with the next: known records fall out, nothing is written."""
+    """Spark repeats a micro-batch, whole or joined with the next: decided records are dropped, nothing is written."""
     with RocksStore(tmp_path / "state") as store:
         job = SmallJob(tmp_path, store)
         job.run(DECLARE, written_to(0, 9))
@@ -295,7 +295,7 @@ def test_delivered_entries_leave_with_the_next_write(tmp_path: Path) -> None:
 
 
 class Tables:
-    """In place of `AuditFlusher`: all tables have what a killed predecessor had committed."""
+    """In place of `AuditFlusher`: all tables have the commits of a killed predecessor."""
 
     def __init__(self, delivered: int) -> None:
         self._delivered = delivered
@@ -327,7 +327,7 @@ def test_a_table_without_rows_is_no_lag(tmp_path: Path) -> None:
 
 
 def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path) -> None:
-    """Killed between the commit and its note: nobody will deliver these rows, so they must not wait for ever."""
+    """Killed between the commit and the note of it: these rows are not delivered again, so they must not stay."""
     with RocksStore(tmp_path / "state") as store:
         job = SmallJob(tmp_path, store)
         job.run(DECLARE)
@@ -351,7 +351,7 @@ def test_rows_that_a_killed_flush_had_committed_leave_the_outbox(tmp_path: Path)
 
 
 def test_a_damaged_file_is_told_and_never_an_end(tmp_path: Path) -> None:
-    """An iterator of RocksDB that meets damage stops as if there were no more."""
+    """An iterator of RocksDB that meets damage ends like one without further keys."""
     with RocksStore(tmp_path / "state") as store:
         store.write_changes([(STATE, b"%06d" % number, number.to_bytes(400)) for number in range(5_000)])
         store.checkpoint(tmp_path / "copy")  # flushes
@@ -370,7 +370,7 @@ def test_a_damaged_file_is_told_and_never_an_end(tmp_path: Path) -> None:
 
 
 def test_a_read_that_fails_is_no_fault_of_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is tried again by the next start; nothing is quarantined."""
+    """The next start tries the disk again; no record is quarantined."""
 
     def fail(*_: object) -> None:
         raise Exception("IO error: While pread offset 0 len 4096: Input/output error")  # noqa: TRY002 - as rocksdict
