@@ -1,7 +1,8 @@
 """What a run has left behind: Delta tables, dead letters, and the files of the workers."""
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,32 +71,34 @@ def read_processed(tasks: Iterable[Task]) -> dict[str, set[tuple[Position, str]]
 
 def count_records(bootstrap_servers: str, topic: str) -> int:
     """Return the number of records that were ever written to a topic."""
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap_servers.split(","), enable_auto_commit=False)
-    try:
-        partitions = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
-        return sum(consumer.end_offsets(partitions).values())
-    finally:
-        consumer.close(autocommit=False)
+    with _open_consumer(bootstrap_servers, topic) as consumer:
+        return sum(consumer.end_offsets(list(consumer.assignment())).values())
 
 
 def read_letters(bootstrap_servers: str, topic: str, count: int) -> set[Letter]:
     """Read the dead-letter topic until there are `count` letters: they are copied a little after they are decided."""
+    letters: set[Letter] = set()
+    with _open_consumer(bootstrap_servers, topic) as consumer:
+        deadline_s = time.monotonic() + LETTERS_TIMEOUT_S
+        while len(letters) < count and time.monotonic() < deadline_s:
+            for records in consumer.poll(timeout_ms=500).values():
+                letters.update(_letter(dict(record.headers), record.value or b"") for record in records)
+    return letters
+
+
+@contextmanager
+def _open_consumer(bootstrap_servers: str, topic: str) -> Iterator[KafkaConsumer]:
     consumer = KafkaConsumer(
         bootstrap_servers=bootstrap_servers.split(","),
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",
     )
-    letters: set[Letter] = set()
     try:
         consumer.assign([TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()])
-        deadline_s = time.monotonic() + LETTERS_TIMEOUT_S
-        while len(letters) < count and time.monotonic() < deadline_s:
-            for records in consumer.poll(timeout_ms=500).values():
-                letters.update(_letter(dict(record.headers), record.value or b"") for record in records)
+        yield consumer
     finally:
         consumer.close(autocommit=False)
-    return letters
 
 
 def _letter(headers: Mapping[str, bytes], value: bytes) -> Letter:
