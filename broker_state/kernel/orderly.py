@@ -45,7 +45,7 @@ _FIRST_DELIVERY = Member(is_member=True)
 _ZERO_HEADER = Header(0, 0, 0)
 
 
-# A pop: the batch is made.
+# A pop makes the batch.
 
 
 def is_same_attempt(info: OrderInfo, attempt_id: str | None) -> bool:
@@ -114,8 +114,8 @@ def _choose_members(lane: LaneState, max_messages: int, tags: tuple[int, ...] | 
 def _with_counts(info: OrderInfo, members: list[Span], attempt_id: str | None) -> list[MemberRun]:
     """Give each of `members` the deliveries before this one (RocketMQ: OrderInfo.mergeOffsetConsumedCount).
 
-    A member of the last batch, acked or not, has one more than then, but for a suspended one. For the same attempt all
-    counts stay, also those of offsets that are not members any more.
+    An offset that was a member of the last batch, acked or not, counts one delivery more, unless it was suspended. A
+    pop of the same attempt changes no count, and keeps those of offsets that are no longer members.
     """
     is_same = is_same_attempt(info, attempt_id)
     counts: Runs[int] = Runs([])
@@ -175,7 +175,7 @@ def _pass_over_all(op: OpContext, lane: LaneState) -> None:
     _balance(lane)
 
 
-# Entries: each offset is judged, and what is good is applied.
+# Entries are judged offset by offset, and applied.
 
 
 def decide_in_order(op: OpContext, lane: LaneState, claims: Sequence[Claim]) -> list[Piece]:
@@ -264,7 +264,7 @@ def _header(pop_time_ms: int, next_visible_ms: int | None) -> Header:
     return Header(pop_time_ms, next_visible_ms - pop_time_ms, REVIVE_QUEUE_ID_ORDERLY)
 
 
-# Freeing: leases end, and the commit offset follows the acks.
+# The batch becomes free: leases end, and the commit offset follows the acks.
 
 
 def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) -> None:
@@ -290,35 +290,54 @@ def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) ->
 
 
 def _end_leases(op: OpContext, lane: LaneState) -> None:
-    """The batch is free: leases of unacked members expire, and those at the attempt limit are dead-lettered."""
-    info, limit = lane.order_info, lane.policy.max_attempts
-    at_ms = min(info.head.due_ms, op.now_ms) or op.now_ms
-    for first, end, member in info.unacked() if lane.record.leased else ():
+    """The batch is free: leases of unacked members expire, and members at the attempt limit are dead-lettered."""
+    info = lane.order_info
+    free_since_ms = min(info.head.due_ms, op.now_ms) or op.now_ms
+    if lane.record.leased:
+        _expire_leases(op, lane)
+    if lane.policy.max_attempts:
+        _dead_letter_first_members(op, lane, lane.policy.max_attempts, free_since_ms)
+
+
+def _expire_leases(op: OpContext, lane: LaneState) -> None:
+    """End the lease of each unacked member that a client holds, at the member's own deadline."""
+    info = lane.order_info
+    for first, end, member in info.unacked():
         if not member.ended:
             delivery = _delivery(info, member)
             ended_ms = min(delivery.deadline_ms, op.now_ms)
             _become(lane, first, end, member, replace(member, ended=True))
             op.audit.step(lane.record, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
-    for first, end, member in info.unacked() if limit else ():
+
+
+def _dead_letter_first_members(op: OpContext, lane: LaneState, max_attempts: int, at_ms: int) -> None:
+    """Dead-letter unacked members at the attempt limit, from the first one on, up to one with attempts left.
+
+    The members behind that one are delivered again with it, which a dead letter must not be.
+    """
+    info = lane.order_info
+    for first, end, member in info.unacked():
         if end <= lane.acked.floor:
             continue  # a pop has passed it over
-        if member.count + 1 < limit or member.suspended:
-            return  # the members that follow are delivered again with this one: a dead letter must not be
+        if member.count + 1 < max_attempts or member.suspended:
+            return
         _become(lane, first, end, member, replace(member, acked=True))
-        delivery = _delivery(info, member)
-        _dead_letter(op, lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
+        _dead_letter(op, lane, first, end, _delivery(info, member), reason="attempt_limit", at_ms=at_ms)
 
 
 def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool) -> list[Span]:
-    """Make every invisible, unacked member visible now; return those that a client held."""
+    """Make every invisible, unacked member visible now; return those that a client held.
+
+    With `counted` False the delivery does not count as an attempt, as after `suspend`.
+    """
     info = lane.order_info
     released: list[Span] = []
     for first, end, member in info.unacked():
         if info.next_visible_ms(member) <= op.now_ms:
             continue
         suspended = member.suspended or not counted
-        released_member = replace(member, next_visible_ms=op.now_ms, suspended=suspended, ended=True)
-        _become(lane, first, end, member, released_member)
+        visible = replace(member, next_visible_ms=op.now_ms, suspended=suspended, ended=True)
+        _become(lane, first, end, member, visible)
         info.touch()
         if not member.ended:  # else a pop has passed it over, and nobody holds it
             op.audit.step(lane.record, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)

@@ -242,8 +242,8 @@ MUTANTS = [
         "dead_letter_one_attempt_late_in_order",
         "semantics.md, orderly lane: at the attempt limit a message goes to the dead letters",
         "kernel/orderly.py",
-        "        if member.count + 1 < limit or member.suspended:\n",
-        "        if member.count < limit or member.suspended:\n",
+        "        if member.count + 1 < max_attempts or member.suspended:\n",
+        "        if member.count < max_attempts or member.suspended:\n",
     ),
     Mutant(
         "window_unchecked",
