@@ -50,8 +50,8 @@ _decode_command = msgspec.json.Decoder(Command).decode
 class MemoryJob:
     """A job, its message topics and its clock. Safe for use by many threads.
 
-    Operations are decided when they are sent. The clock stands still until `advance` moves it: leases expire, and
-    delayed messages become visible, only then.
+    Operations are decided when they are sent. Only `advance` moves the clock: only then do leases expire, and delayed
+    messages become visible.
 
     Args:
         now_ms: The time at the start, in milliseconds.
