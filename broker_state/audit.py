@@ -2,7 +2,8 @@
 
 Every row starts with its cause: the coordinates of the record of the ops topic and `ordinal`, the row's number among
 those of its table that the record caused. Offsets are inclusive ranges. The Delta tables have these columns and four
-more that the flusher adds (`apply_seq`, `state_epoch`, `ops_topic_id`, `op_date`); see connectors/delta/tables.py.
+more that the flusher adds (`apply_seq`, `state_epoch`, `ops_topic_id`, `op_date`); connectors/delta/tables.py
+explains each column.
 """
 
 import enum
@@ -35,20 +36,20 @@ __all__ = [
 ]
 
 TEXT_CHARACTERS_MAX = 512
-"""Rows and answers keep this much of a text that no rule bounds, such as the op_id of a refused operation."""
+"""Rows and answers keep at most this many characters of a text without a limit, as in a refused operation."""
 
 REJECTED_HEAD_BYTES = 4096
-"""A row of `rejected` keeps this much of the head of the value."""
+"""A row of `rejected` keeps at most this many bytes of the head of the value."""
 
 ERA_ENDING_KINDS = ("reset_offset", "forget_lane", "declare")
 """Operations that, when applied, end every lease of a lane at once: attempts and acks from before count no more.
 
 One row of `deliveries` reports the end of all leases: its step is `released`, its cause the kind of the operation, and
-its range may name offsets that nobody held.
+its range may include offsets that were not leased.
 """
 
 # Half the time of a NamedTuple's own constructor (133 ns against 307 ns with 23 columns), and an operation has several
-# rows. It checks nothing: tests/unit/broker_state/test_audit.py sees that each value is in its column.
+# rows. It checks nothing; tests/unit/broker_state/test_audit.py checks that each value is in its column.
 _new = tuple.__new__
 
 

@@ -103,7 +103,7 @@ def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
             return None
     waiting = _decide_by_kind(op, is_new=is_new)
     if op_id is not None and waiting is None:
-        _remember(op, op_id, parked=0)
+        _store_answer(op, op_id, parked=0)
     return waiting
 
 
@@ -112,6 +112,7 @@ def _wrong_op_id(command: Command) -> str | None:
 
 
 def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
+    """Decide a command that is no repetition; `is_new`: it has just declared the queue."""
     command = op.command
     invalid = what_is_invalid(command)
     if invalid is not None:
@@ -155,7 +156,7 @@ def _repeat(op: OpContext, op_id: str, known: OpWindowEntry) -> None:
         op.decision.answers.append((op.command.reply_to, answer))
 
 
-def _remember(op: OpContext, op_id: str, *, parked: int) -> None:
+def _store_answer(op: OpContext, op_id: str, *, parked: int) -> None:
     op_window.store(
         op.queue,
         op_id,
@@ -181,4 +182,4 @@ def _grant(op: OpContext, waiting: LaneState | None) -> None:
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
-                _remember(op, op.op_id, parked=parked.number if parked else 0)
+                _store_answer(op, op.op_id, parked=parked.number if parked else 0)

@@ -39,7 +39,7 @@ class Choice:
         return self.budget > 0 and self.units > 0
 
     def cut(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Cut [first, end) into (first, end, is given), until the pop is full; the rest is passed over."""
+        """Yield (first, end, is given) from [first, end) until the pop is full; tags pass over what is not given."""
         queue = self.queue
         if not queue.record.has_unit_facts and self.tags is None:
             count = min(self.budget, self.units, end - first)

@@ -114,7 +114,7 @@ class _Request:
         self.handles: list[str] = []
         self.new_handles: dict[str, int] = {}
         self.last_handle: tuple[Delivery | None, Handle | None, int] = (None, None, 0)
-        """(delivery, handle that was sent, place of the new one)"""
+        """(delivery, handle that was sent, index of the new one)"""
         self.lanes: dict[str, LaneState] = {}
         self.named: dict[str, _Named] = {}
         self.subjects: dict[int, _Subject | Reason] = {}
@@ -168,6 +168,7 @@ class _Request:
         return known
 
     def _find_subject(self, index: int) -> _Subject | Reason:
+        """Judge a handle: return its lane with it, or the reason to refuse its entries."""
         op = self.op
         if index in op.record.forged:
             return Reason.NO_PERMISSION
@@ -233,7 +234,7 @@ class _Request:
         audited: list[OperationRun] = []
         last: Piece | None = None
         for claim, first, end, piece in _by_claim(claims, pieces):
-            if piece is not last:  # mostly one piece is of many claims
+            if piece is not last:  # usually many claims share one piece
                 last, outcome = piece, self._outcome(lane, claim.handle, piece)
                 header = outcome.header
             self.runs.append(

@@ -206,7 +206,7 @@ class Text(_Stored):
 
 
 class OpWindowEntry(_Stored):
-    """What the op_id window stores of an op_id: the first answer, or the place of a parked pop."""
+    """An entry of the op_id window: the first answer to an op_id, or the number of its parked pop."""
 
     minute: int
     """Minute of the queue's clock in which it was decided, or its parked pop answered."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 import xxhash
 
-from broker_state.audit import REJECTED_HEAD_BYTES, RejectedRow
+from broker_state.audit import REJECTED_HEAD_BYTES, TEXT_CHARACTERS_MAX, RejectedRow
 from broker_state.kernel.decision import OpRecord
 from broker_state.kernel.validation import is_queue_name
 from popstream.exchange.partitioner import partition_of
@@ -41,7 +41,6 @@ __all__ = [
     "reject_quarantined",
 ]
 
-_TEXT_MAX = 512
 _ROUTES_MAX = 100_000
 
 # Stands for an entry that cannot be read, by the type of its record: it names no handle and no message.
@@ -119,7 +118,9 @@ class Decoder:
         except DECODE_ERRORS as error:
             entry_by_entry = self._decode_entry_by_entry(value)
             if entry_by_entry is None:
-                return _reject_unreadable(record, value, str(error)[:_TEXT_MAX])  # it may quote the whole value
+                return _reject_unreadable(
+                    record, value, str(error)[:TEXT_CHARACTERS_MAX]
+                )  # it may quote the whole value
             command = entry_by_entry
         forged: frozenset[int] = frozenset()
         if self._signer is not None and isinstance(command, EntryCommand):
@@ -212,21 +213,21 @@ def _reject(record: KafkaRecord, reason: RejectReason, detail: str, fields: dict
     """Reject a record, and answer its sender if the `fields` of its value say whom and what to answer."""
     op_id = reply_to = answer = None
     if fields and isinstance(fields.get("op_id"), str) and fields["op_id"] and type(fields.get("reply_to")) is int:
-        op_id, reply_to = fields["op_id"][:_TEXT_MAX], fields["reply_to"]
+        op_id, reply_to = fields["op_id"][:TEXT_CHARACTERS_MAX], fields["reply_to"]
         answer = encode_answer(_answer_to_rejected(op_id, fields, reason, detail, record.timestamp_ms))
     value = record.value or b""
     row = RejectedRow(
-        record.partition,
-        record.kafka_offset,
-        0,
-        record.timestamp_ms,
-        reason,
-        detail[:_TEXT_MAX],
-        record.value_bytes,
-        record.value_sha256 or hashlib.sha256(value).hexdigest(),
-        value[:REJECTED_HEAD_BYTES],
-        op_id,
-        reply_to,
+        partition=record.partition,
+        kafka_offset=record.kafka_offset,
+        ordinal=0,
+        now_ms=record.timestamp_ms,
+        reason=reason,
+        detail=detail[:TEXT_CHARACTERS_MAX],
+        value_bytes=record.value_bytes,
+        value_sha256=record.value_sha256 or hashlib.sha256(value).hexdigest(),
+        value_head=value[:REJECTED_HEAD_BYTES],
+        op_id=op_id,
+        reply_to=reply_to,
     )
     return Rejected(row, reply_to, answer)
 
@@ -240,11 +241,11 @@ def _answer_to_rejected(
     kind, topic, queue_id = fields.get("type"), fields.get("topic"), fields.get("queue_id")
     return Answer(
         op_id=op_id,
-        type=kind[:_TEXT_MAX] if isinstance(kind, str) else "",
+        type=kind[:TEXT_CHARACTERS_MAX] if isinstance(kind, str) else "",
         code=code_of(reason),
         reason=reason,
         applied=False,
-        topic=topic[:_TEXT_MAX] if isinstance(topic, str) else "",
+        topic=topic[:TEXT_CHARACTERS_MAX] if isinstance(topic, str) else "",
         queue_id=queue_id if type(queue_id) is int else -1,
         now_ms=now_ms,
         detail=f"{reject_reason}: {detail}",
