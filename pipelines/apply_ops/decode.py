@@ -118,9 +118,8 @@ class Decoder:
         except DECODE_ERRORS as error:
             entry_by_entry = self._decode_entry_by_entry(value)
             if entry_by_entry is None:
-                return _reject_unreadable(
-                    record, value, str(error)[:TEXT_CHARACTERS_MAX]
-                )  # it may quote the whole value
+                detail = str(error)[:TEXT_CHARACTERS_MAX]  # it may quote the whole value
+                return _reject_unreadable(record, value, detail)
             command = entry_by_entry
         forged: frozenset[int] = frozenset()
         if self._signer is not None and isinstance(command, EntryCommand):

@@ -388,12 +388,12 @@ MUTANTS = [
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
-                _remember(op, op.op_id, parked=parked.number if parked else 0)
+                _store_answer(op, op.op_id, parked=parked.number if parked else 0)
 """,
         """        if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
-                _remember(op, op.op_id, parked=parked.number if parked else 0)
+                _store_answer(op, op.op_id, parked=parked.number if parked else 0)
         if lane.record.parked:
             serve(op, lane)
 """,
