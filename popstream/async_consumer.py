@@ -158,7 +158,7 @@ class AsyncConsumer:
         try:
             return await asyncio.shield(asyncio.wrap_future(running))
         except asyncio.CancelledError:
-            # The thread goes on, but nobody processes its result.
+            # The thread goes on, but its result will not be processed.
             if undo is not None:
                 running.add_done_callback(lambda done: None if done.exception() else undo(done.result()))
             raise

@@ -202,7 +202,7 @@ class PopResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FilterVerdict(enum.Enum):
-    """What a consumer's own filter decides about a message before it is handed out."""
+    """The decision of a consumer's `message_filter` about a message, before it is handed out."""
 
     CONSUME = "CONSUME"
     TO_RETURN = "TO_RETURN"

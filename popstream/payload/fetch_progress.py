@@ -10,7 +10,7 @@ from popstream.payload.payloads import Fetched, Payload, merge_ranges
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from popstream.payload.block_cache import Block
+    from popstream.payload.block import Block
 
 __all__ = ["FetchProgress"]
 
@@ -18,7 +18,7 @@ __all__ = ["FetchProgress"]
 class FetchProgress:
     """The offsets that one call requests of one partition, decided in ascending order.
 
-    >>> from popstream.payload.block_cache import Block
+    >>> from popstream.payload.block import Block
     >>> progress = FetchProgress([(0, 1), (4, 9)], bytes_max=3)
     >>> record = Payload(None, b"22", [], 0)
     >>> progress.take(Block(0, 3, [(1, record), (2, record)]))

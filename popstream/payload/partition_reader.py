@@ -11,7 +11,7 @@ from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 from kafka.metrics.stats import Total
 
 from popstream.kafka_internals import require_members
-from popstream.payload.block_cache import Block
+from popstream.payload.block import Block
 from popstream.payload.payloads import Payload
 from popstream.wire.failures import Invalid
 

@@ -10,7 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from popstream.outcome import QueueKey
-    from popstream.payload.block_cache import Block, BlockCache
+    from popstream.payload.block import Block
+    from popstream.payload.block_cache import BlockCache
 
 __all__ = ["ReadPlanner"]
 

@@ -72,7 +72,7 @@ class PopCalls:
         try:
             return answered.result()
         except BaseException:
-            # After a time-out or an interrupt nobody will process what this pop leases.
+            # After a time-out or an interrupt the messages of this pop will not be processed.
             self._pops.abandon(command.topic, command.queue_id, command.op_id or "")
             self._pops.ended(command.op_id or "")
             raise
@@ -94,7 +94,7 @@ class PopCalls:
                     failure = error
                     self._release(answer, messages, error)
         except BaseException:
-            # After an interrupt nobody will process any of the messages.
+            # After an interrupt none of the messages will be processed.
             for answer, messages in zip(with_messages, leased, strict=False):
                 self._release(answer, messages, None)
             raise

@@ -99,7 +99,7 @@ class Pops:
             self._changed.notify_all()
 
     def abandon(self, topic: str, queue_id: int, op_id: str) -> None:
-        """Cancel a pop whose answer nobody waits for; what it leases is released without counting the attempt."""
+        """Cancel a pop whose answer is not awaited; its messages are released without counting the attempt."""
         try:
             self._transport.post(Cancel(v=1, topic=topic, queue_id=queue_id, target_op_id=op_id))
         except Exception:

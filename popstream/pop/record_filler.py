@@ -41,7 +41,7 @@ __all__ = ["LATE", "UNREADABLE", "Filled", "RecordFiller"]
 LOG = logging.getLogger(__name__)
 
 LATE = Change(1_000, suspend=True)
-"""For a record that did not come in time: it may come soon, so the delivery is no attempt."""
+"""For a record that did not come in time: it may come soon, so the delivery does not count as an attempt."""
 UNREADABLE = Change(1_000)
 """For a record that cannot be read: the attempt counts, so that a lane with an attempt limit gives the message up."""
 FILTERED = Change(1_000)

@@ -59,7 +59,7 @@ class TopicTypes:
         """
         reported, given = self._job_type_of(topic), self._given_types.get(topic)
         if reported is not None and given is not None and reported != given:
-            text = f"{topic} is a {reported} topic, and this producer was told that it is a {given} one"
+            text = f"{topic} is a {reported} topic, but the queue_types of this producer name it {given}"
             raise Invalid(text, subject=topic)
         return reported or given or "simple"
 

@@ -1,4 +1,4 @@
-"""What an error of Kafka proves about a message: not written, written or not, and whether another attempt may help."""
+"""Classifies the errors of Kafka: whether the message is certainly not written, and whether to send it again."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if not wrong and (self.value is None and self.key is None):
             wrong.append("a message needs a value or a key")
         if not wrong and (not self.topic or (self.queue_id or 0) < 0):
-            wrong.append(f"there is no queue {self.topic}/{self.queue_id}")
+            wrong.append(f"no queue can have the name {self.topic}/{self.queue_id}")
         if wrong:
             message = "the message cannot be sent; Kafka takes bytes, so serialize it first"
             raise Invalid(message, subject=str(self.topic), details=wrong)
@@ -149,7 +149,7 @@ def require_alike(messages: Sequence[OutgoingMessage]) -> None:
 
 
 class Destination(msgspec.Struct, frozen=True, gc=False):
-    """What the messages of a batch have in common: the aggregation key of RocketMQ's ProduceAccumulator, and the queue.
+    """The common fields of a batch's messages: the aggregation key of RocketMQ's ProduceAccumulator, and the queue.
 
     Attributes:
         queue_id: None: neither a queue id nor a key was given.

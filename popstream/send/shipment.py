@@ -1,4 +1,4 @@
-"""What is handed to Kafka together, and the outcome of each message of it."""
+"""Shipments: messages that are handed to Kafka together, and the outcome of each of them."""
 
 from __future__ import annotations
 

@@ -168,7 +168,9 @@ def test_a_sparse_topic_takes_no_message_without_a_key(producer: Producer) -> No
 
 def test_a_batch_to_a_topic_of_another_type_is_refused(kafka: MemoryKafka) -> None:
     with make(kafka, queue_types={"table": "batch", "unbuilt": "batch"}) as producer:
-        with pytest.raises(Invalid, match="table is a sparse topic, and this producer was told that it is a batch one"):
+        with pytest.raises(
+            Invalid, match="table is a sparse topic, but the queue_types of this producer name it batch"
+        ):
             producer.send("table", b"v", key=b"k").result(WAIT_S)
         with pytest.raises(Invalid, match="table is a sparse topic"):
             producer.send_many([OutgoingMessage(topic="table", value=b"v", key=b"k")])

@@ -30,7 +30,8 @@ from kafka.errors import (
 
 from popstream.errors import ClientClosed
 from popstream.payload import partition_reader
-from popstream.payload.block_cache import Block, BlockCache
+from popstream.payload.block import Block
+from popstream.payload.block_cache import BlockCache
 from popstream.payload.fetch_progress import FetchProgress
 from popstream.payload.fetcher import KafkaPayloads
 from popstream.payload.payloads import FetchCounts, Fetched, Payload
