@@ -39,7 +39,8 @@ def kafka_jar_files() -> list[Path]:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory, kafka_jar_files: list[Path]) -> Iterator[EmbeddedKafka]:
     """One broker for all tests that only need one; never stop it or change its settings."""
-    with EmbeddedKafka(tmp_path_factory.mktemp("kafka"), jars=kafka_jar_files, java_options=SHORT_LIVED) as broker:
+    folder, settings = tmp_path_factory.mktemp("kafka"), {"log.cleaner.backoff.ms": "200"}  # by default 15 s
+    with EmbeddedKafka(folder, jars=kafka_jar_files, settings=settings, java_options=SHORT_LIVED) as broker:
         yield broker
 
 
