@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo example test quick all-tests model check format integration bench conformance soak simulate fuzz mutants crash lock lock-jars clean
+.PHONY: help setup demo example test quick busy-test all-tests model check format integration bench conformance soak simulate fuzz mutants crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -34,6 +34,10 @@ test: setup ## every kind of test in 10 minutes: unit, property and doc tests, a
 
 quick: setup ## only the tests that need neither Spark nor Kafka, in 90 seconds
 	@$(PYTEST) $(PARALLEL) -m "not integration and not crash"
+
+BUSY_RUNS ?= 3
+busy-test: setup ## run `make test` BUSY_RUNS times beside a program that uses every core
+	@scripts/busy_test.sh $(BUSY_RUNS)
 
 SUITES ?= check quick integration crash model mutants conformance simulate fuzz example
 all-tests: setup ## run every suite (SUITES), also after one has failed, and print what ran, its result and its duration
@@ -55,7 +59,7 @@ format: setup ## rewrite the code the way `check` wants it
 	$(BIN)/ruff check --fix .
 
 integration: setup ## tests with Spark and a real Kafka broker, the longest among them
-	@$(PYTEST) -m "integration and not crash"
+	@$(PYTEST) $(PARALLEL) -m "integration and not crash"
 
 bench: setup ## measure; the report names machine, data and command
 	@$(BIN)/python -m tests.benchmarks
@@ -77,7 +81,7 @@ fuzz: setup ## fuzz five targets with FUZZ_INPUTS inputs each; inputs that fail 
 		$(BIN)/python -m tests.fuzz.run $$target --inputs $(FUZZ_INPUTS) || status=1; done; exit $$status
 
 mutants: setup ## each of the seeded mistakes in the kernel has to fail the suite
-	@$(PYTEST) tests/mutants
+	@$(PYTEST) -n $(WORKERS) tests/mutants
 
 crash: setup ## kill the job at its fail-points and compare what it left
 	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900 POPSTREAM_CRASHES=60; $(PYTEST) tests/crash tests/integration/test_outages.py -rP
