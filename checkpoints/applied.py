@@ -10,7 +10,7 @@ import msgspec
 
 from broker_state.store.rocks_store import META, RocksStore
 from broker_state.store.value_format import FORMAT_1, read_stored
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["APPLIED_KEY", "NOTED_KEY", "Applied", "applied_of", "decode_noted", "encode_noted"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from popstream.wire.failures import Fenced
+from popstream.wire.base_errors import Fenced
 
 __all__ = ["Ownership"]
 

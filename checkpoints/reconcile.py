@@ -18,7 +18,7 @@ import msgspec
 
 from checkpoints.applied import Applied
 from checkpoints.replay import NO_REPLAY, Replay
-from popstream.wire.failures import RESTORE, Corrupt
+from popstream.wire.base_errors import RESTORE, Corrupt
 
 __all__ = [
     "RESTORE_LOSSY",

@@ -21,7 +21,7 @@ import structlog
 from fsspec.implementations.local import LocalFileSystem
 
 from checkpoints.applied import Applied
-from popstream.wire.failures import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 __all__ = ["Snapshot", "SnapshotFile", "SnapshotStore"]
 

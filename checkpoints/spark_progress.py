@@ -9,7 +9,7 @@ import json
 import shutil
 from pathlib import Path
 
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["SparkPlans", "fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
 

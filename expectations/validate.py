@@ -29,7 +29,7 @@ from expectations.order_info_suite import order_info_suite
 from expectations.rejected_suite import rejected_suite
 from expectations.report import ExpectationResult, Report
 from expectations.results import write_results
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

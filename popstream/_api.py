@@ -23,8 +23,8 @@ from popstream.producer import Producer
 from popstream.send.backfill import DispatchReport, dispatch_existing
 from popstream.send.outgoing import OutgoingMessage
 from popstream.settings import ClientSettings
+from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import QueueType
-from popstream.wire.failures import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.reason import Reason
 from popstream.wire.tag import tag_hash
 

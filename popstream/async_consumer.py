@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from popstream.consumer import Consumer
 from popstream.lease.entries import RETURNED, Change
 from popstream.shutdown import install_sigterm_handler
-from popstream.wire.failures import PopstreamError
+from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable

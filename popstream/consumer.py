@@ -25,8 +25,8 @@ from popstream.pop.record_filler import RecordFiller
 from popstream.pop.subscription import Subscription, SubscriptionOptions
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
+from popstream.wire.base_errors import Invalid, PopstreamError
 from popstream.wire.command import Cancel, Pop, ReturnClient
-from popstream.wire.failures import Invalid, PopstreamError
 from popstream.wire.limits import POP_MESSAGES_MAX
 from popstream.wire.reason import Reason
 from popstream.wire.tag import tag_hash

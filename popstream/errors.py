@@ -1,4 +1,4 @@
-"""The errors of a client, below those that all parts of popstream share (`popstream.wire.failures`).
+"""The errors of a client, below those that all parts of popstream share (`popstream.wire.base_errors`).
 
 ```
 PopstreamError
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from popstream.wire.failures import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kafka import __version__ as kafka_python_version
 
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["require_members"]
 

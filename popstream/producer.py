@@ -15,7 +15,7 @@ from popstream.exchange.transport import Transport
 from popstream.outcome import SendResult
 from popstream.send.accumulator import BatchLimits
 from popstream.send.destinations import Destinations, TopicTypes
-from popstream.send.dispatcher import Dispatcher
+from popstream.send.dispatch_requests import Dispatcher
 from popstream.send.kafka_writer import KafkaWriter
 from popstream.send.ordered_sender import OrderedSender
 from popstream.send.outgoing import Outgoing, OutgoingMessage, SendFuture, require_alike
@@ -23,8 +23,8 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit
 from popstream.topics.describe import describe_topic
 from popstream.topics.queue_types import QueueTypes
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 from popstream.wire.command import QueueType
-from popstream.wire.failures import Invalid, PopstreamError, Unavailable
 from popstream.wire.tag import NO_TAG, tag_hash
 
 if TYPE_CHECKING:

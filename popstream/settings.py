@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["ClientSettings", "new_client_id"]

@@ -20,7 +20,7 @@ from broker_state.consume_queue.key_filter import may_contain
 from broker_state.consume_queue.queue_record import BLOCK, FILTER, ConsumeQueue, Get, Place
 from broker_state.consume_queue.summary import Summary, decode_page
 from broker_state.consume_queue.unit import Unit, Units
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 
 __all__ = [
     "Absence",

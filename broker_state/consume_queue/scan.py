@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from broker_state.consume_queue.unit import Units
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 
 __all__ = ["ContradictionError", "Scan", "merge"]
 

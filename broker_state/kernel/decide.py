@@ -6,21 +6,20 @@ This is the one place that calls a function by the kind of the command.
 from typing import assert_never
 
 from broker_state.kernel import op_window
+from broker_state.kernel.ack_change_reject import decide_entries
 from broker_state.kernel.administration import (
     decide_declare,
-    decide_dispatch,
     decide_forget_lane,
     decide_policy,
     decide_reset_offset,
     declare,
 )
-from broker_state.kernel.catch_up import catch_up
-from broker_state.kernel.close import close
 from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.dispatch import decide_dispatch
 from broker_state.kernel.due import take_due
-from broker_state.kernel.entries import decide_entries
+from broker_state.kernel.end_of_record import close
 from broker_state.kernel.op_context import OpContext, refuse_without_queue
-from broker_state.kernel.parking import (
+from broker_state.kernel.parked_pops import (
     decide_cancel,
     decide_pop,
     decide_return_client,
@@ -28,6 +27,7 @@ from broker_state.kernel.parking import (
     serve_new,
 )
 from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
+from broker_state.kernel.skip_catch_up import catch_up
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.overlay import Overlay
 from broker_state.store.records import OpWindowEntry

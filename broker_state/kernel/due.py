@@ -5,13 +5,13 @@ from typing import assert_never
 import msgspec
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.catch_up import catch_up
-from broker_state.kernel.delivery import end_lease
+from broker_state.kernel.lease_end import end_lease
 from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.order_info import OrderInfo
-from broker_state.kernel.orderly import settle_batch
-from broker_state.kernel.parking import time_out
+from broker_state.kernel.orderly_lane import settle_batch
+from broker_state.kernel.parked_pops import time_out
 from broker_state.kernel.queue_state import LaneState, QueueState
+from broker_state.kernel.skip_catch_up import catch_up
 from broker_state.store.keys import DEADLINE_BATCH, DEADLINE_PAGE, DeadlineRef
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
 from broker_state.store.records import ParkedPop

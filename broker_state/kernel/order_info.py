@@ -1,4 +1,4 @@
-"""OrderInfo: what is stored of the batch of an orderly lane, a head and its members. The rules are in `orderly`.
+"""OrderInfo: what is stored of the batch of an orderly lane, a head and its members. The rules are in `orderly_lane`.
 
 RocketMQ's ConsumerOrderInfoManager keeps one OrderInfo for each queue and group, in memory, and writes it to a file
 every ten seconds. Here it is part of the lane: a head, and a page for each 64 offsets that has members. The pages are

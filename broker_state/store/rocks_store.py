@@ -32,7 +32,7 @@ from rocksdict import (
 
 from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix, read_deadline_key
 from broker_state.store.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
-from popstream.wire.failures import RESTORE, Corrupt, Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, PopstreamError, Unavailable
 
 __all__ = [
     "BUILDER_FAMILIES",

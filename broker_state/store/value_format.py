@@ -6,8 +6,8 @@ A new layout of a value takes a new byte, and the decoder of the old one stays.
 from collections.abc import Callable
 from typing import TypeVar
 
+from popstream.wire.base_errors import RESTORE, Corrupt
 from popstream.wire.decoding import DECODE_ERRORS
-from popstream.wire.failures import RESTORE, Corrupt
 
 __all__ = ["FORMAT_1", "CorruptValueError", "read_stored"]
 

@@ -37,7 +37,7 @@ from connectors.delta.rows import in_pieces
 from connectors.delta.store import require_columns
 from connectors.delta.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.tables import TABLES, Table, arrow_schema, table_path
-from popstream.wire.failures import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

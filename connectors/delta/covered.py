@@ -22,7 +22,7 @@ from connectors.delta.tables import (
     table_path,
 )
 from connectors.delta.transactions import known_versions, versions_by_epoch
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -18,7 +18,7 @@ from connectors.delta.commits import Commit, commits_after, commits_back_from, c
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import Table, table_path
 from connectors.delta.transactions import app_id, known_versions, versions_by_epoch
-from popstream.wire.failures import RESTORE, Corrupt, Fenced
+from popstream.wire.base_errors import RESTORE, Corrupt, Fenced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from connectors.delta.tables import AUDIT_TABLES, outbox_schema
-from popstream.wire.failures import RESTORE, Corrupt
+from popstream.wire.base_errors import RESTORE, Corrupt
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

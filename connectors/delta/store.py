@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import Table, spark_schema, table_path
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from delta.tables import DeltaTable
 
 from broker_state.audit import ERA_ENDING_KINDS
 from connectors.delta.tables import TABLES, table_path
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

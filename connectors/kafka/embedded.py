@@ -17,7 +17,7 @@ from connectors.jars.resolve import JarError, java, kafka_jars
 from connectors.kafka import watchdog
 from connectors.kafka.broker_folder import BrokerFolder, Ports
 from connectors.kafka.loopback import HOST, free_port, is_ready, require_free
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ import secrets
 import socket
 import struct
 
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["HOST", "free_port", "is_free", "is_ready", "require_free"]
 

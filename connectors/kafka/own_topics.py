@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from connectors.kafka.topic_admin import BROKER_DEFAULT, FOREVER, NewTopic, TopicAdmin, TopicFacts, open_admin
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX, TOPIC_BYTES_MAX
 
 if TYPE_CHECKING:

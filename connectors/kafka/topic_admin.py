@@ -16,7 +16,7 @@ from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, UnknownTo
 from kafka.net.compat import KafkaNetClient
 
 from popstream.back_off import back_off_s
-from popstream.wire.failures import Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

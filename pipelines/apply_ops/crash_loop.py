@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 import structlog
 
-from checkpoints.attempts import Attempts
+from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.quarantine import Quarantine
-from popstream.wire.failures import Fenced, PopstreamError
+from popstream.wire.base_errors import Fenced, PopstreamError
 
 __all__ = ["ALONE_ATTEMPTS_MAX", "ATTEMPTS_MAX", "CrashLoopBreaker", "UndecidableError"]
 

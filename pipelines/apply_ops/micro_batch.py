@@ -18,7 +18,7 @@ from broker_state.store.keys import op_key, queue_prefix
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
-from checkpoints.attempts import Attempts
+from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops.crash_loop import CrashLoopBreaker, UndecidableError
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.order import Ordered, Plans, end_of_micro_batch, order
@@ -27,7 +27,7 @@ from pipelines.apply_ops.outbox_entries import entries_of
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
 from pipelines.failpoints import failpoint
-from popstream.wire.failures import PopstreamError
+from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.reason import CODE_OF_REASON, Reason
 

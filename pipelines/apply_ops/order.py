@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from broker_state.kernel.decision import OpRecord
 from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Rejected
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["Ordered", "Plans", "end_of_micro_batch", "order"]
 

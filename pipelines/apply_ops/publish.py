@@ -13,8 +13,8 @@ from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_frame, read_notifications
 from pipelines.failpoints import failpoint
 from popstream.exchange.resilient_producer import close_producer
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.dead_letter import DeadLetter
-from popstream.wire.failures import Unavailable
 
 __all__ = ["Publisher", "RecordProducer", "SendFuture"]
 

@@ -15,7 +15,7 @@ from pyspark.sql import functions as f
 
 from broker_state.audit import REJECTED_HEAD_BYTES
 from pipelines.apply_ops.decode import KafkaRecord
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]

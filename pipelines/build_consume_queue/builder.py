@@ -41,8 +41,8 @@ from broker_state.store.rocks_store import META, QUEUES, UNITS, Erasure, RocksSt
 from broker_state.store.value_format import FORMAT_1, read_stored
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from popstream.topics.message_topics import MessageTopic
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Declare, Dispatch, QueueType, encode_command
-from popstream.wire.failures import Invalid
 
 __all__ = [
     "Builder",

@@ -38,8 +38,8 @@ from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from popstream.topics.message_topics import MessageTopic, TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
-from popstream.wire.failures import Invalid, Unavailable
 
 __all__ = ["BuilderQuery"]
 

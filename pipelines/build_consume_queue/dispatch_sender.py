@@ -22,7 +22,7 @@ from pipelines.build_consume_queue.builder import Queue
 from popstream.back_off import back_off_s
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport
-from popstream.send.dispatcher import SETTLED, TRY_AGAIN
+from popstream.send.dispatch_requests import SETTLED, TRY_AGAIN
 from popstream.wire.answer import Answer
 from popstream.wire.command import Command, Declare, Dispatch
 from popstream.wire.reason import Reason

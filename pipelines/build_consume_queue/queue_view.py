@@ -20,8 +20,8 @@ from broker_state.kernel.queue_state import load_queue
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
 from pipelines.build_consume_queue.builder import Queue, read_queues, reader_of
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
-from popstream.wire.failures import Invalid
 
 __all__ = ["BuilderStatus", "ConsumeQueueView", "FoundMessage", "FoundUnit", "QueueRequest", "views_of"]
 

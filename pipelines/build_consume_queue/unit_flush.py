@@ -28,7 +28,7 @@ from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, table_of
 from pipelines.failpoints import failpoint
 from pipelines.loops.retry_loop import RetryLoop
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 
 __all__ = ["UnitFlush"]
 

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from connectors.jars.resolve import JarError
-from popstream.wire.failures import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
 __all__ = ["EPILOG", "Exit", "Group", "described", "exit_code", "say"]
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from pipelines.job_settings import JobSettings
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = [
     "DEFAULT_VAR",

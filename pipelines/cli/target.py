@@ -9,7 +9,7 @@ from pipelines.cli.options import TargetOptions, load_settings
 from pipelines.control.client import is_owned
 from pipelines.control.job_file import JobFile
 from popstream.settings import ClientSettings, new_client_id
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["Target", "find_target", "require_left_alone", "running_job"]
 

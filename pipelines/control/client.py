@@ -17,7 +17,7 @@ from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequ
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Failure, Image, Rebuilt, Request, Status, StatusRequest
 from pipelines.control.state_view import selected_queues
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["ask", "is_owned", "stored_queues", "stored_status"]
 

@@ -34,7 +34,7 @@ from pipelines.control.messages import (
 )
 from pipelines.control.state_view import selected_queues
 from pipelines.recovery.snapshot_loop import take_image
-from popstream.wire.failures import Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path

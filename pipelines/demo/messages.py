@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["MessageSource", "Position", "Sent", "content_hash"]
 

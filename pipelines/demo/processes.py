@@ -11,7 +11,7 @@ from typing import Self
 import msgspec
 
 from pipelines.demo.tasks import ROLES, Task
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["WorkerProcess", "WorkerProcesses", "peak_mib"]
 

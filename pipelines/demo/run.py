@@ -43,10 +43,10 @@ from pipelines.process.signals import STOP_SIGNALS, handled_signals
 from popstream import ClientSettings, Refused, Transport
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
-from popstream.send.dispatcher import declare_of
+from popstream.send.dispatch_requests import declare_of
 from popstream.topics.describe import describe_topic
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 from popstream.wire.command import Policy
-from popstream.wire.failures import Invalid, PopstreamError, Unavailable
 
 __all__ = ["run_demo"]
 

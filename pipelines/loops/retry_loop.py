@@ -8,7 +8,7 @@ from py4j.protocol import Py4JNetworkError
 from pyspark import InheritableThread
 
 from popstream.back_off import back_off_s
-from popstream.wire.failures import is_transient
+from popstream.wire.base_errors import is_transient
 
 __all__ = ["RetryLoop"]
 

@@ -41,7 +41,7 @@ from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
 from pipelines.process.preflight import reach_kafka, require_ready
 from pipelines.process.restarts import Restarts
 from pipelines.process.signals import handled_signals, held_signals
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["Host"]
 

@@ -16,8 +16,8 @@ from pyspark.sql import SparkSession
 from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
-from checkpoints.attempts import Attempts
 from checkpoints.layout import JobFolder
+from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.ownership import Ownership
 from checkpoints.reconcile import TableFound, reconcile
 from checkpoints.replay import replay_of
@@ -50,7 +50,7 @@ from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.resilient_producer import close_producer
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.handle import Signer
 
 __all__ = ["Job", "signer_of"]

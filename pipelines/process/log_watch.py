@@ -10,7 +10,7 @@ from kafka import KafkaConsumer, TopicPartition
 from checkpoints.reconcile import require_same_topic
 from connectors.kafka.topic_admin import TopicFacts, describe, retention_ms
 from pipelines.loops.periodic import Periodic
-from popstream.wire.failures import Corrupt, Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
 
 __all__ = ["LogWatch"]
 

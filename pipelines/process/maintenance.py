@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from connectors.delta import compaction
 from connectors.delta.compaction import Compacted
 from connectors.delta.tables import TABLES, table_path
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["Maintained", "maintain"]
 

@@ -18,7 +18,7 @@ from pipelines.apply_ops.handoff import Handoff
 from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.source import MicroBatch, OpsSource
 from pipelines.failpoints import failpoint
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["OpsQuery"]
 

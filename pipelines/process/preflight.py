@@ -11,7 +11,7 @@ from pathlib import Path
 
 from connectors.jars.resolve import JarError, java, kafka_jars, spark_jars
 from connectors.kafka.loopback import is_free
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["reach_kafka", "require_ready"]
 

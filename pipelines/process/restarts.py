@@ -1,7 +1,7 @@
 """Decides whether and when a job that failed is started again in the same process."""
 
 from popstream.back_off import back_off_s
-from popstream.wire.failures import Unavailable, is_transient
+from popstream.wire.base_errors import Unavailable, is_transient
 
 __all__ = ["NO_PROGRESS_MAX", "Restarts"]
 
@@ -40,7 +40,7 @@ class Restarts:
         >>> from broker_state.store.rocks_store import StoreStopped
         >>> restarts.pause_s(StoreStopped("no space left on device"), 9, ran_s=1)
         0.0
-        >>> from popstream.wire.failures import Corrupt
+        >>> from popstream.wire.base_errors import Corrupt
         >>> print(restarts.pause_s(Corrupt("no state of this log"), 9))
         None
         """

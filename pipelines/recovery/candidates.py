@@ -22,7 +22,7 @@ from checkpoints.losses import Continuable, Losses, losses_of
 from checkpoints.reconcile import LogFound
 from checkpoints.replay import replay_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
-from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 
 __all__ = ["EMPTY", "PRESENT", "PUT_ASIDE", "Candidate", "UsableState", "find_candidates", "read_all", "usable_states"]
 

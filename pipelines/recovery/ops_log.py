@@ -11,7 +11,7 @@ from broker_state.audit import REJECTED_HEAD_BYTES
 from checkpoints.reconcile import LogFound
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.decode import KafkaRecord
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["found_log", "read_records"]

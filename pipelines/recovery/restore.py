@@ -25,8 +25,8 @@ from broker_state.store.generation import raise_generation
 from broker_state.store.overlay import STATE, Change
 from broker_state.store.rocks_store import BUILDER_FAMILIES, META, DiskFull, RocksStore, StoreStopped
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, applied_of, encode_noted
-from checkpoints.attempts import Attempts
 from checkpoints.layout import JobFolder
+from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.reconcile import LogFound, require_end, require_same_log
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import SnapshotStore
@@ -48,7 +48,7 @@ from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
 from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.recovery.candidates import UsableState, find_candidates, read_all, usable_states
-from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 
 __all__ = ["Restored", "restore"]
 

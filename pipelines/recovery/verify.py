@@ -31,7 +31,7 @@ from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_slice, rows_by_table
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.recovery.ops_log import read_records
-from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.handle import Signer
 
 __all__ = ["Verified", "verify"]

@@ -11,7 +11,7 @@ from kafka.errors import KafkaError
 
 from popstream.exchange.partitioner import partition_of
 from popstream.exchange.resilient_producer import ResilientProducer
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from kafka import KafkaProducer
 from kafka.errors import KafkaError, OutOfOrderSequenceNumberError
 
 from popstream.kafka_internals import require_members
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -23,8 +23,8 @@ from popstream.exchange.kafka_link import KafkaLink
 from popstream.exchange.partitioner import ops_key
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations
 from popstream.history.recorder import HistoryRecorder
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Pop, encode_command
-from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -32,6 +32,7 @@ from popstream.history.recorder import HistoryEvent, Invoke, Ok
 from popstream.history.spans import Span
 from popstream.history.violation import Violation, ViolationKind
 from popstream.wire.answer import Answer
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import (
     Ack,
     Cancel,
@@ -50,7 +51,6 @@ from popstream.wire.command import (
     encode_command,
     group_of,
 )
-from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.wire.answer import Answer
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command
-from popstream.wire.failures import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

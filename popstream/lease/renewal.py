@@ -15,7 +15,7 @@ from popstream.errors import AnswerTimeout
 from popstream.lease.entries import DELIVERY_OVER, Change
 from popstream.message import Message, MessageState
 from popstream.outcome import queue_of
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

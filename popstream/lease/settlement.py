@@ -23,7 +23,7 @@ from popstream.lease.entry_sender import EXPIRED_LOCALLY
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
 from popstream.payload.redelivery import Redelivery
-from popstream.wire.failures import PopstreamError
+from popstream.wire.base_errors import PopstreamError
 from popstream.wire.headers import MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER
 from popstream.wire.reason import Reason, code_of
 

@@ -39,7 +39,7 @@ from popstream.payload.fetch_progress import FetchProgress
 from popstream.payload.partition_reader import BOOTSTRAP_TIMEOUT_MS, PartitionReader
 from popstream.payload.payloads import FetchCounts, Fetched, Payload
 from popstream.payload.read_planner import ReadPlanner
-from popstream.wire.failures import Corrupt, Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

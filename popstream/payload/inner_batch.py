@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.payload.message_id import MessageId
+from popstream.wire.base_errors import Corrupt
 from popstream.wire.decoding import DECODE_ERRORS
-from popstream.wire.failures import Corrupt
 from popstream.wire.headers import (
     BATCH_BASE_HEADER,
     BATCH_BYTES_HEADER,

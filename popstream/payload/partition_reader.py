@@ -13,7 +13,7 @@ from kafka.metrics.stats import Total
 from popstream.kafka_internals import require_members
 from popstream.payload.block import Block
 from popstream.payload.payloads import Payload
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from popstream.outcome import QueueKey

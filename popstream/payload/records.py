@@ -10,7 +10,7 @@ import msgspec
 from popstream.outcome import Record
 from popstream.payload.inner_batch import unwrap
 from popstream.payload.message_id import message_id_of
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:
     from popstream.payload.payloads import Payload

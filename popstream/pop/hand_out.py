@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from popstream.lease.entries import RETURNED
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.record_filler import LATE, UNREADABLE, Filled
-from popstream.wire.failures import Corrupt, PopstreamError
+from popstream.wire.base_errors import Corrupt, PopstreamError
 
 if TYPE_CHECKING:
     import threading

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from popstream.lease.entries import Change
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

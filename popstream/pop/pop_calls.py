@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from popstream.errors import NotDeclared, Refused
 from popstream.lease.entries import RETURNED
 from popstream.message import PopResult
-from popstream.pop.any_queue import AnyQueue
+from popstream.pop.pop_any_queue import AnyQueue
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.pops import POP_RESULTS
 from popstream.pop.record_filler import UNREADABLE
-from popstream.wire.failures import Corrupt, PopstreamError
+from popstream.wire.base_errors import Corrupt, PopstreamError
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:

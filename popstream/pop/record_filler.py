@@ -25,7 +25,7 @@ from popstream.message import FilterVerdict, LeasedUnit, Message
 from popstream.payload.inner_batch import unwrap
 from popstream.payload.message_id import message_id_of
 from popstream.payload.redelivery import Redelivery
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 
 if TYPE_CHECKING:

@@ -23,11 +23,11 @@ from popstream.errors import ClientClosed, Refused
 from popstream.exchange.transport import new_op_id
 from popstream.lease.entries import RETURNED, Change
 from popstream.pop.hand_out import HandOut
+from popstream.pop.next_queue import Visits
 from popstream.pop.pops import POP_RESULTS
 from popstream.pop.queue_discovery import QueueDiscovery
-from popstream.pop.visits import Visits
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Init, Pop
-from popstream.wire.failures import Invalid
 from popstream.wire.limits import POP_MESSAGES_MAX
 from popstream.wire.reason import Reason
 
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from popstream.lease.leases import Leases
     from popstream.message import Message
     from popstream.outcome import QueueKey
+    from popstream.pop.next_queue import Visit
     from popstream.pop.notifications import Listen
     from popstream.pop.pops import Pops
-    from popstream.pop.visits import Visit
     from popstream.wire.answer import Answer
 
 __all__ = ["Subscription", "SubscriptionOptions"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.send.outgoing import is_in_order
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:

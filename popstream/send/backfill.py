@@ -15,11 +15,11 @@ from popstream.errors import Refused
 from popstream.exchange.coalescer import ranges_by_label, ranges_of
 from popstream.exchange.transport import Transport
 from popstream.payload.inner_batch import inner_count
-from popstream.send.dispatcher import RANGES_MAX, declare_of
+from popstream.send.dispatch_requests import RANGES_MAX, declare_of
 from popstream.settings import ClientSettings, new_client_id
 from popstream.topics.describe import describe_topic
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Dispatch, QueueType, WrittenRange
-from popstream.wire.failures import Invalid, Unavailable
 from popstream.wire.limits import RANGE_OFFSETS_MAX
 from popstream.wire.reason import Reason
 from popstream.wire.tag import tag_hash, tag_value

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, get_args
 from popstream.errors import NotWritten
 from popstream.exchange.partitioner import partition_of
 from popstream.send.outgoing import Destination
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
-from popstream.wire.failures import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

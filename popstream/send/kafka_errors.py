@@ -26,7 +26,7 @@ from kafka.errors import (
 
 from popstream.errors import NotWritten, OutcomeUnknown
 from popstream.send.shipment import Retry, SendOutcome
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["NOT_NOW", "REFUSED", "not_accepted", "send_outcome_of", "without_offset"]
 

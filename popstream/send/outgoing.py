@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.payload.message_id import message_id_of
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from popstream.wire.headers import MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER
 from popstream.wire.limits import POP_MESSAGES_MAX
 

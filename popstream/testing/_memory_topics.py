@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from popstream.exchange.coalescer import ranges_of
 from popstream.payload.payloads import FetchCounts, Fetched, Payload, merge_ranges
-from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popstream.topics.message_topics import TopicReader
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from popstream.settings import ClientSettings

@@ -16,7 +16,7 @@ from kafka.admin import (
 )
 from kafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError, for_code
 
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

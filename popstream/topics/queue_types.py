@@ -15,9 +15,9 @@ import msgspec
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.errors import KafkaError
 
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.command import QueueType
 from popstream.wire.decoding import DECODE_ERRORS
-from popstream.wire.failures import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from tests.conformance import Outcome, Verdict, run_histories, run_vectors
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from tests.conformance.epilogue import follow_to_the_end
 from tests.conformance.history_fields import what_is_not_understood
 from tests.conformance.kernel_broker import Lane, RocketHandle

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from tests.conformance import Outcome, run_histories, run_vectors
 from tests.conformance.__main__ import main
 from tests.conformance.golden import DATA, GOLDEN, changed

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from tests.conformance.batch_blocks import check_batch
 from tests.conformance.broker_steps import BrokerSteps
 from tests.conformance.order_info_steps import OrderInfoSteps

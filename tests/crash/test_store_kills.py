@@ -23,7 +23,7 @@ import pytest
 from broker_state.store.overlay import DEADLINES, OPS, STATE
 from broker_state.store.rocks_store import META, OUTBOX, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied, applied_of
-from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -41,8 +41,8 @@ from pipelines.job_settings import JobSettings
 from popstream.exchange.pending_operations import answers_of
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch, unwrap
 from popstream.wire.answer import Answer
+from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.command import encode_command
-from popstream.wire.failures import Corrupt, Invalid
 from popstream.wire.handle import Handle, Signer, decode_handle, encode_handle
 from popstream.wire.headers import BATCH_BASE_HEADER, BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.limits import RECORD_BYTES_MAX

@@ -38,8 +38,8 @@ from pipelines.recovery.restore import restore
 from popstream import Consumer, Producer, Transport, tag_hash
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.settings import ClientSettings
+from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.command import Pop
-from popstream.wire.failures import Corrupt, Invalid
 from popstream.wire.key_hash import key_hash
 from tests.support.left_behind import table_rows
 from tests.support.wire import start_job, wait_for

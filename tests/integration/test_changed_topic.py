@@ -15,7 +15,7 @@ from kafka.admin import KafkaAdminClient
 from connectors.kafka.own_topics import TopicSettings, ensure_topics
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 from tests.support.wire import Wire, wait_for
 
 if TYPE_CHECKING:

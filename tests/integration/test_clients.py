@@ -31,8 +31,8 @@ from popstream import (
 )
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.payload.fetcher import KafkaPayloads
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Dispatch
-from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason
 
 pytestmark = pytest.mark.integration

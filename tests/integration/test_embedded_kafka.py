@@ -19,7 +19,7 @@ from connectors.kafka import broker_folder
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream.exchange.partitioner import partition_of
-from popstream.wire.failures import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 pytestmark = pytest.mark.integration
 

@@ -27,8 +27,8 @@ from connectors.delta.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, spark_schema, table_path
 from expectations.results import write_results
 from expectations.validate import suites, validate
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command
-from popstream.wire.failures import Invalid
 from tests.model.generator import PARTITIONS, iterate
 from tests.model.reference import partition_of, queue_key
 

@@ -17,7 +17,7 @@ from connectors.kafka.own_topics import Topics, ensure_topics
 from popstream.exchange.kafka_link import KafkaLink
 from popstream.exchange.partitioner import ops_key
 from popstream.settings import ClientSettings
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 from tests.support.wire import wait_for
 
 pytestmark = pytest.mark.integration

@@ -16,7 +16,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from broker_state.audit import REJECTED_HEAD_BYTES
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
-from popstream.wire.failures import Fenced
+from popstream.wire.base_errors import Fenced
 from popstream.wire.limits import RECORD_BYTES_MAX
 from tests.support.left_behind import end_offsets, records_between
 from tests.support.wire import Wire, start_job, wait_for

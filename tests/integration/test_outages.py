@@ -22,7 +22,7 @@ from pipelines.control.client import ask
 from pipelines.control.messages import SnapshotRequest, Status, StatusRequest
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
-from popstream.wire.failures import Unavailable, is_transient
+from popstream.wire.base_errors import Unavailable, is_transient
 from popstream.wire.reason import Reason, code_of
 from tests.support.left_behind import audit_rows, table_rows
 from tests.support.wire import Wire, start_job, wait_for

@@ -12,7 +12,7 @@ from connectors.kafka import topic_admin as admin_module
 from connectors.kafka.loopback import free_port
 from connectors.kafka.own_topics import DAY_MS, Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import create_message_topic, describe
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from connectors.kafka.embedded import EmbeddedKafka

@@ -20,7 +20,7 @@ from connectors.kafka.topic_admin import create_message_topic
 from popstream.payload.fetcher import KafkaPayloads
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.settings import ClientSettings
-from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 
 pytestmark = pytest.mark.integration
 

@@ -40,7 +40,7 @@ from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.snapshot_loop import take_snapshot
 from pipelines.recovery.verify import Verified, verify
-from popstream.wire.failures import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.handle import decode_handle
 from tests.support.job_process import POPSTREAM
 from tests.support.left_behind import applied_of, audit_rows, damage, end_offsets, families_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import DEADLINES, Change, Family, Overlay
-from popstream.wire.failures import Fenced
+from popstream.wire.base_errors import Fenced
 
 if TYPE_CHECKING:
     import random

@@ -25,7 +25,7 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
-from popstream.wire.failures import Fenced
+from popstream.wire.base_errors import Fenced
 from tests.model.generator import PARTITIONS, iterate
 from tests.simulation.disk import Disk, MemoryStore, SimulatedProducer, SimulatedTables
 from tests.support.left_behind import answers_of

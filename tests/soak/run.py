@@ -44,7 +44,7 @@ from popstream.consumer import Consumer
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
 from popstream.producer import Producer
-from popstream.wire.failures import PopstreamError
+from popstream.wire.base_errors import PopstreamError
 from tests.support.job_process import POPSTREAM, ROOT, SPARK_CLASS, JobProcess
 from tests.support.left_behind import live_files
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
-from checkpoints.attempts import Attempts
+from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.spark_progress import SparkPlans
 from pipelines.apply_ops.decode import Decoder, KafkaRecord
 from pipelines.apply_ops.micro_batch import MicroBatchApplier, MicroBatchReport

@@ -15,8 +15,8 @@ from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import Target
 from popstream.exchange.transport import Transport
 from popstream.wire.answer import Answer
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import COMMAND_TYPES, WIRE_VERSION, Command
-from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason
 
 __all__ = ["EXAMPLES", "example_lines", "read_operations", "read_text", "run_ops"]

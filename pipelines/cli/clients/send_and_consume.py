@@ -17,7 +17,7 @@ from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted
 from pipelines.cli.target import Target
 from popstream import Consumer, Message, NotDeclared, Producer, SendResult
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["printable", "require_topic", "run_consume", "run_send"]
 

@@ -22,7 +22,7 @@ from popstream.payload.payloads import Payloads
 from popstream.payload.records import records_of
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.settings import ClientSettings, new_client_id
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.key_hash import key_hash
 
 __all__ = ["moment_ms", "opened", "run_queue", "run_rebuild"]

@@ -25,7 +25,7 @@ from pipelines.process.preflight import reach_kafka
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.snapshot_loop import take_snapshot
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["log_of", "run_restore", "the_kafka_of"]
 

@@ -15,7 +15,7 @@ from pipelines.cli.target import require_left_alone, running_job
 from pipelines.control.client import ask, stored_status
 from pipelines.control.messages import Status, StatusRequest
 from pipelines.control.state_view import LaneDetail
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 __all__ = ["run_ready", "run_status"]
 

@@ -9,7 +9,7 @@ from connectors.delta.session import QUICK_COMPILER
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.process.maintenance import maintain
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["run_maintain"]
 

@@ -19,7 +19,7 @@ from rich.table import Table
 from connectors.delta.views import register_tables
 from pipelines.cli.exits import say
 from pipelines.cli.spark_tools import reading_session, working
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["Output", "require_reading", "run_query"]
 

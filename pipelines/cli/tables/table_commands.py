@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.options import DEFAULT_VAR, JobOptions, JsonOutput, Var, with_options
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["check", "maintain", "query"]
 

@@ -18,7 +18,7 @@ from connectors.delta.compaction import Compacted, compact
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.table_log import DataFile, read_data_files
 from connectors.delta.tables import DELIVERIES, table_path
-from popstream.wire.failures import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from tests.support.audit_tables import delta_log, flushed, slices, stored_seqs
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, TABLES
 from connectors.delta.transactions import known_versions
 from connectors.delta.views import register_views
-from popstream.wire.failures import Corrupt, Fenced, Invalid
+from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.audit_tables import NOW_MS, delivery, delta_log, flushed, slices, stored, stored_seqs
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from pyspark.errors import IllegalArgumentException
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.tables import TABLES, table_path
 from pipelines.process.maintenance import maintain
-from popstream.wire.failures import Corrupt, Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
 from tests.support.audit_tables import flushed, slices, stored_seqs
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from connectors.delta.table_log import read_table_log
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 from tests.support.audit_tables import delta_log
 
 if TYPE_CHECKING:

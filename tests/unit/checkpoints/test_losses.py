@@ -11,7 +11,7 @@ from checkpoints.applied import Applied
 from checkpoints.losses import Continuable, Losses, losses_of
 from checkpoints.reconcile import LogFound
 from checkpoints.replay import Replay
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 
 STATE = Applied(state_epoch="b", ops_topic="ops", ops_topic_id="id-1", apply_seq=30, next_offset={0: 500, 1: 700})
 LOG = LogFound(topic="ops", topic_id="id-1", first_offset={0: 0, 1: 0}, end_offset={0: 600, 1: 700})

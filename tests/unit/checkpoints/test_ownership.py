@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from checkpoints.ownership import Ownership
-from popstream.wire.failures import Fenced
+from popstream.wire.base_errors import Fenced
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from checkpoints.applied import Applied
 from checkpoints.reconcile import LogFound, TableFound, reconcile
 from checkpoints.replay import Replay
 from checkpoints.spark_progress import fresh_checkpoint, planned_end
-from popstream.wire.failures import Corrupt, Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
 
 TOPIC = "popstream.ops"
 STATE = Applied(state_epoch="b", ops_topic=TOPIC, ops_topic_id="id-1", apply_seq=30, next_offset={0: 500, 1: 700})

@@ -27,8 +27,8 @@ from popstream.payload.inner_batch import unwrap
 from popstream.send.kafka_errors import send_outcome_of
 from popstream.send.shipment import Retry
 from popstream.testing.memory_job import MemoryJob
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
-from popstream.wire.failures import Invalid, Unavailable
 from popstream.wire.headers import (
     BATCH_BASE_HEADER,
     BATCH_COUNT_HEADER,

@@ -19,8 +19,8 @@ from popstream.lease.entries import BatchFuture, MessageRequest, outcomes, plan
 from popstream.payload.payloads import Fetched
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.answer import Answer, Run
+from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.command import ChangeInvisible, Command
-from popstream.wire.failures import Corrupt, Invalid
 from popstream.wire.reason import Reason
 from tests.support.threads import eventually, in_thread
 

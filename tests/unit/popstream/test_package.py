@@ -14,7 +14,7 @@ import pytest
 import popstream
 from popstream import _api, async_consumer, consumer, errors, message, producer
 from popstream.send import outgoing
-from popstream.wire import failures
+from popstream.wire import base_errors
 
 ROOT = Path(__file__).parents[3]
 NOT_FOR_USERS = {
@@ -77,7 +77,7 @@ def test_a_name_that_is_not_public_is_an_attribute_error() -> None:
 
 def test_every_error_that_a_client_raises_is_public() -> None:
     raised = {
-        name for module in (errors, failures) for name in module.__all__ if isinstance(getattr(module, name), type)
+        name for module in (errors, base_errors) for name in module.__all__ if isinstance(getattr(module, name), type)
     }
     assert raised <= set(_api.__all__)
 

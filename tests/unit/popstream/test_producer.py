@@ -12,12 +12,12 @@ from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.future import Future as KafkaFuture
 
 from popstream import ClientClosed, NotDispatched, Producer, Transport, tag_hash
-from popstream.send.dispatcher import Dispatcher, still_to_dispatch
+from popstream.send.dispatch_requests import Dispatcher, still_to_dispatch
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.answer import Answer, Run
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Declare, Dispatch, ForgetLane, Pop, WrittenRange
-from popstream.wire.failures import Invalid, Unavailable
 from popstream.wire.headers import MESSAGE_ID_HEADER, TAG_HEADER
 from popstream.wire.reason import Reason
 

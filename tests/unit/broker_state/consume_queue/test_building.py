@@ -21,8 +21,8 @@ from broker_state.consume_queue import (
     units_with_key,
 )
 from broker_state.store.value_format import CorruptValueError
+from popstream.wire.base_errors import Corrupt
 from popstream.wire.command import QueueType
-from popstream.wire.failures import Corrupt
 from tests.unit.broker_state.consume_queue.queue_lab import QueueLab, unit
 
 

@@ -22,7 +22,7 @@ from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.loops.retry_loop import RetryLoop
-from popstream.wire.failures import Corrupt, Invalid, PopstreamError
+from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
 from tests.support.left_behind import damage
 from tests.support.small_job import DECLARE, POP, SmallJob, written_to
 

@@ -6,7 +6,7 @@ import pytest
 
 from connectors.kafka.own_topics import DAY_MS, Topics, deviations
 from connectors.kafka.topic_admin import TopicFacts
-from popstream.wire.failures import Invalid, PopstreamError
+from popstream.wire.base_errors import Invalid, PopstreamError
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
 
 TOPICS = Topics.of("t")

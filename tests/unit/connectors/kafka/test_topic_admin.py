@@ -9,7 +9,7 @@ from kafka.errors import LeaderNotAvailableError, TopicAuthorizationFailedError
 
 from connectors.kafka import topic_admin
 from connectors.kafka.topic_admin import NewTopic, TopicAdmin
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 LEADERLESS = LeaderNotAvailableError.errno
 FORBIDDEN = TopicAuthorizationFailedError.errno

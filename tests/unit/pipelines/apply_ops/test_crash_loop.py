@@ -19,7 +19,7 @@ import pytest
 
 from broker_state.kernel.fold import fold
 from broker_state.store.rocks_store import FAMILIES, META, RocksStore, StoreStopped
-from checkpoints.attempts import Attempts
+from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, ATTEMPTS_MAX
 from pipelines.apply_ops.outbox import EntryKind

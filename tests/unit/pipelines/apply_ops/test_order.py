@@ -9,8 +9,8 @@ from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.order import end_of_micro_batch, order
 from popstream.exchange.partitioner import ops_key
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.command import Tick, encode_command
-from popstream.wire.failures import Unavailable
 
 TICK = encode_command(Tick(v=1, topic="orders", queue_id=0))
 NEXT_OFFSET = {0: 3, 1: 0}

@@ -12,8 +12,8 @@ from connectors.kafka.own_topics import Topics
 from pipelines.apply_ops.dead_letter_copy import COPY_BYTES_MAX
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.publish import Publisher
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.dead_letter import DeadLetter
-from popstream.wire.failures import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,8 +19,8 @@ from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from popstream import Transport
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, Policy, Pop, WrittenRange
-from popstream.wire.failures import Invalid
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:

@@ -38,8 +38,8 @@ from pipelines.process.preflight import reach_kafka, require_ready
 from pipelines.process.signals import held_signals
 from pipelines.settings_reference import settings_markdown
 from popstream import Message, ReceiptHandle
+from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import COMMAND_TYPES
-from popstream.wire.failures import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from tests.support.logging_state import logging_as_it_was
 
 if TYPE_CHECKING:

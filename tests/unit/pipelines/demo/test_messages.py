@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.demo.messages import MessageSource, content_hash
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 
 @pytest.mark.parametrize(

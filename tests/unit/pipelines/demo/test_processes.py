@@ -14,7 +14,7 @@ from pipelines.demo import processes
 from pipelines.demo.messages import MessageSource
 from pipelines.demo.processes import WorkerProcesses, peak_mib
 from pipelines.demo.tasks import Role, Task
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 UNTIL_END_OF_INPUT = "import sys; sys.stdin.read()"
 

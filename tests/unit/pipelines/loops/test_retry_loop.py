@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.loops import retry_loop as retry_loop_module
 from pipelines.loops.retry_loop import RetryLoop
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:

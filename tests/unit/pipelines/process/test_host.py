@@ -16,7 +16,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.process import host as host_module
 from pipelines.process import restarts as restarts_module
 from pipelines.process.host import Host
-from popstream.wire.failures import Corrupt, Fenced, Unavailable
+from popstream.wire.base_errors import Corrupt, Fenced, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
-from popstream.wire.failures import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 NOW_MS = 1_795_262_400_000
 

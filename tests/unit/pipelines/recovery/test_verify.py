@@ -12,7 +12,7 @@ from checkpoints.reconcile import LogFound
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.recovery.snapshot_loop import take_snapshot
 from pipelines.recovery.verify import _base
-from popstream.wire.failures import Corrupt
+from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from kafka.producer.transaction_manager import TransactionManager
 
 from popstream.exchange import resilient_producer
 from popstream.exchange.resilient_producer import ResilientProducer
-from popstream.wire.failures import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 from tests.support.threads import eventually
 
 OPTIONS = {"client_id": "test", "bootstrap_servers": ["nowhere:1"], "delivery_timeout_ms": 1_000}

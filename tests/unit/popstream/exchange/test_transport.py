@@ -16,8 +16,8 @@ from popstream.exchange.pending_operations import PendingOperation, PendingOpera
 from popstream.settings import RESEND_WINDOW_MS
 from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.wire.answer import Answer, LeasedRange, Run
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Pop, Tick
-from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason
 
 TICK = Tick(v=1, topic="orders", queue_id=5)

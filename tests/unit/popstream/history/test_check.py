@@ -31,6 +31,7 @@ from popstream.history.recorder import HistoryEvent, HistoryRecorder, Invoke, Ok
 from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.answer import Answer, LeasedRange, Run
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import (
     Ack,
     AckEntry,
@@ -52,7 +53,6 @@ from popstream.wire.command import (
     WrittenRange,
     encode_command,
 )
-from popstream.wire.failures import Invalid
 from popstream.wire.handle import Handle, decode_handle
 from popstream.wire.reason import Reason
 

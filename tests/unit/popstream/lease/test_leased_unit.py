@@ -22,8 +22,8 @@ from popstream import (
 from popstream.message import MessageState
 from popstream.payload.redelivery import Redelivery
 from popstream.testing.memory_job import MemoryJob
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Ack, ChangeInvisible, Command, Reject
-from popstream.wire.failures import Invalid
 from popstream.wire.headers import REDELIVERY_HEADER
 from popstream.wire.reason import Reason
 from tests.support.memory_kafka import MemoryKafka

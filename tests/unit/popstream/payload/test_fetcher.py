@@ -39,7 +39,7 @@ from popstream.payload.read_planner import ReadPlanner
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.settings import ClientSettings
 from popstream.testing.memory_job import MemoryJob
-from popstream.wire.failures import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 SETTINGS = ClientSettings(bootstrap_servers="kafka:1,kafka:2", client_id="c")
 LONG_S = 600.0

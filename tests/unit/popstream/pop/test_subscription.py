@@ -13,8 +13,8 @@ import pytest
 from popstream import Consumer, FilterVerdict, Message, Refused, RenewalPolicy
 from popstream.pop.subscription import SubscriptionOptions
 from popstream.testing.memory_job import MemoryJob
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Ack, ChangeInvisible, Command, Pop, Reject, ReturnClient
-from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason
 from tests.support.threads import eventually, in_thread
 

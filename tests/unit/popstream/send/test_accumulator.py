@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from popstream.send.accumulator import Accumulator, BatchLimits
 from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, SendFuture
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import POP_MESSAGES_MAX
 
 LIMITS = BatchLimits()

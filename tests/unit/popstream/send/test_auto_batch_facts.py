@@ -18,7 +18,7 @@ from popstream.payload.inner_batch import InnerMessage, encode_inner_batch, unwr
 from popstream.send.accumulator import BatchLimits, OpenBatch
 from popstream.send.outgoing import Destination
 from popstream.testing.memory_job import MemoryJob
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 from tests.support.memory_kafka import MemoryKafka
 
 FACTS: dict[str, dict[str, Any]] = {

@@ -16,7 +16,7 @@ from popstream.send.accumulator import BatchLimits
 from popstream.send.ordered_sender import OrderedSender
 from popstream.send.outgoing import Destination, Outgoing, OutgoingMessage, SendFuture
 from popstream.send.shipment import NOT_ASKED, Retry, SendOutcome, Shipment
-from popstream.wire.failures import Invalid
+from popstream.wire.base_errors import Invalid
 
 WAIT_S = 60.0
 REFUSED = SendOutcome(error=Invalid("refused"), retry=Retry.ALONE)

@@ -11,7 +11,7 @@ from kafka.errors import KafkaTimeoutError
 
 from popstream.topics import queue_types
 from popstream.topics.queue_types import QueueTypes, QueueTypesPublisher
-from popstream.wire.failures import Unavailable
+from popstream.wire.base_errors import Unavailable
 
 
 class Kafka:

@@ -7,8 +7,8 @@ changed and settled once for all claims on it, however many there are.
 from collections.abc import Sequence
 
 from broker_state.audit import DeliveryStep, shortened
-from broker_state.kernel.claim import Claim, Header, Piece
-from broker_state.kernel.delivery import end_lease
+from broker_state.kernel.entry_claim import Claim, Header, Piece
+from broker_state.kernel.lease_end import end_lease
 from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows

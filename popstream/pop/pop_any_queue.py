@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.exchange.transport import new_op_id
-from popstream.wire.failures import PopstreamError
+from popstream.wire.base_errors import PopstreamError
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from broker_state.audit import DeliveryStep, shortened
-from broker_state.kernel.claim import NO_HEADER, Claim, Header, Piece
-from broker_state.kernel.delivery import Choice, absorb_holes
+from broker_state.kernel.entry_claim import NO_HEADER, Claim, Header, Piece
+from broker_state.kernel.grant import Choice, absorb_holes
 from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.order_info import Member, MemberRun, OrderInfo
 from broker_state.kernel.queue_state import LaneState, QueueState

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from broker_state.audit import OperationRun, shortened
-from broker_state.kernel.catch_up import catch_up, enter
-from broker_state.kernel.claim import Claim, Piece, RunOutcome
-from broker_state.kernel.concurrent import decide_concurrently
+from broker_state.kernel.concurrent_lane import decide_concurrently
+from broker_state.kernel.entry_claim import Claim, Piece, RunOutcome
 from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.orderly import decide_in_order
+from broker_state.kernel.orderly_lane import decide_in_order
 from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.skip_catch_up import catch_up, enter
 from broker_state.kernel.validation import is_of_lite_topic, is_range
 from broker_state.store.pages import Delivery
 from popstream.wire.answer import Run

@@ -1,4 +1,4 @@
-"""Leases of a concurrent lane: how a pop grants them, and how they end without an ack (docs/semantics.md)."""
+"""How a pop is granted leases in a concurrent lane: available messages, fresh ones, tag filter (docs/semantics.md)."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from broker_state.store.pages import Delivery, DeliveryState, UnitFacts, client_
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
 from popstream.wire.answer import LeasedRange
 
-__all__ = ["Choice", "absorb_holes", "ack_range", "end_lease", "grant"]
+__all__ = ["Choice", "absorb_holes", "grant"]
 
 _NO_FACTS = UnitFacts(0, 1)
 _AVAILABLE = DeliveryState.AVAILABLE
@@ -230,47 +230,3 @@ def _pass_over(lane: LaneState, first: int, end: int) -> None:
     lane.acked.mark(first, end)
     lane.record.acked += end - first
     lane.record.passed_over += end - first
-
-
-def end_lease(
-    op: OpContext,
-    lane: LaneState,
-    first: int,
-    end: int,
-    delivery: Delivery,
-    *,
-    step: DeliveryStep,
-    cause: str,
-    at_ms: int,
-    counted: bool = True,
-) -> Delivery | None:
-    """End the lease of [first, end) without an ack; return the delivery that the caller puts into the page.
-
-    The message is offered again, after its back-off; at its attempt limit it goes to the dead-letter topic, and the
-    function returns None. With `counted` False the delivery does not count as an attempt, as after `suspend`.
-    """
-    record = lane.record
-    policy = lane.policy
-    count = end - first
-    suspended = delivery.suspended or not counted
-    record.leased -= count
-    op.audit.step(lane.record, step, first, end, delivery, cause=cause, at_ms=at_ms)
-    if not suspended and policy.max_attempts and delivery.attempt >= policy.max_attempts:
-        ack_range(lane, first, end)
-        record.dead_lettered += count
-        op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
-        op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
-        return None
-    record.available += count
-    again_ms = 0
-    if policy.back_off_ms and not suspended:
-        again_ms = at_ms + policy.back_off_ms[min(delivery.attempt, len(policy.back_off_ms)) - 1]
-        if again_ms <= op.now_ms:
-            again_ms = 0
-    return delivery.offered_again(suspended=suspended, back_off_until_ms=again_ms)
-
-
-def ack_range(lane: LaneState, first: int, end: int) -> None:
-    """Mark offsets that were handed out as done."""
-    lane.acked.mark(first, end)
-    lane.record.acked += end - first

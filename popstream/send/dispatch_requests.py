@@ -22,8 +22,8 @@ import msgspec
 from popstream.back_off import back_off_s
 from popstream.errors import ClientClosed, NotDispatched
 from popstream.exchange.coalescer import Coalescer, ranges_by_label
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, QueueType, WrittenRange
-from popstream.wire.failures import Invalid
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:

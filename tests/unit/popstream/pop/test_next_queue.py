@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popstream.outcome import QueueKey
-from popstream.pop.visits import Visits
+from popstream.pop.next_queue import Visits
 
 QUEUES: list[QueueKey] = [("orders", queue_id) for queue_id in range(4)]
 

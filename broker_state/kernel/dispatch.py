@@ -1,0 +1,107 @@
+"""`dispatch`: offsets are written or skipped; the queue's commit position and min offset move (docs/semantics.md)."""
+
+from broker_state.kernel.op_context import OpContext
+from broker_state.kernel.queue_state import QueueState
+from broker_state.kernel.validation import is_range
+from broker_state.store.pages import TagPage, UnitFacts, windows
+from popstream.wire.answer import Run
+from popstream.wire.command import Dispatch, WrittenRange
+from popstream.wire.limits import RANGE_OFFSETS_MAX, TAG_HASH_MAX, UNIT_MESSAGES_MAX
+from popstream.wire.reason import Reason, code_of
+
+__all__ = ["decide_dispatch"]
+
+
+def decide_dispatch(op: OpContext, command: Dispatch) -> None:
+    """Mark offsets as written, or as holes, range by range."""
+    queue = op.queue
+    if command.topic_id not in (None, queue.record.topic_id):
+        op.refuse(Reason.INVALID_PARAMETER, f"the queue is of topic id {queue.record.topic_id}")
+        return
+    runs: list[Run] = []
+    for index, written in enumerate(command.ranges):
+        reason = Reason.INVALID_PARAMETER
+        if 0 <= written.tag <= TAG_HASH_MAX and 1 <= written.count <= UNIT_MESSAGES_MAX:
+            reason = _judge_range(queue, written.first, written.last)
+        applied = reason is Reason.OK and _write(queue, written)
+        _append_run(op, runs, index, written.first, written.last, reason, applied=applied)
+    for index, (first, last) in enumerate(command.skip, len(command.ranges)):
+        reason = _judge_range(queue, first, last, is_skip=True)
+        applied = reason is Reason.OK and _skip(queue, first, last + 1)
+        _append_run(op, runs, index, first, last, reason, applied=applied)
+    op.serve_watching = True
+    op.respond(
+        next((run.reason for run in runs if run.code), Reason.OK),
+        applied=any(run.applied for run in runs),
+        runs=runs,
+        commit_position=queue.written.floor,
+    )
+
+
+def _judge_range(queue: QueueState, first: int, last: int, *, is_skip: bool = False) -> Reason:
+    if not is_range(first, last) or last - first >= RANGE_OFFSETS_MAX:
+        return Reason.INVALID_PARAMETER
+    if first < queue.record.min_offset and not is_skip:
+        return Reason.BELOW_MIN
+    if last >= queue.written.floor + queue.record.window_max:
+        return Reason.AHEAD_OF_WINDOW
+    return Reason.OK
+
+
+def _append_run(
+    op: OpContext, runs: list[Run], index: int, first: int, last: int, reason: Reason, *, applied: bool
+) -> None:
+    runs.append(Run(entry=index, first=first, last=last, code=code_of(reason), reason=reason, applied=applied))
+    op.audit.operation(reason, applied=applied, entry=index, first=first, end=last + 1)
+
+
+def _write(queue: QueueState, written: WrittenRange) -> bool:
+    first, end = written.first, written.last + 1
+    if written.tag or written.count != 1:
+        facts = UnitFacts(written.tag, written.count)
+        queue.record.has_unit_facts = True
+        for low, high in queue.written.unmarked(first, end):
+            for page_no, page_first, page_end in windows(low, high):
+                page = queue.unit_facts(page_no) or TagPage(page_no, [])
+                page.replace(page_first, page_end, facts)
+                queue.set_unit_facts(page)
+    return queue.written.mark(first, end) > 0
+
+
+def _skip(queue: QueueState, first: int, end: int) -> bool:
+    """Declare [first, end) holes; offsets of it that had been written are gone from the log."""
+    record = queue.record
+    if first <= record.min_offset:
+        return _raise_min(queue, end)
+    changed = False
+    fresh = queue.written.unmarked(first, end)
+    at = first
+    for low, high in [*fresh, (end, end)]:
+        if at < low:
+            changed |= _skip_written(queue, at, low)
+        if low < high:
+            record.holes += queue.holes.add(low, high)
+            changed = True
+        at = high
+    queue.written.mark(first, end)
+    return changed
+
+
+def _raise_min(queue: QueueState, end: int) -> bool:
+    record = queue.record
+    if end <= record.min_offset:
+        return False
+    for low, high in queue.written.unmarked(record.min_offset, end):
+        record.holes += queue.holes.add(low, high)
+    queue.written.mark(record.min_offset, end)
+    record.min_offset = end
+    return True
+
+
+def _skip_written(queue: QueueState, first: int, end: int) -> bool:
+    added = queue.holes.add(first, end)
+    if not added:
+        return False
+    queue.record.holes += added
+    queue.add_late_skip(first, end)
+    return True
