@@ -12,12 +12,12 @@ from popstream import Consumer, Message
 
 
 def brew(message: Message) -> None:
-    """Work on one order: acked when this returns, tried again when it raises."""
+    """Work on one order. It is acked when this returns, and retried when this raises."""
     order = json.loads(message.value or b"{}")
     if message.attempt <= order["fails"]:
         text = f"no milk for order {order['number']}"
         raise RuntimeError(text)
-    # While this takes longer than the lease of 10 s, the lease is renewed.
+    # The lease of 10 s is renewed while this runs.
     time.sleep(order["takes_s"])
     print("done", order["number"], flush=True)
 
