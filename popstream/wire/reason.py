@@ -59,6 +59,9 @@ CODE_OF_REASON = {
 """RocketMQ's response code of each reason; `code_of` has the exceptions."""
 
 
+_OK = Reason.OK
+
+
 def code_of(reason: Reason, *, is_ack: bool = False, orderly: bool = False) -> int:
     """Return RocketMQ's response code for `reason`.
 
@@ -70,6 +73,8 @@ def code_of(reason: Reason, *, is_ack: bool = False, orderly: bool = False) -> i
     >>> code_of(Reason.STALE_HANDLE), code_of(Reason.STALE_HANDLE, orderly=True)
     (13, 0)
     """
+    if reason is _OK:  # most of them; looking up a member of an enum takes longer
+        return 0
     if reason is Reason.ALREADY_ACKED and (is_ack or orderly):
         return 0
     if reason is Reason.STALE_HANDLE and orderly:
