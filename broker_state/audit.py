@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from broker_state.store.pages import Delivery
-from broker_state.store.records import LaneRecord, QueueRecord
+from broker_state.store.state_records import LaneRecord, QueueRecord
 from popstream.wire.limits import OFFSET_MAX
 from popstream.wire.reason import Reason, code_of
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from datetime import datetime
 
-__all__ = ["ExpectationResult", "Report"]
+__all__ = ["ExpectationResult", "QualityReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ExpectationResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class QualityReport:
     """The outcome of a run.
 
     Args:

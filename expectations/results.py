@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from expectations.report import Report
+    from expectations.report import QualityReport
 
 __all__ = ["write_results"]
 
@@ -24,7 +24,7 @@ _TABLE: Final = TABLES["quality_results"]
 _KEY: Final = ("suite", "expectation", "table", "table_version", "pinned_versions")
 
 
-def write_results(spark: SparkSession, root: Path, report: Report) -> None:
+def write_results(spark: SparkSession, root: Path, report: QualityReport) -> None:
     """Write the outcomes of a run. A repeated check of the same table versions replaces its rows."""
     ensure_table(spark, root, _TABLE)
     pinned = ",".join(f"{table}={version}" for table, version in sorted(report.versions.items()))

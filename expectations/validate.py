@@ -27,7 +27,7 @@ from expectations.lease_steps import registered_lease_steps
 from expectations.operations_suite import operations_suite
 from expectations.order_info_suite import order_info_suite
 from expectations.rejected_suite import rejected_suite
-from expectations.report import ExpectationResult, Report
+from expectations.report import ExpectationResult, QualityReport
 from expectations.results import write_results
 from popstream.wire.base_errors import Invalid
 
@@ -68,7 +68,7 @@ def validate(
     results: bool = True,
     data_docs: Path | None = None,
     run_at: datetime | None = None,
-) -> Report:
+) -> QualityReport:
     """Run all suites on pinned versions of the tables.
 
     Args:
@@ -98,7 +98,7 @@ def validate(
             if suite.name in pinned
             for outcome in _run(context, session, suite, table_version=pinned[suite.name])
         ]
-    report = Report(run_at or datetime.now(UTC), pinned, outcomes)
+    report = QualityReport(run_at or datetime.now(UTC), pinned, outcomes)
     if results:
         write_results(session, delta_root, report)
     if data_docs is not None:

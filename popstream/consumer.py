@@ -15,8 +15,8 @@ from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
 from popstream.outcome import Outcome
-from popstream.payload.records import records_of
 from popstream.payload.shared_payloads import shared_payloads
+from popstream.payload.unwrapped_records import records_of
 from popstream.pop.handler_pool import HandlerPool, each_message
 from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require

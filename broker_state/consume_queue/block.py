@@ -18,7 +18,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_state.consume_queue.columns import Table, pack_table
+from broker_state.consume_queue.columns import ColumnTable, pack_table
 from broker_state.consume_queue.scan import Scan
 from broker_state.consume_queue.unit import Hashes, Ints, Unit, Units
 from broker_state.store.segment import bit_runs
@@ -80,7 +80,7 @@ class Block:
         Raises:
             CorruptValueError: The value is not a whole block.
         """
-        self._table = table = Table("consume queue block", value, _FORM, _KINDS)
+        self._table = table = ColumnTable("consume queue block", value, _FORM, _KINDS)
         self.unit_count = table.rows
         tail = table.tail
         if len(tail) < _SCANNED.size or not table.rows:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from broker_state.store.value_format import CorruptValueError
 
-__all__ = ["Kinds", "Table", "pack_table", "seal", "unseal"]
+__all__ = ["ColumnTable", "Kinds", "pack_table", "seal", "unseal"]
 
 Column = NDArray[np.int64] | NDArray[np.uint64]
 Kinds = str
@@ -57,7 +57,7 @@ def pack_table(form: int, columns: Sequence[Column], tail: bytes) -> bytes:
     """Encode `columns`, which have the same length, below 65,536, as one value.
 
     >>> value = pack_table(1, [np.array([1000, 1003, 1300]), np.array([7, 7, 7])], b"tail")
-    >>> len(value), Table("example", value, 1, "qq").at(0, 2), Table("example", value, 1, "qq").signed(1)
+    >>> len(value), ColumnTable("example", value, 1, "qq").at(0, 2), ColumnTable("example", value, 1, "qq").signed(1)
     (39, 1300, array([7, 7, 7]))
     """
     header: list[int] = []
@@ -74,7 +74,7 @@ def pack_table(form: int, columns: Sequence[Column], tail: bytes) -> bytes:
     return seal(b"".join((_header("".join(kinds)).pack(form, len(columns[0]), *header), *packed, tail)))
 
 
-class Table:
+class ColumnTable:
     """A value of `pack_table`: single values are read in O(1), columns as numpy arrays."""
 
     __slots__ = ("_body", "_leasts", "_starts", "_widths", "rows", "tail")

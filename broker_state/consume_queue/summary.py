@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from broker_state.consume_queue.columns import Table, pack_table
+from broker_state.consume_queue.columns import ColumnTable, pack_table
 from broker_state.consume_queue.queue_record import PAGE_SHIFT
 from broker_state.consume_queue.unit import Units
 from broker_state.store.segment import bit_runs
@@ -102,7 +102,7 @@ def decode_page(number: int, value: bytes) -> dict[int, Summary]:
     Raises:
         CorruptValueError: The value is not a whole page.
     """
-    table = Table("consume queue page", value, _FORM, _KINDS)
+    table = ColumnTable("consume queue page", value, _FORM, _KINDS)
     presence = int.from_bytes(table.tail, "little")
     if len(table.tail) != 8 or not presence or presence.bit_count() != table.rows:
         raise CorruptValueError("consume queue page", value)

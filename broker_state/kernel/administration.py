@@ -9,7 +9,7 @@ from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, 
 from broker_state.kernel.skip_catch_up import enter
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import Delivery, DeliveryState
-from broker_state.store.records import LanePolicy, QueueRecord
+from broker_state.store.state_records import LanePolicy, QueueRecord
 from popstream.wire.command import Declare, ForgetLane, Policy, ResetOffset
 from popstream.wire.reason import Reason
 

@@ -30,7 +30,7 @@ from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
 from broker_state.kernel.skip_catch_up import catch_up
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.overlay import Overlay
-from broker_state.store.records import OpWindowEntry
+from broker_state.store.state_records import OpWindowEntry
 from popstream.wire.command import (
     Ack,
     Cancel,

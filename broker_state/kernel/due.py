@@ -14,14 +14,14 @@ from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.kernel.skip_catch_up import catch_up
 from broker_state.store.keys import DEADLINE_BATCH, DEADLINE_PAGE, DeadlineRef
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
-from broker_state.store.records import ParkedPop
+from broker_state.store.state_records import ParkedPop
 
 __all__ = ["take_due"]
 
 _LEASE, _PARKED = range(2)
 
 
-class _Run(msgspec.Struct, frozen=True, gc=False):
+class _DueRun(msgspec.Struct, frozen=True, gc=False):
     """Offsets first..end-1 of a page whose lease or back-off ends."""
 
     page: DeliveryPage
@@ -30,7 +30,7 @@ class _Run(msgspec.Struct, frozen=True, gc=False):
     delivery: Delivery
 
 
-class _Event(msgspec.Struct, frozen=True, gc=False):
+class _DueEvent(msgspec.Struct, frozen=True, gc=False):
     """Something that is due, and its place in the order in which deadlines take effect."""
 
     deadline_ms: int
@@ -40,7 +40,7 @@ class _Event(msgspec.Struct, frozen=True, gc=False):
     number: int
     """First offset of a run, 0 of a batch, number of a parked pop."""
     lane: LaneState
-    subject: _Run | OrderInfo | ParkedPop
+    subject: _DueRun | OrderInfo | ParkedPop
 
     @property
     def order(self) -> tuple[int, bytes, int, int]:
@@ -65,10 +65,10 @@ def take_due(op: OpContext) -> None:
         lane.settle(page)
 
 
-def _find_due(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, DeliveryPage]], list[_Event]]:
+def _find_due(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, DeliveryPage]], list[_DueEvent]]:
     """Return the pages with something due, and the batches and parked pops that are; drop entries that are spent."""
     pages: list[tuple[LaneState, DeliveryPage]] = []
-    events: list[_Event] = []
+    events: list[_DueEvent] = []
     for ref in sorted(queue.deadlines.take(now_ms)):
         lane = queue.lane_by_no(ref.lane_no)
         subject = None if lane is None else _subject(lane, ref)
@@ -78,7 +78,7 @@ def _find_due(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, Del
             pages.append((lane, subject))
         else:
             rank, number = (_PARKED, subject.number) if isinstance(subject, ParkedPop) else (_LEASE, 0)
-            events.append(_Event(ref.deadline_ms, lane.record.group.encode(), rank, number, lane, subject))
+            events.append(_DueEvent(ref.deadline_ms, lane.record.group.encode(), rank, number, lane, subject))
     return pages, events
 
 
@@ -94,18 +94,18 @@ def _subject(lane: LaneState, ref: DeadlineRef) -> DeliveryPage | OrderInfo | Pa
     return pop if pop is not None and pop.deadline_ms == ref.deadline_ms else None
 
 
-def _due_runs(lane: LaneState, page: DeliveryPage, now_ms: int) -> list[_Event]:
+def _due_runs(lane: LaneState, page: DeliveryPage, now_ms: int) -> list[_DueEvent]:
     group = lane.record.group.encode()
     return [
-        _Event(delivery.deadline_ms, group, _LEASE, first, lane, _Run(page, first, end, delivery))
+        _DueEvent(delivery.deadline_ms, group, _LEASE, first, lane, _DueRun(page, first, end, delivery))
         for first, end, delivery in page.runs
         if 0 < delivery.deadline_ms <= now_ms
     ]
 
 
-def _apply(op: OpContext, lane: LaneState, subject: _Run | OrderInfo | ParkedPop, deadline_ms: int) -> None:
+def _apply(op: OpContext, lane: LaneState, subject: _DueRun | OrderInfo | ParkedPop, deadline_ms: int) -> None:
     match subject:
-        case _Run(page, first, end, delivery):
+        case _DueRun(page, first, end, delivery):
             after: Delivery | None
             if delivery.state == DeliveryState.LEASED:
                 step = DeliveryStep.EXPIRED

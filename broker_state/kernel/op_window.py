@@ -8,7 +8,7 @@ import msgspec
 
 from broker_state.kernel.queue_state import QueueState
 from broker_state.store.keys import QueueTag, op_key
-from broker_state.store.records import OP_LOG_ENTRIES, OpLog, OpWindowEntry
+from broker_state.store.state_records import OP_LOG_ENTRIES, OpLog, OpWindowEntry
 from popstream.wire.answer import Answer
 
 __all__ = ["answered_pop", "drop_some", "find", "first_answer", "store", "store_parked_answer"]

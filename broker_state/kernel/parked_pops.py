@@ -9,8 +9,8 @@ from broker_state.kernel.orderly_lane import grant_in_order, is_same_attempt, re
 from broker_state.kernel.queue_state import LaneState
 from broker_state.kernel.skip_catch_up import enter
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
-from broker_state.store.records import ParkedPop
 from broker_state.store.span import Span, append_span
+from broker_state.store.state_records import ParkedPop
 from popstream.wire.answer import Answer, LeasedRange
 from popstream.wire.command import Cancel, OffsetRange, Pop, ReturnClient
 from popstream.wire.handle import read_handle

@@ -17,7 +17,7 @@ from broker_state.store.keys import (
 from broker_state.store.marks import Marks, Position, Tree
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, TagPage
-from broker_state.store.records import LanePolicy, LaneRecord, LateSkip, ParkedPop, QueueRecord, Text
+from broker_state.store.state_records import LanePolicy, LaneRecord, LateSkip, ParkedPop, QueueRecord, Text
 from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
 
 __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", "new_queue"]

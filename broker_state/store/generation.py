@@ -11,7 +11,7 @@ import msgspec
 
 from broker_state.store.keys import QueueTag
 from broker_state.store.overlay import STATE, Change
-from broker_state.store.records import LaneRecord, QueueRecord
+from broker_state.store.state_records import LaneRecord, QueueRecord
 
 __all__ = ["generation_of", "next_generation", "raise_generation"]
 

@@ -16,14 +16,14 @@ from popstream.exchange.resilient_producer import close_producer
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.dead_letter import DeadLetter
 
-__all__ = ["Publisher", "RecordProducer", "SendFuture"]
+__all__ = ["AcknowledgedSend", "Publisher", "RecordProducer"]
 
 _log = structlog.get_logger(__name__)
 
 _CLOSE_TIMEOUT_S = 10
 
 
-class SendFuture(Protocol):
+class AcknowledgedSend(Protocol):
     """Completes when Kafka has acknowledged a record, or refused it for good."""
 
     def add_callback(self, callback: Callable[[Any], object]) -> object:
@@ -44,7 +44,7 @@ class RecordProducer(Protocol):
         key: bytes | None,
         partition: int | None,
         headers: list[tuple[str, bytes]],
-    ) -> SendFuture:
+    ) -> AcknowledgedSend:
         """Send one record, in order."""
 
     def close(self, timeout: float | None = None) -> None:

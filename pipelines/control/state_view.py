@@ -8,8 +8,8 @@ import msgspec
 from broker_state.kernel.queue_state import load_queue
 from broker_state.store.keys import QueueTag, end_of_prefix
 from broker_state.store.overlay import STATE, Overlay
-from broker_state.store.records import LaneRecord, QueueRecord
 from broker_state.store.rocks_store import RocksStore
+from broker_state.store.state_records import LaneRecord, QueueRecord
 
 __all__ = [
     "LANES_SHOWN",

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from pipelines.demo.messages import content_hash
+from pipelines.demo.message_source import content_hash
 from pipelines.demo.tasks import Task
 from popstream import Consumer, Message, Producer, SendResult
 

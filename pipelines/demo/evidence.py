@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from broker_state.audit import DeliveryStep
 from connectors.delta.tables import table_path
-from pipelines.demo.messages import Position, content_hash
+from pipelines.demo.message_source import Position, content_hash
 from pipelines.demo.tasks import Task
 from pipelines.demo.verdict import GroupCounts, Letter, Refusal
 from popstream.wire.headers import (

@@ -10,7 +10,7 @@ from kafka import KafkaProducer
 
 from connectors.kafka.own_topics import Topics
 from pipelines.demo.consumers import open_consumer, without_poison
-from pipelines.demo.planted import Planted, Record, malformed, operation, refused, tampered, with_handle
+from pipelines.demo.planted import Planted, PlantedRecord, malformed, operation, refused, tampered, with_handle
 from pipelines.demo.tasks import Task
 from popstream import Consumer, Message
 from popstream.exchange.partitioner import ops_key, partition_of
@@ -91,7 +91,7 @@ def _pop_twice(task: Task, consumer: Consumer) -> list[_Sample]:
     return samples
 
 
-def _with_handles(task: Task, samples: Sequence[_Sample], count: int, reason: Reason) -> Iterable[Record]:
+def _with_handles(task: Task, samples: Sequence[_Sample], count: int, reason: Reason) -> Iterable[PlantedRecord]:
     """Yield acks with handles that are stale, or forged (`NO_PERMISSION`)."""
     for number in range(count):
         queue_id, messages, old_handle = samples[number % len(samples)]
@@ -117,7 +117,7 @@ class _OpsWriter:
             allow_auto_create_topics=False,
         )
 
-    def write(self, records: Iterable[Record]) -> None:
+    def write(self, records: Iterable[PlantedRecord]) -> None:
         """Write records, and note the position of each when Kafka has it."""
         sent = [(record, self._send(record)) for record in records]
         for record, future in sent:
@@ -132,7 +132,7 @@ class _OpsWriter:
         self._producer.close(timeout=10)
         self._file.close()
 
-    def _send(self, record: Record) -> Any:  # noqa: ANN401 - kafka-python has no types
+    def _send(self, record: PlantedRecord) -> Any:  # noqa: ANN401 - kafka-python has no types
         key = ops_key(self._task.topic, record.queue_id)
         partition = partition_of(key, self._task.ops_partitions)
         if record.reason == Reason.MISROUTED:

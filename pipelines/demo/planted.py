@@ -10,13 +10,13 @@ from popstream.wire.command import Ack, AckEntry, Command, HandleRef, Pop, Tick,
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX, OP_ID_BYTES_MAX, POP_MESSAGES_MAX
 from popstream.wire.reason import Reason, code_of
 
-__all__ = ["Planted", "Record", "malformed", "operation", "read_planted", "refused", "tampered", "with_handle"]
+__all__ = ["Planted", "PlantedRecord", "malformed", "operation", "read_planted", "refused", "tampered", "with_handle"]
 
 HUGE_BYTES = 8 * 1024 * 1024
 HUGE_COUNT_MAX = 6
 
 
-class Record(msgspec.Struct, frozen=True):
+class PlantedRecord(msgspec.Struct, frozen=True):
     """A record to write: it must be rejected (`code` 0), or refused with `code`.
 
     Without a reason nothing is expected of it; it prepares another one.
@@ -42,12 +42,12 @@ def read_planted(path: Path) -> list[Planted]:
     return [msgspec.json.decode(line, type=Planted) for line in path.read_bytes().splitlines()]
 
 
-def operation(queue_id: int, command: Command, reason: Reason) -> Record:
+def operation(queue_id: int, command: Command, reason: Reason) -> PlantedRecord:
     """Return the record of an operation that must be refused."""
-    return Record(queue_id, encode_command(command), reason, code_of(reason))
+    return PlantedRecord(queue_id, encode_command(command), reason, code_of(reason))
 
 
-def malformed(topic: str, group: str, queues: int, count: int) -> Iterator[Record]:
+def malformed(topic: str, group: str, queues: int, count: int) -> Iterator[PlantedRecord]:
     """Yield `count` malformed records, every kind in turn; a few of them are huge."""
     good = encode_command(_pop(topic, 0, group))
     fields = msgspec.json.decode(good)
@@ -71,10 +71,10 @@ def malformed(topic: str, group: str, queues: int, count: int) -> Iterator[Recor
     huge_every = max(10, -(-count // HUGE_COUNT_MAX))
     for number in range(count):
         value, reason = huge if number % huge_every == huge_every - 1 else kinds[number % len(kinds)]
-        yield Record(number % queues, value, reason)
+        yield PlantedRecord(number % queues, value, reason)
 
 
-def refused(topic: str, group: str, queues: int, count: int) -> Iterator[Record]:
+def refused(topic: str, group: str, queues: int, count: int) -> Iterator[PlantedRecord]:
     """Yield `count` operations that must be refused, and before some of them one that uses their op_id."""
     for number in range(count):
         queue_id, kind, op_id = number % queues, number % 3, f"used-{number}"
@@ -91,7 +91,7 @@ def refused(topic: str, group: str, queues: int, count: int) -> Iterator[Record]
         elif kind == 1:
             yield operation(queue_id, _pop(topic, queue_id, group), Reason.MISROUTED)
         else:
-            yield Record(queue_id, encode_command(Tick(v=1, topic=topic, queue_id=queue_id, op_id=op_id)))
+            yield PlantedRecord(queue_id, encode_command(Tick(v=1, topic=topic, queue_id=queue_id, op_id=op_id)))
             yield operation(queue_id, _pop(topic, queue_id, group, op_id=op_id), Reason.OP_ID_REUSED)
 
 

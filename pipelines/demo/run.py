@@ -21,6 +21,7 @@ from checkpoints.ownership import Ownership
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask
 from pipelines.control.messages import Status, StatusRequest
+from pipelines.demo.demo_summary import DemoSummary, Measurements, summarize
 from pipelines.demo.evidence import (
     count_records,
     read_counts,
@@ -29,10 +30,9 @@ from pipelines.demo.evidence import (
     read_refusals,
     read_rejected,
 )
-from pipelines.demo.messages import MessageSource
+from pipelines.demo.message_source import MessageSource
 from pipelines.demo.planted import read_planted
 from pipelines.demo.processes import WorkerProcesses, peak_mib
-from pipelines.demo.summary import Measurements, Summary, summarize
 from pipelines.demo.tasks import ORDERLY_GROUP, Task, group_names, limited_group, tasks_of
 from pipelines.demo.verdict import Evidence, Expected
 from pipelines.demo.view import View
@@ -131,7 +131,7 @@ class _Demo:
         self._measured = Measurements()
         self._started_s = time.monotonic()
 
-    def run(self) -> Summary:
+    def run(self) -> DemoSummary:
         """Run every phase; stop everything, whatever happens."""
         with Ownership(self._folder / "lock"):
             _empty(self._folder)

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from pipelines.demo.messages import MessageSource
+from pipelines.demo.message_source import MessageSource
 
 __all__ = ["ORDERLY_GROUP", "ROLES", "Role", "Task", "group_names", "limited_group", "tasks_of"]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipelines.demo.messages import Position, Sent
+from pipelines.demo.message_source import Position, Sent
 from pipelines.demo.planted import Planted
 from popstream.history.check import Report
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from popstream.outcome import QueueKey
-    from popstream.payload.block import Block
     from popstream.payload.fetch_progress import FetchProgress
+    from popstream.payload.payload_block import PayloadBlock
 
 __all__ = ["BlockCache"]
 
@@ -26,12 +26,12 @@ class BlockCache:
     def __init__(self, bytes_max: int, age_s_max: float) -> None:
         self._bytes_max = bytes_max
         self._age_s_max = age_s_max
-        self._blocks: dict[QueueKey, list[Block]] = {}
+        self._blocks: dict[QueueKey, list[PayloadBlock]] = {}
         # In the order of their last use, the oldest first.
-        self._queues: dict[Block, QueueKey] = {}
+        self._queues: dict[PayloadBlock, QueueKey] = {}
         self.size_bytes = 0
 
-    def add(self, queue: QueueKey, block: Block, now_s: float) -> None:
+    def add(self, queue: QueueKey, block: PayloadBlock, now_s: float) -> None:
         """Add a block; call `trim` after it has served the fetches that wait for it."""
         blocks = self._blocks.setdefault(queue, [])
         before = next((known for known in blocks if known.end == block.first and self._is_fresh(known, now_s)), None)
@@ -72,14 +72,14 @@ class BlockCache:
         self._queues.clear()
         self.size_bytes = 0
 
-    def _find(self, queue: QueueKey, offset: int, now_s: float) -> Block | None:
+    def _find(self, queue: QueueKey, offset: int, now_s: float) -> PayloadBlock | None:
         for block in reversed(self._blocks.get(queue, ())):
             if block.first <= offset < block.end and self._is_fresh(block, now_s):
                 return block
         return None
 
-    def _is_fresh(self, block: Block, now_s: float) -> bool:
+    def _is_fresh(self, block: PayloadBlock, now_s: float) -> bool:
         return now_s - block.read_s <= self._age_s_max
 
-    def _use(self, block: Block) -> None:
+    def _use(self, block: PayloadBlock) -> None:
         self._queues[block] = self._queues.pop(block)

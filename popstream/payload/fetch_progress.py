@@ -10,7 +10,7 @@ from popstream.payload.payloads import Fetched, Payload, merge_ranges
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from popstream.payload.block import Block
+    from popstream.payload.payload_block import PayloadBlock
 
 __all__ = ["FetchProgress"]
 
@@ -18,13 +18,13 @@ __all__ = ["FetchProgress"]
 class FetchProgress:
     """The offsets that one call requests of one partition, decided in ascending order.
 
-    >>> from popstream.payload.block import Block
+    >>> from popstream.payload.payload_block import PayloadBlock
     >>> progress = FetchProgress([(0, 1), (4, 9)], bytes_max=3)
     >>> record = Payload(None, b"22", [], 0)
-    >>> progress.take(Block(0, 3, [(1, record), (2, record)]))
+    >>> progress.take(PayloadBlock(0, 3, [(1, record), (2, record)]))
     >>> progress.next_offset, progress.result().late
     (4, [(4, 9)])
-    >>> progress.take(Block(4, 9, [(6, record)]))
+    >>> progress.take(PayloadBlock(4, 9, [(6, record)]))
     >>> found = progress.result()
     >>> [*found.payloads], found.gone, found.late, found.left
     ([1], [(0, 0), (4, 5)], [], [(6, 9)])
@@ -51,7 +51,7 @@ class FetchProgress:
         """The first undecided offset; None: the fetch is done."""
         return None if self._is_full or not self._undecided else self._undecided[0][0]
 
-    def take(self, block: Block) -> None:
+    def take(self, block: PayloadBlock) -> None:
         """Decide the offsets that the block covers, beginning with the next offset."""
         while (at := self.next_offset) is not None and block.first <= at < block.end:
             first, last = self._undecided.popleft()
@@ -65,7 +65,7 @@ class FetchProgress:
         late, left = ([], undecided) if self._is_full else (undecided, [])
         return Fetched(self._payloads, self._gone, late, left)
 
-    def _take_range(self, block: Block, first: int, end: int) -> int:
+    def _take_range(self, block: PayloadBlock, first: int, end: int) -> int:
         at = first
         for offset in block.between(first, end):
             self._add_gone(at, offset)

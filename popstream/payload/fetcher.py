@@ -58,7 +58,7 @@ CACHE_S_MAX = 30.0
 ADMIN_TIMEOUT_MS = 10_000
 
 
-class _Call(FetchProgress):
+class _FetchCall(FetchProgress):
     """One call that waits, with its error, if any."""
 
     def __init__(self, ranges: Sequence[tuple[int, int]], **limits: int | None) -> None:
@@ -82,7 +82,7 @@ class KafkaPayloads:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
-        self._planner = ReadPlanner[_Call](BlockCache(CACHE_BYTES_MAX, CACHE_S_MAX))
+        self._planner = ReadPlanner[_FetchCall](BlockCache(CACHE_BYTES_MAX, CACHE_S_MAX))
         self._delivered_bytes = 0
         self._delivered_records = 0
         self._asking = threading.Lock()
@@ -97,7 +97,7 @@ class KafkaPayloads:
         bytes_max: int | None = None,
     ) -> Fetched:
         """Fetch the records of the ranges, see `Payloads`."""
-        return self._bring(TopicPartition(topic, queue_id), _Call(ranges, bytes_max=bytes_max), timeout_s)
+        return self._bring(TopicPartition(topic, queue_id), _FetchCall(ranges, bytes_max=bytes_max), timeout_s)
 
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count: int, timeout_s: float
@@ -109,7 +109,7 @@ class KafkaPayloads:
         first = max(start, queue_offset)
         if first >= end or count < 1:
             return []
-        call = _Call([(first, end - 1)], count_max=count)
+        call = _FetchCall([(first, end - 1)], count_max=count)
         return [*self._bring(queue, call, max(0.0, deadline_s - time.monotonic())).payloads.items()]
 
     def queue_ids(self, topic: str) -> list[int]:
@@ -145,7 +145,7 @@ class KafkaPayloads:
                 self._admin.close()
                 self._admin = None
 
-    def _bring(self, queue: QueueKey, call: _Call, timeout_s: float) -> Fetched:
+    def _bring(self, queue: QueueKey, call: _FetchCall, timeout_s: float) -> Fetched:
         with self._changed:
             self._require_open()
             if self._planner.add(queue, call, time.monotonic()):
@@ -198,7 +198,7 @@ class KafkaPayloads:
         except KafkaError as error:
             raise _raised(subject, error) from error
 
-    def _deliver(self, call: _Call) -> Fetched:
+    def _deliver(self, call: _FetchCall) -> Fetched:
         fetched = call.result()
         self._delivered_bytes += call.payload_bytes
         self._delivered_records += len(fetched.payloads)

@@ -11,7 +11,7 @@ from kafka.errors import KafkaTimeoutError, OffsetOutOfRangeError
 from kafka.metrics.stats import Total
 
 from popstream.kafka_internals import require_members
-from popstream.payload.block import Block
+from popstream.payload.payload_block import PayloadBlock
 from popstream.payload.payloads import Payload
 from popstream.wire.base_errors import Invalid
 
@@ -94,7 +94,7 @@ class PartitionReader:
             except Exception:
                 LOG.warning("could not close a consumer", exc_info=True)
 
-    def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, Block]:
+    def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, PayloadBlock]:
         """Read on towards the targets for a moment; return the block of each partition that moved."""
         if self._consumer is None:
             self._connect()
@@ -172,8 +172,8 @@ class PartitionReader:
             self._consumer.seek(queue, offset)
             place.position = offset
 
-    def _poll(self, active: list[QueueKey], timeout_ms: int) -> dict[QueueKey, Block]:
-        blocks: dict[QueueKey, Block] = {}
+    def _poll(self, active: list[QueueKey], timeout_ms: int) -> dict[QueueKey, PayloadBlock]:
+        blocks: dict[QueueKey, PayloadBlock] = {}
         polled: dict[QueueKey, Any] = {}
         self._free_slot()
         try:
@@ -189,7 +189,7 @@ class PartitionReader:
             if end is None or end <= place.position:
                 continue
             found = polled.get(queue, ())
-            block = Block(
+            block = PayloadBlock(
                 place.position,
                 end,
                 [(one.offset, Payload(one.key, one.value, list(one.headers or ()), one.timestamp)) for one in found],
@@ -203,7 +203,7 @@ class PartitionReader:
                     self._closed_bytes += block.payload_bytes
         return blocks
 
-    def _find_start(self, queue: QueueKey) -> dict[QueueKey, Block]:
+    def _find_start(self, queue: QueueKey) -> dict[QueueKey, PayloadBlock]:
         """Return the offsets that are gone, after Kafka has reported the position as out of range."""
         place = self._places[queue]
         try:
@@ -215,7 +215,7 @@ class PartitionReader:
             place.not_before_s = time.monotonic() + BEYOND_END_PAUSE_S
             return {}
         LOG.warning("%s starts at %d now, so the offsets from %d to there are gone", queue, start, place.position)
-        block = Block(place.position, start)
+        block = PayloadBlock(place.position, start)
         self._consumer.seek(queue, start)
         place.position = start
         return {queue: block}

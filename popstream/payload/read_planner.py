@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from popstream.outcome import QueueKey
-    from popstream.payload.block import Block
     from popstream.payload.block_cache import BlockCache
+    from popstream.payload.payload_block import PayloadBlock
 
 __all__ = ["ReadPlanner"]
 
@@ -87,7 +87,7 @@ class ReadPlanner(Generic[Call]):
             targets[queue] = self._turns.setdefault(queue, _Turn(now_s)).choose(needs, now_s)
         return targets
 
-    def serve(self, blocks: Mapping[QueueKey, Block], now_s: float) -> list[Call]:
+    def serve(self, blocks: Mapping[QueueKey, PayloadBlock], now_s: float) -> list[Call]:
         """Serve the waiting fetches with blocks that were read; remove and return those that are done."""
         done: list[Call] = []
         for queue, block in blocks.items():

@@ -29,8 +29,8 @@ from broker_state.kernel.order_info import MemberPage, OrderInfo
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import DeliveryPage, TagPage
-from broker_state.store.records import LaneRecord, LateSkip, OpLog, OpWindowEntry, ParkedPop, QueueRecord, Text
 from broker_state.store.segment import decode_segment, encode_segment
+from broker_state.store.state_records import LaneRecord, LateSkip, OpLog, OpWindowEntry, ParkedPop, QueueRecord, Text
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
 from connectors.delta.rows import decode_rows, encode_rows

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from expectations.report import Report
+    from expectations.report import QualityReport
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -424,8 +424,8 @@ def write_with_wrong_date(spark: SparkSession, root: Path, faults: list[Rows]) -
 class Validated(NamedTuple):
     root: Path
     docs: Path
-    good: Report
-    bad: Report
+    good: QualityReport
+    bad: QualityReport
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
 from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
 from popstream.payload.payloads import Payload
-from popstream.payload.records import records_of
+from popstream.payload.unwrapped_records import records_of
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:

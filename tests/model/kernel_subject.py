@@ -19,7 +19,7 @@ from broker_state.store.keys import LaneTag, QueueTag, lane_prefix, queue_prefix
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
-from broker_state.store.records import LaneRecord, ParkedPop, QueueRecord
+from broker_state.store.state_records import LaneRecord, ParkedPop, QueueRecord
 from popstream.wire.answer import Answer
 from popstream.wire.command import Command
 from popstream.wire.dead_letter import DeadLetter

@@ -19,8 +19,8 @@ from pipelines.control.client import ask, stored_queues
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import RebuildRequest, Rebuilt
 from popstream.payload.payloads import Payloads
-from popstream.payload.records import records_of
 from popstream.payload.shared_payloads import shared_payloads
+from popstream.payload.unwrapped_records import records_of
 from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.key_hash import key_hash

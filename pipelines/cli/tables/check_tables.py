@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from expectations.report import Report
+from expectations.report import QualityReport
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.spark_tools import reading_session, working
@@ -47,7 +47,7 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
-def _print(console: Console, report: Report) -> None:
+def _print(console: Console, report: QualityReport) -> None:
     table = Table("table", "version", "rule", "", "rows")
     for outcome in report.outcomes:
         verdict = "[green]holds[/]" if outcome.success else "[bold red]broken[/]"

@@ -16,7 +16,7 @@ from broker_state.audit import (
     Origin,
 )
 from broker_state.store.pages import Delivery, DeliveryState
-from broker_state.store.records import LaneRecord, QueueRecord
+from broker_state.store.state_records import LaneRecord, QueueRecord
 from popstream.wire.reason import Reason
 
 ORIGIN = {"kind": "kind", "op_id": "op_id", "client_id": "client_id"}

@@ -2,7 +2,7 @@
 
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Family, Overlay
-from broker_state.store.records import OpLog
+from broker_state.store.state_records import OpLog
 
 PAGE = OpLog([(1, "an op_id of a usual length", 1)] * 28)
 PAGE_BYTES = len(PAGE.encode())

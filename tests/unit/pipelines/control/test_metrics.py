@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from pipelines.control.metrics import Kind, Metric, Metrics
+from pipelines.control.metrics import Metric, MetricKind, Metrics
 from pipelines.control.metrics_reference import with_metrics_table
 
 ROOT = Path(__file__).parents[4]
@@ -24,7 +24,7 @@ def test_every_declared_metric_is_served() -> None:
 
 def test_counters_are_named_like_counters() -> None:
     """Prometheus' client would add the suffix, and the table would show another name."""
-    assert all(metric.value.name.endswith("_total") == (metric.value.kind is Kind.COUNTER) for metric in Metric)
+    assert all(metric.value.name.endswith("_total") == (metric.value.kind is MetricKind.COUNTER) for metric in Metric)
 
 
 def test_a_bound_gauge_is_read_at_each_scrape() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.demo.messages import MessageSource, content_hash
+from pipelines.demo.message_source import MessageSource, content_hash
 from popstream.wire.base_errors import Invalid
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.demo import processes
-from pipelines.demo.messages import MessageSource
+from pipelines.demo.message_source import MessageSource
 from pipelines.demo.processes import WorkerProcesses, peak_mib
 from pipelines.demo.tasks import Role, Task
 from popstream.wire.base_errors import Unavailable

@@ -10,7 +10,7 @@ from pipelines.control.messages import Status
 from pipelines.control.metrics import Totals
 from pipelines.control.state_view import LaneView, QueueView
 from pipelines.demo import run_demo
-from pipelines.demo.messages import MessageSource
+from pipelines.demo.message_source import MessageSource
 from pipelines.demo.tasks import ROLES, group_names, limited_group, tasks_of
 from pipelines.demo.view import View, as_line
 

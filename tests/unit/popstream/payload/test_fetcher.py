@@ -30,10 +30,10 @@ from kafka.errors import (
 
 from popstream.errors import ClientClosed
 from popstream.payload import partition_reader
-from popstream.payload.block import Block
 from popstream.payload.block_cache import BlockCache
 from popstream.payload.fetch_progress import FetchProgress
 from popstream.payload.fetcher import KafkaPayloads
+from popstream.payload.payload_block import PayloadBlock
 from popstream.payload.payloads import FetchCounts, Fetched, Payload
 from popstream.payload.read_planner import ReadPlanner
 from popstream.payload.shared_payloads import shared_payloads
@@ -50,8 +50,8 @@ def payload(size_bytes: int = 1) -> Payload:
     return Payload(None, b"x" * size_bytes, [], 0)
 
 
-def block(first: int, end: int, *offsets: int, size_bytes: int = 1) -> Block:
-    return Block(first, end, [(offset, payload(size_bytes)) for offset in offsets])
+def block(first: int, end: int, *offsets: int, size_bytes: int = 1) -> PayloadBlock:
+    return PayloadBlock(first, end, [(offset, payload(size_bytes)) for offset in offsets])
 
 
 def offsets_of(ranges: list[tuple[int, int]]) -> list[int]:
@@ -80,7 +80,7 @@ def test_every_offset_is_decided_once_in_ascending_order(
     edges = sorted({0, len(sizes), *(cut for cut in cuts if cut < len(sizes))})
     for first, end in pairwise(edges):
         wanted.take(
-            Block(first, end, [(offset, payload(log[offset])) for offset in range(first, end) if offset in log])
+            PayloadBlock(first, end, [(offset, payload(log[offset])) for offset in range(first, end) if offset in log])
         )
     result = wanted.result()
     found, gone, late, left = [*result.payloads], *(offsets_of(r) for r in (result.gone, result.late, result.left))

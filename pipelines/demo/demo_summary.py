@@ -4,11 +4,11 @@ from typing import Literal
 
 import msgspec
 
-from expectations.report import Report
+from expectations.report import QualityReport
 from pipelines.demo.verdict import Check, Evidence, Expected, GroupCounts, judge, lost
 from popstream.history.check import ViolationKind
 
-__all__ = ["Measurements", "PeakMemory", "Phases", "Summary", "summarize"]
+__all__ = ["DemoSummary", "Measurements", "PeakMemory", "Phases", "summarize"]
 
 
 class Phases(msgspec.Struct):
@@ -41,7 +41,7 @@ class Measurements(msgspec.Struct, kw_only=True):
     memory_mib: PeakMemory = msgspec.field(default_factory=PeakMemory)
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of one run; `ops_per_s` is over the time until every message was done."""
 
     verdict: Literal["ok", "failed"]
@@ -91,14 +91,14 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, f"verdict: {self.verdict} ({held} of {self.checks} checks hold)"])
 
 
-def summarize(expected: Expected, evidence: Evidence, quality: Report, measured: Measurements) -> Summary:
+def summarize(expected: Expected, evidence: Evidence, quality: QualityReport, measured: Measurements) -> DemoSummary:
     """Judge a run, and combine that with the outcome of the quality suites and the measurements."""
     checks = judge(expected, evidence)
     failed = [check for check in checks if check.failures]
     counts = [evidence.counts.get(group, GroupCounts()) for group in expected.groups]
     double = [v for v in evidence.history.violations if v.kind is ViolationKind.TWO_LIVE_LEASES]
     phases = msgspec.structs.asdict(measured.phase_seconds)
-    return Summary(
+    return DemoSummary(
         verdict="failed" if failed or quality.failures else "ok",
         messages=len(expected.sent.contents),
         groups=len(expected.groups),

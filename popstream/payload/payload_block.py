@@ -10,13 +10,13 @@ if TYPE_CHECKING:
 
     from popstream.payload.payloads import Payload
 
-__all__ = ["Block"]
+__all__ = ["PayloadBlock"]
 
 RECORD_BYTES = 500
 """Memory that CPython needs for a record beside the bytes of key, value and headers: 400 to 600."""
 
 
-class Block:
+class PayloadBlock:
     """All records with offsets `first..end - 1`: other offsets of this range have no record.
 
     Args:
@@ -42,12 +42,12 @@ class Block:
         """Return the offsets in `first..end - 1` that have a record.
 
         >>> from popstream.payload.payloads import Payload
-        >>> Block(0, 9, [(n, Payload(None, None, [], 0)) for n in (2, 5, 7)]).between(3, 7)
+        >>> PayloadBlock(0, 9, [(n, Payload(None, None, [], 0)) for n in (2, 5, 7)]).between(3, 7)
         [5]
         """
         return self.offsets[bisect_left(self.offsets, first) : bisect_left(self.offsets, end)]
 
-    def extend(self, following: Block) -> None:
+    def extend(self, following: PayloadBlock) -> None:
         """Append the block that starts where this one ends."""
         assert following.first == self.end
         self.end = following.end
