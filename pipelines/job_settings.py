@@ -25,7 +25,8 @@ class JobSettings(BaseSettings):
         default=4, description="partitions of the ops topic, fixed once it exists; more: more tasks read it in parallel"
     )
     results_partitions: Annotated[int, Field(ge=1, le=1024)] = Field(
-        default=32, description="partitions of the results topic; more: a client reads fewer answers to other clients"
+        default=32,
+        description="partitions of the results topic; with more partitions, each client reads fewer answers that are meant for others",
     )
     records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         default=20_000,
@@ -35,7 +36,7 @@ class JobSettings(BaseSettings):
         default=None,
         description=(
             "message topics whose queues are built: names or patterns with * ? [], separated by commas; empty: none;"
-            " by default all topics of an embedded Kafka, and none of another"
+            " default: all topics of an embedded Kafka, none of an existing one"
         ),
     )
     queue_types: dict[str, QueueType] = Field(

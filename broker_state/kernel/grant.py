@@ -4,70 +4,16 @@ from collections.abc import Iterator
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.queue_state import LaneState, QueueState
+from broker_state.kernel.pop_filter import PopFilter
+from broker_state.kernel.queue_state import LaneState
 from broker_state.store.pages import Delivery, DeliveryState, UnitFacts, client_hash, windows
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
 from popstream.wire.answer import LeasedRange
 
-__all__ = ["Choice", "absorb_holes", "grant"]
+__all__ = ["absorb_holes", "grant"]
 
 _NO_FACTS = UnitFacts(0, 1)
 _AVAILABLE = DeliveryState.AVAILABLE
-
-
-class Choice:
-    """The units that one pop may still take.
-
-    Args:
-        queue: Knows tags and inner counts.
-        budget: Messages that the pop may take.
-        units: Units that it may take.
-        tags: Hashes of the tags that it asked for; None: any.
-    """
-
-    __slots__ = ("budget", "is_untouched", "queue", "tags", "units")
-
-    def __init__(self, queue: QueueState, budget: int, units: int, tags: tuple[int, ...] | None) -> None:
-        self.queue = queue
-        self.budget = budget
-        self.units = units
-        self.tags = None if tags is None else frozenset(tags)
-        self.is_untouched = True
-
-    def is_open(self) -> bool:
-        """Return whether the pop may take more. Not a property: the value changes during a loop."""
-        return self.budget > 0 and self.units > 0
-
-    def cut(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (first, end, is given) from [first, end) until the pop is full; tags pass over what is not given."""
-        queue = self.queue
-        if not queue.record.has_unit_facts and self.tags is None:
-            count = min(self.budget, self.units, end - first)
-            self.budget -= count
-            self.units -= count
-            yield first, first + count, True
-            return
-        for page_no, low, high in windows(first, end):
-            page = queue.unit_facts(page_no)
-            cuts = page.within(low, high) if page else [(low, high, None)]
-            for at, stop, known in cuts:
-                if not self.is_open():
-                    return
-                facts = known or _NO_FACTS
-                if self.tags is not None and facts.tag not in self.tags:
-                    yield at, stop, False
-                    continue
-                count = min(stop - at, self.units, max(self.budget // facts.count, 1 if self.is_untouched else 0))
-                if not count:
-                    self.budget = 0
-                    return
-                self.is_untouched = False
-                self.budget -= count * facts.count
-                self.units -= count
-                yield at, at + count, True
-                if at + count < stop:
-                    self.budget = 0  # a unit that does not fit ends the pop: a later one must not overtake it
-                    return
 
 
 class _Grant:
@@ -75,7 +21,7 @@ class _Grant:
 
     __slots__ = ("choice", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "op")
 
-    def __init__(self, op: OpContext, lane: LaneState, choice: Choice, invisible_time_ms: int, client: int) -> None:
+    def __init__(self, op: OpContext, lane: LaneState, choice: PopFilter, invisible_time_ms: int, client: int) -> None:
         self.op = op
         self.lane = lane
         self.choice = choice
@@ -124,7 +70,7 @@ def grant(
     record = lane.record
     limit = lane.policy.in_flight_max
     units = limit - record.leased if limit else max_messages
-    choice = Choice(lane.queue, max_messages, units, tags)
+    choice = PopFilter(lane.queue, max_messages, units, tags)
     work = _Grant(op, lane, choice, invisible_time_ms, client_hash(client_id) if client_id else 0)
     if lane.available.count:
         _grant_available(work)

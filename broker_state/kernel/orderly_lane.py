@@ -17,9 +17,10 @@ from msgspec.structs import replace
 
 from broker_state.audit import DeliveryStep, shortened
 from broker_state.kernel.entry_claim import NO_HEADER, Claim, Header, Piece
-from broker_state.kernel.grant import Choice, absorb_holes
+from broker_state.kernel.grant import absorb_holes
 from broker_state.kernel.op_context import OpContext
 from broker_state.kernel.order_info import Member, MemberRun, OrderInfo
+from broker_state.kernel.pop_filter import PopFilter
 from broker_state.kernel.queue_state import LaneState, QueueState
 from broker_state.store.keys import DEADLINE_BATCH
 from broker_state.store.pages import Delivery, DeliveryState, Runs, client_hash
@@ -100,7 +101,7 @@ def grant_in_order(
 def _choose_members(lane: LaneState, max_messages: int, tags: tuple[int, ...] | None) -> list[Span]:
     """Return what one pop takes from the commit offset on: written offsets that are not holes and pass the tags."""
     limit = lane.policy.in_flight_max
-    choice = Choice(lane.queue, max_messages, min(max_messages, limit) if limit else max_messages, tags)
+    choice = PopFilter(lane.queue, max_messages, min(max_messages, limit) if limit else max_messages, tags)
     members: list[Span] = []
     for written in _written_spans(lane.queue, lane.acked.floor):
         for first, end, is_given in choice.cut(*written):

@@ -54,7 +54,7 @@ def up(
 ) -> None:
     """Run the job in the foreground, with an embedded Kafka unless one is given.
 
-    Every setting may also come from its variable or from the settings file.
+    Each setting can also be given by its environment variable or in the settings file.
     Other commands find the running job by its folder.
     """
     chosen = load_settings(

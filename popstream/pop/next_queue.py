@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from popstream.outcome import QueueKey
 
-__all__ = ["Visit", "Visits"]
+__all__ = ["NextQueue", "Visit"]
 
 
 class Visit(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class Visit(msgspec.Struct, frozen=True):
     max_messages: int
 
 
-class Visits:
+class NextQueue:
     """Divides the free prefetch room of a consumer among its queues.
 
     A queue is *promising* when its last visit returned as many messages as it asked for, or when a notification has
@@ -33,7 +33,7 @@ class Visits:
     queue that gets none for lack of room is first next time (RocketMQ's queue id -1 begins each pop at another queue:
     PopMessageProcessor, a counter for each group and topic).
 
-    >>> visits = Visits([("orders", 0), ("orders", 1), ("orders", 2)])
+    >>> visits = NextQueue([("orders", 0), ("orders", 1), ("orders", 2)])
     >>> [visit.max_messages for visit in visits.plan(room=90, now_s=0)]
     [30, 30, 30]
     >>> visits.ended(("orders", 1), asked_count=30, got_count=30); visits.plan(room=30, now_s=0)

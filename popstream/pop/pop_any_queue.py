@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from popstream.wire.answer import Answer
     from popstream.wire.command import Pop
 
-__all__ = ["AnyQueue"]
+__all__ = ["PopAnyQueue"]
 
 LOG = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ OTHERS_S = 0.1
 FOUND_NOTHING = frozenset((Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.CANCELLED))
 
 
-class AnyQueue:
+class PopAnyQueue:
     """Chooses the queues of one topic for each pop. Safe for use by many threads.
 
     Queues whose last pop returned as many messages as it asked for come first; after them each pop begins at another

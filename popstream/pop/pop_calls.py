@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from popstream.errors import NotDeclared, Refused
 from popstream.lease.entries import RETURNED
 from popstream.message import PopResult
-from popstream.pop.pop_any_queue import AnyQueue
+from popstream.pop.pop_any_queue import PopAnyQueue
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.pops import POP_RESULTS
 from popstream.pop.record_filler import UNREADABLE
@@ -46,7 +46,7 @@ class PopCalls:
         self._settlement = leases.settlement
         self._queues_of = queues_of
         self._lock = threading.Lock()
-        self._any_queue: dict[str, AnyQueue] = {}
+        self._any_queue: dict[str, PopAnyQueue] = {}
 
     def pop(self, command: Pop, *, any_queue: bool, timeout_ms: int | None, is_renewed: bool) -> PopResult:
         """Send a pop, wait for its answer, and fetch the records; when this raises, all messages are released."""
@@ -61,10 +61,10 @@ class PopCalls:
             for answer in answers:
                 self._pops.ended(answer.op_id)
 
-    def _any_queue_of(self, topic: str) -> AnyQueue:
+    def _any_queue_of(self, topic: str) -> PopAnyQueue:
         with self._lock:
             if topic not in self._any_queue:
-                self._any_queue[topic] = AnyQueue(lambda: self._queues_of(topic), self._pops)
+                self._any_queue[topic] = PopAnyQueue(lambda: self._queues_of(topic), self._pops)
             return self._any_queue[topic]
 
     def _pop_one(self, command: Pop, timeout_ms: int | None) -> Answer:

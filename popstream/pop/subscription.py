@@ -1,7 +1,7 @@
 """Prefetches messages of some topics: pops all their queues within bounds, and hands the messages out.
 
 ```
-QueueDiscovery ─> Visits ─> pops in flight ─> HandOut: leased messages, their records ─> callers
+QueueDiscovery ─> NextQueue ─> pops in flight ─> HandOut: leased messages, their records ─> callers
                     ^  room: prefetch - in flight - held                                    │
                     └──────────────── a message was finished or released ───────────────────┘
 ```
@@ -23,7 +23,7 @@ from popstream.errors import ClientClosed, Refused
 from popstream.exchange.transport import new_op_id
 from popstream.lease.entries import RETURNED, Change
 from popstream.pop.hand_out import HandOut
-from popstream.pop.next_queue import Visits
+from popstream.pop.next_queue import NextQueue
 from popstream.pop.pops import POP_RESULTS
 from popstream.pop.queue_discovery import QueueDiscovery
 from popstream.wire.base_errors import Invalid
@@ -141,7 +141,7 @@ class Subscription:
             self._changed, pops.filler, leases, is_orderly=options.order, prefetch_bytes=options.prefetch_bytes
         )
         self._discovery = QueueDiscovery(topics, queues_of)
-        self._visits = Visits()
+        self._visits = NextQueue()
         self._asked: dict[str, Visit] = {}
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
         self._is_cancelled = False

@@ -471,7 +471,7 @@ MUTANTS = [
     Mutant(
         "tags_ignored",
         "semantics.md, pop: messages with other tags are passed over",
-        "kernel/grant.py",
+        "kernel/pop_filter.py",
         "                if self.tags is not None and facts.tag not in self.tags:\n",
         "                if self.tags is not None and not facts.tag and facts.tag not in self.tags:\n",
     ),

@@ -23,7 +23,7 @@ __all__ = ["queue", "restore", "snapshot", "status", "verify"]
 def status(
     lane: Annotated[str | None, typer.Option(metavar="GROUP", help="lanes of this group only")] = None,
     topic: Annotated[str | None, typer.Option(help="queues of this topic only")] = None,
-    limit: Annotated[int, typer.Option(help="lanes shown at most", min=1)] = 1000,
+    limit: Annotated[int, typer.Option(help="maximum number of lanes to show", min=1)] = 1000,
     ready: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--ready", help="only report whether the job decides and delivers; exit code 3 if not")
     ] = False,
@@ -98,7 +98,7 @@ def snapshot(
     job: JobOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Take a snapshot of the state. The job may run.
+    """Take a snapshot of the state. Works while the job is running.
 
     A running job stores it where its own settings say.
     """
@@ -118,13 +118,12 @@ def restore(
     job: RecoveryOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Replace a state that is lost or contradicts log and tables by the best candidate.
+    """Replace a state that is lost, or contradicts log and tables, with the best candidate.
 
-    Candidates in order: the present state, snapshots from the newest to the
-    oldest, an empty state, states that earlier restores replaced. The job
-    must not run; the replaced state is kept. The next `popstream up` decides
-    the rest of the log again, and compares the resulting rows with those that
-    are in Delta already.
+    Stop the job first. Candidates in order: the present state, snapshots from
+    the newest to the oldest, an empty state, states that earlier restores
+    replaced. The old state is kept. The next `popstream up` decides the rest of
+    the log again, and compares the resulting rows with those in Delta.
     """
     from pipelines.cli.state.restore_state import run_restore
 

@@ -15,7 +15,7 @@ __all__ = ["run_maintain"]
 
 
 def run_maintain(folder: JobFolder, *, var: Path, as_json: bool) -> None:
-    """Maintain all tables of a job. The job may run.
+    """Maintain all tables of a job. Works while the job is running.
 
     Raises:
         Invalid: There are no tables.

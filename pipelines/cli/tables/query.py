@@ -1,4 +1,4 @@
-"""`popstream query`: SQL on the audit tables. The job may run."""
+"""`popstream query`: SQL on the audit tables. Works while the job is running."""
 
 import csv
 import itertools

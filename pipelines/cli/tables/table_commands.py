@@ -24,7 +24,7 @@ def query(
     job: JobOptions,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
-    """Run SQL on the audit tables. The job may run.
+    """Run SQL on the audit tables. Works while the job is running.
 
     Tables: operations, deliveries, commit_positions, order_info, rejected,
     consume_queue, quality_results.

@@ -6,27 +6,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popstream.outcome import QueueKey
-from popstream.pop.next_queue import Visits
+from popstream.pop.next_queue import NextQueue
 
 QUEUES: list[QueueKey] = [("orders", queue_id) for queue_id in range(4)]
 
 
-def counts(visits: Visits, room: int, now_s: float = 0.0) -> dict[int, int]:
+def counts(visits: NextQueue, room: int, now_s: float = 0.0) -> dict[int, int]:
     return {visit.queue[1]: visit.max_messages for visit in visits.plan(room, now_s)}
 
 
 def test_nothing_known_means_equal_shares() -> None:
-    assert counts(Visits(QUEUES), 10) == {0: 3, 1: 3, 2: 2, 3: 2}
+    assert counts(NextQueue(QUEUES), 10) == {0: 3, 1: 3, 2: 2, 3: 2}
 
 
 def test_a_queue_has_one_visit_at_a_time() -> None:
-    visits = Visits(QUEUES)
+    visits = NextQueue(QUEUES)
     visits.plan(8, 0.0)
     assert visits.plan(8, 0.0) == []
 
 
 def test_a_promising_queue_gets_most_of_the_room_and_the_others_a_place_to_wait() -> None:
-    visits = Visits(QUEUES)
+    visits = NextQueue(QUEUES)
     visits.plan(8, 0.0)
     for queue in QUEUES:
         visits.ended(queue, asked_count=2, got_count=2 if queue[1] == 2 else 0)
@@ -34,7 +34,7 @@ def test_a_promising_queue_gets_most_of_the_room_and_the_others_a_place_to_wait(
 
 
 def test_who_is_left_out_is_first_next_time() -> None:
-    visits = Visits(QUEUES)
+    visits = NextQueue(QUEUES)
     seen: list[int] = []
     for _ in range(6):
         (visit,) = visits.plan(1, 0.0)
@@ -44,14 +44,14 @@ def test_who_is_left_out_is_first_next_time() -> None:
 
 
 def test_a_notified_queue_is_visited_next() -> None:
-    visits = Visits(QUEUES)
+    visits = NextQueue(QUEUES)
     visits.notified(("orders", 3))
     visits.notified(("unknown", 0))
     assert counts(visits, 1) == {3: 1}
 
 
 def test_a_queue_is_left_alone_until_its_time() -> None:
-    visits = Visits(QUEUES[:1])
+    visits = NextQueue(QUEUES[:1])
     visits.plan(1, 0.0)
     visits.ended(QUEUES[0], asked_count=1, got_count=0, not_before_s=5.0)
     assert counts(visits, 1, 4.9) == {}
@@ -60,7 +60,7 @@ def test_a_queue_is_left_alone_until_its_time() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 3), st.integers(0, 12)), max_size=60))
 def test_the_room_is_never_exceeded_and_no_queue_is_forgotten(history: list[tuple[int, int, int]]) -> None:
-    visits = Visits(QUEUES)
+    visits = NextQueue(QUEUES)
     in_flight: dict[QueueKey, int] = {}
     for room, place, got in history:
         planned = visits.plan(room, 0.0)
