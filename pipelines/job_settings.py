@@ -26,7 +26,7 @@ class JobSettings(BaseSettings):
     )
     results_partitions: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=32,
-        description="partitions of the results topic; with more partitions, each client reads fewer answers that are meant for others",
+        description="partitions of the results topic; more: each client reads fewer answers of others",
     )
     records_per_batch_max: Annotated[int, Field(ge=100, le=1_000_000)] = Field(
         default=20_000,
