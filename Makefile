@@ -8,9 +8,9 @@ PYTHON_DIRS := broker_state checkpoints connectors expectations pipelines popstr
 # Code must not lean on the order of a set or on hash(): another seed every time, printed so that a failure can be repeated.
 PYTHONHASHSEED := $(or $(PYTHONHASHSEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
 PYTEST = echo "PYTHONHASHSEED=$(PYTHONHASHSEED)" && PYTHONHASHSEED=$(PYTHONHASHSEED) $(BIN)/pytest
-# A worker has at most one Spark and one Kafka for all its tests. The tests of a file run on one worker, in their order.
-WORKERS ?= 2
-PARALLEL = -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Two of the workers run the tests with Spark and Kafka (tests/support/schedule.py); the tests of a file stay together.
+WORKERS ?= 3
+PARALLEL = -n $(WORKERS) --dist loadfile
 UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
@@ -32,8 +32,6 @@ example: setup ## play docs/examples/coffee_bar: a worker that is killed, and th
 test: setup ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
 	@$(PYTEST) $(PARALLEL) -m "not crash and not long"
 
-# Some of these tests wait more than they compute.
-quick: WORKERS = 3
 quick: setup ## only the tests that need neither Spark nor Kafka, in 90 seconds
 	@$(PYTEST) $(PARALLEL) -m "not integration and not crash"
 

@@ -12,11 +12,13 @@ import pytest
 from connectors.jars.resolve import kafka_jars, spark_jars
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from tests.support.file_report import FileReport
+from tests.support.schedule import LightAndHeavyScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from pyspark.sql import SparkSession
+    from xdist.remote import Producer
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,6 +30,12 @@ def pytest_configure(config: pytest.Config) -> None:
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and config.get_verbosity() == 0:
         config.pluginmanager.register(FileReport(config.rootpath, terminal), "file-report")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LightAndHeavyScheduling | None:
+    """Run files with Spark on two of the workers only (`--dist loadfile`)."""
+    return LightAndHeavyScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.fixture(scope="session")
