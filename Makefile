@@ -64,8 +64,14 @@ integration: setup ## tests with Spark and a real Kafka broker, the longest amon
 bench: setup ## measure; the report names machine, data and command
 	@$(BIN)/python -m tests.benchmarks
 
-conformance: setup ## the kernel beside RocketMQ: VECTORS=FILE or HISTORIES=FILE, several in quotes; without, those in tests/data
-	@$(BIN)/python -m tests.conformance $(if $(HISTORIES),histories $(HISTORIES),vectors $(or $(VECTORS),tests/data/rocketmq_pop_vectors.json))
+# make ends with 2 whatever fails; `python -m tests.conformance` with 1 when one fails, with 2 when a file cannot be read.
+conformance: setup ## the kernel beside RocketMQ: VECTORS=FILE, HISTORIES=FILE, or both; without, all of tests/data
+	@status=0; \
+	$(if $(or $(VECTORS),$(if $(HISTORIES),,all)),$(BIN)/python -m tests.conformance vectors \
+		$(or $(VECTORS),$(wildcard tests/data/*_vectors.json)) || status=$$?;) \
+	$(if $(or $(HISTORIES),$(if $(VECTORS),,all)),$(BIN)/python -m tests.conformance histories \
+		$(or $(HISTORIES),$(wildcard tests/data/*_histories.jsonl)) || status=$$?;) \
+	exit $$status
 
 SOAK_MINUTES ?= 60
 soak: setup ## SOAK_MINUTES of half the load this machine can bear, with kills and broker restarts; the report is JSON

@@ -1,1 +1,1 @@
-"""The domain of popstream: what an operation means, and the state it means it in. Pure but for `rocks_store`."""
+"""The domain of popstream: the rules of operations, and the state that they change. Pure except for `rocks_store`."""

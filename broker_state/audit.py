@@ -42,7 +42,7 @@ REJECTED_HEAD_BYTES = 4096
 """A row of `rejected` keeps at most this many bytes of the head of the value."""
 
 ERA_ENDING_KINDS = ("reset_offset", "forget_lane", "declare")
-"""Operations that, when applied, end every lease of a lane at once: attempts and acks from before count no more.
+"""Operations that, when applied, end every lease of a lane at once: earlier attempts and acks are discarded.
 
 One row of `deliveries` reports the end of all leases: its step is `released`, its cause the kind of the operation, and
 its range may include offsets that were not leased.
@@ -240,7 +240,7 @@ class AuditTrail(msgspec.Struct, gc=False):
     op_id: str | None
     """Its op_id."""
     client_id: str | None
-    """The client that sent it, if it said so."""
+    """Client id of the operation; None if it has none."""
     _operations: int = 0
     _deliveries: int = 0
     _commit_positions: int = 0

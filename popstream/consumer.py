@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
@@ -87,8 +87,8 @@ class Consumer:
         prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
         invisible_time_ms: Length of the first lease, in milliseconds; `renewal` sets the later ones.
         tags: Receive only messages with one of these tags.
-        init: Where the group begins at a queue that it has never popped: at its first message ("min"), or after its
-            last one ("max"). A queue that is added while the consumer runs always begins at its first message.
+        init: Where the group begins at a queue that it has never popped: at its first message ("earliest"), or after
+            its last one ("latest"). A queue that is added while the consumer runs always begins at its first message.
         message_filter: Called for each message before it is handed out.
         renewal: When leases are renewed, of the messages of `topics` and of pops with `renew`; None: never.
         ack_delay_ms: How long an ack waits for others of the same queue. Longer: fewer records; shorter: done sooner.
@@ -123,7 +123,7 @@ class Consumer:
         prefetch_bytes: int = 64 * 1024 * 1024,
         invisible_time_ms: int = 60_000,
         tags: Sequence[str] | None = None,
-        init: Init = "min",
+        init: Literal["earliest", "latest"] = "earliest",
         message_filter: MessageFilter | None = None,
         renewal: RenewalPolicy | None = RenewalPolicy(),  # noqa: B008 - frozen
         ack_delay_ms: float = 5.0,

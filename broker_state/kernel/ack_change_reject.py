@@ -2,20 +2,21 @@
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from typing import assert_never
 
 import msgspec
 
 from broker_state.audit import OperationRun, shortened
-from broker_state.kernel.concurrent_lane import decide_concurrently
-from broker_state.kernel.entry_claim import Claim, Piece, RunOutcome
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.orderly_lane import decide_in_order
-from broker_state.kernel.queue_state import LaneState
-from broker_state.kernel.skip_catch_up import catch_up, enter
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState
+from broker_state.kernel.lanes.concurrent_lane import decide_concurrently
+from broker_state.kernel.lanes.entry_claim import Claim, Piece, RunOutcome
+from broker_state.kernel.lanes.orderly_lane import decide_in_order
+from broker_state.kernel.lanes.skip_catch_up import catch_up, enter
 from broker_state.kernel.validation import is_of_lite_topic, is_range
 from broker_state.store.pages import Delivery
 from popstream.wire.answer import Run
-from popstream.wire.command import ChangeEntry, ChangeInvisible, Entry, EntryCommand, cause_of
+from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Entry, EntryCommand, Reject, cause_of
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, read_handle
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.reason import Reason, code_of
@@ -107,7 +108,13 @@ class _Request:
     def __init__(self, op: OpContext, command: EntryCommand) -> None:
         self.op = op
         self.command = command
-        self.is_ack = not isinstance(command, ChangeInvisible)
+        match command:
+            case Ack() | Reject():
+                self.is_ack = True
+            case ChangeInvisible():
+                self.is_ack = False
+            case _:
+                assert_never(command)
         self.min_offset = op.queue.record.min_offset
         self.commit_position = op.queue.written.floor
         self.runs: list[Run] = []

@@ -1,12 +1,12 @@
 """declare, policy, dispatch, reset_offset, forget_lane: operations on queues and lanes as a whole."""
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.grant import absorb_holes
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.orderly_lane import acked_within
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState, QueueState, erase_queue, new_queue
+from broker_state.kernel.lanes.grant import absorb_holes
+from broker_state.kernel.lanes.orderly_lane import acked_within
+from broker_state.kernel.lanes.skip_catch_up import enter
 from broker_state.kernel.parked_pops import answer_all_parked
-from broker_state.kernel.queue_state import LaneState, QueueState, erase_queue, new_queue
-from broker_state.kernel.skip_catch_up import enter
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import Delivery, DeliveryState
 from broker_state.store.state_records import LanePolicy, QueueRecord

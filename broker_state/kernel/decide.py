@@ -14,11 +14,13 @@ from broker_state.kernel.administration import (
     decide_reset_offset,
     declare,
 )
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.op_context import OpContext, refuse_without_queue
+from broker_state.kernel.context.queue_state import LaneState, QueueState, load_queue
 from broker_state.kernel.dispatch import decide_dispatch
 from broker_state.kernel.due import take_due
 from broker_state.kernel.end_of_record import close
-from broker_state.kernel.op_context import OpContext, refuse_without_queue
+from broker_state.kernel.lanes.skip_catch_up import catch_up
 from broker_state.kernel.parked_pops import (
     decide_cancel,
     decide_pop,
@@ -26,8 +28,6 @@ from broker_state.kernel.parked_pops import (
     serve,
     serve_new,
 )
-from broker_state.kernel.queue_state import LaneState, QueueState, load_queue
-from broker_state.kernel.skip_catch_up import catch_up
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.overlay import Overlay
 from broker_state.store.state_records import OpWindowEntry
@@ -112,7 +112,7 @@ def _wrong_op_id(command: Command) -> str | None:
 
 
 def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
-    """Decide a command that is no repetition; `is_new`: it has just declared the queue."""
+    """Decide a command whose op_id is new. `is_new`: the command has just declared the queue."""
     command = op.command
     invalid = what_is_invalid(command)
     if invalid is not None:

@@ -1,7 +1,7 @@
 """`dispatch`: offsets are written or skipped; the queue's commit position and min offset move (docs/semantics.md)."""
 
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.queue_state import QueueState
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.validation import is_range
 from broker_state.store.pages import TagPage, UnitFacts, windows
 from popstream.wire.answer import Run

@@ -5,13 +5,13 @@ from typing import assert_never
 import msgspec
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.lease_end import end_lease
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.order_info import OrderInfo
-from broker_state.kernel.orderly_lane import settle_batch
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.order_info import OrderInfo
+from broker_state.kernel.context.queue_state import LaneState, QueueState
+from broker_state.kernel.lanes.lease_end import end_lease
+from broker_state.kernel.lanes.orderly_lane import settle_batch
+from broker_state.kernel.lanes.skip_catch_up import catch_up
 from broker_state.kernel.parked_pops import time_out
-from broker_state.kernel.queue_state import LaneState, QueueState
-from broker_state.kernel.skip_catch_up import catch_up
 from broker_state.store.keys import DEADLINE_BATCH, DEADLINE_PAGE, DeadlineRef
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
 from broker_state.store.state_records import ParkedPop
@@ -66,7 +66,7 @@ def take_due(op: OpContext) -> None:
 
 
 def _find_due(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, DeliveryPage]], list[_DueEvent]]:
-    """Return the pages with something due, and the batches and parked pops that are; drop entries that are spent."""
+    """Return the pages, members and parked pops that are due; delete index entries that no longer apply."""
     pages: list[tuple[LaneState, DeliveryPage]] = []
     events: list[_DueEvent] = []
     for ref in sorted(queue.deadlines.take(now_ms)):
@@ -83,7 +83,7 @@ def _find_due(queue: QueueState, now_ms: int) -> tuple[list[tuple[LaneState, Del
 
 
 def _subject(lane: LaneState, ref: DeadlineRef) -> DeliveryPage | OrderInfo | ParkedPop | None:
-    """Return what a deadline of the index is about; None when it is gone, or due at another time."""
+    """Return the object of a deadline; None if it was deleted or rescheduled."""
     if ref.kind == DEADLINE_PAGE:
         page = lane.page(ref.number)
         return page if page is not None and page.due_ms == ref.deadline_ms else None

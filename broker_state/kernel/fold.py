@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.decide import decide
-from broker_state.kernel.decision import Decision, OpRecord
-from broker_state.kernel.queue_state import QueueState
 from broker_state.store.overlay import Overlay
 
 __all__ = ["fold"]

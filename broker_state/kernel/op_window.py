@@ -1,12 +1,12 @@
 """The window of op_ids: a repeated operation gets its first answer again (docs/differences.md, "A repeated op_id").
 
 The window moves in whole minutes of the queue's clock. An entry that has left it does not count when it is read; its
-bytes are deleted later, a few entries with every record, oldest first, so that no record pays for a whole minute.
+bytes are deleted later, a few entries with every record, oldest first: no record deletes a whole minute at once.
 """
 
 import msgspec
 
-from broker_state.kernel.queue_state import QueueState
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.keys import QueueTag, op_key
 from broker_state.store.state_records import OP_LOG_ENTRIES, OpLog, OpWindowEntry
 from popstream.wire.answer import Answer

@@ -1,13 +1,13 @@
 """pop, cancel, return_client, and parked pops: the order in which they are served, and their answers."""
 
 from broker_state.audit import DeliveryStep, Origin
-from broker_state.kernel.grant import grant
-from broker_state.kernel.lease_end import end_lease
-from broker_state.kernel.op_context import OpContext
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState
+from broker_state.kernel.lanes.grant import grant
+from broker_state.kernel.lanes.lease_end import end_lease
+from broker_state.kernel.lanes.orderly_lane import grant_in_order, is_same_attempt, release_members
+from broker_state.kernel.lanes.skip_catch_up import enter
 from broker_state.kernel.op_window import answered_pop, find, store_parked_answer
-from broker_state.kernel.orderly_lane import grant_in_order, is_same_attempt, release_members
-from broker_state.kernel.queue_state import LaneState
-from broker_state.kernel.skip_catch_up import enter
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
 from broker_state.store.span import Span, append_span
 from broker_state.store.state_records import ParkedPop

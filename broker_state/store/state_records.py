@@ -60,7 +60,7 @@ class QueueRecord(_Stored):
     """One queue."""
 
     topic_id: str
-    """Kafka's id of the message topic. A `declare` with another id makes the queue anew."""
+    """Kafka's id of the message topic. A `declare` with another id recreates the queue."""
     queue_type: str
     """`simple`, `batch` or `sparse`; does not change."""
     now_ms: int

@@ -1,4 +1,4 @@
-"""The rows that an audit table holds, whatever was done to it: read when a state is restored."""
+"""The rows of an audit table, also after RESTORE or VACUUM: read when a state is restored."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 from broker_state.audit import REJECTED_HEAD_BYTES, TEXT_CHARACTERS_MAX, RejectedRow
-from broker_state.kernel.decision import OpRecord
+from broker_state.kernel.context.decision import OpRecord
 from broker_state.kernel.validation import is_queue_name
 from popstream.exchange.partitioner import partition_of
 from popstream.wire.answer import Answer, encode_answer
@@ -209,7 +209,7 @@ def _reject_unreadable(record: KafkaRecord, value: bytes, error: str) -> Rejecte
 
 
 def _reject(record: KafkaRecord, reason: RejectReason, detail: str, fields: dict[str, Any] | None = None) -> Rejected:
-    """Reject a record, and answer its sender if the `fields` of its value say whom and what to answer."""
+    """Reject a record, and answer its sender if `op_id` and `reply_to` can be read from `fields`."""
     op_id = reply_to = answer = None
     if fields and isinstance(fields.get("op_id"), str) and fields["op_id"] and type(fields.get("reply_to")) is int:
         op_id, reply_to = fields["op_id"][:TEXT_CHARACTERS_MAX], fields["reply_to"]

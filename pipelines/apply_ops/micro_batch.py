@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
-from broker_state.kernel.queue_state import QueueState
 from broker_state.kernel.validation import is_op_id, is_queue_name
 from broker_state.store.keys import op_key, queue_prefix
 from broker_state.store.overlay import Overlay
@@ -46,7 +46,7 @@ class RecordSource(Protocol):
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
         """Yield the records in slices that fit in memory, in any order within a slice.
 
-        Every slice lies behind the one before it in the log.
+        Slices are in log order.
         """
 
 
@@ -200,7 +200,7 @@ class MicroBatchApplier:
     ) -> None:
         """Apply records, and the holes among them, as one WriteBatch that ends at `end_offset`.
 
-        1. decode: bytes to commands; what is no command is rejected
+        1. decode: bytes to commands; values that are not commands are rejected
         2. order: by (partition, Kafka offset), without records that are already applied
         3. prefetch: one multi-get for the op_ids of the operations
         4. decide: fold the operations over the overlay

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
-from broker_state.kernel.decision import OpRecord
+from broker_state.kernel.context.decision import OpRecord
 from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Rejected
 from popstream.wire.base_errors import Unavailable

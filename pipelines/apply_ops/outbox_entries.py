@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from broker_state.kernel.decision import Decision
+from broker_state.kernel.context.decision import Decision
 from broker_state.store.value_format import CorruptValueError
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES

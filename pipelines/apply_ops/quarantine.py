@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import structlog
 
-from broker_state.kernel.decision import OpRecord
+from broker_state.kernel.context.decision import OpRecord
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, Erasure, RocksStore
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined

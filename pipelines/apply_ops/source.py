@@ -74,7 +74,7 @@ class OpsSource:
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
         """Yield the records in slices with at most 64 MiB of long values, nearly always one.
 
-        Every slice lies behind the one before it in the log; the order within a slice is not defined.
+        Slices are in log order; the order within a slice is not defined.
 
         Raises:
             Unavailable: A long value is no longer in the log.

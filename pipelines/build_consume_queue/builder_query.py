@@ -244,7 +244,7 @@ class BuilderQuery:
             for queue_id, end in topic.ends.items():
                 queue = (topic.name, queue_id)
                 if end < ends.get(queue, 0) and self._builder.queues[queue].start_offset <= end:
-                    _log.error("log_shortened", topic=topic.name, queue_id=queue_id, end=end, was_read_to=ends[queue])
+                    _log.error("log_truncated", topic=topic.name, queue_id=queue_id, end=end, was_read_to=ends[queue])
                     self._truncate(queue, end, is_same_log=False)
 
     def _count_failure(self) -> None:

@@ -16,7 +16,7 @@ from broker_state.consume_queue import (
     unit_of_message,
     units_with_key,
 )
-from broker_state.kernel.queue_state import load_queue
+from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
 from pipelines.build_consume_queue.builder import Queue, read_queues, reader_of

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from broker_state.kernel.queue_state import load_queue
+from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.keys import QueueTag, end_of_prefix
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore

@@ -1,4 +1,4 @@
-"""A client that sends what the job must reject or refuse, and notes where it is and what must become of it."""
+"""A client that sends invalid operations, and records their offsets and expected outcomes."""
 
 import time
 from collections.abc import Iterable, Sequence

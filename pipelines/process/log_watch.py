@@ -95,11 +95,11 @@ class LogWatch:
             except Exception as error:  # noqa: BLE001 - any error leaves the end of the log unknown
                 if self._problem is None:
                     self._away_since = asked_at
-                    _log.warning("kafka_away", error=str(error))
+                    _log.warning("kafka_unreachable", error=str(error))
                 self._problem = str(error) or type(error).__name__
             else:
                 if self._problem is not None:
-                    _log.info("kafka_back", after_s=round(time.monotonic() - self._away_since, 1))
+                    _log.info("kafka_reachable", after_s=round(time.monotonic() - self._away_since, 1))
                 self._problem, self._lag = None, lag
                 self._set_overdue(overdue)
             self._stopping.wait(INTERVAL_S)

@@ -2,7 +2,7 @@
 
 ```
 callback of Spark's query   fetch n ── hand over ──> fetch n+1 ── hand over (waits until n is decided) ──> ...
-thread `decide`                         decide n ───────────────> decide n+1
+thread `decide_0`                       decide n ───────────────> decide n+1
 ```
 """
 

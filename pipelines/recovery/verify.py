@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 from pyspark.sql import SparkSession
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import DEADLINES, OPS, STATE, Overlay
 from broker_state.store.rocks_store import RocksStore

@@ -110,7 +110,7 @@ class ResilientProducer:
             close_producer(kafka, timeout_s)
 
     def _replace(self, old: Kafka) -> None:
-        LOG.warning("%s: Kafka owes answers; replacing the Kafka producer", self._options["client_id"])
+        LOG.warning("%s: requests were not acknowledged; replacing the Kafka producer", self._options["client_id"])
         while not self._closing.is_set():
             try:
                 made = self._connect({**self._options, "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS})

@@ -15,7 +15,7 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -60,6 +60,10 @@ ROOM_PER_QUEUE = 4
 """With less prefetch room per queue, notifications are read: pops cannot wait at every queue."""
 
 
+INIT_OF_START: dict[str, Init] = {"earliest": "min", "latest": "max"}
+"""A subscription's words are Kafka's; a pop has RocketMQ's on the wire."""
+
+
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a consumer prefetches messages of its topics.
 
@@ -69,9 +73,9 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
         invisible_time_ms: Length of a lease, in milliseconds. Longer: messages of a killed process wait longer.
         tags: Hashes of the tags to receive; None: all messages.
-        init: Where the group begins at a queue that it has never popped: at the queue's first message ("min"), or after
-            its last message at the time of the first pop ("max"). A queue that is added later begins at its first
-            message in either case.
+        init: Where the group begins at a queue that it has never popped: at the queue's first message ("earliest"), or
+            after its last message at the time of the first pop ("latest"). A queue that is added later begins at its
+            first message in either case.
     """
 
     order: bool = False
@@ -79,21 +83,21 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     prefetch_bytes: int = 64 * 1024 * 1024
     invisible_time_ms: int = 60_000
     tags: list[int] | None = None
-    init: Init = "min"
+    init: Literal["earliest", "latest"] = "earliest"
 
     def __post_init__(self) -> None:
         """Check the ranges.
 
         Raises:
-            Invalid: A bound is not positive, or `init` is neither "min" nor "max".
+            Invalid: A bound is not positive, or `init` is neither "earliest" nor "latest".
         """
         wrong = [
             f"{name} must be at least 1, not {getattr(self, name)}"
             for name in ("prefetch", "prefetch_bytes", "invisible_time_ms")
             if getattr(self, name) < 1
         ]
-        if self.init not in get_args(Init):
-            wrong.append(f'init must be "min" or "max", not {self.init!r}')
+        if self.init not in INIT_OF_START:
+            wrong.append(f'init must be "earliest" or "latest", not {self.init!r}')
         if wrong:
             message = "the options of the subscription are out of range"
             raise Invalid(message, subject="subscription", details=wrong)
@@ -291,7 +295,7 @@ class Subscription:
             order=options.order,
             poll_time_ms=POLL_MS_SHARED if is_left_out else POLL_MS_MAX,
             # The group must miss no message that was sent to an added queue before the queue was found.
-            init="min" if self._discovery.is_added(visit.queue) else options.init,
+            init="min" if self._discovery.is_added(visit.queue) else INIT_OF_START[options.init],
             client_id=self._client_id,
             tags=options.tags,
         )

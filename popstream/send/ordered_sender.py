@@ -87,7 +87,7 @@ class OrderedSender:
     def submit(self, destination: Destination, outgoing: Outgoing, *, is_waited: bool, is_alone: bool = False) -> None:
         """Send a message, with others unless `is_alone`; its future is completed by another thread.
 
-        When the account is full, the message is sent alone, and this waits for its result.
+        When the buffer is full, the message is sent alone, and this blocks until its result is known.
 
         Raises:
             ClientClosed: `close` was called.

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore

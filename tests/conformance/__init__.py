@@ -2,6 +2,6 @@
 
 from tests.conformance.histories import run_histories
 from tests.conformance.vectors import run_vectors
-from tests.conformance.verdict import Outcome, Verdict
+from tests.conformance.verdict import Verdict, VerdictKind
 
-__all__ = ["Outcome", "Verdict", "run_histories", "run_vectors"]
+__all__ = ["Verdict", "VerdictKind", "run_histories", "run_vectors"]

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from popstream.wire.base_errors import Invalid
-from tests.conformance import Outcome, Verdict, run_histories, run_vectors
+from tests.conformance import Verdict, VerdictKind, run_histories, run_vectors
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -28,14 +28,14 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _report(verdicts: Iterable[Verdict]) -> int:
-    counts: Counter[Outcome] = Counter()
+    counts: Counter[VerdictKind] = Counter()
     for verdict in verdicts:
         counts[verdict.outcome] += 1
         print(verdict)
-    differ, elsewhere = counts[Outcome.DIFFERS], counts[Outcome.NOT_APPLICABLE]
+    differ, elsewhere = counts[VerdictKind.DIFFERS], counts[VerdictKind.NOT_APPLICABLE]
     print(f"{differ} differ by a rule (docs/differences.md), {elsewhere} not applicable")
-    print(f"{counts[Outcome.PASS] + differ} passed, {counts[Outcome.FAIL]} failed")
-    return 1 if counts[Outcome.FAIL] else 0
+    print(f"{counts[VerdictKind.PASS] + differ} passed, {counts[VerdictKind.FAIL]} failed")
+    return 1 if counts[VerdictKind.FAIL] else 0
 
 
 if __name__ == "__main__":

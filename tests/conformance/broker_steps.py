@@ -5,7 +5,7 @@ from typing import Any
 
 from popstream.wire.reason import Reason
 from tests.conformance.epilogue import follow_to_the_end
-from tests.conformance.kernel_broker import Lane, Outcome, RocketHandle
+from tests.conformance.kernel_broker import KernelOutcome, Lane, RocketHandle
 from tests.conformance.rocketmq_broker import SNAPSHOT, RocketPop
 from tests.conformance.rocketmq_store import PopRecord
 from tests.conformance.rules import (
@@ -34,7 +34,7 @@ class BrokerSteps:
         self._comparison = comparison
         self._is_batch = is_batch
         self.both = SideBySide(SNAPSHOT, vector.get("config", {}), vector.get("clock") or 0, comparison)
-        self.change_outcomes: list[Outcome | None] = []
+        self.change_outcomes: list[KernelOutcome | None] = []
         """popstream's, of each `change` step."""
         self.leases_at_the_end: list[tuple[int, int, str, str, int, int]] = []
         self.records_before_changes: list[PopRecord] = []

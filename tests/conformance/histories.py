@@ -13,7 +13,7 @@ from tests.conformance.kernel_broker import Lane, RocketHandle
 from tests.conformance.rocketmq_broker import BROKER_5_5_0, RocketPop
 from tests.conformance.rules import CONTIGUOUS_COMMIT_OFFSET, RESET_AT_ONCE
 from tests.conformance.side_by_side import BothPops, RocketChange, SideBySide
-from tests.conformance.verdict import Comparison, NotApplicableError, Outcome, Verdict
+from tests.conformance.verdict import Comparison, NotApplicableError, Verdict, VerdictKind
 
 __all__ = ["run_histories"]
 
@@ -45,12 +45,12 @@ def _run(subject: str, line: bytes) -> Verdict:
         subject = f"{history['kind']}-{history['seed']}"
         wrong = list(what_is_not_understood(history))
         if wrong:
-            return Verdict(subject, Outcome.FAIL, "; ".join(wrong))
+            return Verdict(subject, VerdictKind.FAIL, "; ".join(wrong))
         return _Replay(history).run(subject)
     except NotApplicableError as error:
-        return Verdict(subject, Outcome.NOT_APPLICABLE, str(error))
+        return Verdict(subject, VerdictKind.NOT_APPLICABLE, str(error))
     except Exception as error:  # noqa: BLE001 - whatever is in the file
-        return Verdict(subject, Outcome.FAIL, f"cannot be read as a history: {error!r}")
+        return Verdict(subject, VerdictKind.FAIL, f"cannot be read as a history: {error!r}")
 
 
 class _Replay:

@@ -25,7 +25,7 @@ from popstream.wire.reason import Reason
 from tests.conformance.paired_kernel import PairedKernel
 from tests.conformance.verdict import NotApplicableError
 
-__all__ = ["Changing", "KernelBroker", "Lane", "Outcome", "RocketHandle", "offsets_of", "tag_number"]
+__all__ = ["Changing", "KernelBroker", "KernelOutcome", "Lane", "RocketHandle", "offsets_of", "tag_number"]
 
 Lane = tuple[str, str, int]
 """(topic, group, queue id)."""
@@ -62,7 +62,7 @@ class Changing(NamedTuple):
     suspend: bool = False
 
 
-class Outcome(NamedTuple):
+class KernelOutcome(NamedTuple):
     """What the answer says of one offset. `commit_offset` None: the lane was not touched."""
 
     code: int
@@ -192,7 +192,7 @@ class KernelBroker:
         """Let what is due take effect."""
         self.pair.decide(Tick(topic=topic, queue_id=queue_id, v=1))
 
-    def ack(self, lane: Lane, offsets: list[int], handle: RocketHandle) -> list[Outcome]:
+    def ack(self, lane: Lane, offsets: list[int], handle: RocketHandle) -> list[KernelOutcome]:
         """An ack of some offsets with one handle, in one record: an outcome for each."""
         topic, group, queue_id = lane
         texts = [self._handle(lane, offset, handle) for offset in offsets]
@@ -211,7 +211,7 @@ class KernelBroker:
         )
         return _outcomes(answer, group, len(offsets))
 
-    def change(self, lane: Lane, changes: Sequence[Changing]) -> list[Outcome]:
+    def change(self, lane: Lane, changes: Sequence[Changing]) -> list[KernelOutcome]:
         """A change of some offsets in one record: an outcome for each."""
         topic, group, queue_id = lane
         texts = [self._handle(lane, change.offset, change.handle) for change in changes]
@@ -328,19 +328,19 @@ class KernelBroker:
         )
 
 
-def _outcomes(answer: Answer | None, group: str, count: int) -> list[Outcome]:
+def _outcomes(answer: Answer | None, group: str, count: int) -> list[KernelOutcome]:
     """The outcome of each entry; of the whole when the record was refused."""
     if answer is None:
-        return [Outcome(-1, Reason.INVALID_PARAMETER, applied=False)] * count
+        return [KernelOutcome(-1, Reason.INVALID_PARAMETER, applied=False)] * count
     commit_offset = answer.commit_offsets.get(group)
     if not answer.runs:
-        return [Outcome(answer.code, answer.reason, answer.applied)] * count
+        return [KernelOutcome(answer.code, answer.reason, answer.applied)] * count
     return [_outcome(run, commit_offset) for run in answer.runs]
 
 
-def _outcome(run: Run, commit_offset: int | None) -> Outcome:
+def _outcome(run: Run, commit_offset: int | None) -> KernelOutcome:
     header = (run.pop_time_ms, run.invisible_time_ms, run.revive_queue_id)
-    return Outcome(run.code, run.reason, run.applied, *header, commit_offset)
+    return KernelOutcome(run.code, run.reason, run.applied, *header, commit_offset)
 
 
 def _within(value: int, most: int) -> int:

@@ -13,7 +13,15 @@ from typing import Any, NamedTuple
 
 from popstream.wire.answer import Answer
 from popstream.wire.reason import Reason
-from tests.conformance.kernel_broker import Changing, KernelBroker, Lane, Outcome, RocketHandle, offsets_of, tag_number
+from tests.conformance.kernel_broker import (
+    Changing,
+    KernelBroker,
+    KernelOutcome,
+    Lane,
+    RocketHandle,
+    offsets_of,
+    tag_number,
+)
 from tests.conformance.rocketmq_broker import Popped, Release, Revived, RocketBroker, RocketPop, retry_topic_of
 from tests.conformance.rocketmq_orders import counts_others, shown_counts
 from tests.conformance.rules import (
@@ -55,7 +63,7 @@ class BothAnswers(NamedTuple):
 
     rocketmq: dict[str, int | None]
     ours: dict[str, int | None] | None
-    outcome: Outcome | None
+    outcome: KernelOutcome | None
     rules: list[str]
 
 
@@ -406,7 +414,13 @@ class SideBySide:
         return found
 
     def _follow_change(
-        self, place: tuple[Lane, int], change: RocketChange, outcome: Outcome, *, is_accepted: bool, had_effect: bool
+        self,
+        place: tuple[Lane, int],
+        change: RocketChange,
+        outcome: KernelOutcome,
+        *,
+        is_accepted: bool,
+        had_effect: bool,
     ) -> None:
         lane, offset = place
         if self.is_orderly(lane):
@@ -434,7 +448,7 @@ class SideBySide:
             self.part(lane, FENCED_HANDLES)
             self._parted_messages.add((lane[1], lane[0], lane[2], offset))
 
-    def _rules_of(self, lane: Lane, handle: RocketHandle, outcome: Outcome, *, is_change: bool) -> list[str]:
+    def _rules_of(self, lane: Lane, handle: RocketHandle, outcome: KernelOutcome, *, is_change: bool) -> list[str]:
         rule = rule_of(
             outcome.reason,
             is_orderly=self.is_orderly(lane),

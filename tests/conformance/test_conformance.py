@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from popstream.wire.base_errors import Invalid
-from tests.conformance import Outcome, run_histories, run_vectors
+from tests.conformance import VerdictKind, run_histories, run_vectors
 from tests.conformance.__main__ import main
 from tests.conformance.golden import DATA, GOLDEN, changed
 from tests.conformance.own_histories import histories
@@ -61,7 +61,7 @@ def test_an_order_info_vector_with_any_wrong_value_fails() -> None:
             for wrong in falsified(step["expect"]) if "expect" in step else ():
                 changed = copy.deepcopy(vector)
                 changed["steps"][number]["expect"] = wrong
-                assert run_vector(changed).outcome is Outcome.FAIL, (vector["id"], number, wrong)
+                assert run_vector(changed).outcome is VerdictKind.FAIL, (vector["id"], number, wrong)
                 tried += 1
     assert tried > 90
 
@@ -80,7 +80,7 @@ def test_a_kernel_vector_with_any_wrong_value_fails() -> None:
     """Whether ours is RocketMQ's value or follows from it by a rule: a rule knows what RocketMQ must have."""
     tried, accepted = 0, []
     for vector in json.loads(VECTORS.read_text())["vectors"]:
-        if run_vector(vector).outcome not in {Outcome.PASS, Outcome.DIFFERS}:
+        if run_vector(vector).outcome not in {VerdictKind.PASS, VerdictKind.DIFFERS}:
             continue
         for number, step in enumerate(vector["steps"]):
             if "expect" not in step:
@@ -90,7 +90,7 @@ def test_a_kernel_vector_with_any_wrong_value_fails() -> None:
                 changed = copy.deepcopy(vector)
                 changed["steps"][number]["expect"] = wrong
                 tried += 1
-                if run_vector(changed).outcome is not Outcome.FAIL:
+                if run_vector(changed).outcome is not VerdictKind.FAIL:
                     accepted.append((vector["id"], number, wrong))
     assert accepted == []
     assert tried > 250
@@ -153,7 +153,7 @@ def test_a_history_with_a_wrong_answer_fails(change: Change, tmp_path: Path) -> 
     file.write_text("\n".join(tried))
     verdicts = list(run_histories(file))
     assert len(verdicts) == len(tried) > 3
-    assert [str(verdict) for verdict in verdicts if verdict.outcome is not Outcome.FAIL] == []
+    assert [str(verdict) for verdict in verdicts if verdict.outcome is not VerdictKind.FAIL] == []
 
 
 def test_a_wrong_final_order_info_fails(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_a_wrong_final_order_info_fails(tmp_path: Path) -> None:
     file = tmp_path / "wrong.jsonl"
     file.write_text(json.dumps(history))
     [verdict] = run_histories(file)
-    assert verdict.outcome is Outcome.FAIL
+    assert verdict.outcome is VerdictKind.FAIL
     assert "final order info" in verdict.detail
 
 
@@ -265,7 +265,7 @@ OF_THE_MANAGER = {
             {"op": "oi_commit_and_next", "offset": 63, "pop_time": 1_000_000, **ENTRY, "expect": 0},
             {"op": "oi_state", **ENTRY, "expect": {"cm": -(1 << 63)}},
         ],
-        Outcome.PASS,
+        VerdictKind.PASS,
     ),
     "an invisible time that says nothing is kept as it came": (
         [
@@ -274,7 +274,7 @@ OF_THE_MANAGER = {
             {"op": "oi_check_block", "attempt_id": None, "invisible_time": 3_000, **ENTRY, "expect": True},
             {"op": "oi_state", **ENTRY, "expect": {"i": 3_000}},
         ],
-        Outcome.DIFFERS,
+        VerdictKind.DIFFERS,
     ),
     "a time is stored for an offset that is no member": (
         [
@@ -282,14 +282,14 @@ OF_THE_MANAGER = {
             {"op": "oi_update_next_visible_time", "offset": 2, "pop_time": 1_000_000, "next_visible_time": 7, **ENTRY},
             {"op": "oi_state", **ENTRY, "expect": {"ot": {"2": 7}}},
         ],
-        Outcome.DIFFERS,
+        VerdictKind.DIFFERS,
     ),
     "a name with an @ is never cleaned": (
         [
             {**UPDATE, "invisible_time": 1, "offsets": [1], "group": "a@b"},
             {"op": "oi_auto_clean", "expect": {"table_size": 1}},
         ],
-        Outcome.PASS,
+        VerdictKind.PASS,
     ),
     "the 65th member is free with the first": (
         [
@@ -297,7 +297,7 @@ OF_THE_MANAGER = {
             *({"op": "oi_commit_and_next", "offset": at, "pop_time": 1_000_000, **ENTRY} for at in range(64)),
             {"op": "oi_check_block", "attempt_id": None, "invisible_time": 3_000, **ENTRY, "expect": False},
         ],
-        Outcome.DIFFERS,
+        VerdictKind.DIFFERS,
     ),
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance import Outcome, run_histories
+from tests.conformance import VerdictKind, run_histories
 from tests.conformance.golden import DATA
 from tests.conformance.vectors import run_vector
 
@@ -36,7 +36,7 @@ def test_an_argument_that_is_not_known_fails_by_name(identity: str) -> None:
         vector = vectors()[identity]
         vector["steps"][number]["lite_topic"] = "room"
         verdict = run_vector(vector)
-        assert verdict.outcome is Outcome.FAIL
+        assert verdict.outcome is VerdictKind.FAIL
         assert f"step {number}: {vector['steps'][number]['op']} has an unknown argument 'lite_topic'" in verdict.detail
 
 
@@ -70,7 +70,7 @@ def test_what_a_history_has_and_the_runner_does_not_know_fails_by_name(tmp_path:
     file = tmp_path / "history.jsonl"
     file.write_text(json.dumps(history))
     [verdict] = run_histories(file)
-    assert verdict.outcome is Outcome.FAIL
+    assert verdict.outcome is VerdictKind.FAIL
     assert verdict.detail.split("; ") == [
         "unknown field 'a'",
         "op 1: unknown field 'b'",
@@ -152,7 +152,7 @@ def test_a_revive_must_have_its_copies_and_their_counts() -> None:
         vector = vectors()["PK-05"]
         step = next(step for step in vector["steps"] if step["op"] == "revive")
         step["expect"]["puts"] = puts
-        assert run_vector(vector).outcome is Outcome.FAIL
+        assert run_vector(vector).outcome is VerdictKind.FAIL
 
 
 def test_a_pop_that_waits_too_long_is_not_taken_for_one_that_waits(tmp_path: Path) -> None:
@@ -167,4 +167,4 @@ def test_a_pop_that_waits_too_long_is_not_taken_for_one_that_waits(tmp_path: Pat
     file = tmp_path / "late.jsonl"
     file.write_text("\n".join(tried))
     assert len(tried) > 3
-    assert {verdict.outcome for verdict in run_histories(file)} == {Outcome.FAIL}
+    assert {verdict.outcome for verdict in run_histories(file)} == {VerdictKind.FAIL}

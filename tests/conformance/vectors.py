@@ -20,7 +20,7 @@ from tests.conformance.step_fields import (
     what_is_unknown,
     what_is_wrong,
 )
-from tests.conformance.verdict import Comparison, NotApplicableError, Outcome, Verdict
+from tests.conformance.verdict import Comparison, NotApplicableError, Verdict, VerdictKind
 
 __all__ = ["run_vector", "run_vectors"]
 
@@ -66,24 +66,24 @@ def run_vector(vector: dict[str, Any]) -> Verdict:
     try:
         return _run(subject, vector)
     except NotApplicableError as error:
-        return Verdict(subject, Outcome.NOT_APPLICABLE, str(error))
+        return Verdict(subject, VerdictKind.NOT_APPLICABLE, str(error))
     except Exception as error:  # noqa: BLE001 - whatever is in the file
-        return Verdict(subject, Outcome.FAIL, f"cannot be read as a vector: {error!r}")
+        return Verdict(subject, VerdictKind.FAIL, f"cannot be read as a vector: {error!r}")
 
 
 def _run(subject: str, vector: dict[str, Any]) -> Verdict:
     component, steps = vector["component"], vector.get("steps", [])
     if component in _ELSEWHERE:
-        return Verdict(subject, Outcome.NOT_APPLICABLE, _ELSEWHERE[component])
+        return Verdict(subject, VerdictKind.NOT_APPLICABLE, _ELSEWHERE[component])
     if component not in _ORDER_INFO | _BROKER:
-        return Verdict(subject, Outcome.FAIL, f"there is no component {component!r}")
+        return Verdict(subject, VerdictKind.FAIL, f"there is no component {component!r}")
     for step in steps:
         part = next((what for op, what in _PARTS.items() if step["op"] == op or step["op"].startswith(f"{op}_")), None)
         if part is not None:
-            return Verdict(subject, Outcome.NOT_APPLICABLE, part)
+            return Verdict(subject, VerdictKind.NOT_APPLICABLE, part)
     wrong = list(_what_is_not_understood(vector, is_order_info=component in _ORDER_INFO))
     if wrong:
-        return Verdict(subject, Outcome.FAIL, "; ".join(wrong))
+        return Verdict(subject, VerdictKind.FAIL, "; ".join(wrong))
     comparison = Comparison()
     if component in _ORDER_INFO:
         OrderInfoSteps(vector.get("clock") or 0, steps, comparison).run_all()

@@ -4,7 +4,7 @@ import enum
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Comparison", "NotApplicableError", "Outcome", "Verdict", "plain"]
+__all__ = ["Comparison", "NotApplicableError", "Verdict", "VerdictKind", "plain"]
 
 
 _NOT_RECORDED = object()
@@ -14,7 +14,7 @@ class NotApplicableError(Exception):
     """A vector or history asks for something that popstream has no counterpart of; says for what."""
 
 
-class Outcome(enum.StrEnum):
+class VerdictKind(enum.StrEnum):
     """The four words that a line may have after the id."""
 
     PASS = "pass"  # noqa: S105 - a verdict
@@ -27,18 +27,18 @@ class Verdict(NamedTuple):
     """One line of the report."""
 
     id: str
-    outcome: Outcome
+    outcome: VerdictKind
     detail: str = ""
 
     def __str__(self) -> str:
         """Id, outcome, and what there is to say.
 
-        >>> print(Verdict("OI-1", Outcome.PASS), Verdict("OI-2", Outcome.DIFFERS, "fenced handles"), sep=", ")
+        >>> print(Verdict("OI-1", VerdictKind.PASS), Verdict("OI-2", VerdictKind.DIFFERS, "fenced handles"), sep=", ")
         OI-1 pass, OI-2 differs: fenced handles
         """
-        if self.outcome is Outcome.PASS:
+        if self.outcome is VerdictKind.PASS:
             return f"{self.id} {self.outcome}"
-        return f"{self.id} {self.outcome}{' ' if self.outcome is Outcome.FAIL else ': '}{self.detail}"
+        return f"{self.id} {self.outcome}{' ' if self.outcome is VerdictKind.FAIL else ': '}{self.detail}"
 
 
 class Comparison:
@@ -92,10 +92,10 @@ class Comparison:
     def verdict(self, subject: str) -> Verdict:
         """What the checks amount to."""
         if self.failure is not None:
-            return Verdict(subject, Outcome.FAIL, self.failure)
+            return Verdict(subject, VerdictKind.FAIL, self.failure)
         if self.rules:
-            return Verdict(subject, Outcome.DIFFERS, "; ".join(self.rules))
-        return Verdict(subject, Outcome.PASS)
+            return Verdict(subject, VerdictKind.DIFFERS, "; ".join(self.rules))
+        return Verdict(subject, VerdictKind.PASS)
 
 
 def plain(value: object) -> object:

@@ -24,8 +24,8 @@ from broker_state.consume_queue.block import encode_block
 from broker_state.consume_queue.columns import seal
 from broker_state.consume_queue.key_filter import may_contain
 from broker_state.consume_queue.summary import decode_page, encode_page
-from broker_state.kernel.decision import OpRecord
-from broker_state.kernel.order_info import MemberPage, OrderInfo
+from broker_state.kernel.context.decision import OpRecord
+from broker_state.kernel.context.order_info import MemberPage, OrderInfo
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import DeliveryPage, TagPage

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from broker_state.kernel.decision import Decision, OpRecord
-    from broker_state.kernel.queue_state import QueueState
+    from broker_state.kernel.context.decision import Decision, OpRecord
+    from broker_state.kernel.context.queue_state import QueueState
     from broker_state.store.overlay import Overlay
     from connectors.kafka.embedded import EmbeddedKafka
 

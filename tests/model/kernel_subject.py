@@ -12,9 +12,9 @@ from typing import Any
 
 import msgspec
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.kernel.fold import fold
-from broker_state.kernel.order_info import OrderInfo
 from broker_state.store.keys import LaneTag, QueueTag, lane_prefix, queue_prefix
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay

@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import CACHE_BYTES, DEADLINES, OPS, STATE, Kv, Overlay
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.queue_state import LaneState, load_queue
 from broker_state.kernel.fold import fold
-from broker_state.kernel.queue_state import LaneState, load_queue
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from popstream.wire.answer import Answer

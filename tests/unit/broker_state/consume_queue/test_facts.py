@@ -29,7 +29,7 @@ from broker_state.consume_queue import (
     unit_of_message,
     units_from,
 )
-from broker_state.kernel.queue_state import load_queue
+from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.marks import Marks, Position
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from broker_state.kernel.queue_state import load_queue
+from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.overlay import STATE, Overlay
 from pipelines.apply_ops.outbox_entries import entries_of
 from popstream.wire.answer import Answer

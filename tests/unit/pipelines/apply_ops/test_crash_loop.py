@@ -29,7 +29,7 @@ from tests.support.small_job import DECLARE, POP, SmallJob, written_to
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from broker_state.kernel.decision import OpRecord
+    from broker_state.kernel.context.decision import OpRecord
 
 ROOT = Path(__file__).parents[4]
 CULPRIT = "culprit"

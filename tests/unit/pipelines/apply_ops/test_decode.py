@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
+from pipelines.apply_ops import decode
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected, RejectReason
 from popstream.exchange.partitioner import ops_key, partition_of
-from popstream.wire.command import Command, Declare, Dispatch, Pop, WrittenRange, encode_command
+from popstream.wire.command import Command, Declare, Dispatch, EntryCommand, Pop, WrittenRange, encode_command
 
 KEY = ops_key("orders", 0)
 GROUP = "billing"
@@ -133,3 +134,8 @@ def test_the_sender_that_cannot_be_identified_is_not_answered(fields: dict[str, 
     decoded = Decoder(4).decode(record(json.dumps(request).encode()))
     assert isinstance(decoded, Rejected)
     assert (decoded.answer, decoded.row.op_id, decoded.row.reply_to) == (None, None, None)
+
+
+def test_each_operation_with_entries_has_one_that_stands_for_an_unreadable_entry() -> None:
+    tags = {str(command.__struct_config__.tag) for command in get_args(EntryCommand)}
+    assert set(decode._UNREADABLE) == tags

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from broker_state.kernel.decision import OpRecord
+from broker_state.kernel.context.decision import OpRecord
 from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.order import end_of_micro_batch, order

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from broker_state.kernel.decision import Decision
+from broker_state.kernel.context.decision import Decision
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX, EntryKind
 from pipelines.apply_ops.outbox_entries import entries_of, read_frame
 from popstream.wire.answer import Answer, LeasedRange, Run, decode_frame, encode_answer

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from typer.testing import CliRunner
 
-from broker_state.kernel.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore

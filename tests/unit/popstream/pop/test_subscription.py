@@ -199,7 +199,7 @@ def test_a_topic_nobody_has_written_to_yet_is_waited_for(job: MemoryJob) -> None
 
 
 def test_a_new_group_begins_behind_what_there_is_when_asked_to(job: MemoryJob) -> None:
-    with job.consumer("billing", topics=["orders"], init="max") as consumer:
+    with job.consumer("billing", topics=["orders"], init="latest") as consumer:
         found: list[Message] = []
         thread = in_thread(lambda: found.extend(drain(consumer, 4)))
         eventually(lambda: {pop.queue_id for pop in sent(job, Pop)} == {0, 1, 2, 3})
@@ -214,7 +214,7 @@ def test_a_group_that_has_popped_before_goes_on_where_it_was_whatever_init_says(
         for queue_id in range(4):
             for message in consumer.pop("orders", queue_id, 1):
                 message.ack().result(60)
-    with job.consumer("billing", topics=["orders"], init="max") as consumer:
+    with job.consumer("billing", topics=["orders"], init="latest") as consumer:
         found = drain(consumer, 36)
     assert {message.value for message in found} == {value for value in ALL if not value.endswith(b"-0")}
 
@@ -223,7 +223,7 @@ def test_a_queue_that_is_added_begins_at_its_first_message_whatever_init_says(
     job: MemoryJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("popstream.pop.queue_discovery.REFRESH_S", 0.0)
-    with job.consumer("billing", topics=["orders"], init="max") as consumer:
+    with job.consumer("billing", topics=["orders"], init="latest") as consumer:
         found: list[Message] = []
         thread = in_thread(lambda: found.extend(drain(consumer, 2)))
         eventually(lambda: {pop.queue_id for pop in sent(job, Pop)} == {0, 1, 2, 3})
@@ -233,10 +233,10 @@ def test_a_queue_that_is_added_begins_at_its_first_message_whatever_init_says(
     assert [message.value for message in found] == [b"4-0", b"4-1"]
 
 
-def test_init_is_min_or_max() -> None:
+def test_init_is_earliest_or_latest() -> None:
     with pytest.raises(Invalid, match="subscription") as raised:
-        SubscriptionOptions(init="latest")  # type: ignore[arg-type]
-    assert raised.value.details == ('init must be "min" or "max", not \'latest\'',)
+        SubscriptionOptions(init="max")  # type: ignore[arg-type]
+    assert raised.value.details == ('init must be "earliest" or "latest", not \'max\'',)
 
 
 def test_records_that_are_late_or_gone_or_damaged_hold_up_nobody(job: MemoryJob) -> None:

@@ -16,17 +16,17 @@ from collections.abc import Iterator, Sequence
 from msgspec.structs import replace
 
 from broker_state.audit import DeliveryStep, shortened
-from broker_state.kernel.entry_claim import NO_HEADER, Claim, Header, Piece
-from broker_state.kernel.grant import absorb_holes
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.order_info import Member, MemberRun, OrderInfo
-from broker_state.kernel.pop_filter import PopFilter
-from broker_state.kernel.queue_state import LaneState, QueueState
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.order_info import Member, MemberRun, OrderInfo
+from broker_state.kernel.context.queue_state import LaneState, QueueState
+from broker_state.kernel.lanes.entry_claim import NO_HEADER, Claim, Header, Piece
+from broker_state.kernel.lanes.grant import absorb_holes
+from broker_state.kernel.lanes.pop_filter import PopFilter
 from broker_state.store.keys import DEADLINE_BATCH
 from broker_state.store.pages import Delivery, DeliveryState, Runs, client_hash
 from broker_state.store.span import Span, append_span
 from popstream.wire.answer import LeasedRange
-from popstream.wire.command import AckEntry, ChangeEntry, Entry, RejectEntry
+from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY
 from popstream.wire.reason import Reason
 
@@ -229,7 +229,7 @@ def _judge(op: OpContext, lane: LaneState, claim: Claim, first: int) -> list[Pie
     return [_ack(op, lane, entry, first, end, member)]
 
 
-def _ack(op: OpContext, lane: LaneState, entry: Entry, first: int, end: int, member: Member) -> Piece:
+def _ack(op: OpContext, lane: LaneState, entry: AckEntry | RejectEntry, first: int, end: int, member: Member) -> Piece:
     """An ack or a reject of unacked members (RocketMQ: ConsumerOrderInfoManager.commitAndNext)."""
     before = _delivery(lane.order_info, member)
     _become(lane, first, end, member, replace(member, acked=True))
@@ -237,7 +237,7 @@ def _ack(op: OpContext, lane: LaneState, entry: Entry, first: int, end: int, mem
         reason = shortened(entry.cause) or "rejected"
         _dead_letter(op, lane, first, end, before, reason=reason, at_ms=op.now_ms, client_id=op.client_id)
     else:
-        cause = (entry.cause if isinstance(entry, AckEntry) else None) or "ack"
+        cause = entry.cause or "ack"
         op.audit.step(lane.record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
     settle_batch(op, lane)
     return Piece(first, end, Reason.OK, before)

@@ -3,7 +3,7 @@
 import heapq
 from collections.abc import Iterator
 
-from broker_state.kernel.order_info import OrderInfo
+from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.store.keys import (
     DEADLINE_PAGE,
     DEADLINE_PARKED,

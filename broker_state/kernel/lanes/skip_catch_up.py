@@ -1,11 +1,11 @@
 """A lane accounts for offsets that left the log, or became holes, since its last operation."""
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.grant import absorb_holes
-from broker_state.kernel.lease_end import ack_range
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.orderly_lane import expire_members, note_operation
-from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState
+from broker_state.kernel.lanes.grant import absorb_holes
+from broker_state.kernel.lanes.lease_end import ack_range
+from broker_state.kernel.lanes.orderly_lane import expire_members, note_operation
 from broker_state.store.pages import DeliveryState, windows
 
 __all__ = ["catch_up", "enter"]

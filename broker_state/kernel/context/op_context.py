@@ -3,8 +3,8 @@
 import msgspec
 
 from broker_state.audit import TEXT_CHARACTERS_MAX, AuditTrail, Origin, shortened
-from broker_state.kernel.decision import Decision, OpRecord
-from broker_state.kernel.queue_state import LaneState, QueueState
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.queue_state import LaneState, QueueState
 from broker_state.store.pages import Delivery
 from popstream.wire.answer import Answer, encode_answer
 from popstream.wire.command import kind_of
@@ -116,7 +116,7 @@ class OpContext:
     def dead_letter(
         self, lane: LaneState, first: int, end: int, delivery: Delivery, *, reason: str, at_ms: int
     ) -> None:
-        """Send the messages in [first, end) to the dead-letter topic; neighbours alike become one letter."""
+        """Send the messages in [first, end) to the dead-letter topic; adjacent equal ranges become one record."""
         letter = DeadLetter(
             topic=self.queue.topic,
             queue_id=self.queue.queue_id,
@@ -141,7 +141,7 @@ class OpContext:
 
 
 def refuse_without_queue(record: OpRecord, decision: Decision, reason: Reason, detail: str | None = None) -> None:
-    """Refuse a record that names no declared queue, or lies where the queue's records do not: one row, one answer."""
+    """Refuse a record whose queue is not declared, or that is on the wrong partition: one row, one answer."""
     command = record.command
     audit = AuditTrail(
         decision,

@@ -34,7 +34,7 @@ class Claim(msgspec.Struct, frozen=True, gc=False):
 
 
 class Piece(msgspec.Struct, frozen=True, gc=False):
-    """Neighbouring offsets judged alike; `before` and `after` are their delivery before and after the operation."""
+    """Adjacent offsets with one outcome; `before` and `after` are their delivery before and after the operation."""
 
     first: int
     end: int

@@ -7,10 +7,10 @@ changed and settled once for all claims on it, however many there are.
 from collections.abc import Sequence
 
 from broker_state.audit import DeliveryStep, shortened
-from broker_state.kernel.entry_claim import Claim, Header, Piece
-from broker_state.kernel.lease_end import end_lease
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState
+from broker_state.kernel.lanes.entry_claim import Claim, Header, Piece
+from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows
 from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry, cause_of
 from popstream.wire.handle import Handle

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from broker_state.kernel.queue_state import QueueState
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.pages import UnitFacts, windows
 
 __all__ = ["PopFilter"]

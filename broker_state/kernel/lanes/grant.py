@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.pop_filter import PopFilter
-from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState
+from broker_state.kernel.lanes.pop_filter import PopFilter
 from broker_state.store.pages import Delivery, DeliveryState, UnitFacts, client_hash, windows
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
 from popstream.wire.answer import LeasedRange

@@ -1,8 +1,8 @@
 """How leases of a concurrent lane end without an ack: back-off, attempt limit, dead letter (docs/semantics.md)."""
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.op_context import OpContext
-from broker_state.kernel.queue_state import LaneState
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState
 from broker_state.store.pages import Delivery
 
 __all__ = ["ack_range", "end_lease"]
