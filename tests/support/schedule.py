@@ -26,6 +26,7 @@ LONGEST_FIRST = (
     "tests/integration/test_demo.py",
     "tests/integration/test_ops_end_to_end.py",
     "tests/integration/delta/test_flusher.py",
+    "tests/integration/test_older_folder.py",
     "tests/integration/test_expectations.py",
     "tests/crash/test_store_kills.py",
     "tests/conformance/test_mutants.py",
