@@ -499,7 +499,12 @@ class Consumer:
         self.close()
 
     def subscribe(self) -> Subscription:
-        """Return the subscription to the topics; prefetching begins with the first call of its `take`."""
+        """Return the subscription to the topics; prefetching begins with the first call of its `take`.
+
+        Raises:
+            Invalid: The consumer has no topics.
+            ClientClosed: The consumer is closed.
+        """
         with self._lock:
             self._require_open()
             if not self._topics:

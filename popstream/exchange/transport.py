@@ -173,7 +173,11 @@ class Transport:
         return self.submit(command, timeout_ms=timeout_ms).result()
 
     def post(self, command: Command) -> None:
-        """Send an operation without waiting; it is neither answered nor sent again."""
+        """Send an operation without waiting; it is neither answered nor sent again.
+
+        Raises:
+            ClientClosed: The transport is closed.
+        """
         if self._is_closing.is_set():
             message = "the client is closed"
             raise ClientClosed(message)

@@ -44,7 +44,11 @@ class MemoryTopics:
         return self._queues.setdefault((topic, queue_id), [])
 
     def queue_ids(self, topic: str) -> list[int]:
-        """Return the queues of a topic."""
+        """Return the queues of a topic.
+
+        Raises:
+            Invalid: The topic does not exist.
+        """
         found = sorted(queue_id for name, queue_id in self._queues if name == topic)
         if not found:
             message = f"topic {topic} does not exist"

@@ -74,7 +74,12 @@ class TopicReader:
             return self._located(self._existing(names))
 
     def compacted(self, names: Sequence[str]) -> set[str]:
-        """Return the names of the topics that Kafka compacts. Raises the errors of `choose`."""
+        """Return the names of the topics that Kafka compacts.
+
+        Raises:
+            Unavailable: Kafka does not answer, or does not know the settings of a topic yet.
+            Invalid: Kafka refuses.
+        """
         if not names:
             return set()
         resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in names]

@@ -100,7 +100,11 @@ def run_ops(target: Target, commands: Sequence[Command], *, timeout_ms: int, as_
 
 
 def read_text(operation: str | None) -> str:
-    """Return the argument, or the text of standard input."""
+    """Return the argument, or the text of standard input.
+
+    Raises:
+        Invalid: There is neither an argument nor piped input.
+    """
     if operation not in (None, "-"):
         return operation or ""
     if sys.stdin.isatty():

@@ -56,7 +56,12 @@ def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | No
 
 @contextlib.contextmanager
 def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[str]:
-    """Yield the servers of the job's Kafka. An embedded broker is started for this time."""
+    """Yield the servers of the job's Kafka. An embedded broker is started for this time.
+
+    Raises:
+        Unavailable: Kafka does not answer.
+        Invalid: There is no Kafka to ask.
+    """
     if settings.bootstrap_servers:
         reach_kafka(settings.bootstrap_servers)
         yield settings.bootstrap_servers
