@@ -8,8 +8,8 @@ PYTHON_DIRS := broker_state checkpoints connectors expectations pipelines popstr
 # Code must not lean on the order of a set or on hash(): another seed every time, printed so that a failure can be repeated.
 PYTHONHASHSEED := $(or $(PYTHONHASHSEED),$(shell od -An -N3 -tu4 /dev/urandom | tr -d ' '))
 PYTEST = echo "PYTHONHASHSEED=$(PYTHONHASHSEED)" && PYTHONHASHSEED=$(PYTHONHASHSEED) $(BIN)/pytest
-# Two of the workers run the tests with Spark and Kafka (tests/support/schedule.py); the tests of a file stay together.
-WORKERS ?= 3
+# Three of the workers run the tests with Spark and Kafka (tests/support/pytest_hooks/schedule.py); the tests of a file stay together.
+WORKERS ?= 4
 PARALLEL = -n $(WORKERS) --dist loadfile
 UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
@@ -33,7 +33,7 @@ test: setup ## every kind of test in 10 minutes: unit, property and doc tests, a
 	@$(PYTEST) $(PARALLEL) -m "not crash and not long"
 
 quick: setup ## only the tests that need neither Spark nor Kafka, in 90 seconds
-	@$(PYTEST) $(PARALLEL) -m "not integration and not crash"
+	@$(PYTEST) -n 4 --dist loadfile -m "not integration and not crash and not long"
 
 BUSY_RUNS ?= 3
 busy-test: setup ## run `make test` BUSY_RUNS times beside a program that uses every core
@@ -44,7 +44,8 @@ all-tests: setup ## run every suite (SUITES), also after one has failed, and pri
 	@scripts/all_tests.sh $(SUITES)
 
 model: setup ## the kernel against the reference model over 1,000,000 records; the other property tests with more seeds
-	@export POPSTREAM_MODEL_RECORDS=1000000 POPSTREAM_CUT_SEEDS=20 POPSTREAM_ORDERLY_HISTORIES=1500; \
+	@export POPSTREAM_MODEL_RECORDS=1000000 POPSTREAM_CUT_SEEDS=20 POPSTREAM_ORDERLY_HISTORIES=1500 \
+		POPSTREAM_POSITION_HISTORIES=300 POPSTREAM_UNIT_HISTORIES=200; \
 		$(PYTEST) tests/property --timeout 3600
 
 check: setup ## format, lint, types, layers and words
@@ -75,22 +76,23 @@ conformance: setup ## the kernel beside RocketMQ: VECTORS=FILE, HISTORIES=FILE, 
 
 SOAK_MINUTES ?= 60
 soak: setup ## SOAK_MINUTES of half the load this machine can bear, with kills and broker restarts; the report is JSON
-	@$(BIN)/python -m tests.soak.run --minutes $(SOAK_MINUTES)
+	@$(BIN)/python -m tests.soak.soak_job --minutes $(SOAK_MINUTES)
 
 SEEDS ?= 10000
 simulate: setup ## the protocol with simulated Kafka, Delta and deaths; SEEDS=10000, SEEDS=500-600, or one: SEEDS==4711
-	@$(BIN)/python -m tests.simulation.run '$(SEEDS)'
+	@$(BIN)/python -m tests.simulation.check_seeds '$(SEEDS)'
 
 FUZZ_INPUTS ?= 1000000
-fuzz: setup ## fuzz five targets with FUZZ_INPUTS inputs each; inputs that fail stay in var/fuzz
+fuzz: setup ## fuzz five targets with FUZZ_INPUTS inputs each, and search the costliest record; inputs that fail stay in var/fuzz
 	@status=0; for target in record_decoder handle_parser value_codecs settings_loader kernel; do \
-		$(BIN)/python -m tests.fuzz.run $$target --inputs $(FUZZ_INPUTS) || status=1; done; exit $$status
+		$(BIN)/python -m tests.fuzz.fuzz_target $$target --inputs $(FUZZ_INPUTS) || status=1; done; \
+		$(BIN)/python -m tests.fuzz.record_cost --inputs $$(($(FUZZ_INPUTS) / 100)) || status=1; exit $$status
 
 mutants: setup ## each of the seeded mistakes in the kernel has to fail the suite
-	@$(PYTEST) -n $(WORKERS) tests/mutants
+	@$(PYTEST) -n $(WORKERS) tests/mutants tests/conformance/test_conformance_mutants.py
 
 crash: setup ## kill the job at its fail-points and compare what it left
-	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900 POPSTREAM_CRASHES=60; $(PYTEST) tests/crash tests/integration/test_outages.py -rP
+	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900 POPSTREAM_CRASHES=60 POPSTREAM_DAMAGES=200 POPSTREAM_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

@@ -19,6 +19,8 @@ from popstream.wire.reason import Reason, code_of
 
 __all__ = [
     "ERA_ENDING_KINDS",
+    "LANE_DELETING_KINDS",
+    "LANE_RESETTING_KINDS",
     "REJECTED_HEAD_BYTES",
     "TEXT_CHARACTERS_MAX",
     "AuditRows",
@@ -41,7 +43,13 @@ TEXT_CHARACTERS_MAX = 512
 REJECTED_HEAD_BYTES = 4096
 """A row of `rejected` keeps at most this many bytes of the head of the value."""
 
-ERA_ENDING_KINDS = ("reset_offset", "forget_lane", "declare")
+LANE_RESETTING_KINDS = ("reset_offset",)
+"""Operations that move a lane to another offset. The lane remains, with its totals."""
+
+LANE_DELETING_KINDS = ("forget_lane", "declare")
+"""Operations that delete a lane, or a queue with its lanes: positions start anew."""
+
+ERA_ENDING_KINDS = (*LANE_RESETTING_KINDS, *LANE_DELETING_KINDS)
 """Operations that, when applied, end every lease of a lane at once: earlier attempts and acks are discarded.
 
 One row of `deliveries` reports the end of all leases: its step is `released`, its cause the kind of the operation, and
@@ -116,7 +124,7 @@ class DeliveryRow(NamedTuple):
 
 
 class CommitPositionRow(NamedTuple):
-    """A position that moved, and the account of the lane (or queue: `group` null) after the record.
+    """A position that moved, and the counts of the lane (or queue: `group` null) after the record.
 
     Conservation: next_offset - start_offset = holes + acked + leased + available, in every lane row.
     `acked` includes `dead_lettered`, `expired_from_log`, `passed_over` and `skipped_by_reset`, until a reset: it counts
@@ -247,6 +255,11 @@ class AuditTrail(msgspec.Struct, gc=False):
     _order_info: int = 0
     _last_step: tuple[tuple[object, ...], int] | None = None
     """(columns that the last row of `deliveries` shares with a row that may lengthen it, end of its range)"""
+
+    @property
+    def delivery_rows(self) -> int:
+        """Rows of `deliveries` that the record has caused so far."""
+        return self._deliveries
 
     def operation(
         self,
@@ -401,9 +414,9 @@ class AuditTrail(msgspec.Struct, gc=False):
         """Add a row of `commit_positions`: the commit position of the queue moved."""
         self._commit_position((None, before, after, queue.min_offset, after, queue.holes, 0, 0, 0, 0, 0, 0, 0, 0))
 
-    def _commit_position(self, account: tuple[object, ...]) -> None:
+    def _commit_position(self, columns: tuple[object, ...]) -> None:
         place = (self.partition, self.kafka_offset, self._commit_positions, self.now_ms, self.topic, self.queue_id)
-        self.rows.commit_positions.append(_new(CommitPositionRow, (*place, *account)))
+        self.rows.commit_positions.append(_new(CommitPositionRow, (*place, *columns)))
         self._commit_positions += 1
 
     def batch(

@@ -8,8 +8,9 @@ var/job/
   spark_build/  Spark's checkpoint of the builder's query; new with every query
   delta/        the audit tables
   snapshots/    snapshots, unless the settings name another place
-  replaced/     states that a restore replaced
+  replaced/     states and tables that a restore replaced
   scratch/      temporary files
+  verify/       what `popstream verify` has done, so that it goes on after a stop
   last_done/    one empty file per periodic task: its time says when the task was last done
   attempts      attempts to decide the next micro-batch, for the crash-loop breaker
   lock          locked by the job that owns the folder
@@ -64,13 +65,18 @@ class JobFolder(msgspec.Struct, frozen=True):
 
     @property
     def replaced(self) -> Path:
-        """States that a restore replaced, one folder per restore."""
+        """States and tables that a restore replaced, in a folder for each time."""
         return self.root / "replaced"
 
     @property
     def scratch(self) -> Path:
         """Temporary files on the same disk."""
         return self.root / "scratch"
+
+    @property
+    def verify(self) -> Path:
+        """What `popstream verify` has done."""
+        return self.root / "verify"
 
     @property
     def last_done(self) -> Path:
@@ -81,6 +87,11 @@ class JobFolder(msgspec.Struct, frozen=True):
     def attempts(self) -> Path:
         """Attempts to decide the next micro-batch."""
         return self.root / "attempts"
+
+    @property
+    def kafka(self) -> Path:
+        """Data of the embedded broker, if the job has one."""
+        return self.root / "kafka"
 
     @property
     def lock(self) -> Path:

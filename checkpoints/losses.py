@@ -85,8 +85,9 @@ def losses_of(
         records = lost_records(state.applied.next_offset, log)
         offsets = _gone(state.applied.next_offset, log)
     rows = [
-        f"{name} has lost rows that it counts on: they end at apply_seq {last}, not {seq}"
-        for name, last, seq in missing_rows(state.applied, state.noted, state.replay, whole)
+        f"{name} has lost rows that it counts on: they end at apply_seq "
+        + "; at ".join(f"{end}, not {required}, of epoch {epoch}" for epoch, end, required in missing)
+        for name, missing in missing_rows(state.applied, state.noted, state.replay, whole)
     ]
     return Losses(records=records, rows=rows, offsets=offsets)
 

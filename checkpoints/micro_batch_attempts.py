@@ -6,8 +6,14 @@ The count is a small file beside the state. It is not synced: it survives the pr
 from pathlib import Path
 
 import msgspec
+import structlog
+
+from popstream.wire.decoding import DECODE_ERRORS
 
 __all__ = ["Attempts"]
+
+
+_log = structlog.get_logger(__name__)
 
 
 class _Note(msgspec.Struct, frozen=True):
@@ -20,7 +26,7 @@ class Attempts:
     """Counts the attempts at one place of the log, across processes.
 
     Args:
-        path: The file. An unreadable one counts as missing.
+        path: The file. One that cannot be decoded counts as missing.
 
     >>> import tempfile
     >>> attempts = Attempts(Path(tempfile.mkdtemp()) / "attempts")
@@ -33,8 +39,10 @@ class Attempts:
         self._note: _Note | None = None
         try:
             self._note = msgspec.json.decode(path.read_bytes(), type=_Note)
-        except (FileNotFoundError, msgspec.DecodeError):
+        except FileNotFoundError:
             path.parent.mkdir(parents=True, exist_ok=True)
+        except DECODE_ERRORS as error:
+            _log.warning("attempts_unreadable", path=str(path), error=str(error))
 
     @property
     def alone(self) -> tuple[int, int] | None:

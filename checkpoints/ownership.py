@@ -4,8 +4,10 @@ RocksDB's LOCK is not enough: its owner loses it by opening and closing the file
 checkpoint is not enough either: two drivers both run a micro-batch before one of them notices.
 """
 
+import contextlib
 import fcntl
 import os
+import platform
 import secrets
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +16,8 @@ from typing import Self
 from popstream.wire.base_errors import Fenced
 
 __all__ = ["Ownership"]
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Ownership:
@@ -28,7 +32,7 @@ class Ownership:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+")
+        self._file = path.open("a+", errors="replace")
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -50,13 +54,22 @@ class Ownership:
             Fenced: Another process has taken over, or the lock file cannot be read.
         """
         try:
-            owner = self._path.read_text()
+            owner = self._path.read_text(errors="replace")
         except OSError as error:
             message = f"{self._path} cannot be read, so this process may no longer own the job: {error}"
             raise Fenced(message, subject=str(self._path)) from error
         if owner != self._name:
             message = f"process {owner.partition(' ')[0] or 'unknown'} has taken over the job in {self._path.parent}"
             raise Fenced(message, subject=str(self._path))
+
+    @property
+    def place(self) -> str:
+        """Identity of the lock file and of the running system: an earlier owner with the same one has ended."""
+        found = os.fstat(self._file.fileno())
+        system = platform.node()
+        with contextlib.suppress(OSError):  # Linux only
+            system = _BOOT_ID.read_text().strip()
+        return f"{system}:{found.st_dev}:{found.st_ino}"
 
     def release(self) -> None:
         """Let another process take over."""

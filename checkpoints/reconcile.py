@@ -13,6 +13,7 @@ and refuses all others with the command that repairs them. docs/reliability.md, 
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -23,6 +24,7 @@ from popstream.wire.base_errors import RESTORE, Corrupt
 __all__ = [
     "RESTORE_LOSSY",
     "LogFound",
+    "MissingRows",
     "TableFound",
     "lost_ranges",
     "lost_records",
@@ -53,6 +55,14 @@ class TableFound(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     delivered: Mapping[str, int]
     was_restored: bool = False
+
+
+class MissingRows(NamedTuple):
+    """The rows of a state epoch that a table has lost: it ends at apply_seq `end`, and had them up to `required`."""
+
+    epoch: str
+    end: int
+    required: int
 
 
 def reconcile(
@@ -126,8 +136,8 @@ def require_same_log(applied: Applied, log: LogFound) -> None:
 
 def missing_rows(
     applied: Applied, noted: Mapping[str, int], replay: Replay, found: Mapping[str, Mapping[str, int]]
-) -> Iterator[tuple[str, int, int]]:
-    """Yield (table, its last apply_seq, the required one) for each state epoch with rows missing in a table.
+) -> Iterator[tuple[str, list[MissingRows]]]:
+    """Yield each table with missing rows, and for each state epoch of them where its rows end.
 
     A state requires the rows that it has seen in Delta, because its outbox no longer has them.
 
@@ -141,9 +151,11 @@ def missing_rows(
         required = dict(replay.whole.get(name, {}))
         if name in noted:
             required[applied.state_epoch] = noted[name]
-        for epoch, seq in required.items():
-            if last.get(epoch, -1) < seq:
-                yield name, last.get(epoch, -1), seq
+        missing = [
+            MissingRows(epoch, last.get(epoch, -1), seq) for epoch, seq in required.items() if last.get(epoch, -1) < seq
+        ]
+        if missing:
+            yield name, missing
 
 
 def require_end(log: LogFound, next_offset: Mapping[int, int]) -> None:
@@ -230,6 +242,10 @@ def _refuse_missing_rows(
     applied: Applied, noted: Mapping[str, int], replay: Replay, tables: Iterable[TableFound]
 ) -> None:
     missing = missing_rows(applied, noted, replay, {table.name: table.delivered for table in tables})
-    if lines := [f"{name} ends at {last}, and had rows up to {seq}" for name, last, seq in missing]:
+    if lines := [
+        f"{name} ends at "
+        + "; at ".join(f"{end}, and had rows up to {seq} of epoch {epoch}" for epoch, end, seq in ends)
+        for name, ends in missing
+    ]:
         message = f"Delta has lost commits whose rows are nowhere else: {RESTORE}"
         raise Corrupt(message, subject=applied.state_epoch, details=lines)

@@ -11,7 +11,7 @@ RocksDB never changes an SST file, so a new snapshot of a large state adds only 
 import hashlib
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ import structlog
 from fsspec.implementations.local import LocalFileSystem
 
 from checkpoints.applied import Applied
+from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
+from popstream.wire.decoding import DECODE_ERRORS
 
 __all__ = ["Snapshot", "SnapshotFile", "SnapshotStore"]
 
@@ -70,11 +72,20 @@ class SnapshotStore:
             raise Invalid(message, subject=url) from error
         self.url = url
 
-    def put(self, folder: Path, applied: Applied, taken_at_ms: int) -> Snapshot:
+    def put(
+        self, folder: Path, applied: Applied, taken_at_ms: int, verify: Callable[[Path], None] | None = None
+    ) -> Snapshot:
         """Store every file below `folder` as a snapshot.
+
+        Args:
+            folder: Its files.
+            applied: How far its state has decided the log.
+            taken_at_ms: When it was taken.
+            verify: Called with each file that is not stored yet, before any is stored.
 
         Raises:
             Unavailable: The location cannot be written to. An incomplete snapshot is ignored later.
+            Corrupt: Raised by `verify`.
         """
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(taken_at_ms / 1000))
         files = [
@@ -88,10 +99,13 @@ class SnapshotStore:
         try:
             self._files.makedirs(f"{self._root}/files", exist_ok=True)
             self._files.makedirs(f"{self._root}/manifests", exist_ok=True)
-            for file in files:
-                if not self._has(file):
-                    self._files.put_file(str(folder / file.path), self._place(file))
-                    self._sync(self._place(file))
+            new = [file for file in files if not self._has(file)]
+            if verify is not None:
+                for file in new:
+                    verify(folder / file.path)
+            for file in new:
+                self._files.put_file(str(folder / file.path), self._place(file))
+                self._sync(self._place(file))
             self._files.pipe_file(self._manifest(snapshot.id), msgspec.json.encode(snapshot))
             self._sync(self._manifest(snapshot.id))
         except OSError as error:
@@ -110,8 +124,12 @@ class SnapshotStore:
             names = self._files.ls(f"{self._root}/manifests", detail=False)
             for name in names:
                 try:
-                    found.append(msgspec.json.decode(self._files.cat_file(name), type=Snapshot))
-                except msgspec.DecodeError as error:
+                    snapshot = msgspec.json.decode(self._files.cat_file(name), type=Snapshot)
+                    if name.rpartition("/")[2] == f"{snapshot.id}.json":
+                        found.append(snapshot)
+                    else:
+                        _log.warning("manifest_unreadable", name=name, error=f"it is that of {snapshot.id}")
+                except DECODE_ERRORS as error:
                     _log.warning("manifest_unreadable", name=name, error=str(error))
                 except FileNotFoundError:
                     continue  # a running job has deleted it meanwhile
@@ -144,14 +162,15 @@ class SnapshotStore:
                 message = f"snapshot {snapshot.id} is damaged: {file.path} is not what it was"
                 raise Corrupt(message, subject=snapshot.id)
 
-    def prune(self, keep: int) -> int:
-        """Delete all but the newest `keep` snapshots, with the files that only they use; return their number."""
+    def prune(self, retention: SnapshotRetention) -> int:
+        """Delete the snapshots that are not to be kept, with the files that only they use; return their number."""
         snapshots = self.list()
-        old = snapshots[keep:]
+        times = retention.kept([snapshot.taken_at_ms for snapshot in snapshots])
+        old = [snapshot for snapshot in snapshots if snapshot.taken_at_ms not in times]
         for snapshot in old:
             self._files.rm_file(self._manifest(snapshot.id))
         if old:
-            kept = {file.sha256 for snapshot in snapshots[:keep] for file in snapshot.files}
+            kept = {file.sha256 for snapshot in snapshots if snapshot.taken_at_ms in times for file in snapshot.files}
             for name in self._unused(kept):
                 self._files.rm_file(name)
         return len(old)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from great_expectations import ExpectationSuite
 
-from connectors.delta.views import ERA_ENDING_KINDS_SQL
+from broker_state.audit import ERA_ENDING_KINDS, LANE_RESETTING_KINDS
+from connectors.delta.views import sql_list
 from expectations.common_expectations import MADE_ANEW, common_expectations
 from expectations.expect_no_rows import ExpectNoRows
 
@@ -14,14 +15,14 @@ __all__ = ["commit_positions_suite"]
 class ExpectPositionsNeverToFall(ExpectNoRows):
     """A violation is redelivery of everything."""
 
-    description: str = "A position goes back only when its record is a reset_offset, forget_lane or declare."
+    description: str = f"A position goes back only when its record is one of {', '.join(ERA_ENDING_KINDS)}."
     unexpected_rows_query: str = f"""
         SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p.`group`, p.from_offset, p.to_offset
         FROM {{batch}} AS p
         JOIN operations_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
         LEFT ANTI JOIN operations AS o
             ON o.ops_topic_id = p.ops_topic_id AND o.partition = p.partition AND o.kafka_offset = p.kafka_offset
-            AND o.applied AND o.kind IN ({ERA_ENDING_KINDS_SQL})
+            AND o.applied AND o.kind IN ({sql_list(ERA_ENDING_KINDS)})
         WHERE p.from_offset > p.to_offset
     """  # noqa: S608 - constants of the code
 
@@ -76,20 +77,21 @@ class ExpectCountsToBePossible(ExpectNoRows):
 
 
 class ExpectPartsNotToExceedTheWhole(ExpectNoRows):
-    """A reset_offset reduces `acked` but not its parts, which count for the lane's whole life."""
+    """A reset reduces `acked` but not its parts, which count for the lane's whole life."""
 
     description: str = "The parts of `acked` do not exceed it, unless the lane was reset."
-    unexpected_rows_query: str = """
+    unexpected_rows_query: str = f"""
         SELECT p.partition, p.kafka_offset, p.ordinal, p.topic, p.queue_id, p.`group`, p.acked,
                p.dead_lettered, p.expired_from_log, p.passed_over, p.skipped_by_reset
-        FROM {batch} AS p
+        FROM {{batch}} AS p
         JOIN operations_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
         LEFT ANTI JOIN operations AS o
             ON o.ops_topic_id = p.ops_topic_id AND o.topic = p.topic AND o.queue_id = p.queue_id
-            AND o.`group` = p.`group` AND o.kafka_offset <= p.kafka_offset AND o.applied AND o.kind = 'reset_offset'
+            AND o.`group` = p.`group` AND o.kafka_offset <= p.kafka_offset
+            AND o.applied AND o.kind IN ({sql_list(LANE_RESETTING_KINDS)})
         WHERE p.`group` IS NOT NULL
           AND p.dead_lettered + p.expired_from_log + p.passed_over + p.skipped_by_reset > p.acked
-    """
+    """  # noqa: S608 - constants of the code
 
 
 class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
+from broker_state.audit import LANE_DELETING_KINDS
 from connectors.delta.tables import AUDIT_TABLES
+from connectors.delta.views import sql_list
 from expectations.expect_no_rows import ExpectNoRows
 
-__all__ = ["MADE_ANEW", "common_expectations"]
+__all__ = ["MADE_ANEW", "common_expectations", "concerns_lane_of"]
 
-MADE_ANEW: Final = "(o.kind = 'declare' OR o.kind = 'forget_lane' AND o.`group` <=> c.`group`)"
+
+def concerns_lane_of(row: str) -> str:
+    """Return an SQL condition: operation `o` concerns the lane of `row`, or as one without a group its whole queue."""
+    return f"(o.`group` IS NULL OR o.`group` = {row}.`group`)"
+
+
+MADE_ANEW: Final = f"o.kind IN ({sql_list(LANE_DELETING_KINDS)}) AND {concerns_lane_of('c')}"
 """SQL condition: operation `o` deleted and made again the lane of row `c`, or its queue; positions start anew."""
 
 

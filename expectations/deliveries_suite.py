@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from great_expectations import ExpectationSuite
 
 from broker_state.audit import DeliveryStep
-from connectors.delta.views import ENDS_ERA
+from connectors.delta.views import ENDS_ERA, sql_list
 from expectations.common_expectations import MADE_ANEW, common_expectations
 from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["deliveries_suite"]
-
-_KNOWN_STEPS: Final = ", ".join(f"'{step}'" for step in DeliveryStep)
 
 
 def _broken(rule: str) -> str:
@@ -33,7 +29,7 @@ class ExpectKnownSteps(ExpectNoRows):
 
     description: str = "`step` is one of the transitions of a lease."
     unexpected_rows_query: str = (
-        f"SELECT partition, kafka_offset, ordinal, step FROM {{batch}} WHERE step NOT IN ({_KNOWN_STEPS})"  # noqa: S608
+        f"SELECT partition, kafka_offset, ordinal, step FROM {{batch}} WHERE step NOT IN ({sql_list(DeliveryStep)})"  # noqa: S608
     )
 
 
@@ -111,7 +107,7 @@ class ExpectRevisionsToCountChanges(ExpectNoRows):
 
 
 class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
-    """All messages below the commit offset of a lane are done, unless a reset_offset went back."""
+    """All messages below the commit offset of a lane are done, unless a reset went back."""
 
     description: str = "A leased range begins at or above the lane's commit offset at that record."
     unexpected_rows_query: str = f"""

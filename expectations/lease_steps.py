@@ -12,8 +12,8 @@ acked     0 ├───┤ 9                                    2: 10..99 lease
 expired        10 ├──────────────┤ 99
 ```
 
-An *era* of a lane ends with a reset_offset, a forget_lane or a declare that took effect: earlier leases, attempts and
-acks no longer count. Within one era and one segment the rows, in log order, must be steps of the diagram in
+An *era* of a lane ends with an operation of `ERA_ENDING_KINDS` that took effect: earlier leases, attempts and acks no
+longer count. Within one era and one segment the rows, in log order, must be steps of the diagram in
 docs/semantics.md.
 """
 
@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
 
-from connectors.delta.views import ENDS_ERA, ERA_ENDING_KINDS_SQL
+from broker_state.audit import ERA_ENDING_KINDS
+from connectors.delta.views import ENDS_ERA, sql_list
+from expectations.common_expectations import concerns_lane_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,7 +53,7 @@ _ROWS: Final = f"""
     WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({ENDS_ERA})
 """  # noqa: S608 - constants of this module
 
-# There are few, so the lists are broadcast. A declare of a queue counts for each of its lanes.
+# There are few, so the lists are broadcast. An operation on a whole queue counts for each of its lanes.
 _RESETS: Final = f"""
     SELECT lane, sort_array(collect_set(kafka_offset)) AS records
     FROM (
@@ -61,8 +63,8 @@ _RESETS: Final = f"""
         FROM operations AS o
         JOIN (SELECT DISTINCT {_LANE} AS lane, ops_topic_id, topic, queue_id, `group` FROM deliveries) AS lanes
             ON lanes.ops_topic_id = o.ops_topic_id AND lanes.topic = o.topic AND lanes.queue_id = o.queue_id
-            AND (o.kind = 'declare' OR lanes.`group` = o.`group`)
-        WHERE o.applied AND o.kind IN ({ERA_ENDING_KINDS_SQL})
+            AND {concerns_lane_of("lanes")}
+        WHERE o.applied AND o.kind IN ({sql_list(ERA_ENDING_KINDS)})
     )
     GROUP BY lane
 """  # noqa: S608

@@ -6,6 +6,7 @@ from typing import Final
 
 from great_expectations import ExpectationSuite
 
+from connectors.delta.views import sql_list
 from expectations.common_expectations import common_expectations
 from expectations.expect_no_rows import ExpectNoRows
 from popstream.wire.command import COMMAND_TYPES
@@ -13,8 +14,8 @@ from popstream.wire.reason import CODE_OF_REASON, Reason, code_of
 
 __all__ = ["operations_suite"]
 
-_KINDS: Final = ", ".join(f"'{kind}'" for kind in sorted(COMMAND_TYPES))
-_REASONS: Final = ", ".join(f"'{reason}'" for reason in sorted(set(CODE_OF_REASON) - {Reason.EXPIRED_LOCALLY}))
+_KINDS: Final = sql_list(sorted(COMMAND_TYPES))
+_REASONS: Final = sql_list(sorted(set(CODE_OF_REASON) - {Reason.EXPIRED_LOCALLY}))
 _CODES: Final = ", ".join(
     sorted(
         {

@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.wire.command import QueueType
 
 __all__ = ["JobSettings"]
@@ -70,7 +71,26 @@ class JobSettings(BaseSettings):
         description="seconds between snapshots; lower: less to replay after a loss; 0: only `popstream snapshot`",
     )
     snapshots_keep: Annotated[int, Field(ge=1, le=1000)] = Field(
-        default=4, description="snapshots kept; more: older ones, and the ops topic must keep records as long"
+        default=4,
+        description="newest snapshots kept; the ops topic must keep records as long as the oldest of all kept ones",
+    )
+    snapshots_keep_hourly: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=6,
+        description="hours (UTC) of which the last snapshot is kept; more: more choices within a day, more space",
+    )
+    snapshots_keep_daily: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=7,
+        description="days of which the last snapshot is kept; 7: as long as a created ops topic keeps records",
+    )
+    snapshots_keep_weekly: Annotated[int, Field(ge=0, le=1000)] = Field(
+        default=0, description="weeks of which the last snapshot is kept; 0: by default an ops topic keeps 7 days"
+    )
+    scrub_interval_s: Annotated[float, Field(ge=0)] = Field(
+        default=86_400.0,
+        description=(
+            "seconds in which every block of the stores is read and verified, at 1 MiB/s at least; lower: damage is"
+            " found earlier in stores above 84 GiB; 0: never"
+        ),
     )
     maintain_interval_s: Annotated[float, Field(ge=0)] = Field(
         default=86_400.0, description="seconds between compactions of the tables; 0: only `popstream maintain`"
@@ -86,6 +106,23 @@ class JobSettings(BaseSettings):
         default=0, description="port of Prometheus metrics; 0: none"
     )
     log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")
+
+    @property
+    def snapshot_retention(self) -> SnapshotRetention:
+        """Which snapshots are kept."""
+        return SnapshotRetention(
+            newest=self.snapshots_keep,
+            hourly=self.snapshots_keep_hourly,
+            daily=self.snapshots_keep_daily,
+            weekly=self.snapshots_keep_weekly,
+        )
+
+    @property
+    def oldest_snapshot_age_ms(self) -> int:
+        """Age that a kept snapshot reaches; 0: snapshots are taken on request only."""
+        if not self.snapshot_interval_s:
+            return 0
+        return self.snapshot_retention.age_ms_max(int(self.snapshot_interval_s * 1000))
 
     @property
     def message_globs(self) -> list[str]:

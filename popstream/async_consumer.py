@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from popstream.consumer import Consumer
+from popstream.consumer import FAILURE_DELAY_MS, Consumer
 from popstream.lease.entries import RETURNED, Change
 from popstream.shutdown import install_sigterm_handler
 from popstream.wire.base_errors import PopstreamError
@@ -99,7 +99,11 @@ class AsyncConsumer:
         return await self._in_thread(partial(self.consumer.reject, messages, cause))
 
     async def run(
-        self, handle: Callable[[Message], Awaitable[object]], *, tasks: int = 1, failure_delay_ms: int = 1_000
+        self,
+        handle: Callable[[Message], Awaitable[object]],
+        *,
+        tasks: int = 1,
+        failure_delay_ms: int = FAILURE_DELAY_MS,
     ) -> None:
         """Like `Consumer.run`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
 

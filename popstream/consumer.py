@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -50,6 +51,8 @@ LOG = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_MS = 30_000
 FETCH_TIMEOUT_MS = 10_000
+INVISIBLE_TIME_MS = 60_000
+FAILURE_DELAY_MS = 1_000
 
 
 class Consumer:
@@ -121,7 +124,7 @@ class Consumer:
         order: bool = False,
         prefetch: int = 1_000,
         prefetch_bytes: int = 64 * 1024 * 1024,
-        invisible_time_ms: int = 60_000,
+        invisible_time_ms: int = INVISIBLE_TIME_MS,
         tags: Sequence[str] | None = None,
         init: Literal["earliest", "latest"] = "earliest",
         message_filter: MessageFilter | None = None,
@@ -164,37 +167,42 @@ class Consumer:
         self._handler_pools: set[HandlerPool] = set()
         self._subscription: Subscription | None = None
         self._owns_transport = transport is None
-        self._transport = transport or Transport(self.settings)
-        self._payloads: Payloads = payloads or shared_payloads(self.settings)
-        self._listen: Listen = notifications or partial(listen, self.settings, group)
-        self._leases = Leases(
-            self._transport,
-            group=group,
-            client_id=self.client_id,
-            ack_delay_ms=ack_delay_ms,
-            batches_changes=enable_batch_change_invisible,
-            renewal=renewal,
-            resender=resend_with,
-        )
-        filler = RecordFiller(
-            self._payloads,
-            self._leases,
-            self._transport.broker_clock,
-            group=group,
-            fetch_timeout_ms=fetch_timeout_ms,
-            message_filter=message_filter,
-        )
-        self._pops = Pops(
-            self._transport,
-            self._leases,
-            filler,
-            settler=MessageSettler(self._leases.settlement, self._require_open),
-            returns_first=(group, self.client_id) if return_first else None,
-        )
-        self._pop_calls = PopCalls(self._pops, self._leases, self._payloads.queue_ids)
-        self._unregister_at_exit = close_at_exit(self)
-        if exit_on_sigterm:
-            install_sigterm_handler()
+        with contextlib.ExitStack() as opened:  # closed again when a later step fails or is interrupted
+            self._transport = transport or opened.enter_context(Transport(self.settings))
+            self._payloads: Payloads = payloads or opened.enter_context(
+                contextlib.closing(shared_payloads(self.settings))
+            )
+            self._listen: Listen = notifications or partial(listen, self.settings, group)
+            self._leases = Leases(
+                self._transport,
+                group=group,
+                client_id=self.client_id,
+                ack_delay_ms=ack_delay_ms,
+                batches_changes=enable_batch_change_invisible,
+                renewal=renewal,
+                resender=resend_with,
+            )
+            opened.callback(self._leases.close)
+            filler = RecordFiller(
+                self._payloads,
+                self._leases,
+                self._transport.broker_clock,
+                group=group,
+                fetch_timeout_ms=fetch_timeout_ms,
+                message_filter=message_filter,
+            )
+            self._pops = Pops(
+                self._transport,
+                self._leases,
+                filler,
+                settler=MessageSettler(self._leases.settlement, self._require_open),
+                returns_first=(group, self.client_id) if return_first else None,
+            )
+            self._pop_calls = PopCalls(self._pops, self._leases, self._payloads.queue_ids)
+            self._unregister_at_exit = close_at_exit(self)
+            if exit_on_sigterm:
+                install_sigterm_handler()
+            opened.pop_all()
 
     @property
     def client_id(self) -> str:
@@ -221,7 +229,9 @@ class Consumer:
                 if not message.is_settled:  # its unit was released meanwhile
                     yield message
 
-    def run(self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = 1_000) -> None:
+    def run(
+        self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = FAILURE_DELAY_MS
+    ) -> None:
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
 
         A message is acked when the handler returns, unless the handler has settled it. When the handler raises, the
@@ -245,7 +255,7 @@ class Consumer:
         *,
         set_size: int,
         workers: int = 1,
-        failure_delay_ms: int = 1_000,
+        failure_delay_ms: int = FAILURE_DELAY_MS,
     ) -> None:
         """Like `run`, with up to `set_size` messages for each call of `handle`.
 
@@ -267,7 +277,7 @@ class Consumer:
         topic: str,
         queue_id: int | None = None,
         max_messages: int = 32,
-        invisible_time_ms: int = 60_000,
+        invisible_time_ms: int = INVISIBLE_TIME_MS,
         poll_time_ms: int = 0,
         *,
         order: bool = False,

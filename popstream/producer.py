@@ -133,10 +133,11 @@ class Producer:
         describe = partial(describe_topic, self.settings)
         self._owned_transport = Transport(self.settings) if dispatch and transport is None else None
         self._dispatcher: Dispatcher | None = None
-        if found := self._owned_transport or (transport if dispatch else None):
-            self._dispatcher = Dispatcher(found, describe=describe, type_of=types.of, delay_ms=dispatch_delay_ms)
         self._unregister_at_exit: Callable[[], None] | None = None
-        try:
+        with contextlib.ExitStack() as opened:  # closed again when a later step fails or is interrupted
+            opened.callback(self._close_dispatching)
+            if found := self._owned_transport or (transport if dispatch else None):
+                self._dispatcher = Dispatcher(found, describe=describe, type_of=types.of, delay_ms=dispatch_delay_ms)
             self._writer = KafkaWriter(
                 self.settings,
                 compression_type=compression_type,
@@ -144,13 +145,16 @@ class Producer:
                 on_connected=self._register_at_exit,
                 kafka_producer=kafka_producer,
             )
-        except (Invalid, Unavailable):
-            self._close_dispatching()
-            raise
-        self._destinations = Destinations(types, self._writer.partitions, describe, timeout_s=self._delivery_timeout_s)
-        answer_timeout_s = self._delivery_timeout_s + ANSWER_GRACE_S
-        self._sender = OrderedSender(self.settings.client_id, limits, self._writer, answer_timeout_s=answer_timeout_s)
-        self._register_at_exit()
+            opened.callback(self._writer.close)
+            self._destinations = Destinations(
+                types, self._writer.partitions, describe, timeout_s=self._delivery_timeout_s
+            )
+            answer_timeout_s = self._delivery_timeout_s + ANSWER_GRACE_S
+            self._sender = OrderedSender(
+                self.settings.client_id, limits, self._writer, answer_timeout_s=answer_timeout_s
+            )
+            self._register_at_exit()
+            opened.pop_all()
 
     def send(
         self,

@@ -19,12 +19,12 @@ SUFFIXES = {".md", ".py", ".sh", ".sql", ".toml", ".yaml", ".yml", ""}
 def replaced_words(glossary: str) -> dict[str, str]:
     r"""Return the word to use for each word that is not used, from the glossary's table.
 
-    >>> replaced_words(f"{HEADING}\n\n| not | but |\n|---|---|\n| fate, Fate | outcome |\n")
-    {'fate': 'outcome', 'Fate': 'outcome'}
+    >>> replaced_words(f"{HEADING}\n\n| not | but |\n|---|---|\n| fate_of, Fate | outcome |\n")
+    {'fate of': 'outcome', 'Fate': 'outcome'}
     """
     table = glossary.partition(HEADING)[2]
     rows = [line.strip("|").split("|") for line in table.splitlines() if line.startswith("|")][2:]
-    return {word.strip(): use.strip() for words, use in rows for word in words.split(",")}
+    return {word.strip().replace("_", " "): use.strip() for words, use in rows for word in words.split(",")}
 
 
 def findings(text: str, words: dict[str, str]) -> list[tuple[int, str]]:

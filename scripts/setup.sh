@@ -58,12 +58,14 @@ check_venv_module() {
     fail "$python cannot make virtual environments: install its venv package (on Debian and Ubuntu: python$(python_version "$python")-venv)"
 }
 
+# Sets java_says to what Java says of its version.
 check_java() {
   local java=java version todo="install a Java from 17 to 21 (17 is what we test with), or point JAVA_HOME at one"
   if [[ -n "${JAVA_HOME:-}" ]]; then java=$JAVA_HOME/bin/java; fi
   command -v "$java" >/dev/null || fail "no Java found${JAVA_HOME:+ at JAVA_HOME ($JAVA_HOME)}: $todo"
   # The line is: openjdk version "17.0.15" 2025-04-15; before Java 9 the major version came second: "1.8.0_402".
-  version=$("$java" -version 2>&1 | sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' | head -n 1) || true
+  java_says=$("$java" -version 2>&1) || true
+  version=$(sed -n 's/.*version "\(1\.\)\{0,1\}\([0-9]*\).*/\2/p' <<<"$java_says" | head -n 1)
   if [[ -z "$version" ]]; then fail "$java does not say its version: $todo"; fi
   if ((version < 17)); then fail "Java $version is too old for Spark 4: $todo"; fi
   if ((version > 21)); then fail "Java $version is too new for Spark 4: $todo"; fi
@@ -109,7 +111,7 @@ fi
 # Scripts in an environment contain its path, and compiled packages its Python version: if either changes, make a new one.
 environment="$PWD $(python_version "$python")"
 if ! is_done environment "$environment" || [[ -z "$(python_version "$venv/bin/python")" ]]; then
-  say "[1/4] virtual environment: $venv, $("$python" --version)"
+  say "[1/5] virtual environment: $venv, $("$python" --version)"
   rm -rf "$venv"
   "$python" -m venv "$venv"
   mark_done environment "$environment"
@@ -118,7 +120,7 @@ fi
 packages=$(digest_of "$lock")
 if ! is_done packages "$packages"; then
   count=$(grep -c '^[A-Za-z0-9]' "$lock")
-  say "[2/4] python packages: up to $count, about 600 MB when none is cached"
+  say "[2/5] python packages: up to $count, about 600 MB when none is cached"
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --require-hashes -r "$lock" |
     awk -v count="$count" '
       /^Collecting / && ++seen % 10 == 0 { printf "      %d of %d here\n", seen, count; fflush() }
@@ -129,12 +131,20 @@ fi
 
 project=$(digest_of pyproject.toml)
 if ! is_done project "$project"; then
-  say "[3/4] popstream itself, editable"
+  say "[3/5] popstream itself, editable"
   "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --quiet --no-deps --no-build-isolation -e .
   mark_done project "$project"
 fi
 
 if [[ ! -f var/jars/resolved ]]; then
-  say "[4/4] jars: Delta, the Kafka source and a Kafka broker, about 70 MB"
+  say "[4/5] jars: Delta, the Kafka source and a Kafka broker, about 70 MB"
 fi
 "$venv/bin/python" -m connectors.jars.resolve --var var
+
+# An archive is for one Java, one list of jars and one PySpark.
+classes=$(printf '%s\n' "$java_says" "$packages" "$(digest_of connectors/jars/sha256.txt)" | digest_of -)
+if ! is_done classes "$classes"; then
+  say "[5/5] class archives, with which Spark and Kafka start in half the time"
+  "$venv/bin/python" -m pipelines.process.class_archives --var var
+  mark_done classes "$classes"
+fi

@@ -11,8 +11,8 @@ import pytest
 
 from connectors.jars.resolve import kafka_jars, spark_jars
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
-from tests.support.file_report import FileReport
-from tests.support.schedule import LightAndHeavyScheduling
+from tests.support.pytest_hooks.file_report import FileReport
+from tests.support.pytest_hooks.schedule import LightAndHeavyScheduling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,11 +22,18 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 
+SPARK_SETTINGS = (
+    # The JVMs of tests run hundreds of small queries, each once: to generate and compile code for them takes more than
+    # half of the CPU time. Not by a `spark-defaults.conf`: its folder on the class path rules out class archives.
+    "--conf spark.sql.codegen.wholeStage=false",
+    "--conf spark.sql.codegen.factoryMode=NO_CODEGEN",
+)
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Give the settings of tests to every Spark; report files instead of dots (not with `-q` and `-v`)."""
-    os.environ["SPARK_CONF_DIR"] = str(ROOT / "tests" / "support" / "spark_conf")
+    os.environ["PYSPARK_SUBMIT_ARGS"] = " ".join((*SPARK_SETTINGS, "pyspark-shell"))
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if terminal is not None and config.get_verbosity() == 0:
         config.pluginmanager.register(FileReport(config.rootpath, terminal), "file-report")

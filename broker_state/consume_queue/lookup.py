@@ -21,6 +21,7 @@ from broker_state.consume_queue.queue_record import BLOCK, FILTER, ConsumeQueue,
 from broker_state.consume_queue.summary import Summary, decode_page
 from broker_state.consume_queue.unit import Unit, Units
 from popstream.wire.base_errors import Corrupt
+from popstream.wire.limits import OFFSET_MAX
 
 __all__ = [
     "Absence",
@@ -115,7 +116,7 @@ def last_unit_until(queue: ConsumeQueue, get: Get, store_time_ms: int) -> Unit |
 
 
 def units_with_key(
-    queue: ConsumeQueue, get: Get, key_hash: int, first_offset: int = 0, end_offset: int = 1 << 63
+    queue: ConsumeQueue, get: Get, key_hash: int, first_offset: int = 0, end_offset: int = OFFSET_MAX + 1
 ) -> Iterator[Unit]:
     """Yield the units of [first_offset, end_offset) that have the key, the newest first.
 

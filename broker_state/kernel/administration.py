@@ -56,9 +56,7 @@ def _replace_queue(op: OpContext, command: Declare) -> None:
         old.record.epoch_base = max(old.record.epoch_base, lane.record.epoch)
     erase_queue(old)
     queue = declare(old.overlay, command, op.now_ms)
-    record = queue.record
-    record.epoch_base = old.record.epoch_base
-    record.op_log_first, record.op_log_last = old.record.op_log_first, old.record.op_log_last
+    queue.follow(old)
     op.bind(queue)
 
 
@@ -82,7 +80,7 @@ def decide_policy(op: OpContext, command: Policy) -> None:
             if lane.acked.floor < record.next_offset or record.parked:
                 op.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
                 return
-            lane.clear()
+            lane.begin_era()
             record.orderly = command.orderly
         record.policy = policy
     op.audit.operation(Reason.OK, applied=True, group=command.group)
@@ -104,11 +102,9 @@ def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
     record = lane.record
     if target > lane.acked.floor:
         record.skipped_by_reset += _not_done(lane, target)
-    parked = list(lane.parked_pops())
     _end_all_leases(op, lane)
     record.next_offset = target
-    lane.clear()
-    lane.restore_parked(parked)
+    lane.begin_era()
     record.start_offset = min(record.start_offset, target)
     record.holes = queue.count_holes(record.start_offset, target)
     record.acked = target - record.start_offset - record.holes

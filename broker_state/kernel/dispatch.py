@@ -3,13 +3,18 @@
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.validation import is_range
-from broker_state.store.pages import TagPage, UnitFacts, windows
+from broker_state.store.pages import PAGE_SHIFT, TagPage, UnitFacts, windows
+from broker_state.store.segment import SEGMENT_SHIFT
 from popstream.wire.answer import Run
 from popstream.wire.command import Dispatch, WrittenRange
 from popstream.wire.limits import RANGE_OFFSETS_MAX, TAG_HASH_MAX, UNIT_MESSAGES_MAX
 from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_dispatch"]
+
+DISPATCH_COST_MAX = 20_000
+"""What one record may spend: 1 for each range, and 1 for each page of 64 offsets that get a tag or a count, or else for
+each 4,096 offsets. About 100 ms. The last range is decided as a whole: it may take a million offsets."""
 
 
 def decide_dispatch(op: OpContext, command: Dispatch) -> None:
@@ -19,14 +24,20 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
         op.refuse(Reason.INVALID_PARAMETER, f"the queue is of topic id {queue.record.topic_id}")
         return
     runs: list[Run] = []
+    cost_left = DISPATCH_COST_MAX
     for index, written in enumerate(command.ranges):
         reason = Reason.INVALID_PARAMETER
         if 0 <= written.tag <= TAG_HASH_MAX and 1 <= written.count <= UNIT_MESSAGES_MAX:
-            reason = _judge_range(queue, written.first, written.last)
+            reason = _judge_range(queue, written.first, written.last, cost_left)
+        if reason is Reason.OK:
+            shift = PAGE_SHIFT if _has_facts(written) else SEGMENT_SHIFT
+            cost_left -= 2 + (written.last >> shift) - (written.first >> shift)
         applied = reason is Reason.OK and _write(queue, written)
         _append_run(op, runs, index, written.first, written.last, reason, applied=applied)
     for index, (first, last) in enumerate(command.skip, len(command.ranges)):
-        reason = _judge_range(queue, first, last, is_skip=True)
+        reason = _judge_range(queue, first, last, cost_left, is_skip=True)
+        if reason is Reason.OK:
+            cost_left -= 2 + (last >> SEGMENT_SHIFT) - (first >> SEGMENT_SHIFT)
         applied = reason is Reason.OK and _skip(queue, first, last + 1)
         _append_run(op, runs, index, first, last, reason, applied=applied)
     op.serve_watching = True
@@ -38,12 +49,12 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
     )
 
 
-def _judge_range(queue: QueueState, first: int, last: int, *, is_skip: bool = False) -> Reason:
+def _judge_range(queue: QueueState, first: int, last: int, cost_left: int, *, is_skip: bool = False) -> Reason:
     if not is_range(first, last) or last - first >= RANGE_OFFSETS_MAX:
         return Reason.INVALID_PARAMETER
     if first < queue.record.min_offset and not is_skip:
         return Reason.BELOW_MIN
-    if last >= queue.written.floor + queue.record.window_max:
+    if last >= queue.written.floor + queue.record.window_max or cost_left <= 0:
         return Reason.AHEAD_OF_WINDOW
     return Reason.OK
 
@@ -55,9 +66,13 @@ def _append_run(
     op.audit.operation(reason, applied=applied, entry=index, first=first, end=last + 1)
 
 
+def _has_facts(written: WrittenRange) -> bool:
+    return bool(written.tag) or written.count != 1
+
+
 def _write(queue: QueueState, written: WrittenRange) -> bool:
     first, end = written.first, written.last + 1
-    if written.tag or written.count != 1:
+    if _has_facts(written):
         facts = UnitFacts(written.tag, written.count)
         queue.record.has_unit_facts = True
         for low, high in queue.written.unmarked(first, end):

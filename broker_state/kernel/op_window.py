@@ -17,6 +17,7 @@ WINDOW_MINUTES = 10
 
 _MINUTE_MS = 60_000
 _DROPPED_PER_RECORD = 2
+_DROPPED_FOR_REUSE_MAX = 1_000
 _PAGE_BYTES = 3_500
 
 _decode_answer = msgspec.json.Decoder(Answer).decode
@@ -30,8 +31,10 @@ def find(queue: QueueState, op_id: str, now_ms: int) -> OpWindowEntry | None:
     entry = OpWindowEntry.decode(stored)
     if entry.parked or entry.minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
         return entry
-    # The op_id is free again. Its old use must leave the log before a new use is added to it.
-    while queue.overlay.get_op(op_key(queue.prefix, op_id)) is not None:
+    # The op_id is free again. What is older leaves the log with its old use, as far as one record may delete it.
+    for _ in range(_DROPPED_FOR_REUSE_MAX):
+        if queue.overlay.get_op(op_key(queue.prefix, op_id)) is None:
+            break
         assert _drop_oldest(queue, now_ms), "an old entry is in the log"
     return None
 
@@ -127,12 +130,20 @@ def _drop_oldest(queue: QueueState, now_ms: int) -> bool:
         queue.oldest_op_minute = minute
         return False
     overlay = queue.overlay
-    for page in range(pages):  # none for a parked pop: its answer is logged again further on
+    # Of a parked pop no page: its answer is logged again further on. Of an op_id in use again, what its old use left.
+    for page in range(_pages_in_use(queue, op_id, minute) if pages else 0, pages):
         overlay.set_op(op_key(queue.prefix, op_id, page), None)
     record.op_log_first = number + 1
     if index == OP_LOG_ENTRIES - 1:
         overlay.delete(key)
     return True
+
+
+def _pages_in_use(queue: QueueState, op_id: str, minute: int) -> int:
+    """Return how many pages belong to a use of the op_id after that of `minute`."""
+    stored = queue.overlay.get_op(op_key(queue.prefix, op_id))
+    entry = OpWindowEntry.decode(stored) if stored is not None else None
+    return max(1, entry.pages) if entry is not None and entry.minute > minute else 0
 
 
 def _log_key(queue: QueueState, page_no: int) -> bytes:

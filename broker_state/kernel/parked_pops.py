@@ -55,7 +55,8 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     tags = None if command.tags is None else tuple(command.tags)
     record = lane.record
     granted = None
-    if lane.is_poppable or (record.orderly and is_same_attempt(lane.order_info, command.attempt_id)):
+    is_again = record.orderly and is_same_attempt(lane.order_info, command.attempt_id) and not lane.search_due_ms
+    if lane.is_poppable or is_again:
         granted = _give(op, lane, command, tags)
     if granted is not None:
         fields = _granted_fields(op, lane, granted, None)

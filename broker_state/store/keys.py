@@ -3,7 +3,7 @@
 family     key                                       value
 state      <queue> 'Q'                               the queue                                      QueueRecord
            <queue> 'N' group                         a lane, by its group                           LaneRecord
-           <queue> 'L' lane no u32                   the group of a lane number                     Text
+           <queue> 'L' lane no u32                   the group of the number of a lane or an era    Text
            <queue> 'W' segment no u64                written offsets beyond the commit position     segment
            <queue> 'H' segment no u64                holes                                          segment
            <queue> 'K' number u64                    a skip of offsets that had been written        LateSkip
@@ -17,21 +17,29 @@ state      <queue> 'Q'                               the queue                  
            <lane>  'c' client u64                    size of the next tree: count << 8 | depth      segment
            <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases    tree node
            <lane>  'o'                               the batch of an orderly lane                   OrderInfo
+           <lane>  's'                               when the search for tags goes on, in ms        segment
            <lane>  'm' page no u64                   members of the batch among 64 offsets          MemberPage
 ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id                   OpWindowEntry, bytes
 deadlines  <queue> ms u64, lane no u32, kind u8, number u64                                         (empty)
 
-<queue> = topic length u8, topic, queue id u32       <lane> = <queue> 'P' lane no u32
+<queue> = topic length u8, topic, queue id u32
+<lane>  = <queue> 'P' u32: the number of the lane's era, until the first reset that of the lane; for 'w' the lane's
+
+What a reset forgets is not looked at: the lane gets another number, the keys of the old one are deleted as a range,
+and the deadlines of its pages leave the index when they are due.
 """
 
 import struct
 from functools import lru_cache
 from typing import NamedTuple
 
+from popstream.wire.limits import INT64_MAX
+
 __all__ = [
     "DEADLINE_BATCH",
     "DEADLINE_PAGE",
     "DEADLINE_PARKED",
+    "DEADLINE_SEARCH",
     "NEVER_MS",
     "DeadlineRef",
     "LaneTag",
@@ -50,8 +58,10 @@ DEADLINE_PARKED = 1
 """Kind of a deadline: of a parked pop; its number is the pop's."""
 DEADLINE_BATCH = 2
 """Kind of a deadline: of the batch of an orderly lane; its number is 0."""
+DEADLINE_SEARCH = 3
+"""Kind of a deadline: when the search of a lane for tags goes on; its number is 0."""
 
-NEVER_MS = (1 << 63) - 1
+NEVER_MS = INT64_MAX
 """Later than every deadline."""
 
 _DEADLINE = struct.Struct(">QIBQ")
@@ -82,10 +92,11 @@ class LaneTag:
     CLIENT = b"c"
     BATCH = b"o"
     MEMBERS = b"m"
+    SEARCH = b"s"
 
 
 class DeadlineRef(NamedTuple):
-    """A page of deliveries, a parked pop or the batch of a lane that is due at `deadline_ms`; fields in key order."""
+    """What is due at `deadline_ms`: a page of deliveries, a parked pop, a lane's batch or search; in key order."""
 
     deadline_ms: int
     lane_no: int
@@ -105,7 +116,7 @@ def queue_prefix(topic: str, queue_id: int) -> bytes:
 
 
 def lane_prefix(queue: bytes, lane_no: int) -> bytes:
-    """Return the common prefix of every key of one lane but its record."""
+    """Return the common prefix of the keys under the number of a lane or of its era."""
     return queue + QueueTag.LANE_DATA + lane_no.to_bytes(4, "big")
 
 

@@ -8,7 +8,7 @@ often it changed: RocksDB applies a WriteBatch in order, so a late delete of a k
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
-from broker_state.store.keys import NEVER_MS, DeadlineRef, deadline_key, end_of_prefix
+from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix
 from broker_state.store.segment import decode_segment, encode_segment
 
 __all__ = ["Change", "Encodable", "Family", "Kv", "Overlay"]
@@ -64,7 +64,8 @@ class Overlay:
         self._dirty_bits: set[bytes] = set()
         self._deadlines: dict[bytes, dict[tuple[int, int, int], tuple[int, int]]] = {}
         self._spent: set[bytes] = set()
-        self._erased: list[bytes] = []
+        self._erased: set[bytes] = set()
+        self._dropped: set[bytes] = set()
         self.generation = 0
         """Micro-batches written so far. Stored deadlines that were read are valid within one of them."""
 
@@ -126,24 +127,27 @@ class Overlay:
         stored = moved.get(ref)
         moved[ref] = (before_ms if stored is None else stored[0], after_ms)
 
-    def erase_deadlines(self, queue: bytes, lane_no: int | None) -> None:
-        """Delete every deadline of the lane (None: of the queue), stored ones too."""
-        after: DeadlineRef | None = None
-        while stored := self._kv.deadlines(queue, after, NEVER_MS, 1_000):
-            after = stored[-1]
-            self._spent.update(deadline_key(queue, ref) for ref in stored if lane_no is None or ref.lane_no == lane_no)
-        moved = self._deadlines.get(queue, {})
-        for ref, (before_ms, _) in moved.items():
-            if lane_no is None or ref[0] == lane_no:
-                moved[ref] = (before_ms, 0)
+    def holds_deadline(self, queue: bytes, ref: DeadlineRef) -> bool:
+        """Return whether an entry that was stored or set is still in the index: it may have moved since."""
+        moved = self._deadlines.get(queue, {}).get(ref[1:])
+        return moved is None or moved[1] == ref.deadline_ms
 
-    def drop_spent_deadline(self, queue: bytes, ref: DeadlineRef) -> None:
-        """Delete an entry of the index whose subject is gone or due at another time."""
-        self._spent.add(deadline_key(queue, ref))
+    def drop_deadline(self, queue: bytes, ref: DeadlineRef) -> None:
+        """Delete an entry of the index whose subject is gone."""
+        moved = self._deadlines.get(queue, {})
+        stored = moved.get(ref[1:])
+        if stored is None:
+            self._spent.add(deadline_key(queue, ref))
+        else:
+            moved[ref[1:]] = (stored[0], 0)
 
     def stored_deadlines(self, queue: bytes, after: DeadlineRef | None, until_ms: int, limit: int) -> list[DeadlineRef]:
         """Return deadlines as the last WriteBatch left them; the caller tracks those that have moved since."""
         return self._kv.deadlines(queue, after, until_ms, limit)
+
+    def drop(self, prefix: bytes) -> None:
+        """Delete every state key with `prefix`, none of which is read or written again; takes no time per key."""
+        self._dropped.add(prefix)
 
     def erase(self, prefix: bytes) -> None:
         """Delete every state key with `prefix`, read or not; puts that follow are kept."""
@@ -152,20 +156,25 @@ class Overlay:
                 del cached[key]
         self._dirty = {key for key in self._dirty if not key.startswith(prefix)}
         self._dirty_bits = {key for key in self._dirty_bits if not key.startswith(prefix)}
-        self._erased.append(prefix)
+        self._erased.add(prefix)
 
     def erasures(self) -> list[tuple[bytes, bytes]]:
         """Return the ranges [first, end) of state keys to delete before `changes` are applied."""
-        return [(prefix, end_of_prefix(prefix)) for prefix in self._erased]
+        return [(prefix, end_of_prefix(prefix)) for prefix in sorted(self._erased | self._dropped)]
 
     def changes(self) -> Iterator[Change]:
         """Yield every changed key once, encoded."""
+        is_dropped = _membership(self._dropped)
         for key in self._dirty:
+            if is_dropped(key):
+                continue
             value = self._values[key]
             stored = None if value is None else value.encode()
             self._count(key, stored)
             yield STATE, key, stored
         for key in self._dirty_bits:
+            if is_dropped(key):
+                continue
             bits = self._bits[key]
             stored = encode_segment(bits) if bits else None
             self._count(key, stored)
@@ -179,8 +188,6 @@ class Overlay:
         for queue, moved in self._deadlines.items():
             for (lane_no, kind, number), (before_ms, after_ms) in moved.items():
                 if before_ms == after_ms:
-                    if after_ms:  # erased and restored
-                        index.pop(deadline_key(queue, DeadlineRef(after_ms, lane_no, kind, number)), None)
                     continue
                 if before_ms:
                     index[deadline_key(queue, DeadlineRef(before_ms, lane_no, kind, number))] = None
@@ -199,16 +206,23 @@ class Overlay:
         self._deadlines.clear()
         self._spent.clear()
         self._erased.clear()
+        self._dropped.clear()
         if self._moved_bytes > self._cache_bytes:
             self._values.clear()
             self._bits.clear()
             self._moved_bytes = 0
 
     def _read(self, key: bytes) -> bytes | None:
-        erased = any(key.startswith(prefix) for prefix in self._erased)
+        erased = self._erased and _membership(self._erased)(key)
         stored = None if erased else self._kv.get(STATE, key)
         self._count(key, stored)
         return stored
 
     def _count(self, key: bytes, stored: bytes | None) -> None:
         self._moved_bytes += len(key) + len(stored or b"")
+
+
+def _membership(prefixes: set[bytes]) -> Callable[[bytes], bool]:
+    """Return a function that says whether a key has one of `prefixes`; their lengths are few, however many they are."""
+    lengths = {len(prefix) for prefix in prefixes}
+    return lambda key: any(key[:length] in prefixes for length in lengths)

@@ -9,9 +9,12 @@ Column families of the job's state, and of the store of its builder:
 
 After a failed write the store refuses further work: RocksDB may have applied a part of the batch, and nothing is
 certain until the store is opened again. The process must stop.
+
+rocksdict raises bare `Exception`, of which only the text says what happened. No such error leaves this module.
 """
 
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +25,9 @@ from rocksdict import (
     BlockBasedOptions,
     Cache,
     Checkpoint,
+    ChecksumType,
     ColumnFamily,
+    DBCompressionType,
     Options,
     Rdict,
     ReadOptions,
@@ -77,13 +82,15 @@ class RocksStore:
     Raises:
         Invalid: There is no store, or another process has it open.
         DiskFull: The disk is full.
-        Corrupt: The files are damaged. Methods that read raise this too.
+        Corrupt: The files are damaged. Every method raises this too: RocksDB may meet damage in a compaction, and then
+            refuses writes, snapshots and an orderly close.
         StoreStopped: Raised by methods that read: a read failed.
     """
 
     def __init__(self, path: Path, families: Iterable[Family] = FAMILIES, *, read_only: bool = False) -> None:
         if not read_only:
             path.mkdir(parents=True, exist_ok=True)
+        self.path = path
         names = tuple(families)
         access = AccessType.read_only(error_if_log_file_exist=False) if read_only else AccessType.read_write()
         try:
@@ -94,12 +101,12 @@ class RocksStore:
                 access_type=access,
             )
         except Exception as error:  # rocksdict raises bare Exception
-            raise _unopenable(path, str(error)) from error
+            raise _unopenable(path, _said(error)) from error
         self._families: dict[Family, Rdict] = {name: self._db.get_column_family(name) for name in names}
         self._handles: dict[Family, ColumnFamily] = {name: self._db.get_column_family_handle(name) for name in names}
         self._sync = WriteOptions()
         self._sync.sync = True
-        self._failed: Exception | None = None
+        self._failed: PopstreamError | None = None
         self.batches_written = 0
         """WriteBatches that this process wrote, one per micro-batch."""
 
@@ -126,8 +133,8 @@ class RocksStore:
         options = ReadOptions()
         if end is not None:
             options.set_iterate_upper_bound(end)
-        iterator = self._families[family].iter(options)
         try:
+            iterator = self._families[family].iter(options)
             iterator.seek(first)
             while iterator.valid():
                 yield iterator.key(), iterator.value()
@@ -156,6 +163,7 @@ class RocksStore:
 
         Raises:
             StoreStopped: The write failed, or an earlier one did.
+            Corrupt: It failed because RocksDB has met a damaged file.
         """
         erasures = ((STATE, first, end) for first, end in overlay.erasures())
         size = self.write_changes(itertools.chain(overlay.changes(), more), erasures)
@@ -167,10 +175,11 @@ class RocksStore:
 
         Raises:
             StoreStopped: The write failed, or an earlier one did.
+            Corrupt: It failed because RocksDB has met a damaged file.
         """
         if self._failed is not None:
-            msg = f"the store stopped: {self._failed}"
-            raise StoreStopped(msg)
+            message = f"the store stopped: {self._failed.message}"
+            raise type(self._failed)(message, subject=str(self.path)) from self._failed
         batch = WriteBatch(raw_mode=True)
         handles = self._handles
         for family, first, end in erasures:
@@ -185,9 +194,8 @@ class RocksStore:
         try:
             self._db.write(batch, self._sync)
         except Exception as error:  # rocksdict raises bare Exception, and any of them is final
-            self._failed = error
-            msg = f"the write failed: {error}"
-            raise StoreStopped(msg) from error
+            self._failed = _failure("the write failed", error, self.path)
+            raise self._failed from error
         self.batches_written += 1
         return size
 
@@ -196,18 +204,39 @@ class RocksStore:
 
         Raises:
             Unavailable: The disk is full, or the folder exists.
+            Corrupt: RocksDB has met a damaged file.
         """
         try:
             Checkpoint(self._db).create_checkpoint(str(folder))
         except Exception as error:  # rocksdict raises bare Exception
-            msg = f"no snapshot can be made in {folder}: {error}"
-            raise Unavailable(msg, subject=str(folder)) from error
+            said = _said(error)
+            message = f"no snapshot can be made in {folder}: {said}"
+            if _is_damage(said):
+                raise Corrupt(f"{message}: {RESTORE}", subject=str(self.path)) from error
+            raise Unavailable(message, subject=str(folder)) from error
+
+    def table_files(self) -> list[str]:
+        """Return the names of the table files in use. Each is complete, and never changes."""
+        return sorted(file["name"].lstrip("/") for file in self._db.live_files())
+
+    @property
+    def last_sequence(self) -> int:
+        """RocksDB's number of the last change: a copy with a lower one lacks changes."""
+        return self._db.latest_sequence_number()
 
     def close(self) -> None:
-        """Release the files."""
+        """Release the files, whatever happens.
+
+        Raises:
+            Corrupt: RocksDB has met a damaged file. What was written is in its write-ahead log.
+            StoreStopped: Likewise, because the disk is full or fails.
+        """
         self._families.clear()
         self._handles.clear()
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:  # rocksdict raises bare Exception
+            raise _failure("the state cannot be closed in order", error, self.path) from error
 
     def __enter__(self) -> Self:
         return self
@@ -215,7 +244,13 @@ class RocksStore:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        """Close the store. An error meanwhile does not replace the one that ended the block."""
+        try:
+            self.close()
+        except PopstreamError as at_close:
+            if error is None:
+                raise
+            error.add_note(at_close.message)
 
 
 class FrozenState:
@@ -245,21 +280,55 @@ class FrozenState:
         return []
 
 
+def _said(error: Exception) -> str:
+    """Return what RocksDB said, on one line."""
+    return " ".join(str(error).split())
+
+
 def _unopenable(path: Path, said: str) -> PopstreamError:
     message = f"cannot open the state in {path}: {said}"
     if "No space left" in said:
         return DiskFull(message, subject=str(path))
+    is_in_use = "While lock file" in said or "lock hold by current process" in said
     # RocksDB reports a missing table file as corruption, and a missing manifest by its name.
-    if "Corruption" in said or "MANIFEST" in said:
+    is_damaged = "Corruption" in said or "MANIFEST" in said
+    if is_damaged or (_has_files(path) and not is_in_use and "Permission denied" not in said):
         return Corrupt(f"{message}: {RESTORE}", subject=str(path))
     return Invalid(message, subject=str(path))
 
 
+def _has_files(path: Path) -> bool:
+    """Return whether the folder holds more than RocksDB writes before it fails for want of a store."""
+    return any(path.glob("*.sst")) or any(path.glob("MANIFEST-*"))
+
+
 def _unreadable(error: Exception) -> PopstreamError:
-    message = f"the state cannot be read: {error}"
-    if "Corruption" in str(error):
-        return Corrupt(f"{message}: {RESTORE}")
-    return StoreStopped(message)
+    return _failure("the state cannot be read", error)
+
+
+def _failure(what: str, error: Exception, path: Path | None = None) -> PopstreamError:
+    """Return the error for one that RocksDB raised: of damage, which a restart meets again, or of the disk."""
+    subject = "" if path is None else str(path)
+    said = _said(error)
+    message = f"{what}: {said}"
+    if _is_damage(said):
+        return Corrupt(f"{message}: {RESTORE}", subject=subject)
+    return StoreStopped(message, subject=subject)
+
+
+_NAMES_OF_FILES = re.compile(r"\.sst\b|\.log\b|MANIFEST-|CURRENT")
+
+
+def _is_damage(said: str) -> bool:
+    """Return whether RocksDB met damaged or missing files, which no further attempt finds whole.
+
+    >>> _is_damage("Corruption: block checksum mismatch"), _is_damage("IO error: No space left on device")
+    (True, False)
+    >>> _is_damage("IO error: No such file or directory: While open a file for random read: /state/000009.sst")
+    True
+    """
+    is_missing = "No such file or directory" in said or "Is a directory" in said
+    return "Corruption" in said or (is_missing and _NAMES_OF_FILES.search(said) is not None)
 
 
 def _options() -> Options:
@@ -272,6 +341,10 @@ def _options() -> Options:
     table = BlockBasedOptions()
     table.set_block_cache(_cache)
     table.set_bloom_filter(10, block_based=False)
+    # RocksDB's defaults, stated because checkpoints/table_file.py reads the files.
+    table.set_format_version(6)
+    table.set_checksum_type(ChecksumType.xxh3())
+    options.set_compression_type(DBCompressionType.snappy())
     options.set_block_based_table_factory(table)
     return options
 

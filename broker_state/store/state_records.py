@@ -82,7 +82,7 @@ class QueueRecord(_Stored):
     policy: LanePolicy = LanePolicy()
     """Policy of the lanes that have none of their own."""
     next_lane_no: int = 1
-    """Number of the next lane that is made; numbers are not used again."""
+    """Number of the next lane, or era of a lane, that begins; numbers are not used again."""
     epoch_base: int = 0
     """A lane that is made starts above this epoch: at least the greatest of any lane that was deleted."""
     watching_depth: int = 1
@@ -106,11 +106,11 @@ class LaneRecord(_Stored):
     """
 
     lane_no: int
-    """Number of the lane in its queue; part of its keys."""
+    """Number of the lane in its queue; part of the keys of its parked pops."""
     group: str
     """Name of the consumer group."""
     start_offset: int
-    """Where the account begins: the first offset of the lane. Only a `reset_offset` moves it, and only back."""
+    """Where counting begins: the first offset of the lane. Only a `reset_offset` moves it, and only back."""
     next_offset: int
     """First offset that was never handed out, acked or passed."""
     commit_offset: int
@@ -163,6 +163,8 @@ class LaneRecord(_Stored):
     """The lane is in the queue's tree of lanes that wait for messages: it is empty, or has parked pops."""
     holes_passed: int = 0
     """Of an orderly lane: the holes below its commit offset; those beyond it are counted anew each time."""
+    era_no: int = 0
+    """Part of the keys of what a reset forgets, from the same numbers as `lane_no`; 0: `lane_no`, until the first."""
 
 
 class ParkedPop(_Stored):

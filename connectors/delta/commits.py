@@ -16,10 +16,21 @@ from urllib.parse import unquote
 
 import msgspec
 
+from connectors.delta.actions import CommitInfo, how_to_repair, read_actions
+from popstream.wire.base_errors import Corrupt
+from popstream.wire.decoding import DECODE_ERRORS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 __all__ = ["Commit", "commits_after", "commits_back_from", "commits_up_from", "read_commit", "sync", "sync_commits"]
+
+
+class _Stats(msgspec.Struct, rename="camel"):
+    num_records: int
+
+
+_decode_stats = msgspec.json.Decoder(_Stats).decode
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,27 +60,37 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_commit(table: Path, version: int) -> Commit | None:
-    """Read one commit; None: its file was deleted (Delta deletes files that a checkpoint covers after 7 days)."""
+    """Read one commit; None: its file was deleted (Delta deletes files that a checkpoint covers after 7 days).
+
+    Raises:
+        Corrupt: The file cannot be read.
+    """
+    file = _commit_file(table, version)
     try:
-        lines = _commit_file(table, version).read_bytes().splitlines()
+        actions = read_actions(file)
     except FileNotFoundError:
         return None
-    actions = [msgspec.json.decode(line) for line in lines]
-    infos = [action["commitInfo"] for action in actions if "commitInfo" in action]
-    added = [action["add"] for action in actions if "add" in action]
-    restored = infos[0].get("operationParameters", {}).get("version") if infos else None
-    is_restore = bool(infos) and infos[0]["operation"] == "RESTORE"
-    return Commit(
-        version=version,
-        restored_version=int(restored) if is_restore and restored is not None else None,
-        operation=infos[0]["operation"] if infos else "",
-        user_metadata=infos[0].get("userMetadata") if infos else None,
-        txns={action["txn"]["appId"]: action["txn"]["version"] for action in actions if "txn" in action},
-        added_paths=[unquote(add["path"]) for add in added],
-        removed_paths=[unquote(action["remove"]["path"]) for action in actions if "remove" in action],
-        changes_table=any("metaData" in action or "protocol" in action for action in actions),
-        added_rows=sum(msgspec.json.decode(add["stats"])["numRecords"] for add in added if add.get("stats")),
-    )
+    except Corrupt as error:
+        message = f"{error.message}: {how_to_repair(table.name)}"
+        raise Corrupt(message, subject=error.subject) from error
+    info = next((action.commit_info for action in actions if action.commit_info is not None), CommitInfo())
+    added = [action.add for action in actions if action.add is not None]
+    try:
+        restored = (info.operation_parameters or {}).get("version") if info.operation == "RESTORE" else None
+        return Commit(
+            version=version,
+            restored_version=None if restored is None else int(restored),
+            operation=info.operation,
+            user_metadata=info.user_metadata,
+            txns={action.txn.app_id: action.txn.version for action in actions if action.txn is not None},
+            added_paths=[unquote(add.path) for add in added],
+            removed_paths=[unquote(action.remove.path) for action in actions if action.remove is not None],
+            changes_table=any(action.meta_data is not None or action.protocol is not None for action in actions),
+            added_rows=sum(_decode_stats(add.stats).num_records for add in added if add.stats),
+        )
+    except (*DECODE_ERRORS, ValueError, TypeError) as error:
+        message = f"the log of {table.name} is damaged: {file} cannot be read: {error}: {how_to_repair(table.name)}"
+        raise Corrupt(message, subject=table.name) from error
 
 
 def commits_back_from(table: Path, version: int) -> Iterator[Commit]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,14 +11,14 @@ from pyspark.sql import functions as f
 
 from broker_state.store.generation import generation_of
 from connectors.delta.commits import commits_back_from, read_commit
+from connectors.delta.row_comparison import ROW_KEY, comparable_schema, compare_rows, described_row
+from connectors.delta.spark_errors import require_undamaged
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import (
     AUDIT_TABLES,
     CONSUME_QUEUE,
     DELIVERIES,
-    KEY_COLUMNS,
     REJECTED,
-    arrow_schema,
     table_path,
 )
 from connectors.delta.transactions import known_versions, versions_by_epoch
@@ -40,21 +40,20 @@ __all__ = [
     "whole_versions",
 ]
 
-NOT_COMPARED = ("apply_seq", "state_epoch", "op_date", "ops_topic_id")
-"""Columns that differ between replays, follow from another column, or are equal in every row."""
-
-_KEY = [name for name in KEY_COLUMNS if name not in NOT_COMPARED]
-
 
 def covered_offsets(spark: SparkSession, root: Path, ops_topic_id: str) -> dict[str, dict[int, int]]:
     """Return, by audit table and partition of an ops topic, the Kafka offset after the last one with a row.
 
     A commit holds all rows of whole micro-batches, so all rows below this offset are in the table.
+
+    Raises:
+        Corrupt: A file of a table is damaged or missing. All functions here that take a session raise this.
     """
     covered = {}
     for table in AUDIT_TABLES:
-        rows = _rows_of(spark, table_path(root, table), ops_topic_id)
-        ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
+        with require_undamaged(table_path(root, table)):
+            rows = _rows_of(spark, table_path(root, table), ops_topic_id)
+            ends = rows.groupBy("partition").agg((f.max("kafka_offset") + 1).alias("end")).collect()
         covered[table] = {int(row["partition"]): int(row["end"]) for row in ends}
     return covered
 
@@ -64,8 +63,9 @@ def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int
     path = table_path(root, CONSUME_QUEUE.name)
     if read_table_log(path) is None:
         return {}
-    groups = spark.read.format("delta").load(str(path)).groupBy("topic", "queue_id", "topic_id")
-    ends = groups.agg((f.max("queue_offset") + 1).alias("end")).collect()
+    with require_undamaged(path):
+        groups = spark.read.format("delta").load(str(path)).groupBy("topic", "queue_id", "topic_id")
+        ends = groups.agg((f.max("queue_offset") + 1).alias("end")).collect()
     return {(row["topic"], row["queue_id"], row["topic_id"]): int(row["end"]) for row in ends}
 
 
@@ -105,22 +105,29 @@ def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:
 
 def quarantined(spark: SparkSession, root: Path, ops_topic_id: str) -> list[tuple[int, int, str]]:
     """Return (partition, Kafka offset, reason) of quarantined records: a replay must not decide them either."""
-    rows = _rows_of(spark, table_path(root, REJECTED.name), ops_topic_id).where(f.col("reason") == "QUARANTINED")
-    found = rows.select("partition", "kafka_offset", "detail").collect()
+    path = table_path(root, REJECTED.name)
+    with require_undamaged(path):
+        rows = _rows_of(spark, path, ops_topic_id).where(f.col("reason") == "QUARANTINED")
+        found = rows.select("partition", "kafka_offset", "detail").collect()
     return [(row["partition"], row["kafka_offset"], row["detail"]) for row in found]
 
 
 def generation_used(spark: SparkSession, root: Path) -> int:
     """Return the highest generation of any handle that was issued."""
-    rows = spark.read.format("delta").load(str(table_path(root, DELIVERIES.name)))
-    highest = rows.agg(f.max("epoch")).first()
+    path = table_path(root, DELIVERIES.name)
+    with require_undamaged(path):
+        highest = spark.read.format("delta").load(str(path)).agg(f.max("epoch")).first()
     return 0 if highest is None or highest[0] is None else generation_of(highest[0])
 
 
 def has_rows_of_others(spark: SparkSession, root: Path, ops_topic_id: str) -> bool:
     """Return whether an audit table has rows of another ops topic."""
-    frames = (spark.read.format("delta").load(str(table_path(root, table))) for table in AUDIT_TABLES)
-    return any(not rows.where(f.col("ops_topic_id") != ops_topic_id).limit(1).isEmpty() for rows in frames)
+    for table in AUDIT_TABLES:
+        with require_undamaged(table_path(root, table)):
+            rows = spark.read.format("delta").load(str(table_path(root, table)))
+            if not rows.where(f.col("ops_topic_id") != ops_topic_id).limit(1).isEmpty():
+                return True
+    return False
 
 
 class Covered:
@@ -165,23 +172,20 @@ class Covered:
         """Check that the table has exactly these rows between the first and the last of them, in each partition.
 
         Raises:
-            Corrupt: It has other rows.
+            Corrupt: It has other rows, or a file of it is damaged.
         """
-        wanted = _comparable(self._table, recomputed)
-        found = _comparable(self._table, self._between(wanted).toArrow())
-        if not wanted.equals(found):
+        schema = comparable_schema(AUDIT_TABLES[self._table])
+        wanted = recomputed.select(schema.names).cast(schema)
+        with require_undamaged(self._path):
+            found = self._between(wanted).toArrow().select(schema.names).cast(schema)
+        compared = compare_rows(wanted, found, ROW_KEY, described_row)
+        if not compared.is_equal:
             message = (
                 f"{self._table} has other rows than its log leads to: the table or the restored state was changed:"
                 " stop the job and run `popstream verify`, or restore an older snapshot"
             )
-            raise Corrupt(message, subject=self._table, details=_differences(wanted, found))
+            raise Corrupt(message, subject=self._table, details=compared.lines(f"rows of {self._table}"))
         self.verified_rows += wanted.num_rows
-
-    def rows_from(self, first_offset: Mapping[int, int]) -> int:
-        """Return the number of rows to compare in the table, for the records from `first_offset` on."""
-        loose = self._compared_from
-        spans = ((p, max(first_offset.get(p, 0), loose.get(p, 0)), end) for p, end in self._ends.items())
-        return self._within(spans).count()
 
     def _between(self, rows: pa.Table) -> DataFrame:
         ends = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()
@@ -202,21 +206,3 @@ def _below(ends: Mapping[int, int], places: Iterable[tuple[int, int]]) -> pa.Arr
 
 def _rows_of(spark: SparkSession, path: Path, ops_topic_id: str) -> DataFrame:
     return spark.read.format("delta").load(str(path)).where(f.col("ops_topic_id") == ops_topic_id)
-
-
-def _comparable(table: str, rows: pa.Table) -> pa.Table:
-    schema = arrow_schema(AUDIT_TABLES[table])
-    names = [name for name in schema.names if name not in NOT_COMPARED]
-    kept = rows.select(names).cast(pa.schema([schema.field(name) for name in names]))
-    return kept.sort_by([(name, "ascending") for name in _KEY]).combine_chunks()
-
-
-def _differences(wanted: pa.Table, found: pa.Table) -> list[str]:
-    """Return the first few rows that differ, and their number."""
-    by_key: dict[Any, list[Any]] = {}
-    for place, rows in enumerate((wanted, found)):
-        for row in rows.to_pylist():
-            by_key.setdefault(tuple(row[name] for name in _KEY), [None, None])[place] = row
-    different = [(key, pair) for key, pair in sorted(by_key.items()) if pair[0] != pair[1]]
-    shown = [f"(partition, offset, ordinal) {key}: log {pair[0]}, table {pair[1]}" for key, pair in different[:3]]
-    return [*shown, f"{len(different)} rows in all"]

@@ -15,6 +15,7 @@ from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 
 from connectors.delta.commits import Commit, commits_after, commits_back_from, commits_up_from, sync_commits
+from connectors.delta.spark_errors import require_undamaged
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import Table, table_path
 from connectors.delta.transactions import app_id, known_versions, versions_by_epoch
@@ -124,7 +125,7 @@ class ExactlyOnceTable:
 
         Raises:
             Fenced: Another writer committed for the same state.
-            Corrupt: The table was RESTOREd, or accepted another number of rows.
+            Corrupt: The table was RESTOREd, accepted another number of rows, or a file of it is damaged.
         """
         assert version > self.delivered, f"{self.name}: Delta would skip version {version}, it has {self.delivered}"
         foreign = self._fresh_commits()
@@ -133,7 +134,8 @@ class ExactlyOnceTable:
         if _has_restore(foreign):
             raise self._restored()
         try:
-            self._save(frame, version)
+            with require_undamaged(self._path):
+                self._save(frame, version)
         except ConcurrentTransactionException as error:
             raise self._fenced(version) from error
         # In a table without commits for a week, the next commit files may be deleted.

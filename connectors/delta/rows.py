@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from connectors.delta.tables import AUDIT_TABLES, outbox_schema
 from popstream.wire.base_errors import RESTORE, Corrupt
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from typing import NamedTuple
 
-__all__ = ["SLICE_BYTES_MAX", "decode_rows", "encode_rows", "in_pieces"]
+__all__ = ["SLICE_BYTES_MAX", "decode_rows", "encode_rows", "in_pieces", "plain_rows"]
 
 SLICE_BYTES_MAX: Final = 256 * 1024
 """Cap of one outbox entry."""
@@ -29,6 +30,14 @@ _BYTES_PER_PIECE: Final = 64 * 1024 * 1024
 _TEXT_CHARACTERS_MAX: Final = 1_024
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.items()}
+_PLAIN_SCHEMAS: Final = {
+    name: pa.schema(
+        [pa.field(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type) for field in schema]
+    )
+    for name, schema in _SCHEMAS.items()
+}
+_CERTAINLY_NOT_CUT_BYTES: Final = SLICE_BYTES_MAX // 2
+"""A row with texts up to this length fits into a slice, with its numbers and the schema."""
 
 
 def encode_rows(table: str, rows: Sequence[NamedTuple], limit_bytes: int = SLICE_BYTES_MAX) -> list[bytes]:
@@ -54,14 +63,19 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
     Raises:
         Corrupt: A slice cannot be read.
     """
-    schema = pa.schema(
-        [
-            pa.field(field.name, pa.string() if pa.types.is_dictionary(field.type) else field.type)
-            for field in _SCHEMAS[table]
-        ]
-    )
+    schema = _PLAIN_SCHEMAS[table]
     batches = [_plain(batch, schema) for data in slices for batch in _read(data, table)]
     return pa.Table.from_batches(batches, schema)
+
+
+def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:
+    """Return what `decode_rows` returns for the slices of `encode_rows`, at a fraction of the cost."""
+    if not rows:
+        return _PLAIN_SCHEMAS[table].empty_table()
+    batch = _record_batch(rows, _PLAIN_SCHEMAS[table])
+    if sum(map(_longest, batch.columns)) > _CERTAINLY_NOT_CUT_BYTES:
+        return decode_rows(table, encode_rows(table, rows))
+    return pa.Table.from_batches([batch])
 
 
 def in_pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
@@ -84,6 +98,14 @@ def _record_batch(rows: Sequence[NamedTuple], schema: pa.Schema) -> pa.RecordBat
     return pa.RecordBatch.from_arrays(
         [_array(values, field.type) for values, field in zip(columns, schema, strict=True)], schema=schema
     )
+
+
+def _longest(column: pa.Array) -> int:
+    """Return the length in bytes of the longest text of a column; 0 for numbers."""
+    kind = column.type
+    if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        return 0
+    return pc.max(pc.binary_length(column)).as_py() or 0
 
 
 def _array(values: tuple[Any, ...], kind: pa.DataType) -> pa.Array:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
+from connectors.jars.class_archive import flags_to_use
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -26,7 +28,7 @@ _JVM_FLAGS: Final = (
     "-XX:+UseSerialGC",
     "-XX:MaxMetaspaceSize=256m",
     "-XX:ReservedCodeCacheSize=192m",
-    "-XX:MaxDirectMemorySize=128m",
+    "-XX:MaxDirectMemorySize=192m",
     "-XX:+ExitOnOutOfMemoryError",
     # Since Java 17.0.9 and 21.0.3; Spark makes older JVMs ignore unknown flags.
     "-XX:TrimNativeHeapInterval=60000",
@@ -101,15 +103,19 @@ def build_session(
         driver_memory: Heap of the JVM. Resident memory is up to about 650 MiB more.
         java_options: More flags of the JVM.
         conf: More Spark settings, which override those here.
+
+    Raises:
+        JarError: There is no Java.
     """
     # glibc gives each thread an arena, which it seldom returns: with Spark's threads hundreds of MiB.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    options = (*_JVM_FLAGS, *flags_to_use("spark", jars), *java_options)
     builder = (
         SparkSession.Builder()
         .appName(app_name)
         .master(master)
         .config("spark.driver.memory", driver_memory)
-        .config("spark.driver.extraJavaOptions", " ".join((*_JVM_FLAGS, *java_options)))
+        .config("spark.driver.extraJavaOptions", " ".join(options))
         .config("spark.jars", ",".join(str(jar) for jar in jars))
     )
     for key, value in {**_CONF, **(conf or {})}.items():

@@ -6,11 +6,13 @@ import json
 from typing import TYPE_CHECKING, Final
 
 from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
+from connectors.delta.actions import how_to_repair
 from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import Table, spark_schema, table_path
-from popstream.wire.base_errors import Invalid
+from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,8 +55,14 @@ def require_columns(path: Path, table: Table, schema: str) -> None:
 
     Raises:
         Invalid: It has other columns.
+        Corrupt: The schema cannot be read.
     """
-    found = _types(StructType.fromJson(json.loads(schema)))
+    try:
+        found = _types(StructType.fromJson(json.loads(schema)))
+    except (ValueError, KeyError, TypeError, AttributeError, PySparkException) as error:
+        problem = f"the log of {table.name} is damaged: its columns cannot be read: {error}"
+        message = f"{problem}: {how_to_repair(table.name)}"
+        raise Corrupt(message, subject=table.name) from error
     wanted = _types(spark_schema(table))
     if found != wanted:
         differences = [
@@ -64,7 +72,7 @@ def require_columns(path: Path, table: Table, schema: str) -> None:
         ]
         message = (
             f"the Delta table at {path} has other columns than this version writes: run the version that created it,"
-            " or move the table away and run `popstream restore`"
+            f" or run `popstream restore --rebuild {table.name}`"
         )
         raise Invalid(message, subject=table.name, details=differences)
 

@@ -9,21 +9,29 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from connectors.delta.actions import Action, MetaData, Protocol, how_to_repair, read_actions
 from popstream.wire.base_errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["DataFile", "DataFiles", "TableLog", "read_data_files", "read_table_log", "require_table_log"]
+__all__ = [
+    "DataFile",
+    "DataFiles",
+    "TableLog",
+    "checkpoint_damage",
+    "read_data_files",
+    "read_table_log",
+    "require_table_log",
+]
 
 Reconciled = TypeVar("Reconciled")
+Found = TypeVar("Found")
 
 _COMMIT = re.compile(r"(\d{20})\.json")
 # Classic checkpoints in one file or several, and version 2, whose name has an id. The actions read here are in the
@@ -113,8 +121,21 @@ def read_data_files(table: Path) -> DataFiles | None:
     return _newest(table, ("protocol", "metaData", "add", "remove"), _data_files)
 
 
+def checkpoint_damage(table: Path) -> Corrupt | None:
+    """Return what is damaged in the newest checkpoint, or None. Delta needs it even if all commits before it exist."""
+    _, checkpoints = _found(table / "_delta_log")
+    newest = checkpoints[max(checkpoints)] if checkpoints else []
+    try:
+        for _ in _actions(newest, [], ("txn", "protocol", "metaData", "add", "remove")):
+            pass
+    except Corrupt as error:
+        message = f"{error.message}: {how_to_repair(table.name)}"
+        return Corrupt(message, subject=table.name)
+    return None
+
+
 def _newest(
-    table: Path, wanted: Sequence[str], reconciled: Callable[[Path, int, Iterator[dict[str, Any]]], Reconciled]
+    table: Path, wanted: Sequence[str], reconciled: Callable[[Path, int, Iterator[Action]], Reconciled]
 ) -> Reconciled | None:
     """Return the result of `reconciled` for the actions of the wanted kinds, or None when there is no table."""
     commits, checkpoints = _found(table / "_delta_log")
@@ -122,6 +143,9 @@ def _newest(
     if newest is None:
         return None
     problem = ""
+    if newest not in commits:  # Delta deletes old commits, and never the newest
+        problem = f"the log of {table.name} lacks version {newest}, and has a checkpoint of it"
+        checkpoints = {}
     # An unreadable checkpoint can be replaced by the commits before it, as long as their files exist.
     for begin in sorted([-1, *checkpoints], reverse=True):
         missing = [version for version in range(begin + 1, newest + 1) if version not in commits]
@@ -133,46 +157,46 @@ def _newest(
             return reconciled(table, newest, _actions(checkpoints.get(begin, []), after, wanted))
         except Corrupt as error:
             problem = problem or error.message
-    message = f"{problem}: bring it back from a copy, or move the table away and run `popstream restore`"
+    message = f"{problem}: {how_to_repair(table.name)}"
     raise Corrupt(message, subject=table.name)
 
 
-def _table_log(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> TableLog:
+def _table_log(table: Path, version: int, actions: Iterator[Action]) -> TableLog:
     txns: dict[str, int] = {}
-    metadata: dict[str, Any] | None = None
+    metadata: MetaData | None = None
     for action in actions:
-        if (txn := action.get("txn")) is not None:
-            txns[txn["appId"]] = txn["version"]
-        metadata = action.get("metaData") or metadata
+        if action.txn is not None:
+            txns[action.txn.app_id] = action.txn.version
+        metadata = action.meta_data or metadata
     metadata = _required(metadata, table, "metaData")
-    properties = dict(metadata.get("configuration") or {})
-    return TableLog(version=version, schema=metadata["schemaString"], properties=properties, txns=txns)
+    properties = dict(metadata.configuration or {})
+    return TableLog(version=version, schema=metadata.schema_string, properties=properties, txns=txns)
 
 
-def _data_files(table: Path, version: int, actions: Iterator[dict[str, Any]]) -> DataFiles:
+def _data_files(table: Path, version: int, actions: Iterator[Action]) -> DataFiles:
     files: dict[str, DataFile] = {}
-    protocol: dict[str, Any] | None = None
-    metadata: dict[str, Any] | None = None
+    protocol: Protocol | None = None
+    metadata: MetaData | None = None
     for action in actions:
-        protocol = action.get("protocol") or protocol
-        metadata = action.get("metaData") or metadata
-        if (add := action.get("add")) is not None:
-            files[add["path"]] = DataFile(
-                path=add["path"],
-                size=add["size"],
-                modification_ms=add["modificationTime"],
-                partition_values=dict(add["partitionValues"]),
-                stats=add.get("stats"),
+        protocol = action.protocol or protocol
+        metadata = action.meta_data or metadata
+        if (add := action.add) is not None:
+            files[add.path] = DataFile(
+                path=add.path,
+                size=add.size,
+                modification_ms=add.modification_time,
+                partition_values=dict(add.partition_values),
+                stats=add.stats,
             )
-        elif (remove := action.get("remove")) is not None:
-            files.pop(remove["path"], None)
+        elif action.remove is not None:
+            files.pop(action.remove.path, None)
     protocol = _required(protocol, table, "protocol")
-    schema = _required(metadata, table, "metaData")["schemaString"]
-    versions = (protocol["minReaderVersion"], protocol["minWriterVersion"])
+    schema = _required(metadata, table, "metaData").schema_string
+    versions = (protocol.min_reader_version, protocol.min_writer_version)
     return DataFiles(version=version, protocol=versions, schema=schema, files=list(files.values()))
 
 
-def _required(action: dict[str, Any] | None, table: Path, what: str) -> dict[str, Any]:
+def _required(action: Found | None, table: Path, what: str) -> Found:
     if action is None:
         message = f"the log of {table.name} lacks the action {what}"
         raise Corrupt(message, subject=table.name)
@@ -191,23 +215,10 @@ def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
     return commits, {version: files for (version, wanted), files in parts.items() if len(files) >= wanted}
 
 
-def _actions(checkpoint: Iterable[Path], commits: Iterable[Path], wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
+def _actions(checkpoint: Iterable[Path], commits: Iterable[Path], wanted: Sequence[str]) -> Iterator[Action]:
     for path in (*checkpoint, *commits):
         try:
-            yield from _lines(path) if path.suffix == ".json" else _rows(path, wanted)
-        except (msgspec.DecodeError, pa.ArrowException, OSError) as error:
+            yield from read_actions(path, wanted)
+        except FileNotFoundError as error:  # deleted since it was listed
             message = f"{path} cannot be read: {error}"
             raise Corrupt(message, subject=str(path)) from error
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    for line in path.read_bytes().splitlines():
-        yield msgspec.json.decode(line)
-
-
-def _rows(path: Path, wanted: Sequence[str]) -> Iterator[dict[str, Any]]:
-    file = pq.ParquetFile(path)
-    for row in file.read(columns=[name for name in wanted if name in file.schema_arrow.names]).to_pylist():
-        if row.get("metaData") is not None:  # pyarrow returns a map as pairs
-            row["metaData"]["configuration"] = dict(row["metaData"]["configuration"] or [])
-        yield row

@@ -164,8 +164,10 @@ _OPERATIONS: Final = Table(
         _text("op_id", "Id of the operation, chosen by its sender; a repetition gets the same answer.", required=False),
         _word("client_id", "Client that sent the operation, if it named itself.", required=False),
         _int("entry", "Index of the entry within the operation; null when it has no entries.", required=False),
-        _long("first_offset", "First queue offset of the run (-1: the entry named none).", required=False),
-        _long("last_offset", "Last queue offset of the run, inclusive.", required=False),
+        _long(
+            "first_offset", "First queue offset of the run; null: none was named, or one out of range.", required=False
+        ),
+        _long("last_offset", "Last queue offset of the run, inclusive; null like `first_offset`.", required=False),
         _text("handle_before", "Receipt handle in the operation, without its signature.", required=False),
         _text("handle_after", "Receipt handle in the answer, without its signature.", required=False),
         _int("code", "RocketMQ's response code."),

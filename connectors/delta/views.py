@@ -20,12 +20,19 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["ENDS_ERA", "ERA_ENDING_KINDS_SQL", "register_tables", "register_views"]
+__all__ = ["ENDS_ERA", "register_tables", "register_views", "sql_list"]
 
-ERA_ENDING_KINDS_SQL: Final = ", ".join(f"'{kind}'" for kind in ERA_ENDING_KINDS)
-"""`ERA_ENDING_KINDS` for an SQL `IN (...)`."""
 
-ENDS_ERA: Final = f"step = 'released' AND cause IN ({ERA_ENDING_KINDS_SQL})"
+def sql_list(names: Iterable[str]) -> str:
+    """Return names for an SQL `IN (...)`.
+
+    >>> sql_list(("ack", "reject"))
+    "'ack', 'reject'"
+    """
+    return ", ".join(f"'{name}'" for name in names)
+
+
+ENDS_ERA: Final = f"step = 'released' AND cause IN ({sql_list(ERA_ENDING_KINDS)})"
 """SQL condition: a row of `deliveries` that ends every lease of its lane and is about no single message."""
 
 _BLOCK: Final = 4_096

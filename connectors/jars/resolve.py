@@ -196,7 +196,7 @@ def _download(var: Path, target: Path, expected_count: int) -> str | None:
         java(),
         # Not ~/.ivy2: artifacts of other projects would influence the resolution.
         f"-Divy.default.ivy.user.dir={var / 'ivy'}",
-        *("-cp", str(_pyspark_jars() / "*"), "org.apache.ivy.Main"),
+        *("-cp", str(pyspark_jars() / "*"), "org.apache.ivy.Main"),
         *_settings_arguments(),
         *("-ivy", str(IVY_FILE), "-cache", str(var / "ivy" / "cache")),
         *("-retrieve", str(target / "[conf]" / "[artifact](-[classifier])-[revision].[ext]"), "-sync"),
@@ -218,7 +218,12 @@ def _settings_arguments() -> tuple[str, ...]:
     return ("-settings", settings) if settings else ()
 
 
-def _pyspark_jars() -> Path:
+def pyspark_jars() -> Path:
+    """Return the folder of the jars inside PySpark.
+
+    Raises:
+        JarError: PySpark is not installed.
+    """
     # `import pyspark` would take a second.
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:

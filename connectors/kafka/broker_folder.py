@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["BrokerFolder", "Ports"]
+__all__ = ["LOG_LINES_SHOWN", "POLL_S", "BrokerFolder", "Ports"]
 
 NODE_ID = 1
 MIB = 1024 * 1024

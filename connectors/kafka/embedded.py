@@ -13,9 +13,10 @@ import time
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, Self, cast
 
+from connectors.jars.class_archive import flags_to_use
 from connectors.jars.resolve import JarError, java, kafka_jars
 from connectors.kafka import watchdog
-from connectors.kafka.broker_folder import BrokerFolder, Ports
+from connectors.kafka.broker_folder import LOG_LINES_SHOWN, POLL_S, BrokerFolder, Ports
 from connectors.kafka.loopback import HOST, free_port, is_ready, require_free
 from popstream.wire.base_errors import Invalid, Unavailable
 
@@ -26,10 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["SHORT_LIVED", "EmbeddedKafka"]
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
-LOG_LINES_SHOWN = 25
 STOP_GRACE_S = 20.0
 KILL_GRACE_S = 10.0
-POLL_S = 0.05
 STARTS_MAX = 4
 PORT_TAKEN_SIGN = "Address already in use"
 SHORT_LIVED: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -51,6 +50,7 @@ class EmbeddedKafka:
         settings: Broker settings that override the defaults here, as in server.properties.
         java_options: Flags of the broker's JVM; `SHORT_LIVED` for tests.
         start_timeout_s: Seconds that a start may take.
+        stop_grace_s: Seconds that a stop may take before the broker is killed.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class EmbeddedKafka:
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
         start_timeout_s: float = 60.0,
+        stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
         """Store the arguments; nothing is started or written."""
         self._files = BrokerFolder(folder.resolve(), dict(settings or {}))
@@ -73,6 +74,7 @@ class EmbeddedKafka:
         self._heap_mb = heap_mb
         self._java_options = list(java_options)
         self._start_timeout_s = start_timeout_s
+        self._stop_grace_s = stop_grace_s
         self._watchdog: subprocess.Popen[bytes] | None = None
         self._pid = 0
 
@@ -135,8 +137,8 @@ class EmbeddedKafka:
         self._requested = self._ports  # clients know the port: restarts keep it
 
     def stop(self) -> None:
-        """Shut the broker down; after 20 s kill it. Does nothing if it does not run."""
-        self._end(watchdog.STOP, STOP_GRACE_S + KILL_GRACE_S)
+        """Shut the broker down; after `stop_grace_s` kill it. Does nothing if it does not run."""
+        self._end(watchdog.STOP, self._stop_grace_s + KILL_GRACE_S)
 
     def kill(self) -> None:
         """Kill the broker by SIGKILL, like a crash. Does nothing if it does not run."""
@@ -221,6 +223,7 @@ class EmbeddedKafka:
         try:
             program = java()
             jars = self._jars if self._jars is not None else kafka_jars(Path("var"))
+            shared_classes = flags_to_use("kafka", jars)
         except JarError as error:
             raise Invalid(str(error)) from error
         temporary = self.folder / "tmp"
@@ -228,6 +231,7 @@ class EmbeddedKafka:
         return [
             program,
             f"-Xmx{heap_mb}m",
+            *shared_classes,
             *options,
             "-XX:+ExitOnOutOfMemoryError",
             # It would create a file in the system's temporary folder.
@@ -246,7 +250,7 @@ class EmbeddedKafka:
         command = [*self._java(self._heap_mb, self._java_options), "kafka.Kafka", str(properties)]
         with self.log_file.open("ab") as log:
             self._watchdog = subprocess.Popen(  # noqa: S603 - the command is ours
-                watchdog.watchdog_command(self.log_file, LOG_BYTES_MAX, STOP_GRACE_S, command),
+                watchdog.watchdog_command(self.log_file, LOG_BYTES_MAX, self._stop_grace_s, command),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

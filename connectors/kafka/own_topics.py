@@ -7,6 +7,7 @@
 | `<prefix>.notifications` | delete, 1 hour | wake-ups of waiting clients; a lost one costs a poll |
 | `<prefix>.dead_letters` | delete, kept forever, 16 MiB | messages that no consumer could process |
 | `<prefix>.queue_types` | compact, 1 partition | the type of each message topic, for producers |
+| `<prefix>.owner` | compact, 1 partition | the job that owns the prefix; only its last record counts |
 """
 
 from __future__ import annotations
@@ -33,12 +34,11 @@ __all__ = [
     "ensure_topics",
 ]
 
-MIB = 1024 * 1024
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 # The longest suffix takes 14.
 PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - 14
-RESULTS_BYTES_MIN = MIB
+RESULTS_BYTES_MIN = 1024 * 1024
 # Retention deletes whole segments: without a new one every ten minutes, records would stay for a week.
 SHORT_LIVED = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segment.ms": "600000"}
 
@@ -55,6 +55,7 @@ class Topics(msgspec.Struct, frozen=True):
     notifications: str
     dead_letters: str
     queue_types: str
+    owner: str
 
     @classmethod
     def of(cls, prefix: str = "popstream") -> Topics:
@@ -80,6 +81,14 @@ class Topics(msgspec.Struct, frozen=True):
     def names(self) -> tuple[str, ...]:
         """All names, the ops topic first."""
         return msgspec.structs.astuple(self)
+
+    @property
+    def compacted(self) -> dict[str, str]:
+        """Why those that must be compacted are."""
+        return {
+            self.queue_types: "retention would delete queue types that producers need",
+            self.owner: "retention would delete the owner of the prefix",
+        }
 
 
 class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -121,7 +130,8 @@ class Deviation(msgspec.Struct, frozen=True):
 def chosen_topics(names: Iterable[str], globs: Sequence[str], own: Topics | None = None) -> list[str]:
     """Return the sorted names that match one of `globs`, without Kafka's internal topics and those of popstream jobs.
 
-    Topics of `own` are never chosen. Other jobs are recognised by their complete set of topics, whatever their prefix.
+    Topics of `own` are never chosen. Other jobs are recognised by their complete set of topics, whatever their prefix;
+    a job of an older version has no owner topic.
 
     >>> own = [*Topics.of("a.b").names]
     >>> chosen_topics([*own, "__consumer_offsets", "orders", "orders.ops", "x1", "x2"], ["orders*", "x?", "a*"])
@@ -132,7 +142,7 @@ def chosen_topics(names: Iterable[str], globs: Sequence[str], own: Topics | None
     of_jobs = {
         own
         for name in found
-        if name.endswith(suffix) and found.issuperset(Topics.of_any(name.removesuffix(suffix)).names)
+        if name.endswith(suffix) and found.issuperset(_recognised_by(Topics.of_any(name.removesuffix(suffix))))
         for own in Topics.of_any(name.removesuffix(suffix)).names
     }
     return sorted(
@@ -140,6 +150,10 @@ def chosen_topics(names: Iterable[str], globs: Sequence[str], own: Topics | None
         for name in found - of_jobs - set(own.names if own is not None else ())
         if not name.startswith("__") and any(fnmatchcase(name, pattern) for pattern in globs)
     )
+
+
+def _recognised_by(topics: Topics) -> set[str]:
+    return {*topics.names} - {topics.owner}
 
 
 def ensure_topics(
@@ -200,8 +214,8 @@ def deviations(
             found.append(Deviation(name, "the topic", "missing", "created", "the job reads or writes it"))
             continue
         rules = _Rules(name, configs[name], found)
-        if name == topics.queue_types:
-            rules.equal("cleanup.policy", "compact", "retention would delete queue types that producers need")
+        if name in topics.compacted:
+            rules.equal("cleanup.policy", "compact", topics.compacted[name])
             continue
         rules.equal("cleanup.policy", "delete", "compaction would delete records")
         if name == topics.ops:
@@ -241,7 +255,7 @@ def _check_ops(rules: _Rules, facts: TopicFacts, oldest_snapshot_age_ms: int, pa
     rules.equal("compression.type", "uncompressed", "a record of any size can hide in a compressed batch")
     rules.equal("unclean.leader.election.enable", "false", "decided records could vanish from the log")
     rules.at_least("max.message.bytes", OPS_TOPIC_RECORD_BYTES_MAX, "a large batch of acks must fit")
-    reason = "the oldest snapshot could not be replayed to the end"
+    reason = "the oldest snapshot could not be replayed to the end; or keep fewer (`snapshots_keep_daily`)"
     rules.at_least("retention.ms", oldest_snapshot_age_ms, reason, no_limit=FOREVER)
     if partitions_expected is not None and facts.partition_count != partitions_expected:
         count = str(facts.partition_count)
@@ -272,6 +286,8 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
         NewTopic(topics.notifications, settings.notifications_partitions, copies, SHORT_LIVED),
         NewTopic(topics.dead_letters, settings.dead_letters_partitions, copies, dead_letters),
         NewTopic(topics.queue_types, 1, copies, {"cleanup.policy": "compact"}),
+        # The segment that is written is not compacted, and the owner writes every two seconds.
+        NewTopic(topics.owner, 1, copies, {"cleanup.policy": "compact", "segment.ms": "600000"}),
     ]
 
 

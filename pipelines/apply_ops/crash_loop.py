@@ -19,11 +19,11 @@ from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.quarantine import Quarantine
 from popstream.wire.base_errors import Fenced, PopstreamError
 
-__all__ = ["ALONE_ATTEMPTS_MAX", "ATTEMPTS_MAX", "CrashLoopBreaker", "UndecidableError"]
+__all__ = ["ALONE_ATTEMPTS_MAX", "MICRO_BATCH_ATTEMPTS_MAX", "CrashLoopBreaker", "UndecidableError"]
 
 _log = structlog.get_logger(__name__)
 
-ATTEMPTS_MAX = 3
+MICRO_BATCH_ATTEMPTS_MAX = 3
 """Attempts at a micro-batch as a whole."""
 
 ALONE_ATTEMPTS_MAX = 2
@@ -76,7 +76,7 @@ class CrashLoopBreaker:
 
     def _run(self, slices: Callable[[], Iterator[list[KafkaRecord]]], end_offset: dict[int, int]) -> None:
         has_raised = False
-        while self._attempts.alone is None and self._attempts.begin(self._next_offset()) <= ATTEMPTS_MAX:
+        while self._attempts.alone is None and self._attempts.begin(self._next_offset()) <= MICRO_BATCH_ATTEMPTS_MAX:
             try:
                 self._apply(slices(), end_offset)
             except UndecidableError as error:

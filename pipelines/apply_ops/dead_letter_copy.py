@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from kafka import KafkaConsumer, TopicPartition
 
+from pipelines.apply_ops.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.headers import (
@@ -40,7 +41,7 @@ COPY_BYTES_MAX = 15 * 1024 * 1024
 _CLOSE_TIMEOUT_S = 30.0
 
 OnRead = Callable[[Entry, DeadLetter, Iterator[tuple[int, Any]]], None]
-"""Takes an entry, its dead letter, and (queue offset, Kafka record or None if it left the log) of each message.
+"""Takes an entry, its dead letter, and (queue offset, Kafka record or None if it left the log) of each message to send.
 
 The iterator reads lazily: a dead letter may name ten thousand messages, of a mebibyte each.
 """
@@ -64,10 +65,12 @@ class KafkaDeadLetterReader:
 
     Args:
         client: Settings for kafka-python, `bootstrap_servers` among them.
+        earlier: The letters that are in the dead-letter topic already: their messages are left out.
     """
 
-    def __init__(self, client: Mapping[str, Any]) -> None:
+    def __init__(self, client: Mapping[str, Any], earlier: EarlierLetters) -> None:
         self._client = client
+        self._earlier = earlier
         self._queue: queue.SimpleQueue[tuple[Entry, DeadLetter] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -100,12 +103,18 @@ class KafkaDeadLetterReader:
                         max_partition_fetch_bytes=REQUEST_BYTES_MAX,
                         fetch_max_bytes=REQUEST_BYTES_MAX,
                     )
-                on_read(entry, letter, _read(consumer, letter))
+                    self._earlier.load(consumer)
+                on_read(entry, letter, self._unsent(consumer, letter))
         except Exception as error:  # noqa: BLE001 - any error means that no dead letter is published any more
             on_failure(error)
         finally:
             if consumer is not None:
                 consumer.close()
+
+    def _unsent(self, consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[tuple[int, Any]]:
+        for queue_offset, message in _read(consumer, letter):
+            if not self._earlier.take(_own_headers(letter, queue_offset)):
+                yield queue_offset, message
 
 
 class DeadLetterCopy(NamedTuple):
@@ -121,15 +130,7 @@ def copy_of(letter: DeadLetter, queue_offset: int, message: Any | None) -> DeadL
 
     A message that left the log, or is too long to be copied, is represented by the headers alone.
     """
-    headers = [
-        (DEAD_LETTER_REASON_HEADER, letter.reason.encode()),
-        (DEAD_LETTER_GROUP_HEADER, letter.group.encode()),
-        (DEAD_LETTER_TOPIC_HEADER, letter.topic.encode()),
-        (DEAD_LETTER_QUEUE_ID_HEADER, str(letter.queue_id).encode()),
-        (DEAD_LETTER_QUEUE_OFFSET_HEADER, str(queue_offset).encode()),
-        (DEAD_LETTER_ATTEMPTS_HEADER, str(letter.attempts).encode()),
-        (DEAD_LETTER_HISTORY_HEADER, msgspec.json.encode(_history(letter))),
-    ]
+    headers = _own_headers(letter, queue_offset)
     if message is None:
         headers.append((DEAD_LETTER_GONE_HEADER, b"the message had left the log; these are its coordinates"))
         return DeadLetterCopy(None, b"", headers)
@@ -143,6 +144,18 @@ def copy_of(letter: DeadLetter, queue_offset: int, message: Any | None) -> DeadL
     # kafka-python cannot send a record with neither key nor value.
     value = b"" if message.key is None and message.value is None else message.value
     return DeadLetterCopy(message.key, value, [*message_headers, *headers])
+
+
+def _own_headers(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes]]:
+    return [
+        (DEAD_LETTER_REASON_HEADER, letter.reason.encode()),
+        (DEAD_LETTER_GROUP_HEADER, letter.group.encode()),
+        (DEAD_LETTER_TOPIC_HEADER, letter.topic.encode()),
+        (DEAD_LETTER_QUEUE_ID_HEADER, str(letter.queue_id).encode()),
+        (DEAD_LETTER_QUEUE_OFFSET_HEADER, str(queue_offset).encode()),
+        (DEAD_LETTER_ATTEMPTS_HEADER, str(letter.attempts).encode()),
+        (DEAD_LETTER_HISTORY_HEADER, msgspec.json.encode(_history(letter))),
+    ]
 
 
 def _history(letter: DeadLetter) -> dict[str, int]:

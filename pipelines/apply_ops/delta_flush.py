@@ -35,12 +35,21 @@ class DeltaFlush:
         outbox: Holds the rows.
         sink: Writes them.
         applied_seq: Returns the last apply_seq that is written.
+        check_ownership: Raises Fenced once another job has taken the prefix. Called before each commit.
     """
 
-    def __init__(self, outbox: Outbox, sink: TableSink, *, applied_seq: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        sink: TableSink,
+        *,
+        applied_seq: Callable[[], int],
+        check_ownership: Callable[[], None] = lambda: None,
+    ) -> None:
         self._outbox = outbox
         self._sink = sink
         self._applied_seq = applied_seq
+        self._check_ownership = check_ownership
         committed = min(sink.delivered(table) for table in AUDIT_TABLES)
         # Committed by an earlier process that was killed before the outbox noted it.
         outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=committed)])
@@ -63,6 +72,7 @@ class DeltaFlush:
             slices = [(entry.apply_seq, *read_slice(entry.value)) for entry in entries]
             rows = 0
             for table in AUDIT_TABLES:
+                self._check_ownership()
                 rows += self._sink.flush(table, ((seq, data) for seq, name, data in slices if name == table), upto)
                 failpoint("flush")
             self._outbox.delivered(entry.key for entry in entries)

@@ -13,8 +13,6 @@ from typing import Protocol
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
-from broker_state.kernel.validation import is_op_id, is_queue_name
-from broker_state.store.keys import op_key, queue_prefix
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
@@ -24,6 +22,7 @@ from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.order import Ordered, Plans, end_of_micro_batch, order
 from pipelines.apply_ops.outbox import Entry, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of
+from pipelines.apply_ops.prefetch import op_keys_of
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
 from pipelines.failpoints import failpoint
@@ -223,7 +222,7 @@ class MicroBatchApplier:
                     ordered = order(decoded, self.applied.next_offset)
                 # Step 3: prefetch
                 with report.step("prefetch"):
-                    self._prefetch(ordered.operations)
+                    self._overlay.prefetch_ops(op_keys_of(ordered.operations))
                 # Step 4: decide
                 with report.step("decide"):
                     self._decide(ordered, decided)
@@ -239,17 +238,6 @@ class MicroBatchApplier:
     def _decode(self, records: list[KafkaRecord], report: MicroBatchReport) -> list[OpRecord | Rejected]:
         report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
         return [self._quarantine.decode(record, self._decoder) for record in records]
-
-    def _prefetch(self, operations: list[OpRecord]) -> None:
-        """Read the op_ids of all operations at once: nearly all are new, and one by one each would cost a read."""
-        keys = []
-        for operation in operations:
-            command = operation.command
-            if command.op_id is None or operation.misrouted or not is_op_id(command.op_id):
-                continue
-            if is_queue_name(command.topic, command.queue_id):
-                keys.append(op_key(queue_prefix(command.topic, command.queue_id), command.op_id))
-        self._overlay.prefetch_ops(keys)
 
     def _decide(self, ordered: Ordered, decided: "_Decided") -> None:
         decided.touched |= fold(self._overlay, ordered.operations, decided.decision)

@@ -106,9 +106,9 @@ class Outbox:
                     self._delivered.add(key)
                     self._undelivered_bytes -= self._sizes[key]
 
-    def undelivered(self, kind: int, after_seq: int = -1, upto_seq: int = (1 << 63) - 1) -> Iterator[Entry]:
-        """Yield the undelivered entries of a kind with apply_seq in (after_seq, upto_seq], in order."""
-        end = _KEY.pack(kind, upto_seq + 1, 0)
+    def undelivered(self, kind: int, after_seq: int = -1, upto_seq: int | None = None) -> Iterator[Entry]:
+        """Yield the undelivered entries of a kind with apply_seq in (after_seq, upto_seq], in order; None: no limit."""
+        end = _KEY.pack(kind + 1, 0, 0) if upto_seq is None else _KEY.pack(kind, upto_seq + 1, 0)
         for key, value in self._store.scan(OUTBOX, _KEY.pack(kind, after_seq + 1, 0), end):
             with self._lock:
                 if key in self._delivered:

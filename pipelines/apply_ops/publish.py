@@ -13,10 +13,10 @@ from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_frame, read_notifications
 from pipelines.failpoints import failpoint
 from popstream.exchange.resilient_producer import close_producer
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Fenced, PopstreamError, Unavailable
 from popstream.wire.dead_letter import DeadLetter
 
-__all__ = ["AcknowledgedSend", "Publisher", "RecordProducer"]
+__all__ = ["AcknowledgedSend", "HeldPrefix", "Publisher", "RecordProducer"]
 
 _log = structlog.get_logger(__name__)
 
@@ -51,6 +51,17 @@ class RecordProducer(Protocol):
         """Wait up to `timeout` seconds for requests in flight, and disconnect."""
 
 
+class HeldPrefix(Protocol):
+    """The right to answer for a prefix (`PrefixOwnership`)."""
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another job is known to answer now."""
+
+    def require(self) -> None:
+        """Raise Fenced if another job may answer now, or Unavailable if nobody knows."""
+
+
 class _OutgoingRecord(NamedTuple):
     topic: str
     value: bytes | None
@@ -62,13 +73,12 @@ class _OutgoingRecord(NamedTuple):
 class Publisher:
     """Sends answers and notifications at once, and dead letters as soon as their messages are read.
 
-    What an earlier process left in the outbox is sent first, by the constructor.
-
     Args:
         topics: The job's own topics.
         outbox: Is notified of every entry that Kafka has acknowledged.
         producer: Idempotent, with acks from all replicas.
         dead_letters: Reads the messages of dead letters.
+        prefix: Is asked before each entry.
         on_failure: Called once something cannot be published, from any thread; nothing more will be published.
     """
 
@@ -78,23 +88,34 @@ class Publisher:
         outbox: Outbox,
         producer: RecordProducer,
         dead_letters: DeadLetterReader,
-        on_failure: Callable[[Unavailable], None],
+        prefix: HeldPrefix,
+        on_failure: Callable[[PopstreamError], None],
     ) -> None:
         self._topics = topics
         self._outbox = outbox
         self._producer = producer
         self._dead_letters = dead_letters
+        self._prefix = prefix
         self._on_failure = on_failure
-        self._failure: Unavailable | None = None
-        dead_letters.start(self._send_dead_letter, self._fail)
+        self._failure: PopstreamError | None = None
+
+    def start(self) -> None:
+        """Start to read dead letters, and send what an earlier process left in the outbox.
+
+        Raises:
+            Unavailable: Kafka refused an entry for good.
+            Fenced: Another job answers now.
+        """
+        self._dead_letters.start(self._send_dead_letter, self._fail)
         for kind in (EntryKind.ANSWERS, EntryKind.NOTIFICATIONS, EntryKind.DEAD_LETTER):
-            self.publish(outbox.undelivered(kind))
+            self.publish(self._outbox.undelivered(kind))
 
     def publish(self, entries: Iterable[Entry]) -> None:
         """Send entries, in order; the outbox is notified of each once Kafka has acknowledged it.
 
         Raises:
             Unavailable: Kafka refused an earlier entry for good.
+            Fenced: Another job answers now.
         """
         self.check()
         for entry in entries:
@@ -110,17 +131,25 @@ class Publisher:
                 self._dead_letters.read(entry, msgspec.msgpack.decode(entry.value, type=DeadLetter))
 
     def check(self) -> None:
-        """Raise Unavailable if something could not be published."""
+        """Raise Unavailable if something could not be published, or Fenced if another job answers now."""
         if self._failure is not None:
             raise self._failure
 
-    def close(self) -> None:
-        """Finish requests in flight; whatever Kafka does not acknowledge in time stays in the outbox."""
+    def stop(self) -> None:
+        """Finish requests in flight, and close the producer.
+
+        Whatever Kafka does not acknowledge in time stays in the outbox. A job that is fenced abandons all requests.
+        """
+        if self._prefix.is_fenced:
+            close_producer(self._producer, 0)
+            self._dead_letters.close()
+            return
         self._dead_letters.close()
         close_producer(self._producer, _CLOSE_TIMEOUT_S)
 
     def _send(self, entry: Entry, records: Iterable[_OutgoingRecord]) -> None:
         """Send the records of one entry, which is delivered when all of them are acknowledged."""
+        self._prefix.require()
         failpoint("emit")
         pending = 1  # this loop, so that the count does not reach 0 before all records are sent
         lock = threading.Lock()
@@ -149,8 +178,9 @@ class Publisher:
 
     def _fail(self, error: Exception) -> None:
         _log.error("publish_failed", error=str(error))
-        self._failure = Unavailable(f"publishing failed, so the job stops deciding: {error}")
-        self._failure.__cause__ = error
+        failure: PopstreamError = Unavailable(f"publishing failed, so the job stops deciding: {error}")
+        failure.__cause__ = error
+        self._failure = error if isinstance(error, Fenced) else failure
         self._on_failure(self._failure)
 
     def _send_dead_letter(self, entry: Entry, letter: DeadLetter, messages: Iterator[tuple[int, Any]]) -> None:

@@ -13,6 +13,7 @@ import structlog
 from broker_state.kernel.context.decision import OpRecord
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, Erasure, RocksStore
+from broker_state.store.value_format import CorruptValueError
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 
 __all__ = ["QUARANTINE", "Quarantine", "QuarantinedRecord", "quarantine_change"]
@@ -34,22 +35,29 @@ def quarantine_change(partition: int, kafka_offset: int, error: str) -> Change:
     return META, _PREFIX + _PLACE.pack(partition, kafka_offset), error.encode()
 
 
+def _decode_place(key: bytes) -> QuarantinedRecord:
+    try:
+        partition, kafka_offset = _PLACE.unpack(key.removeprefix(_PREFIX))
+    except struct.error as error:
+        raise CorruptValueError("quarantine", key) from error
+    return partition, kafka_offset
+
+
 class Quarantine:
     """The list in the store, cached in memory.
 
     Args:
         store: The job's state.
         require_ownership: Raises Fenced once another process owns the state.
+
+    Raises:
+        CorruptValueError: The place of a record cannot be decoded.
     """
 
     def __init__(self, store: RocksStore, require_ownership: Callable[[], None] = lambda: None) -> None:
         self._store = store
         self._require_ownership = require_ownership
-        self._errors = {
-            (place[0], place[1]): value.decode()
-            for key, value in store.scan(*QUARANTINE)
-            for place in [_PLACE.unpack(key.removeprefix(_PREFIX))]
-        }
+        self._errors = {_decode_place(key): value.decode(errors="replace") for key, value in store.scan(*QUARANTINE)}
 
     def decode(self, record: KafkaRecord, decoder: Decoder) -> OpRecord | Rejected:
         """Decode a record, or reject it if it is on the list."""

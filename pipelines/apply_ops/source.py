@@ -1,4 +1,4 @@
-"""Takes micro-batches of the ops topic over from Spark, with at most 64 MiB of values in memory at a time.
+"""Takes micro-batches of the ops topic over from Spark, with a bounded size of values in memory at a time.
 
 Short values arrive in one pass, together with coordinates, sizes and keys. Long values are left out of that pass, and
 read again by offset, in slices. Of a value over the cap only its head, size and hash leave the JVM.
@@ -20,7 +20,11 @@ from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]
 
-SLICE_BYTES_MAX = 64 * 1024 * 1024
+SHORT_VALUES_BYTES_MAX = 64 * 1024 * 1024
+"""What the values read in the first pass over a micro-batch take at most."""
+SLICE_BYTES_MAX = 24 * 1024 * 1024
+"""What the long values of a slice take. With a record of 4 MiB they fit in an Arrow buffer of 32 MiB. Arrow
+doubles its buffers, with the one before beside it, in the JVM's direct memory (connectors/delta/session.py)."""
 
 
 class MicroBatch(NamedTuple):
@@ -47,7 +51,7 @@ class OpsSource:
         self._options = source_options
         self._topic = topic
         self._records_max = records_max
-        self._short_value_bytes_max = max(SLICE_BYTES_MAX // records_max, 1024)
+        self._short_value_bytes_max = max(SHORT_VALUES_BYTES_MAX // records_max, 1024)
 
     def stream(self, next_offset: Mapping[int, int]) -> DataFrame:
         """Return the streaming frame that reads each partition from its offset in `next_offset`.
@@ -72,7 +76,7 @@ class OpsSource:
         return MicroBatch(spark_batch_id, table, time.perf_counter() - started)
 
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
-        """Yield the records in slices with at most 64 MiB of long values, nearly always one.
+        """Yield the records in slices with at most 24 MiB of long values, nearly always one.
 
         Slices are in log order; the order within a slice is not defined.
 

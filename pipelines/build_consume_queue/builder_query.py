@@ -143,11 +143,11 @@ class BuilderQuery:
         self._wake = threading.Event()
         self.topics: dict[str, MessageTopic] = {}
         self.units = 0
-        shutil.rmtree(checkpoints, ignore_errors=True)
         self._thread = threading.Thread(target=self._watch, name="builder", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that describes topics and runs queries."""
+        """Delete the checkpoints of earlier queries, and start the thread that describes topics and runs queries."""
+        shutil.rmtree(self._checkpoints, ignore_errors=True)
         self._thread.start()
 
     def stop(self) -> None:

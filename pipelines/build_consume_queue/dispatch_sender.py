@@ -51,6 +51,8 @@ class _OpenOperation(msgspec.Struct, eq=False):
 class DispatchSender:
     """Sends operations at once and in order, and retries with exponential back-off. Safe for use by several threads.
 
+    Retries need the thread, which runs from `start` to `stop`.
+
     Args:
         transport: Connection to the job; the caller closes it.
         outbox: Is notified of every operation that has its final answer.
@@ -64,10 +66,13 @@ class DispatchSender:
         self._changed = threading.Condition()
         self._open: dict[bytes, _OpenOperation] = {}
         self._retries: list[tuple[float, bytes]] = []
-        self._is_closed = False
+        self._is_stopped = False
         self.refused: dict[Queue, str] = {}
         """By queue, the last operation that the job refused for good, and the reason."""
         self._thread = threading.Thread(target=self._run, name="dispatch", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread that retries."""
         self._thread.start()
 
     def send(self, entries: Iterable[Entry]) -> None:
@@ -105,14 +110,15 @@ class DispatchSender:
     def wait_for_room(self, timeout_s: float) -> bool:
         """Wait until fewer than `OPEN_MAX` operations are open; return False on timeout."""
         with self._changed:
-            return self._changed.wait_for(lambda: len(self._open) < OPEN_MAX or self._is_closed, timeout_s)
+            return self._changed.wait_for(lambda: len(self._open) < OPEN_MAX or self._is_stopped, timeout_s)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Stop sending; open operations stay in the outbox."""
         with self._changed:
-            self._is_closed = True
+            self._is_stopped = True
             self._changed.notify_all()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _send(self, operation: _OpenOperation) -> None:
         with contextlib.suppress(ClientClosed):  # the operation stays in the outbox
@@ -169,7 +175,7 @@ class DispatchSender:
     def _retry_later(self, operation: _OpenOperation, why: str) -> None:
         queue = _queue(operation.command)
         with self._changed:
-            if operation.key not in self._open or self._is_closed:
+            if operation.key not in self._open or self._is_stopped:
                 return
             operation.failures += 1
             delay_s = back_off_s(operation.failures, first_s=RETRY_AFTER_S_MIN, max_s=RETRY_AFTER_S_MAX)
@@ -184,7 +190,7 @@ class DispatchSender:
         while True:
             with self._changed:
                 now_s = time.monotonic()
-                if self._is_closed:
+                if self._is_stopped:
                     return
                 if not self._retries or self._retries[0][0] > now_s:
                     self._changed.wait(self._retries[0][0] - now_s if self._retries else None)

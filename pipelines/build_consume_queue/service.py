@@ -3,6 +3,7 @@
 import contextlib
 import uuid
 from collections.abc import Callable, Mapping
+from typing import Self
 
 from pyspark.sql import SparkSession
 
@@ -27,7 +28,7 @@ __all__ = ["BuilderService"]
 
 
 class BuilderService:
-    """build_consume_queue, until `stop` or a failure.
+    """build_consume_queue, from `start` to `stop` or a failure.
 
     Args:
         settings: Settings of the job.
@@ -36,11 +37,14 @@ class BuilderService:
         spark: The session.
         source_options: Options of Spark's Kafka source.
         on_failure: Called with the error that ended it.
-
-    Raises:
-        Invalid: The store cannot be opened.
-        Unavailable: Kafka does not answer.
     """
+
+    store: RocksStore
+    outbox: Outbox
+    builder: Builder
+    sender: DispatchSender
+    unit_flush: UnitFlush
+    query: BuilderQuery
 
     def __init__(
         self,
@@ -51,46 +55,29 @@ class BuilderService:
         source_options: Mapping[str, str],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        with contextlib.ExitStack() as stack:
-            self.store = RocksStore(folder.queues, BUILDER_FAMILIES)
-            stack.callback(self.store.close)
-            self.outbox = Outbox(self.store)
-            self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex)
-            if self.builder.is_new:  # perhaps because the old store was lost: the table may have units
-                in_delta = units_in_delta(spark, folder.delta, bootstrap_servers)
-                self.builder.begin_epoch(self.builder.built.state_epoch, in_delta)
-            client = ClientSettings(
-                bootstrap_servers=bootstrap_servers, client_id="popstream-builder", prefix=settings.topic_prefix
-            )
-            transport = stack.enter_context(Transport(client))
-            self.sender = DispatchSender(transport, self.outbox, self._declare_of)
-            stack.callback(self.sender.close)
-            self.unit_flush = UnitFlush(
-                spark,
-                folder.delta,
-                self.builder,
-                self.outbox,
-                interval_s=settings.flush_interval_s,
-                on_failure=on_failure,
-            )
-            self.query = BuilderQuery(
-                spark=spark,
-                source_options=source_options,
-                bootstrap_servers=bootstrap_servers,
-                checkpoints=folder.builder_spark,
-                settings=settings,
-                builder=self.builder,
-                sender=self.sender,
-                publisher=QueueTypesPublisher(bootstrap_servers, Topics.of(settings.topic_prefix).queue_types),
-                unit_flush=self.unit_flush,
-                on_failure=on_failure,
-            )
-            self.sender.send(self.outbox.undelivered(EntryKind.DISPATCH))
-            self.unit_flush.loop.start()
-            stack.callback(self.unit_flush.loop.stop)
-            self.query.start()
-            stack.callback(self.query.stop)
-            self._stack = stack.pop_all()
+        self._settings = settings
+        self._folder = folder
+        self._bootstrap_servers = bootstrap_servers
+        self._spark = spark
+        self._source_options = source_options
+        self._on_failure = on_failure
+        self._stack = contextlib.ExitStack()
+
+    def start(self) -> Self:
+        """Start everything; what was opened is closed again when a later step fails.
+
+        Raises:
+            Invalid: The store cannot be opened, or the topics of the job do not exist.
+            Corrupt: The store is older than the table.
+            Unavailable: Kafka does not answer.
+        """
+        with self._stack:
+            self._open_store()
+            self._start_sender()
+            self._start_flush()
+            self._start_query()
+            self._stack = self._stack.pop_all()
+        return self
 
     def status(self) -> BuilderStatus:
         """Return the progress of the builder."""
@@ -120,8 +107,56 @@ class BuilderService:
         return views_of(self.store, state, request, log_end=log_end, problem=self.sender.refused.get)
 
     def stop(self) -> None:
-        """Stop the query, flush, and close the store."""
+        """Stop the query, flush, and close the store. Does nothing unless it was started."""
         self._stack.close()
+
+    def _open_store(self) -> None:
+        """Open the store, and check that it is not older than the table."""
+        self.store = self._stack.enter_context(RocksStore(self._folder.queues, BUILDER_FAMILIES))
+        self.outbox = Outbox(self.store)
+        self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex)
+        if self.builder.is_new:  # perhaps because the old store was lost: the table may have units
+            in_delta = units_in_delta(self._spark, self._folder.delta, self._bootstrap_servers)
+            self.builder.begin_epoch(self.builder.built.state_epoch, in_delta)
+        self.unit_flush = UnitFlush(
+            self._spark,
+            self._folder.delta,
+            self.builder,
+            self.outbox,
+            interval_s=self._settings.flush_interval_s,
+            on_failure=self._on_failure,
+        )
+
+    def _start_sender(self) -> None:
+        """Connect to the job, and send what an earlier process left in the outbox."""
+        client = ClientSettings(
+            bootstrap_servers=self._bootstrap_servers, client_id="popstream-builder", prefix=self._settings.topic_prefix
+        )
+        transport = self._stack.enter_context(Transport(client))
+        self.sender = DispatchSender(transport, self.outbox, self._declare_of)
+        self._stack.callback(self.sender.stop)
+        self.sender.start()
+        self.sender.send(self.outbox.undelivered(EntryKind.DISPATCH))
+
+    def _start_flush(self) -> None:
+        self.unit_flush.loop.start()
+        self._stack.callback(self.unit_flush.loop.stop)
+
+    def _start_query(self) -> None:
+        self.query = BuilderQuery(
+            spark=self._spark,
+            source_options=self._source_options,
+            bootstrap_servers=self._bootstrap_servers,
+            checkpoints=self._folder.builder_spark,
+            settings=self._settings,
+            builder=self.builder,
+            sender=self.sender,
+            publisher=QueueTypesPublisher(self._bootstrap_servers, Topics.of(self._settings.topic_prefix).queue_types),
+            unit_flush=self.unit_flush,
+            on_failure=self._on_failure,
+        )
+        self.query.start()
+        self._stack.callback(self.query.stop)
 
     def _declare_of(self, queue: Queue) -> Declare | None:
         record: ConsumeQueue | None = self.builder.queues.get(queue)

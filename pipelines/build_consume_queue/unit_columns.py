@@ -22,8 +22,9 @@ from pyspark.sql import functions as f
 
 from broker_state.consume_queue import Units
 from pipelines.build_consume_queue.builder import Queue
-from popstream.payload.inner_batch import COUNT_MAX, DIGITS_MAX, KEY_HASH_BYTES, KEYS_BYTES_MAX
+from popstream.payload.inner_batch import DIGITS_MAX, KEY_HASH_BYTES
 from popstream.wire.headers import BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER, TAG_HEADER
+from popstream.wire.limits import INNER_BATCH_KEYS_BYTES_MAX, INNER_BATCH_MESSAGES_MAX
 from popstream.wire.tag import HASH_BYTES
 
 __all__ = ["UNIT_SCHEMA", "table_of", "unit_columns", "units_by_queue"]
@@ -57,10 +58,10 @@ def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> Data
     false = f.expr("false")
     is_batch = f.coalesce(f.map_contains_key(_headers(), BATCH_COUNT_HEADER), false)
     is_consistent = (
-        f.coalesce(_number(count).between(1, COUNT_MAX), false)
+        f.coalesce(_number(count).between(1, INNER_BATCH_MESSAGES_MAX), false)
         & f.coalesce(_number(_header(BATCH_BYTES_HEADER)) == size, false)
         & (keys_bytes % KEY_HASH_BYTES == 0)
-        & (keys_bytes <= KEYS_BYTES_MAX)
+        & (keys_bytes <= INNER_BATCH_KEYS_BYTES_MAX)
     )
     return records.select(
         "topic",

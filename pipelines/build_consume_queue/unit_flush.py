@@ -64,6 +64,9 @@ class UnitFlush:
     Attributes:
         loop: The thread; the caller starts and stops it.
         flushed_rows: Rows written since the start.
+
+    Raises:
+        Corrupt: The table was RESTOREd, or has units that the store does not have.
     """
 
     def __init__(

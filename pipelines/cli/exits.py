@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from connectors.jars.resolve import JarError
+from pipelines.printed_commands import with_options
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
 __all__ = ["EPILOG", "Exit", "Group", "described", "exit_code", "say"]
@@ -27,8 +28,8 @@ class Exit(IntEnum):
 
 EPILOG = (
     "Exit codes: 0 success (also when stopped by Ctrl-C or SIGTERM); 1 an operation was refused, an expectation failed,"
-    " or an unexpected error occurred; 2 invalid options or settings, or another process owns the folder; 3 a service"
-    " does not respond: try again; 4 stored data is inconsistent."
+    " or an unexpected error occurred; 2 invalid options or settings, or another process owns the folder or the prefix;"
+    " 3 a service does not respond: try again; 4 stored data is inconsistent."
 )
 
 
@@ -48,6 +49,9 @@ class Group(TyperGroup):
             # The reader of the output has closed the pipe. Nothing may be flushed into it at exit.
             sys.stdout = None
             raise typer.Exit(Exit.OK) from None
+        except OSError as error:  # a file that is a folder, or belongs to somebody else: it is named
+            say(described(error))
+            raise typer.Exit(Exit.NOT_AS_ASKED) from error
 
     def get_params(self, ctx: Any) -> Any:  # noqa: ANN401
         """Return the options of the group."""
@@ -82,13 +86,16 @@ def described(error: BaseException) -> str:
     """
     if isinstance(error, PopstreamError | JarError):
         return str(error)
-    first, *_ = str(error).splitlines() or [""]
+    try:
+        first, *_ = str(error).splitlines() or [""]
+    except Exception:  # noqa: BLE001 - an error of a JVM that has ended has no text
+        first = ""
     return f"{type(error).__name__}: {first[:TEXT_MAX]}"
 
 
 def say(text: str) -> None:
-    """Print one message for the user on standard error."""
-    print(f"popstream: {text}", file=sys.stderr, flush=True)
+    """Print one message for the user on standard error, its commands with the options of the job."""
+    print(f"popstream: {with_options(text)}", file=sys.stderr, flush=True)
 
 
 def _without_flag_types(params: Any) -> Any:  # noqa: ANN401

@@ -18,6 +18,7 @@ from pipelines.cli.options import (
     load_settings,
     meaning,
 )
+from pipelines.printed_commands import remember_job
 
 __all__ = ["demo", "up"]
 
@@ -49,6 +50,12 @@ def up(
     log_to_terminal: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--log-to-terminal", help="log to standard error instead of job.log in the folder")
     ] = False,
+    take_over: Annotated[  # noqa: FBT002 - a flag
+        bool,
+        typer.Option(
+            "--take-over", help="take the prefix from its owner, which stops; only its own folder has its state"
+        ),
+    ] = False,
     settings: SettingsFile = None,
     var: Var = DEFAULT_VAR,
 ) -> None:
@@ -71,9 +78,17 @@ def up(
         metrics_port=metrics_port,
         log_level=log_level,
     )
+    remember_job(chosen, settings)
     from pipelines.cli.up import run_up
 
-    run_up(chosen, var=var, kafka_port=kafka_port, metrics_host=metrics_host, log_to_terminal=log_to_terminal)
+    run_up(
+        chosen,
+        var=var,
+        kafka_port=kafka_port,
+        metrics_host=metrics_host,
+        log_to_terminal=log_to_terminal,
+        take_over=take_over,
+    )
 
 
 def demo(

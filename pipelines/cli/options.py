@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from pipelines.job_settings import JobSettings
+from pipelines.printed_commands import remember_job, remember_var
 from popstream.wire.base_errors import Invalid
 
 __all__ = [
@@ -72,7 +73,10 @@ Snapshots = Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=
 JsonOutput = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
 Var = Annotated[
-    Path, typer.Option("--var", help="folder into which `make setup` has put the jars", envvar="POPSTREAM_VAR")
+    Path,
+    typer.Option(
+        "--var", help="folder into which `make setup` has put the jars", envvar="POPSTREAM_VAR", callback=remember_var
+    ),
 ]
 
 
@@ -105,7 +109,9 @@ class JobOptions:
 
     def load(self, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are
         """Return the settings of the job. Raises Invalid."""
-        return load_settings(self.settings_file, folder=self.folder, **options)
+        settings = load_settings(self.settings_file, folder=self.folder, **options)
+        remember_job(settings, self.settings_file)
+        return settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,13 +126,15 @@ class RecoveryOptions:
 
     def load(self) -> JobSettings:
         """Return the settings of the job. Raises Invalid."""
-        return load_settings(
+        settings = load_settings(
             self.settings_file,
             folder=self.folder,
             bootstrap_servers=self.bootstrap_servers,
             topic_prefix=self.prefix,
             snapshots=self.snapshots,
         )
+        remember_job(settings, self.settings_file)
+        return settings
 
 
 def with_options(

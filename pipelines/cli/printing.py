@@ -4,6 +4,8 @@ from collections.abc import Mapping
 
 from rich.console import Console
 
+from pipelines.printed_commands import with_options
+
 __all__ = ["counted", "print_facts", "standard_output"]
 
 WIDTH_IN_FILES = 200
@@ -28,4 +30,4 @@ def print_facts(console: Console, facts: Mapping[str, object], *, indent: int = 
     """Print one name and value per line. Values are never truncated."""
     width = max((len(name) for name in facts), default=0)
     for name, value in facts.items():
-        console.print(f"{'':{indent}}{name:<{width}}  {value}", markup=False, soft_wrap=True)
+        console.print(f"{'':{indent}}{name:<{width}}  {with_options(str(value))}", markup=False, soft_wrap=True)

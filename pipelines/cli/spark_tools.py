@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 
 from connectors.delta.session import build_session
+from connectors.delta.spark_errors import spark_errors_kept
 from connectors.jars.resolve import spark_jars
 from pipelines.process.jvm import ended_jvm, output_in, silence_query_errors
 from pipelines.process.signals import held_signals
@@ -21,7 +22,11 @@ __all__ = ["reading_session", "working"]
 def reading_session(
     var: Path, *, driver_memory: str = "1g", java_options: Sequence[str] = ()
 ) -> Iterator[SparkSession]:
-    """Start Spark, and stop it at the exit. The output of its JVM is discarded: errors come as exceptions."""
+    """Start Spark, and stop it at the exit. The output of its JVM is discarded: errors come as exceptions.
+
+    Raises:
+        SparkError: Spark failed, in the block too.
+    """
     jars = spark_jars(var.absolute())
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch, ended_jvm():
         conf = {"spark.sql.warehouse.dir": str(Path(scratch, "warehouse")), "spark.local.dir": scratch}
@@ -31,7 +36,8 @@ def reading_session(
             )
         silence_query_errors()
         try:
-            yield session
+            with spark_errors_kept():
+                yield session
         finally:
             session.stop()
 

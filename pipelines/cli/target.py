@@ -9,9 +9,9 @@ from pipelines.cli.options import TargetOptions, load_settings
 from pipelines.control.client import is_owned
 from pipelines.control.job_file import JobFile
 from popstream.settings import ClientSettings, new_client_id
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, Unavailable
 
-__all__ = ["Target", "find_target", "require_left_alone", "running_job"]
+__all__ = ["Target", "find_target", "require_job_folder", "require_left_alone", "require_state", "running_job"]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -65,6 +65,31 @@ def running_job(folder: JobFolder) -> JobFile | None:
     """Return the job file of the job that runs in the folder, once it is ready, or None."""
     job = JobFile.read(folder.job_file)
     return job if job is not None and is_owned(folder) else None
+
+
+def require_job_folder(folder: JobFolder) -> None:
+    """Check that a job ran in the folder, before anything is created there.
+
+    Raises:
+        Invalid: It is no folder of a job.
+    """
+    kept = (folder.state, folder.queues, folder.delta, folder.snapshots, folder.replaced, folder.kafka)
+    if not any(path.is_dir() for path in kept):
+        message = f"{folder.root} is not the folder of a job: name it with --folder or --settings"
+        raise Invalid(message, subject=str(folder.root))
+
+
+def require_state(folder: JobFolder) -> None:
+    """Check that there is a state to read, before anything is created in the folder.
+
+    Raises:
+        Invalid: It is no folder of a job.
+        Corrupt: The state is lost.
+    """
+    require_job_folder(folder)
+    if not folder.state.is_dir():
+        message = f"there is no state in {folder.root}: {RESTORE}"
+        raise Corrupt(message, subject=str(folder.root))
 
 
 def require_left_alone(folder: JobFolder) -> None:

@@ -16,7 +16,9 @@ from pipelines.process.host import Host
 __all__ = ["run_up"]
 
 
-def run_up(settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: str, log_to_terminal: bool) -> None:
+def run_up(
+    settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: str, log_to_terminal: bool, take_over: bool
+) -> None:
     """Start the job, show its progress, and stop it at a signal.
 
     Raises:
@@ -32,6 +34,7 @@ def run_up(settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: s
             kafka_port=kafka_port,
             metrics_host=metrics_host,
             log_to_terminal=log_to_terminal,
+            take_over=take_over,
         )
         try:
             with host:
@@ -93,6 +96,8 @@ def _summary(host: Host) -> str:
     if host.not_ready_reasons:
         return "not ready: " + " · ".join(host.not_ready_reasons)
     report = host.job.report()
+    if report.damage:
+        return "damaged: " + " · ".join(report.damage)
     totals = host.metrics.totals()
     behind = max(0, report.apply_seq - (report.delta_seq or 0))
     took_ms = sum(totals.last_batch_ms.values())

@@ -17,7 +17,7 @@ from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequ
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Failure, Image, Rebuilt, Request, Status, StatusRequest
 from pipelines.control.state_view import selected_queues
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 __all__ = ["ask", "is_owned", "stored_queues", "stored_status"]
 
@@ -46,7 +46,8 @@ def ask(job: JobFile, request: Request, reply: type[Reply], *, timeout_s: float 
     except msgspec.DecodeError as error:
         with contextlib.suppress(msgspec.DecodeError):
             failure = msgspec.json.decode(line, type=Failure)
-            raise (Unavailable if failure.is_transient else Invalid)(failure.error) from None
+            kind = Unavailable if failure.is_transient else Corrupt if failure.is_corrupt else Invalid
+            raise kind(failure.error) from None
         message = f"the answer of process {job.pid} cannot be read: {line[:200].decode(errors='replace')}"
         raise Unavailable(message, subject=job.address) from error
 

@@ -5,8 +5,13 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
+import structlog
+
+from popstream.wire.decoding import DECODE_ERRORS
 
 __all__ = ["JobFile"]
+
+_log = structlog.get_logger(__name__)
 
 
 class JobFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,5 +51,8 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
         """
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
-        except (OSError, msgspec.DecodeError):
+        except FileNotFoundError:
+            return None
+        except (OSError, *DECODE_ERRORS) as error:
+            _log.warning("job_file_unreadable", path=str(path), error=str(error))
             return None

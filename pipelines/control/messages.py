@@ -64,7 +64,7 @@ class SnapshotRequest(
 
 
 class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="image"):
-    """Asks for a copy of the present state in the job's scratch folder; the caller removes it."""
+    """Asks for copies of the present stores in the job's scratch folder; the caller removes them."""
 
     token: str = ""
 
@@ -88,7 +88,8 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
         totals: Counts since the process started.
         not_ready_reasons: What keeps the job from deciding or delivering. Empty: it is ready.
         snapshot: Id of the newest snapshot that this job took.
-        snapshot_failure: Why the last snapshot could not be stored.
+        snapshot_failure: Why the last snapshot could not be taken or stored.
+        damage: Damage to files of the stores that was found since the job started, with the command that repairs it.
         quarantined: Records that are skipped because deciding them failed; each has a row in `rejected`.
         builder: Progress of the builder; None: the job builds no queues.
     """
@@ -106,6 +107,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     not_ready_reasons: list[str] = []
     snapshot: str | None = None
     snapshot_failure: str | None = None
+    damage: list[str] = []
     quarantined: int = 0
     builder: BuilderStatus | None = None
 
@@ -137,16 +139,24 @@ class Rebuilt(msgspec.Struct, frozen=True):
 
 
 class Image(msgspec.Struct, frozen=True, kw_only=True):
-    """The folder with the copy of the state."""
+    """The folders with the copies of the state and of the builder's store, if there is one."""
 
     folder: str
+    queues: str | None = None
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Why a request failed; `is_transient`: the same request may succeed later."""
+    """Why a request failed.
+
+    Attributes:
+        error: The reason, for people.
+        is_transient: The same request may succeed later.
+        is_corrupt: Stored data are damaged.
+    """
 
     error: str
     is_transient: bool = False
+    is_corrupt: bool = False
 
 
 Answer = Status | list[ConsumeQueueView] | Rebuilt | Snapshot | Image

@@ -91,6 +91,12 @@ class Metric(Enum):
         "Records that are skipped because deciding them failed three times",
         "it rises: see the runbook in [reliability.md](reliability.md)",
     )
+    DAMAGED_FILES = MetricDefinition(
+        "popstream_damaged_files",
+        MetricKind.GAUGE,
+        "Files of the stores in which a snapshot or the scrub found damage since the job started",
+        "above 0: see the runbook in [reliability.md](reliability.md)",
+    )
     REJECTED = MetricDefinition(
         "popstream_rejected_total",
         MetricKind.COUNTER,

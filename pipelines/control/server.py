@@ -34,7 +34,7 @@ from pipelines.control.messages import (
 )
 from pipelines.control.state_view import selected_queues
 from pipelines.recovery.snapshot_loop import take_image
-from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -156,7 +156,10 @@ class ControlServer:
         try:
             return msgspec.json.encode(self._answer(request))
         except PopstreamError as error:
-            return msgspec.json.encode(Failure(str(error), is_transient=isinstance(error, Unavailable)))
+            failure = Failure(
+                str(error), is_transient=isinstance(error, Unavailable), is_corrupt=isinstance(error, Corrupt)
+            )
+            return msgspec.json.encode(failure)
 
     def sample(self) -> None:
         """Sample the number of operations; the server does it twice a second."""
@@ -189,7 +192,9 @@ class ControlServer:
         if isinstance(request, SnapshotRequest):
             return job.take_snapshot()
         if isinstance(request, ImageRequest):
-            return Image(folder=str(take_image(job.store, job.folder.scratch)))
+            # The builder's store first: what has left its outbox is then in the state.
+            built = None if job.builder is None else str(take_image(job.builder.store, job.folder.scratch))
+            return Image(folder=str(take_image(job.store, job.folder.scratch)), queues=built)
         if job.builder is None:
             message = "this job builds no queues: it has no message_topics"
             raise Invalid(message)

@@ -1,14 +1,18 @@
 """The numbers of a run, as text and as `summary.json`."""
 
-from typing import Literal
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from expectations.report import QualityReport
 from pipelines.demo.verdict import Check, Evidence, Expected, GroupCounts, judge, lost
 from popstream.history.check import ViolationKind
 
-__all__ = ["DemoSummary", "Measurements", "PeakMemory", "Phases", "summarize"]
+if TYPE_CHECKING:
+    from expectations.report import QualityReport  # that package imports Great Expectations, which takes seconds
+
+__all__ = ["DemoSummary", "Findings", "Measurements", "PeakMemory", "Phases", "examine", "summarize"]
 
 
 class Phases(msgspec.Struct):
@@ -91,15 +95,28 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join([*lines, f"verdict: {self.verdict} ({held} of {self.checks} checks hold)"])
 
 
-def summarize(expected: Expected, evidence: Evidence, quality: QualityReport, measured: Measurements) -> DemoSummary:
-    """Judge a run, and combine that with the outcome of the quality suites and the measurements."""
-    checks = judge(expected, evidence)
-    failed = [check for check in checks if check.failures]
+class Findings(NamedTuple):
+    """What the evidence of a run shows; the evidence itself has an entry for each message and group."""
+
+    checks: list[Check]
+    messages: int
+    groups: int
+    queues: int
+    lost: int
+    double_leased: int
+    acked: int
+    dead_lettered: int
+    redelivered: int
+    refused: int
+    rejected: int
+
+
+def examine(expected: Expected, evidence: Evidence) -> Findings:
+    """Judge a run, and count what happened."""
     counts = [evidence.counts.get(group, GroupCounts()) for group in expected.groups]
     double = [v for v in evidence.history.violations if v.kind is ViolationKind.TWO_LIVE_LEASES]
-    phases = msgspec.structs.asdict(measured.phase_seconds)
-    return DemoSummary(
-        verdict="failed" if failed or quality.failures else "ok",
+    return Findings(
+        checks=judge(expected, evidence),
         messages=len(expected.sent.contents),
         groups=len(expected.groups),
         queues=expected.queues,
@@ -110,6 +127,25 @@ def summarize(expected: Expected, evidence: Evidence, quality: QualityReport, me
         redelivered=sum(count.redelivered for count in counts),
         refused=len({row[:2] for row in evidence.refusals}),
         rejected=len(evidence.rejected),
+    )
+
+
+def summarize(findings: Findings, quality: QualityReport, measured: Measurements) -> DemoSummary:
+    """Combine the findings with the outcome of the quality suites and the measurements."""
+    failed = [check for check in findings.checks if check.failures]
+    phases = msgspec.structs.asdict(measured.phase_seconds)
+    return DemoSummary(
+        verdict="failed" if failed or quality.failures else "ok",
+        messages=findings.messages,
+        groups=findings.groups,
+        queues=findings.queues,
+        lost=findings.lost,
+        double_leased=findings.double_leased,
+        acked=findings.acked,
+        dead_lettered=findings.dead_lettered,
+        redelivered=findings.redelivered,
+        refused=findings.refused,
+        rejected=findings.rejected,
         ops=measured.ops,
         ops_per_s=round(measured.ops / phases["load"], 1) if phases["load"] else 0.0,
         seconds=round(measured.seconds, 1),
@@ -117,7 +153,7 @@ def summarize(expected: Expected, evidence: Evidence, quality: QualityReport, me
         expectations_failed=len(quality.failures),
         checks_failed=failed,
         expectations_not_met=[f"{failure.suite}: {failure.expectation}" for failure in quality.failures],
-        checks=len(checks),
+        checks=len(findings.checks),
         phase_seconds=Phases(**{name: round(seconds, 1) for name, seconds in phases.items()}),
         memory_mib=measured.memory_mib,
     )

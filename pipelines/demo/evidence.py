@@ -12,7 +12,7 @@ from pyspark.sql import functions as f
 
 from broker_state.audit import DeliveryStep
 from connectors.delta.tables import table_path
-from pipelines.demo.message_source import Position, content_hash
+from pipelines.demo.message_source import Position, Sent, content_hash
 from pipelines.demo.tasks import Task
 from pipelines.demo.verdict import GroupCounts, Letter, Refusal
 from popstream.wire.headers import (
@@ -57,15 +57,18 @@ def read_rejected(spark: SparkSession, root: Path) -> list[tuple[int, int, str]]
     return [(row[0], row[1], row[2]) for row in rows.collect()]
 
 
-def read_processed(tasks: Iterable[Task]) -> dict[str, set[tuple[Position, str]]]:
+def read_processed(tasks: Iterable[Task], sent: Sent) -> dict[str, set[tuple[Position, str]]]:
     """Read, by group, which messages the workers have processed, with the content that they had."""
+    known = {message: message for message in sent.contents.items()}  # the groups share the objects
     processed: dict[str, set[tuple[Position, str]]] = {}
     for task in tasks:
         if task.processed_file.exists():
             contents = processed.setdefault(task.group, set())
-            for line in task.processed_file.read_text().splitlines():
-                queue_id, queue_offset, content = line.split()
-                contents.add(((int(queue_id), int(queue_offset)), content))
+            with task.processed_file.open() as lines:
+                for line in lines:
+                    queue_id, queue_offset, content = line.split()
+                    message = (int(queue_id), int(queue_offset)), content
+                    contents.add(known.get(message, message))
     return processed
 
 

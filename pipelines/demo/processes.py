@@ -34,7 +34,7 @@ class WorkerProcess:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             self.process = subprocess.Popen(  # noqa: S603 - the command is ours
-                [sys.executable, "-m", "pipelines.demo.worker", msgspec.json.encode(task).decode()],
+                [sys.executable, "-m", "pipelines.demo.demo_worker", msgspec.json.encode(task).decode()],
                 stdin=subprocess.PIPE,
                 stdout=errors,
                 stderr=errors,

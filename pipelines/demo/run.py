@@ -21,7 +21,7 @@ from checkpoints.ownership import Ownership
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask
 from pipelines.control.messages import Status, StatusRequest
-from pipelines.demo.demo_summary import DemoSummary, Measurements, summarize
+from pipelines.demo.demo_summary import DemoSummary, Findings, Measurements, examine, summarize
 from pipelines.demo.evidence import (
     count_records,
     read_counts,
@@ -53,7 +53,7 @@ __all__ = ["run_demo"]
 MALFORMED_COUNT = 1000
 REFUSED_COUNT = 500
 OPS_PARTITIONS = 4
-ATTEMPTS_MAX = 6
+ATTEMPTS_OF_POLICY = 6
 FLUSH_INTERVAL_S = 3.0
 CLIENT = "demo"
 
@@ -92,15 +92,20 @@ def run_demo(
     with handled_signals(_interrupt):
         try:
             names = group_names(groups)
-            expected = Expected(
-                sent=source.measure(queues),
-                groups=[*names, ORDERLY_GROUP],
-                queues=queues,
-                limited_group=limited_group(names),
-                malformed_count=rejected_count,
-                refused_count=refused_count,
+            demo = _Demo(
+                source,
+                Expected(
+                    sent=source.measure(queues),
+                    groups=[*names, ORDERLY_GROUP],
+                    queues=queues,
+                    limited_group=limited_group(names),
+                    malformed_count=rejected_count,
+                    refused_count=refused_count,
+                ),
+                var=var.absolute(),
+                bootstrap_servers=bootstrap_servers,
+                view=view,
             )
-            demo = _Demo(source, expected, var=var.absolute(), bootstrap_servers=bootstrap_servers, view=view)
             summary = demo.run()
         except KeyboardInterrupt as interrupt:
             view.say("interrupted; everything is stopped")
@@ -140,7 +145,7 @@ class _Demo:
                     host = stack.enter_context(Host(self._settings(), var=self._var, on_progress=self._view.say))
                 # The host's own handlers, which are back for the stop, do not interrupt.
                 with handled_signals(_interrupt):
-                    evidence = self._run_and_collect(host)
+                    findings = self._run_and_judge(host)
                     self._view.say("running the quality suites")
                     with self._phase("quality"):
                         quality = _import_validate()(host.spark, host.job.folder.delta)
@@ -149,7 +154,7 @@ class _Demo:
                     stack.close()
         self._measured.seconds = time.monotonic() - self._started_s
         self._measured.cpu_seconds = _cpu_seconds()
-        summary = summarize(self._expected, evidence, quality, self._measured)
+        summary = summarize(findings, quality, self._measured)
         (self._folder / "summary.json").write_bytes(msgspec.json.format(msgspec.json.encode(summary)) + b"\n")
         return summary
 
@@ -173,7 +178,7 @@ class _Demo:
         yield
         setattr(self._measured.phase_seconds, name, time.monotonic() - began_s)
 
-    def _run_and_collect(self, host: Host) -> Evidence:
+    def _run_and_judge(self, host: Host) -> Findings:
         expected, servers, delta = self._expected, host.bootstrap_servers, host.job.folder.delta
         tasks = self._tasks(servers)
         with self._phase("load"):
@@ -194,15 +199,17 @@ class _Demo:
             lengths = Counter(queue_id for queue_id, _ in expected.sent.contents)
             written = {(self._topic, queue_id): [(0, length - 1)] for queue_id, length in lengths.items()}
             histories = sorted(self._workers_folder.glob("*.history"))
-            return Evidence(
+            evidence = Evidence(
                 history=check_history(read_history(*histories), drained=True, written=written),
                 counts=read_counts(host.spark, delta),
                 refusals=read_refusals(host.spark, delta),
                 rejected=read_rejected(host.spark, delta),
-                processed=read_processed(tasks),
+                processed=read_processed(tasks, expected.sent),
                 letters=letters,
                 planted=[p for task in tasks if task.role == "intruder" for p in read_planted(task.planted_file)],
             )
+            del self._expected  # it and the evidence take 500 bytes for each message, and the suites need the memory
+            return examine(expected, evidence)
 
     def _tasks(self, servers: str) -> list[Task]:
         common = {
@@ -228,7 +235,7 @@ class _Demo:
         with Transport(settings) as transport:
             futures = []
             for queue_id in range(self._expected.queues):
-                policy = Policy(v=1, topic=self._topic, queue_id=queue_id, group=group, max_attempts=ATTEMPTS_MAX)
+                policy = Policy(v=1, topic=self._topic, queue_id=queue_id, group=group, max_attempts=ATTEMPTS_OF_POLICY)
                 futures += [transport.submit(declare_of(topic, queue_id)), transport.submit(policy)]
             for future in futures:
                 if future.result().code:

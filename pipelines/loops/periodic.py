@@ -74,9 +74,13 @@ class Periodic:
         """Return the rest of the interval that began before this start."""
         if self._done is None:
             return self._interval_s
-        if not self._done.exists():
-            self._note()
-        since_s = time.time() - self._done.stat().st_mtime
+        try:
+            if not self._done.exists():
+                self._note()
+            since_s = time.time() - self._done.stat().st_mtime
+        except OSError as error:
+            _log.warning("last_done_unreadable", path=str(self._done), error=str(error))
+            return self._interval_s
         return min(self._interval_s, max(FIRST_PAUSE_S_MIN, self._interval_s - since_s))
 
     def _note(self) -> None:

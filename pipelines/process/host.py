@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from connectors.delta.session import QUICK_COMPILER, build_session
+from connectors.delta.spark_errors import spark_errors_kept
 from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.control.job_file import JobFile
@@ -49,7 +50,6 @@ _log = structlog.get_logger(__name__)
 
 LOG_FILE = "job.log"
 JVM_LOG_FILE = "jvm.log"
-KAFKA_FOLDER = "kafka"
 # Below the 60 s that `docker/compose.yaml` grants.
 STOP_S_MAX = 40.0
 STOP_BROKEN_S_MAX = 8.0
@@ -70,14 +70,15 @@ class Host:
         kafka_port: Port of the embedded broker; 0: any free one.
         metrics_host: Address that metrics are served on.
         log_to_terminal: Log to standard error instead of `job.log` in the folder.
+        take_over: Take the prefix from any owner.
 
     Attributes:
         job: The running job. A restart replaces it.
         metrics: Counts of the process, over all its jobs.
 
     Raises:
-        Invalid: A requirement is missing, or a setting is wrong.
-        Fenced: Another process runs this job.
+        Invalid: A requirement is missing, a setting is wrong, or the prefix belongs to another state.
+        Fenced: Another process runs this job, or another job with this prefix.
         Unavailable: Kafka does not answer.
         Corrupt: The log and the state contradict each other.
     """
@@ -97,6 +98,7 @@ class Host:
         kafka_port: int = 0,
         metrics_host: str = "127.0.0.1",
         log_to_terminal: bool = False,
+        take_over: bool = False,
     ) -> None:
         self.settings = settings
         self.folder = JobFolder(settings.folder.absolute())
@@ -107,6 +109,7 @@ class Host:
         self._kafka_port = kafka_port
         self._metrics_host = metrics_host
         self._log_to_terminal = log_to_terminal
+        self._take_over = take_over
         self._stack = contextlib.ExitStack()
         self._stop_requested = threading.Event()
         self._is_starting = False
@@ -237,7 +240,7 @@ class Host:
             jars = kafka_jars(self._var)
         except JarError as error:
             raise Invalid(str(error)) from error
-        self.kafka = EmbeddedKafka(self.folder.root / KAFKA_FOLDER, jars=jars, port=self._kafka_port)
+        self.kafka = EmbeddedKafka(self.folder.kafka, jars=jars, port=self._kafka_port)
         self._stack.enter_context(self.kafka)
         return self.kafka.bootstrap_servers
 
@@ -272,7 +275,13 @@ class Host:
         if self.settings.message_topics is None:
             resolved["message_topics"] = "" if self.kafka is None else "*"
         settings = self.settings.model_copy(update=resolved)
-        return Job(settings, self.bootstrap_servers, self.spark, self._ownership, self.metrics).start()
+        with spark_errors_kept():
+            job = Job(
+                settings, self.bootstrap_servers, self.spark, self._ownership, self.metrics, take_over=self._take_over
+            ).start()
+        # Once: two jobs that restart must not take the prefix from each other by turns.
+        self._take_over = False
+        return job
 
     def _restart(self, failure: BaseException) -> BaseException | None:
         """Replace the failed job. Return the failure that rules a restart out, or None."""

@@ -19,18 +19,22 @@ from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
 from checkpoints.layout import JobFolder
 from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.ownership import Ownership
+from checkpoints.prefix_owner import Owner
 from checkpoints.reconcile import TableFound, reconcile
 from checkpoints.replay import replay_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.dead_letter_copy import REQUEST_BYTES_MAX, KafkaDeadLetterReader
 from pipelines.apply_ops.decode import Decoder
 from pipelines.apply_ops.delta_flush import DeltaFlush
+from pipelines.apply_ops.earlier_letters import EarlierLetters
 from pipelines.apply_ops.micro_batch import PIPELINE, MicroBatchApplier, MicroBatchReport
-from pipelines.apply_ops.outbox import Outbox
+from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch, OpsSource
@@ -43,14 +47,18 @@ from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
 from pipelines.loops.retry_loop import RetryLoop
+from pipelines.printed_commands import with_options
 from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
+from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.scrub import Scrub
 from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.resilient_producer import close_producer
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
+from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.handle import Signer
 
 __all__ = ["Job", "signer_of"]
@@ -70,6 +78,7 @@ class Job:
         spark: A session with Delta and the Kafka source.
         ownership: Ownership of the folder. The caller keeps it, and may start another job with it.
         metrics: Where to count. A process may run several jobs, one after the other.
+        take_over: Take the prefix from any owner.
     """
 
     topics: Topics
@@ -78,12 +87,14 @@ class Job:
     store: RocksStore
     outbox: Outbox
     quarantine: Quarantine
+    prefix_ownership: PrefixOwnership | None = None
     publisher: Publisher
     ticker: Ticker
     apply_ops: MicroBatchApplier
     flush: DeltaFlush
     flush_loop: RetryLoop
     log_watch: LogWatch
+    scrub: Scrub
     snapshot_loop: SnapshotLoop
     builder: BuilderService | None = None
     _flusher: AuditFlusher
@@ -98,6 +109,8 @@ class Job:
         spark: SparkSession,
         ownership: Ownership,
         metrics: Metrics | None = None,
+        *,
+        take_over: bool = False,
     ) -> None:
         self.settings = settings
         self.folder = JobFolder(settings.folder)
@@ -105,6 +118,9 @@ class Job:
         self.metrics = metrics or Metrics()
         self._spark = spark
         self._ownership = ownership
+        self._take_over = take_over
+        self._stored_epoch = ""
+        """The state epoch, once something is stored in the state."""
         self._failure: BaseException | None = None
         self._is_stopping = False
         """While the job stops, errors of what it cancels are no failures."""
@@ -115,8 +131,8 @@ class Job:
         """Start everything; what was opened is closed again when a later step fails.
 
         Raises:
-            Fenced: Another process runs this job.
-            Invalid: A topic has settings that the job cannot work with.
+            Fenced: Another process runs this job, or another job with this prefix.
+            Invalid: A topic has settings that the job cannot work with, or the prefix belongs to another state.
             Corrupt: The log has lost records, or the state contradicts it.
             Unavailable: Kafka does not answer.
         """
@@ -124,7 +140,7 @@ class Job:
             self._stack.callback(self._ended.set)
             self._check_topics()
             applied = self._open_state()
-            self._open_producers()
+            self._open_producers(applied)
             checkpoint = fresh_checkpoint(self.folder.spark)
             self._wire_apply_ops(applied, checkpoint)
             self._start_audit()
@@ -138,6 +154,8 @@ class Job:
     def stop(self) -> None:
         """Stop deciding, deliver what is decided, and close the state. Every step is tried, even if another raises."""
         self._is_stopping = True
+        if self.prefix_ownership is not None:
+            self.prefix_ownership.hurry()
         self._stack.close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
@@ -147,7 +165,7 @@ class Job:
     def fail(self, error: BaseException) -> None:
         """End the job because a part that it needs has ended."""
         if self._failure is None:
-            self._failure = error
+            self._failure = SparkError(spark_text(error)) if isinstance(error, SPARK_ERRORS) else error
             _log.error("job_failed", error=str(error), kind=type(error).__name__)
         self._ended.set()
 
@@ -177,7 +195,7 @@ class Job:
                 f"the outbox holds more than {limit:,} bytes: nothing is decided until Delta or Kafka takes some"
             )
         if self._failure is not None:
-            found.append(f"the job has ended: {self._failure}")
+            found.append(with_options(f"the job has ended: {self._failure}"))
         return found
 
     def report(self) -> JobReport:
@@ -188,7 +206,7 @@ class Job:
             apply_seq=self.applied.apply_seq,
             bootstrap_servers=self.bootstrap_servers,
             prefix=self.settings.topic_prefix,
-            failure=None if self._failure is None else str(self._failure),
+            failure=None if self._failure is None else with_options(str(self._failure)),
             delta_seq=self.flush.delivered_seq,
             outbox_bytes=self.outbox.undelivered_bytes,
             ops_lag=self.log_watch.lag,
@@ -197,6 +215,7 @@ class Job:
             not_ready_reasons=self.not_ready_reasons,
             snapshot=None if snapshot is None else snapshot.id,
             snapshot_failure=self.snapshot_loop.last_failure,
+            damage=self.scrub.damage,
             quarantined=len(self.quarantine),
             builder=None if self.builder is None else self.builder.status(),
         )
@@ -206,6 +225,7 @@ class Job:
 
         Raises:
             Unavailable: It cannot be stored.
+            Corrupt: A file of the stores is damaged.
         """
         return self.snapshot_loop.take_now()
 
@@ -217,24 +237,26 @@ class Job:
             self.bootstrap_servers,
             self.topics,
             TopicSettings(ops_partitions=settings.ops_partitions, results_partitions=settings.results_partitions),
-            oldest_snapshot_age_ms=int(settings.snapshots_keep * settings.snapshot_interval_s * 1000),
+            oldest_snapshot_age_ms=settings.oldest_snapshot_age_ms,
         )
         self.ops = facts[self.topics.ops]
         self.results = facts[self.topics.results]
 
     def _open_state(self) -> Applied:
         """Open the state, and return how far it has decided the log, once it agrees with the log and the tables."""
-        self.store = RocksStore(self.folder.state)
-        self._stack.callback(self.store.close)
+        self.store = self._stack.enter_context(RocksStore(self.folder.state))
         applied = self._reconcile()
         _log.info("reconciled", apply_seq=applied.apply_seq)
         self.outbox = Outbox(self.store)
-        self.quarantine = Quarantine(self.store, self._ownership.require)
+        self.quarantine = Quarantine(self.store, self._require_ownership)
         return applied
 
     def _reconcile(self) -> Applied:
         stored = self.store.get(META, APPLIED_KEY)
         known = None if stored is None else Applied.decode(stored)
+        # First, because a wrong folder must not be repaired. If a folder has lost its state only, `reconcile` says so.
+        if known is not None or not self.folder.delta.is_dir():
+            self._take_prefix(known)
         applied = known or Applied(
             state_epoch=uuid.uuid4().hex, ops_topic=self.topics.ops, ops_topic_id=self.ops.topic_id
         )
@@ -259,10 +281,47 @@ class Job:
             ],
             replay,
         )
+        if self.prefix_ownership is None:
+            self._take_prefix(known)
         return applied
 
-    def _open_producers(self) -> None:
-        """Open the producers of ticks and of answers. The publisher starts with what the outbox still holds."""
+    def _take_prefix(self, known: Applied | None) -> None:
+        self._stored_epoch = "" if known is None else known.state_epoch
+        self.prefix_ownership = PrefixOwnership(
+            self.settings.topic_prefix,
+            OwnerLog(self.bootstrap_servers, self.topics.owner, Owner),
+            folder=str(self.folder.root),
+            place=self._ownership.place,
+            ops_topic_id=self.ops.topic_id,
+            state_epoch=lambda: self._stored_epoch,
+            on_failure=self._fail_unless_stopping,
+        )
+        self._stack.callback(self.prefix_ownership.release)
+        epochs = set() if known is None else {known.state_epoch, *known.former_epochs}
+        self.prefix_ownership.take(epochs, take_over=self._take_over)
+
+    def _require_ownership(self) -> None:
+        self._ownership.require()
+        self._prefix.require()
+
+    @property
+    def _prefix(self) -> PrefixOwnership:
+        assert self.prefix_ownership is not None
+        return self.prefix_ownership
+
+    def _earlier_letters(self, applied: Applied) -> EarlierLetters:
+        return EarlierLetters(
+            self.topics.dead_letters,
+            self.ops.name,
+            {number: applied.next_offset.get(number, 0) for number in range(self.ops.partition_count)},
+            (
+                msgspec.msgpack.decode(entry.value, type=DeadLetter)
+                for entry in self.outbox.undelivered(EntryKind.DEAD_LETTER)
+            ),
+        )
+
+    def _open_producers(self, applied: Applied) -> None:
+        """Open the producers of ticks and of answers, and publish what the outbox still holds."""
         self._tick_producer = KafkaProducer(
             bootstrap_servers=self.bootstrap_servers,
             acks="all",
@@ -279,9 +338,14 @@ class Job:
             linger_ms=0,
             max_request_size=REQUEST_BYTES_MAX,
         )
-        dead_letters = KafkaDeadLetterReader({"bootstrap_servers": self.bootstrap_servers})
-        self.publisher = Publisher(self.topics, self.outbox, producer, dead_letters, self._fail_unless_stopping)
-        self._stack.callback(self.publisher.close)
+        dead_letters = KafkaDeadLetterReader(
+            {"bootstrap_servers": self.bootstrap_servers}, self._earlier_letters(applied)
+        )
+        self.publisher = Publisher(
+            self.topics, self.outbox, producer, dead_letters, self._prefix, self._fail_unless_stopping
+        )
+        self._stack.callback(self.publisher.stop)
+        self.publisher.start()
 
     def _wire_apply_ops(self, applied: Applied, checkpoint: Path) -> None:
         settings = self.settings
@@ -290,7 +354,7 @@ class Job:
         signer = signer_of(settings)
         self.apply_ops = MicroBatchApplier(
             store=self.store,
-            require_ownership=self._ownership.require,
+            require_ownership=self._require_ownership,
             outbox=self.outbox,
             attempts=Attempts(self.folder.attempts),
             quarantine=self.quarantine,
@@ -307,7 +371,13 @@ class Job:
 
     def _start_audit(self) -> None:
         """Start the watch of the log and the flush of audit rows to Delta."""
-        self.flush = DeltaFlush(self.outbox, self._flusher, applied_seq=lambda: self.applied.apply_seq)
+        self.flush = DeltaFlush(
+            self.outbox,
+            self._flusher,
+            applied_seq=lambda: self.applied.apply_seq,
+            # Not `require`: these tables are in the job's own folder, and get their rows also while Kafka is away.
+            check_ownership=self._prefix.check,
+        )
         self.flush_loop = RetryLoop(
             "flush",
             self.settings.flush_interval_s,
@@ -316,8 +386,8 @@ class Job:
             problem_prefix="Delta does not take audit rows",
         )
         self.log_watch = LogWatch(self.bootstrap_servers, self.ops, lambda: self.applied.next_offset, self.fail)
-        self.log_watch.start()
         self._stack.callback(self.log_watch.stop)
+        self.log_watch.start()  # two threads, of which the second may fail to start
         self.metrics.bind_gauges(
             {
                 Metric.OPS_LAG: lambda: self.log_watch.lag,
@@ -352,19 +422,23 @@ class Job:
         if self.settings.message_globs:
             self.builder = BuilderService(
                 self.settings, self.folder, self.bootstrap_servers, self._spark, self._source_options(), self.fail
-            )
+            ).start()
             self._stack.callback(self.builder.stop)
 
     def _start_upkeep(self) -> None:
-        """Start the periodic work that the job could do without: snapshots and maintenance of the tables."""
+        """Start the periodic work that the job could do without: scrub, snapshots and maintenance of the tables."""
         settings = self.settings
-        snapshots = SnapshotStore(settings.snapshots or str(self.folder.snapshots))
         queues = None if self.builder is None else self.builder.store
+        self.scrub = Scrub([self.store] if queues is None else [self.store, queues], settings.scrub_interval_s)
+        self.metrics.bind_gauges({Metric.DAMAGED_FILES: lambda: len(self.scrub.damage)})
+        self.scrub.start()
+        self._stack.callback(self.scrub.stop)
+        snapshots = SnapshotStore(settings.snapshots or str(self.folder.snapshots))
         self.snapshot_loop = SnapshotLoop(
-            lambda: take_snapshot(self.store, queues, self.folder.scratch, snapshots),
+            lambda: self._take_snapshot(queues, snapshots),
             snapshots,
             interval_s=settings.snapshot_interval_s,
-            keep=settings.snapshots_keep,
+            retention=settings.snapshot_retention,
             decided=lambda: self.applied.apply_seq,
             last_done=self.folder.last_done,
         )
@@ -373,6 +447,13 @@ class Job:
         self._maintenance = Periodic("maintenance", settings.maintain_interval_s, self._maintain, self.folder.last_done)
         self._maintenance.start()
         self._stack.callback(self._maintenance.stop)
+
+    def _take_snapshot(self, queues: RocksStore | None, snapshots: SnapshotStore) -> Snapshot:
+        try:
+            return take_snapshot(self.store, queues, self.folder.scratch, snapshots)
+        except Corrupt as error:
+            self.scrub.report(error)
+            raise
 
     def _maintain(self) -> None:
         self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")
@@ -422,6 +503,8 @@ class Job:
 
     def _after_batch(self, report: MicroBatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
         behind = report.records >= self.settings.records_per_batch_max
+        if self.applied.apply_seq:
+            self._stored_epoch = self.applied.state_epoch
         self.metrics.record(report, self.outbox, self.flush.delivered_seq)
         self.ticker.learn(deadlines, newest_ms, behind=behind)
         failpoint("commit")

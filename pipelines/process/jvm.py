@@ -20,12 +20,15 @@ GRACE_S = 10.0
 
 
 @contextlib.contextmanager
-def ended_jvm() -> Iterator[None]:
-    """End the JVM that was started inside, and wait for it: by itself it would outlive this process for a while."""
+def ended_jvm(grace_s: float = GRACE_S) -> Iterator[None]:
+    """End the JVM that was started inside, and wait for it: by itself it would outlive this process for a while.
+
+    After `grace_s` seconds it is killed.
+    """
     try:
         yield
     finally:
-        _end_jvm()
+        _end_jvm(grace_s)
 
 
 @contextlib.contextmanager
@@ -78,7 +81,7 @@ def silence_query_errors() -> None:
     PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
 
 
-def _end_jvm() -> None:
+def _end_jvm(grace_s: float) -> None:
     gateway = SparkContext._gateway  # noqa: SLF001 - PySpark has no public way to end its JVM
     if gateway is None:
         return
@@ -92,7 +95,7 @@ def _end_jvm() -> None:
         if process.stdin is not None:
             process.stdin.close()
     try:
-        process.wait(GRACE_S)
+        process.wait(grace_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

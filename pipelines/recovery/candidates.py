@@ -22,6 +22,7 @@ from checkpoints.losses import Continuable, Losses, losses_of
 from checkpoints.reconcile import LogFound
 from checkpoints.replay import replay_of
 from checkpoints.snapshots import Snapshot, SnapshotStore
+from checkpoints.table_file import verify_tables
 from popstream.wire.base_errors import Corrupt, Invalid
 
 __all__ = ["EMPTY", "PRESENT", "PUT_ASIDE", "Candidate", "UsableState", "find_candidates", "read_all", "usable_states"]
@@ -99,7 +100,7 @@ def usable_states(
     folder: JobFolder,
     log: LogFound,
     whole: Mapping[str, Mapping[str, int]],
-    passed_over: dict[str, str],
+    passed_over: dict[str, list[str]],
     *,
     was_more: bool,
     lossy: bool,
@@ -113,7 +114,7 @@ def usable_states(
         folder: Folder of the job, for the copies.
         log: The ops topic.
         whole: By table and state epoch, the apply_seq up to which all rows are in Delta.
-        passed_over: Gets the reason against each candidate that is not yielded, by source.
+        passed_over: Gets the reasons against each candidate that is not yielded, by source: one for each table.
         was_more: The tables have rows of another log.
         lossy: Yield also candidates with which something is lost.
 
@@ -130,17 +131,17 @@ def usable_states(
             except DiskFull:
                 raise
             except (Corrupt, Invalid, StoreStopped) as error:
-                passed_over[candidate.source] = error.message
+                passed_over[candidate.source] = [error.message]
                 continue
             if problem := _problem(candidate, found, log):
-                passed_over[candidate.source] = problem
+                passed_over[candidate.source] = [problem]
                 continue
             losses = losses_of(found, log, whole, was_more=was_more)
             was_more |= bool(found.replay.since_loss) or found.is_of_another(log)
             if not losses.lines:
                 yield UsableState(candidate.source, copy, found, losses)
                 continue
-            passed_over[candidate.source] = f"{'; '.join(losses.lines)} (`--lossy` accepts that)"
+            passed_over[candidate.source] = [f"{line} (`--lossy` accepts that)" for line in losses.lines]
             costly.append((candidate, losses))
     if lossy:
         for candidate, losses in sorted(costly, key=lambda pair: _loss(pair[1])):
@@ -186,6 +187,7 @@ def _read(copy: Path) -> Continuable:
     with RocksStore(copy / "state") as state:
         if state.get(META, APPLIED_KEY) is None:
             return Continuable()
+        verify_tables(state)
         read_all(state, FAMILIES)
         return Continuable(
             applied=applied_of(state), noted=decode_noted(state.get(META, NOTED_KEY)), replay=replay_of(state)
@@ -193,7 +195,7 @@ def _read(copy: Path) -> Continuable:
 
 
 def read_all(store: RocksStore, families: Iterable[Family]) -> None:
-    """Read every value, so that RocksDB verifies the checksum of every block."""
+    """Read every value, so that RocksDB verifies the blocks. It skips those that a range deletion covers."""
     for family in families:
         for _ in store.scan(family, b""):
             pass

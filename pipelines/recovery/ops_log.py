@@ -1,23 +1,27 @@
-"""The ops topic, read without Spark: its first and last offsets, and its records."""
+"""Topics read without Spark: the first and last offsets of the ops topic, and the records of a partition."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from kafka import KafkaConsumer, TopicPartition
-from kafka.errors import KafkaError
+from kafka.errors import CorruptRecordError, KafkaError, OffsetOutOfRangeError
 
 from broker_state.audit import REJECTED_HEAD_BYTES
 from checkpoints.reconcile import LogFound
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.decode import KafkaRecord
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["found_log", "read_records"]
+__all__ = ["LostRecords", "PartitionReader", "found_log", "ops_record"]
 
-_FETCH_BYTES = 17 * 1024 * 1024
+_FETCH_BYTES = 4 * 1024 * 1024
+"""A longer record comes alone (KIP-74)."""
+
 _POLL_MS = 1000
+_POLL_RECORDS = 10_000
 _EMPTY_POLLS_MAX = 30
 
 
@@ -45,41 +49,99 @@ def found_log(bootstrap_servers: str, topic: TopicFacts) -> LogFound:
     )
 
 
-def read_records(
-    bootstrap_servers: str, topic: str, first_offset: Mapping[int, int], end_offset: Mapping[int, int]
-) -> Iterator[KafkaRecord]:
-    """Yield the committed records of [first, end) of each partition, in order, as Spark would provide them.
+class LostRecords(Corrupt):
+    """Records that are to be read have left the log."""
 
-    Raises:
-        Unavailable: Kafka stops answering.
+
+class PartitionReader:
+    """Reads the committed records of one partition, stretch by stretch. Has a connection of its own.
+
+    Args:
+        bootstrap_servers: The Kafka.
+        topic: A topic.
+        partition: A partition of it.
     """
-    consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap_servers,
-        enable_auto_commit=False,
-        isolation_level="read_committed",
-        fetch_max_bytes=_FETCH_BYTES,
-        max_partition_fetch_bytes=_FETCH_BYTES,
-    )
-    try:
-        for number, end in sorted(end_offset.items()):
-            partition = TopicPartition(topic, number)
-            consumer.assign([partition])
-            consumer.seek(partition, first_offset.get(number, 0))
-            empty_polls = 0
-            while consumer.position(partition) < end:
-                records = consumer.poll(timeout_ms=_POLL_MS).get(partition, [])
-                empty_polls = 0 if records else empty_polls + 1
+
+    def __init__(self, bootstrap_servers: str, topic: str, partition: int) -> None:
+        self._servers = bootstrap_servers
+        self._partition = TopicPartition(topic, partition)
+        self._consumer: Any = None
+        self._at = -1
+        self._fetched: deque[Any] = deque()
+
+    def between(self, first_offset: int, end_offset: int) -> Iterator[Any]:
+        """Yield the records of [first, end), in order. A stretch that follows the last one is read on.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            LostRecords: The log begins after `first_offset`.
+            Corrupt: Kafka returns damaged records.
+        """
+        if first_offset >= end_offset:
+            return
+        try:
+            yield from self._between(first_offset, end_offset)
+        except OffsetOutOfRangeError as error:
+            message = (
+                f"{self._partition.topic} no longer has the records from {self._at} on of partition"
+                f" {self._partition.partition}: retention has removed them, or the topic was made again"
+            )
+            raise LostRecords(message, subject=self._partition.topic) from error
+        except CorruptRecordError as error:
+            message = f"Kafka returns damaged records of {self._partition.topic}: {error}"
+            raise Corrupt(message, subject=self._partition.topic) from error
+        except (KafkaError, OSError) as error:
+            message = f"Kafka does not return the records of {self._partition.topic}: {type(error).__name__}: {error}"
+            raise Unavailable(message, subject=self._partition.topic) from error
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._consumer is not None:
+            self._consumer.close()
+            self._consumer = None
+
+    def _between(self, first_offset: int, end_offset: int) -> Iterator[Any]:
+        if self._consumer is None:
+            self._consumer = KafkaConsumer(
+                bootstrap_servers=self._servers,
+                enable_auto_commit=False,
+                isolation_level="read_committed",
+                auto_offset_reset="none",
+                fetch_max_bytes=_FETCH_BYTES,
+                max_partition_fetch_bytes=_FETCH_BYTES,
+                max_poll_records=_POLL_RECORDS,
+            )
+            self._consumer.assign([self._partition])
+        if first_offset != self._at:
+            self._fetched.clear()
+            self._consumer.seek(self._partition, first_offset)
+            self._at = first_offset
+        empty_polls = 0
+        while self._at < end_offset:
+            if not self._fetched:
+                self._fetched.extend(self._consumer.poll(timeout_ms=_POLL_MS).get(self._partition, []))
+            if not self._fetched:
+                at = self._consumer.position(self._partition)  # beyond records without content, such as aborted ones
+                empty_polls = 0 if at > self._at else empty_polls + 1
+                self._at = max(self._at, min(at, end_offset))
                 if empty_polls > _EMPTY_POLLS_MAX:
-                    message = f"Kafka returns no records of {topic} partition {number} before offset {end}"
-                    raise Unavailable(message, subject=topic)
-                for record in records:
-                    if record.offset < end:
-                        yield _to_record(record)
-    finally:
-        consumer.close()
+                    message = (
+                        f"Kafka returns no records of {self._partition.topic} partition {self._partition.partition}"
+                        f" before offset {end_offset}"
+                    )
+                    raise Unavailable(message, subject=self._partition.topic)
+                continue
+            if self._fetched[0].offset >= end_offset:
+                self._at = end_offset
+                return
+            record = self._fetched.popleft()
+            self._at = record.offset + 1
+            empty_polls = 0
+            yield record
 
 
-def _to_record(record: Any) -> KafkaRecord:  # noqa: ANN401 - kafka-python has no types
+def ops_record(record: Any) -> KafkaRecord:  # noqa: ANN401 - kafka-python has no types
+    """Return a record of the ops topic as Spark would provide it."""
     value: bytes | None = record.value
     size = len(value or b"")
     if value is None or size <= RECORD_BYTES_MAX:

@@ -13,7 +13,7 @@ Nothing is deleted: the files that were in the place before are moved to `replac
 import contextlib
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -30,6 +30,7 @@ from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.reconcile import LogFound, require_end, require_same_log
 from checkpoints.replay import REPLAY_KEY, Replay
 from checkpoints.snapshots import SnapshotStore
+from checkpoints.table_file import verify_tables
 from connectors.delta.covered import (
     covered_offsets,
     generation_used,
@@ -39,7 +40,7 @@ from connectors.delta.covered import (
 )
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.store import ensure_table
-from connectors.delta.tables import AUDIT_TABLES
+from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
 from connectors.delta.transactions import known_versions
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import PIPELINE
@@ -50,7 +51,7 @@ from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.recovery.candidates import UsableState, find_candidates, read_all, usable_states
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["Restored", "restore"]
+__all__ = ["Restored", "move_tables_away", "restore"]
 
 _log = structlog.get_logger(__name__)
 
@@ -62,7 +63,7 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
         source: Origin of the restored state: the present state, a snapshot with its id, or an empty state.
         apply_seq: The apply_seq at which the job continues.
         to_replay: Number of offsets in the log after the state.
-        passed_over: Candidates that were not taken, each with the reason.
+        passed_over: Candidates that were not taken, each with the reason, or a line for each table that is the reason.
         snapshots: Number of snapshots, and their storage.
         lost: What was lost; empty unless the restore was lossy.
         since_loss: State epochs from the last lossy restore on: only their snapshots are a base for `popstream verify`.
@@ -79,6 +80,25 @@ class Restored(msgspec.Struct, frozen=True, kw_only=True):
     replaced: str | None
 
 
+def move_tables_away(folder: JobFolder, tables: Iterable[str]) -> None:
+    """Move damaged tables to `replaced/`, so that a restore computes their rows again.
+
+    Raises:
+        Invalid: There is no table with this name; none was moved.
+    """
+    wanted = sorted(set(tables))
+    if unknown := [name for name in wanted if name not in TABLES]:
+        message = f"there is no table {unknown[0]}: the tables are {', '.join(TABLES)}"
+        raise Invalid(message, subject=unknown[0])
+    for name in wanted:
+        present = table_path(folder.delta, name)
+        if present.exists():
+            replaced = _new_folder_for_replaced(folder)
+            replaced.mkdir(parents=True)
+            present.rename(replaced / name)
+            _log.warning("table_moved_away", table=name, to=str(replaced / name))
+
+
 def restore(
     folder: JobFolder,
     log: LogFound,
@@ -88,6 +108,7 @@ def restore(
     *,
     lossy: bool,
     only: str | None = None,
+    continues: str = "",
 ) -> Restored:
     """Put the best state in place. The caller owns the folder, and no job runs in it.
 
@@ -99,6 +120,7 @@ def restore(
         snapshots: The snapshot storage.
         lossy: If something is lost with every candidate, take the one with the least loss.
         only: Id of the only snapshot to consider.
+        continues: State epoch of the owner of the prefix, whose state this one will continue; empty: none.
 
     Raises:
         Invalid: There is no such snapshot.
@@ -110,16 +132,16 @@ def restore(
     _require_log(log, tables, folder, snapshots)
     in_delta = units_in_delta(spark, folder.delta, bootstrap_servers)
     considered = f"{len(snapshots.list())} snapshots at {snapshots.url}"
-    passed_over: dict[str, str] = {}
+    passed_over: dict[str, list[str]] = {}
     candidates = find_candidates(folder, snapshots, only)
     states = usable_states(candidates, folder, log, tables.whole, passed_over, was_more=tables.has_others, lossy=lossy)
     with contextlib.closing(states):
         for state in states:
-            applied, replay = _new_epoch(state, log, tables)
+            applied, replay = _new_epoch(state, log, tables, continues)
             try:
                 _begin_epoch(state, applied, replay, spark, folder.delta)
             except Corrupt as error:
-                passed_over[state.source] = error.message
+                passed_over[state.source] = [error.message]
                 continue
             # Dispatches that the log has lost are sent again only by a builder that starts with an empty store.
             replaced = _swap(folder, state.folder, keep_queues=not state.losses.records)
@@ -129,15 +151,18 @@ def restore(
                 source=state.source,
                 apply_seq=applied.apply_seq,
                 to_replay=sum(end - applied.next_offset[partition] for partition, end in log.end_offset.items()),
-                passed_over=[f"{other}: {why}" for other, why in passed_over.items() if other != state.source],
+                passed_over=_lines(passed_over, but=state.source),
                 snapshots=considered,
                 lost=state.losses.lines,
                 since_loss=replay.since_loss,
                 replaced=None if replaced is None else str(replaced),
             )
     message = f"no state can be continued ({considered}):"
-    details = [f"{source}: {why}" for source, why in passed_over.items()]
-    raise Corrupt(message, subject=str(folder.root), details=details)
+    raise Corrupt(message, subject=str(folder.root), details=_lines(passed_over))
+
+
+def _lines(passed_over: Mapping[str, list[str]], but: str = "") -> list[str]:
+    return [f"{source}: {reason}" for source, reasons in passed_over.items() if source != but for reason in reasons]
 
 
 class _Tables(NamedTuple):
@@ -190,11 +215,12 @@ def _known_applied(folder: JobFolder, snapshots: SnapshotStore) -> Iterator[Appl
                 yield applied_of(state)
 
 
-def _new_epoch(state: UsableState, log: LogFound, tables: _Tables) -> tuple[Applied, Replay]:
-    """Return the notes with which a new state epoch begins; it continues all epochs that the tables know."""
+def _new_epoch(state: UsableState, log: LogFound, tables: _Tables, continues: str) -> tuple[Applied, Replay]:
+    """Return the notes with which a new state epoch begins; it continues all epochs that the tables know, and one."""
     source, _, found, losses = state
     before = found.applied
     epochs = tables.epochs if before is None else tables.epochs | {*before.former_epochs, before.state_epoch}
+    epochs = epochs | ({continues} - {""})
     decided = {} if before is None or found.is_of_another(log) else before.next_offset
     applied = Applied(
         state_epoch=uuid.uuid4().hex,
@@ -267,14 +293,15 @@ def _begin_builder_epoch(folder: JobFolder, in_delta: UnitsInDelta) -> None:
 def _swap(folder: JobFolder, restored: Path, *, keep_queues: bool) -> Path | None:
     """Move the restored stores into the job's folder, and the present ones to `replaced/`; return that folder.
 
+    A damaged builder's store is not put in place: the next start builds it again.
+
     Args:
         folder: Folder of the job.
         restored: Folder with the state, and perhaps the builder's store.
         keep_queues: Keep the present builder's store unless it is damaged: it continues at its own ends, whatever the
             state is.
     """
-    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    replaced = folder.replaced / f"{stamp}-{uuid.uuid4().hex[:6]}"
+    replaced = _new_folder_for_replaced(folder)
     moved_to = None
     for source, present in ((restored / "queues", folder.queues), (restored / "state", folder.state)):
         if present == folder.queues and keep_queues and _is_undamaged(present):
@@ -283,9 +310,14 @@ def _swap(folder: JobFolder, restored: Path, *, keep_queues: bool) -> Path | Non
             moved_to = replaced
             replaced.mkdir(parents=True, exist_ok=True)
             present.rename(replaced / present.name)
-        if source.is_dir():
+        if source.is_dir() and (present != folder.queues or _is_undamaged(source)):
             source.rename(present)
     return moved_to
+
+
+def _new_folder_for_replaced(folder: JobFolder) -> Path:
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    return folder.replaced / f"{stamp}-{uuid.uuid4().hex[:6]}"
 
 
 def _is_undamaged(queues: Path) -> bool:
@@ -293,10 +325,12 @@ def _is_undamaged(queues: Path) -> bool:
         return False
     try:
         with RocksStore(queues, BUILDER_FAMILIES) as store:
+            verify_tables(store)
             read_all(store, BUILDER_FAMILIES)
+            Builder(store, Outbox(store), "")  # decodes its records
     except DiskFull:
         raise
     except (Corrupt, Invalid, StoreStopped) as error:
-        _log.warning("builder_store_replaced", error=str(error))
+        _log.warning("builder_store_damaged", error=str(error))
         return False
     return True

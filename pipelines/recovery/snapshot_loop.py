@@ -4,38 +4,43 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import structlog
 
-from broker_state.store.rocks_store import RocksStore
+from broker_state.store.overlay import Family
+from broker_state.store.rocks_store import BUILDER_FAMILIES, FAMILIES, RocksStore
 from checkpoints.applied import applied_of
+from checkpoints.snapshot_retention import SnapshotRetention
 from checkpoints.snapshots import Snapshot, SnapshotStore
+from checkpoints.table_file import verify_table
 from pipelines.loops.periodic import Periodic
+from popstream.wire.base_errors import RESTORE, Corrupt
 
 __all__ = ["SnapshotLoop", "take_image", "take_snapshot"]
 
 _log = structlog.get_logger(__name__)
 
 
-def take_image(state: RocksStore, scratch: Path) -> Path:
-    """Take a RocksDB checkpoint of the state, and return its folder. Its files are linked, not copied.
+def take_image(store: RocksStore, scratch: Path) -> Path:
+    """Take a RocksDB checkpoint of a store, and return its folder. Its files are linked, not copied.
 
     Args:
-        state: State of the job; writes continue in the meantime.
+        store: A store of the job; writes continue in the meantime.
         scratch: A folder on the same disk.
     """
     image = scratch / secrets.token_hex(8)
     image.parent.mkdir(parents=True, exist_ok=True)
-    state.checkpoint(image)
+    store.checkpoint(image)
     return image
 
 
 def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, snapshots: SnapshotStore) -> Snapshot:
-    """Take a snapshot of the stores and upload it; writes continue in the meantime.
+    """Take a snapshot of the stores, verify it and upload it; writes continue in the meantime.
 
-    The builder's store comes first: dispatches that have left its outbox are then applied in the state.
+    The builder's store comes first: dispatches that have left its outbox are then applied in the state. Verified are
+    the blocks of each table file that the storage does not have, and that both copies open with all changes.
 
     Args:
         state: State of the job.
@@ -45,19 +50,45 @@ def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, s
 
     Raises:
         Unavailable: The storage does not accept it.
+        Corrupt: A file of the stores is damaged. No snapshot is taken.
     """
     folder = scratch / secrets.token_hex(8)
     folder.mkdir(parents=True)
     try:
         taken_at_ms = int(time.time() * 1000)
         if queues is not None:
-            queues.checkpoint(folder / "queues")
-        state.checkpoint(folder / "state")
-        with RocksStore(folder / "state", read_only=True) as copy:
+            with _opened_copy(queues, folder / "queues", BUILDER_FAMILIES):
+                pass
+        with _opened_copy(state, folder / "state", FAMILIES) as copy:
             applied = applied_of(copy)
-        return snapshots.put(folder, applied, taken_at_ms)
+        return snapshots.put(folder, applied, taken_at_ms, _verify_file)
+    except Corrupt as error:
+        message = f"no snapshot was taken: {error.message.removesuffix(f': {RESTORE}')}: {RESTORE}"
+        raise Corrupt(message, subject=error.subject) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _opened_copy(store: RocksStore, folder: Path, families: Iterable[Family]) -> RocksStore:
+    """Copy a store, and open the copy, which reads its manifest and its log."""
+    last_sequence = store.last_sequence
+    store.checkpoint(folder)
+    try:
+        copy = RocksStore(folder, families, read_only=True)
+    except Corrupt:
+        for path in sorted(folder.iterdir()):
+            _verify_file(path)  # if a table file is damaged, this names it
+        raise
+    if copy.last_sequence < last_sequence:  # RocksDB ignores a log from its first damaged record on
+        copy.close()
+        message = f"the copy of {folder.name} lacks the last changes: its log is damaged"
+        raise Corrupt(message, subject=folder.name)
+    return copy
+
+
+def _verify_file(path: Path) -> None:
+    if path.suffix == ".sst":
+        verify_table(path)
 
 
 class SnapshotLoop:
@@ -69,7 +100,7 @@ class SnapshotLoop:
         take: Takes a snapshot.
         snapshots: The snapshot storage.
         interval_s: 0 takes snapshots only on request.
-        keep: Number of snapshots to keep; older ones are deleted.
+        retention: The snapshots to keep; others are deleted.
         decided: Returns the last apply_seq.
         last_done: Folder with the time of the last snapshot, which survives restarts.
     """
@@ -80,13 +111,13 @@ class SnapshotLoop:
         snapshots: SnapshotStore,
         *,
         interval_s: float,
-        keep: int,
+        retention: SnapshotRetention,
         decided: Callable[[], int],
         last_done: Path,
     ) -> None:
         self._take = take
         self._snapshots = snapshots
-        self._keep = keep
+        self._retention = retention
         self._decided = decided
         self._lock = threading.Lock()
         self.last: Snapshot | None = None
@@ -106,15 +137,16 @@ class SnapshotLoop:
         return self._periodic.failure
 
     def take_now(self) -> Snapshot:
-        """Take a snapshot, and delete the oldest ones beyond `keep`.
+        """Take a snapshot, and delete those that are no longer kept.
 
         Raises:
             Unavailable: The storage does not accept it.
+            Corrupt: The stores are damaged. Older snapshots stay as they are.
         """
         with self._lock:
             started = time.perf_counter()
             self.last = snapshot = self._take()
-            self._snapshots.prune(self._keep)
+            self._snapshots.prune(self._retention)
             self._periodic.failure = None
         seconds = round(time.perf_counter() - started, 3)
         _log.info("snapshot_taken", id=snapshot.id, bytes=snapshot.size, seconds=seconds)

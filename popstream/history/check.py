@@ -68,6 +68,11 @@ UNDECIDED = frozenset((Reason.TOPIC_NOT_EXIST, Reason.MISROUTED))
 """The job stores nothing about these: the same bytes, sent again before the answer, may still be decided."""
 
 
+_decode_command = msgspec.json.Decoder(Command).decode
+_encode_answer = msgspec.msgpack.Encoder().encode
+_decode_answer = msgspec.msgpack.Decoder(Answer).decode
+
+
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a check.
 
@@ -123,37 +128,81 @@ def check_history(
     calls = _Calls()
     for event in events:
         calls.add(event)
-    queues: dict[QueueKey, list[_Operation]] = defaultdict(list)
-    unknown_count = operation_count = 0
-    for operation in calls.operations():
-        operation_count += 1
-        unknown_count += operation.answer is None
-        queues[operation.command.topic, operation.command.queue_id].append(operation)
+    counts: Counter[str] = Counter()
     violations: list[Violation] = []
-    lanes: list[LaneHistory] = []
-    for key in sorted(queues):
-        queue = _QueueHistory(key, queues[key])
-        lanes += queue.lanes.values()
-        violations += queue.violations([*(written or {}).get(key, ())] if drained else None)
+    for key in calls.end():
+        found, counted = _judge_queue(key, calls.take(key), [*(written or {}).get(key, ())] if drained else None)
+        violations += found
+        counts += counted
     return Report(
         violations=violations,
         event_count=calls.event_count,
-        operation_count=operation_count,
-        unknown_count=unknown_count,
-        lane_count=sum(not lane.is_mixed for lane in lanes),
-        unjudged_lane_count=sum(lane.is_mixed for lane in lanes),
-        delivery_count=sum(lane.delivery_count for lane in lanes),
+        operation_count=counts["operation_count"],
+        unknown_count=counts["unknown_count"],
+        lane_count=counts["lane_count"],
+        unjudged_lane_count=counts["unjudged_lane_count"],
+        delivery_count=counts["delivery_count"],
     )
 
 
+def _judge_queue(
+    key: QueueKey, operations: _Operations, written: list[Span] | None
+) -> tuple[list[Violation], Counter[str]]:
+    """Judge one queue, whose observations take memory until this returns."""
+    queue = _QueueHistory(key, operations)
+    return [*queue.violations(written)], queue.counts
+
+
+class _Call(msgspec.Struct, gc=False):
+    """One sending of an operation; `answer` is encoded, None: there is none."""
+
+    at_ns: int
+    ended_ns: int = 0
+    answer: bytes | None = None
+
+
+class _Operations:
+    """The operations on one queue, encoded: most of a history waits here until its queue is judged."""
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, tuple[_Call, ...]] = {}
+        """By command: the same bytes sent several times are one operation."""
+
+    def add(self, command: Command, call: _Call) -> None:
+        value = encode_command(command)
+        self._calls[value] = (*self._calls.get(value, ()), call)
+
+    def __iter__(self) -> Iterator[_Operation]:
+        """Yield each operation once with each answer that it got, which should be one."""
+        for value, calls in self._calls.items():
+            command = _decode_command(value)
+            answers: list[Answer] = []
+            is_unknown = False
+            for call in calls:
+                answer = None if call.answer is None else _decode_answer(call.answer)
+                if answer is None or answer.reason in UNDECIDED:
+                    is_unknown = True
+                elif answer not in answers:
+                    answers.append(answer)
+            decided = [answer for answer in answers if answer.reason is not Reason.OP_ID_REUSED]
+            for answer in answers:
+                yield _Operation(command, answer)
+            if is_unknown and not (decided and _is_one_decision(calls)):
+                yield _Operation(command, None)
+
+
+def _is_one_decision(calls: Sequence[_Call]) -> bool:
+    ends = [max(call.at_ns, call.ended_ns) for call in calls]
+    return max(ends) - min(call.at_ns for call in calls) <= ONE_DECISION_NS
+
+
 class _Calls:
-    """Groups events by operation."""
+    """Groups events by queue and operation."""
 
     def __init__(self) -> None:
         self.event_count = 0
-        self._invokes: dict[str, Invoke] = {}
-        self._answers: dict[str, Answer] = {}
-        self._ended_ns: dict[str, int] = {}
+        self._calls: dict[str, _Call] = {}
+        self._queues: dict[QueueKey, _Operations] = defaultdict(_Operations)
 
     def add(self, event: HistoryEvent) -> None:
         """Add the next event.
@@ -163,77 +212,82 @@ class _Calls:
         """
         self.event_count += 1
         if isinstance(event, Invoke):
-            self._invokes[event.call] = event
+            if event.call not in self._calls:  # otherwise the same file is read twice
+                call = self._calls[event.call] = _Call(event.at_ns)
+                self._queues[event.command.topic, event.command.queue_id].add(event.command, call)
             return
-        if event.call not in self._invokes:
+        begun = self._calls.get(event.call)
+        if begun is None:
             message = f"the history ends the call {event.call} that it does not begin: a part of it is missing"
             raise Invalid(message, subject=event.op_id)
-        self._ended_ns[event.call] = event.at_ns
+        begun.ended_ns = event.at_ns
         if isinstance(event, Ok):
-            self._answers[event.call] = event.answer
+            begun.answer = _encode_answer(event.answer)
 
-    def operations(self) -> Iterator[_Operation]:
-        """Yield each operation once with each answer that it got, which should be one."""
-        same: dict[tuple[str, bytes], list[Invoke]] = defaultdict(list)
-        for invoke in self._invokes.values():
-            same[invoke.op_id, encode_command(invoke.command)].append(invoke)
-        for invokes in same.values():
-            command = invokes[0].command
-            answers: list[Answer] = []
-            is_unknown = False
-            for invoke in invokes:
-                answer = self._answers.get(invoke.call)
-                if answer is None or answer.reason in UNDECIDED:
-                    is_unknown = True
-                elif answer not in answers:
-                    answers.append(answer)
-            decided = [answer for answer in answers if answer.reason is not Reason.OP_ID_REUSED]
-            for answer in answers:
-                yield _Operation(command, answer)
-            if is_unknown and not (decided and self._is_one_decision(invokes)):
-                yield _Operation(command, None)
+    def end(self) -> list[QueueKey]:
+        """Return the queues, when all events are added."""
+        self._calls.clear()
+        return sorted(self._queues)
 
-    def _is_one_decision(self, invokes: list[Invoke]) -> bool:
-        ends = [max(invoke.at_ns, self._ended_ns.get(invoke.call, 0)) for invoke in invokes]
-        return max(ends) - min(invoke.at_ns for invoke in invokes) <= ONE_DECISION_NS
+    def take(self, key: QueueKey) -> _Operations:
+        """Return the operations on a queue, and forget them."""
+        return self._queues.pop(key)
 
 
 class _QueueHistory:
     """Adds the operations on one queue to the lanes that they concern."""
 
-    def __init__(self, key: QueueKey, operations: list[_Operation]) -> None:
+    def __init__(self, key: QueueKey, operations: _Operations) -> None:
         self._topic, self._queue_id = key
-        self.lanes: dict[str, LaneHistory] = {}
+        self._lanes: dict[str, LaneHistory] = {}
+        self._operation_counts: Counter[str] = Counter()
         self._group_of_pop: dict[str, str] = {}
         self._written: list[Span] = []
         self._commit_position = 0
-        self._may_be_replaced = len({c.topic_id for c, _ in operations if isinstance(c, Declare)}) > 1
+        self._topic_ids: set[str] = set()
         self._open_lanes(operations)
+        self._may_be_replaced = len(self._topic_ids) > 1
         for command, answer in operations:
             self._add(command, answer)
 
+    @property
+    def counts(self) -> Counter[str]:
+        """The counts of the report that are of this queue."""
+        lanes = self._lanes.values()
+        return self._operation_counts + Counter(
+            lane_count=sum(not lane.is_mixed for lane in lanes),
+            unjudged_lane_count=sum(lane.is_mixed for lane in lanes),
+            delivery_count=sum(lane.delivery_count for lane in lanes),
+        )
+
     def violations(self, written: list[Span] | None) -> Iterator[Violation]:
         """Yield the violations of all lanes; with `written` the history is drained."""
-        for group in sorted(self.lanes):
-            lane = self.lanes[group]
+        for group in sorted(self._lanes):
+            lane = self._lanes[group]
             if lane.is_mixed:
                 continue
             rules = LaneRules(lane)
-            yield from rules.violations()
-            if written is not None and not self._may_be_replaced:
+            if written is None or self._may_be_replaced:
+                yield from rules.violations()
+            else:
                 position = self._commit_position
                 known = [(first, min(last, position - 1)) for first, last in self._written if first < position]
-                yield from rules.lost(sorted([*known, *written]))
+                yield from rules.violations(sorted([*known, *written]))
 
-    def _open_lanes(self, operations: list[_Operation]) -> None:
-        """Create every lane, and add the pops: the other operations name messages of pops, or concern all lanes."""
+    def _open_lanes(self, operations: _Operations) -> None:
+        """Create every lane, and add the pops: the other operations name pops, or concern all lanes."""
         for command, answer in operations:
+            self._operation_counts["operation_count"] += 1
+            self._operation_counts["unknown_count"] += answer is None
             for group in _groups_of(command):
-                self.lanes.setdefault(group, LaneHistory(self._topic, self._queue_id, group))
+                if group not in self._lanes:
+                    self._lanes[group] = LaneHistory(self._topic, self._queue_id, group)
+            if isinstance(command, Declare):
+                self._topic_ids.add(command.topic_id)
             if isinstance(command, Pop):
-                self.lanes[command.group].add_pop(command, answer)
+                self._lanes[command.group].add_pop(command, answer)
                 self._group_of_pop[command.op_id or ""] = command.group
-        for lane in self.lanes.values():
+        for lane in self._lanes.values():
             lane.end_pops()
 
     def _add(self, command: Command, answer: Answer | None) -> None:
@@ -253,28 +307,28 @@ class _QueueHistory:
             case Dispatch():
                 self._add_dispatch(command, answer)
             case Policy():
-                for lane in self.lanes.values() if command.group is None else [self.lanes[command.group]]:
+                for lane in self._lanes.values() if command.group is None else [self._lanes[command.group]]:
                     lane.limit_attempts(command.max_attempts)
             case _:
                 assert_never(command)
 
     def _add_entries(self, command: EntryCommand, answer: Answer | None) -> None:
         if answer is None:
-            for lane in self.lanes.values():
+            for lane in self._lanes.values():
                 lane.add_unanswered_entries(command)
             return
         for run in answer.runs:
             entry = command.entries[run.entry] if 0 <= run.entry < len(command.entries) else None
             if entry is not None and 0 <= entry.handle < len(command.handles):
-                self.lanes[command.handles[entry.handle].group].add_run(command, run, answer)
+                self._lanes[command.handles[entry.handle].group].add_run(command, run, answer)
         for group, commit_offset in answer.commit_offsets.items():
-            if group in self.lanes:
-                self.lanes[group].add_commit(answer, commit_offset)
+            if group in self._lanes:
+                self._lanes[group].add_commit(answer, commit_offset)
 
     def _add_cancel(self, command: Cancel, answer: Answer | None) -> None:
         group = self._group_of_pop.get(command.target_op_id)
         # A pop that is not in the history may be one of any lane.
-        for lane in self.lanes.values() if group is None else [self.lanes[group]]:
+        for lane in self._lanes.values() if group is None else [self._lanes[group]]:
             if answer is None:
                 lane.may_be_cancelled.add(command.target_op_id)
             else:
@@ -282,12 +336,12 @@ class _QueueHistory:
 
     def _add_return(self, command: ReturnClient, answer: Answer | None) -> None:
         if answer is None:
-            self.lanes[command.group].may_be_returned.add(command.client_id)
+            self._lanes[command.group].may_be_returned.add(command.client_id)
         else:
-            self.lanes[command.group].add_release(answer)
+            self._lanes[command.group].add_release(answer)
 
     def _add_reset(self, command: ResetOffset | ForgetLane, answer: Answer | None) -> None:
-        lane = self.lanes[command.group]
+        lane = self._lanes[command.group]
         lane.add_reset(answer)
         if answer is not None and answer.applied:
             if isinstance(command, ResetOffset):
@@ -300,7 +354,7 @@ class _QueueHistory:
         if answer is not None:
             self._commit_position = max(self._commit_position, answer.commit_position or 0)
         if answer is not None or self._may_be_replaced:
-            for lane in self.lanes.values():
+            for lane in self._lanes.values():
                 lane.add_reset(answer)
 
     def _add_dispatch(self, command: Dispatch, answer: Answer | None) -> None:
@@ -309,7 +363,7 @@ class _QueueHistory:
             for run in answer.runs:
                 if run.reason is Reason.OK and run.entry < len(command.ranges):
                     self._written.append((run.first, run.last))
-        for lane in self.lanes.values():
+        for lane in self._lanes.values():
             lane.removed += command.skip
 
 

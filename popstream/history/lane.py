@@ -1,18 +1,20 @@
 """The observations of one lane: everything that its clients sent and were answered, by message.
 
-`LaneHistory` only collects; `lane_rules` judges. Pops are added first, because the other operations name messages of
-pops. An operation without an answer may have been decided at any time, or never: it is kept as a possibility, in the
-attributes whose names begin with `may_be`.
+`LaneHistory` only collects; `lane_rules` judges. It keeps each observation once, with the range of messages that it is
+about, and `segments` brings together what is known of each message. An operation without an answer may have been
+decided at any time, or never: it is kept as a possibility, in the attributes whose names begin with `may_be`.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+import enum
+from bisect import bisect_right
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, assert_never
 
 import msgspec
 
+from popstream.history.spans import Span, merged_spans
 from popstream.wire.answer import Answer, LeasedRange, Run
 from popstream.wire.command import ChangeEntry, EntryCommand, Pop
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, decode_handle
@@ -21,9 +23,7 @@ from popstream.wire.reason import Reason
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from popstream.history.spans import Span
-
-__all__ = ["AnsweredPop", "CommitReport", "EntryOutcome", "LaneHistory", "MessageHistory"]
+__all__ = ["AnsweredPop", "CommitReport", "EntryOutcome", "LaneHistory", "OutcomeKind", "Segment"]
 
 _read_handle = lru_cache(maxsize=65_536)(decode_handle)
 
@@ -41,51 +41,86 @@ class AnsweredPop(msgspec.Struct, frozen=True, eq=False):
     is_orderly: bool
     ranges: list[LeasedRange]
 
-    def offsets(self) -> Iterator[int]:
-        """Yield the queue offsets in the order of the answer."""
-        for leased in self.ranges:
-            yield from range(leased.first, leased.last + 1)
+
+class _Observation(msgspec.Struct, frozen=True, eq=False, gc=False):
+    """An observation of the messages `first..last`."""
+
+    first: int
+    last: int
 
 
-class EntryOutcome(msgspec.Struct, frozen=True, eq=False):
-    """The answer to an ack, reject or change of one message by a handle of delivery `epoch`."""
+class _Delivery(_Observation, frozen=True, eq=False, gc=False):
+    """A pop leased them."""
 
+    attempt: int
+    pop: AnsweredPop
+
+
+class OutcomeKind(enum.Enum):
+    """The outcomes that rules are about."""
+
+    FINISHED = enum.auto()
+    """An ack or reject was applied."""
+    CHANGED = enum.auto()
+    """A change was applied."""
+    REFUSED = enum.auto()
+    """An ack or reject was refused, except as ALREADY_ACKED."""
+    REPORTED_DONE = enum.auto()
+    """An ack, reject or change was answered ALREADY_ACKED."""
+
+
+class EntryOutcome(_Observation, frozen=True, eq=False, gc=False):
+    """The answer to an ack, reject or change by a handle of delivery `epoch`; `handle` is empty unless refused."""
+
+    kind: OutcomeKind
     op_id: str
     epoch: int
     revision: int
     now_ms: int
+    deadline_ms: int
     reason: Reason
     handle: str
-    deadline_ms: int
 
 
-class MessageHistory:
-    """Everything known of one message in one lane.
+class _PossibleChange(_Observation, frozen=True, eq=False, gc=False):
+    """A change by a handle of delivery `epoch` was not answered."""
+
+    epoch: int
+
+
+class Segment(msgspec.Struct, eq=False):
+    """Neighbouring messages of which the same is known; each was delivered.
 
     Attributes:
-        deliveries: Pops that leased it.
-        attempt_max: Greatest attempt that one of them reported.
-        finishes: Acks and rejects that were applied.
+        first: First queue offset.
+        last: Last queue offset.
+        deliveries: Pops that leased them, by epoch.
+        attempt_max: Greatest attempt that one of these pops reported.
+        finishes: Acks and rejects that were applied, in the order of the history; also the other outcomes.
         changes: Changes that were applied.
         refusals: Acks and rejects that were refused, except as ALREADY_ACKED.
         reported_done: Acks, rejects and changes that were answered ALREADY_ACKED.
         may_be_changed: Epochs whose lease an unanswered change may have changed.
     """
 
-    __slots__ = ("attempt_max", "changes", "deliveries", "finishes", "may_be_changed", "refusals", "reported_done")
+    first: int
+    last: int
+    deliveries: list[AnsweredPop]
+    attempt_max: int = 0
+    # Most messages are delivered once and acked once: what is rare takes no memory until it happens.
+    finishes: tuple[EntryOutcome, ...] = ()
+    changes: tuple[EntryOutcome, ...] = ()
+    refusals: tuple[EntryOutcome, ...] = ()
+    reported_done: tuple[EntryOutcome, ...] = ()
+    may_be_changed: frozenset[int] = frozenset()
 
-    def __init__(self) -> None:
-        # Most messages are delivered once and acked once: what is rare takes no memory until it happens.
-        self.deliveries: list[AnsweredPop] = []
-        self.attempt_max = 0
-        self.finishes: tuple[EntryOutcome, ...] = ()
-        self.changes: tuple[EntryOutcome, ...] = ()
-        self.refusals: tuple[EntryOutcome, ...] = ()
-        self.reported_done: tuple[EntryOutcome, ...] = ()
-        self.may_be_changed: frozenset[int] = frozenset()
+    @property
+    def span(self) -> Span:
+        """The first and the last queue offset."""
+        return self.first, self.last
 
 
-class CommitReport(NamedTuple):
+class CommitReport(msgspec.Struct, frozen=True, order=True, gc=False):
     """The commit offset that an answer reported."""
 
     now_ms: int
@@ -98,8 +133,7 @@ class LaneHistory:
 
     Attributes:
         pops: Pops that leased messages, by epoch.
-        messages: By queue offset.
-        offsets: The queue offsets of `messages`, in order.
+        delivery_count: Deliveries of all messages.
         handles: Every handle that was given out.
         commits: Commit offsets that were reported.
         releases: (now_ms, first, last) of leases that a cancel or a return_client ended.
@@ -122,8 +156,8 @@ class LaneHistory:
         """Start empty."""
         self.topic, self.queue_id, self.group = topic, queue_id, group
         self.pops: list[AnsweredPop] = []
-        self.messages: dict[int, MessageHistory] = {}
-        self.offsets: list[int] = []
+        self.delivery_count = 0
+        self._observations: list[_Observation] = []
         self.handles: set[str] = set()
         self.commits: list[CommitReport] = []
         self.releases: list[tuple[int, int, int]] = []
@@ -140,11 +174,6 @@ class LaneHistory:
         self.may_be_cancelled: set[str] = set()
         self.may_be_returned: set[str] = set()
         self.may_be_done: list[Span] = []
-
-    @property
-    def delivery_count(self) -> int:
-        """The number of deliveries of all messages."""
-        return sum(len(message.deliveries) for message in self.messages.values())
 
     @property
     def is_mixed(self) -> bool:
@@ -177,17 +206,12 @@ class LaneHistory:
         self.pops.append(pop)
         self.handles.add(answer.handle)
         for leased in answer.messages:
-            for queue_offset in range(leased.first, leased.last + 1):
-                message = self.messages.setdefault(queue_offset, MessageHistory())
-                message.deliveries.append(pop)
-                message.attempt_max = max(message.attempt_max, leased.attempt)
+            self._observe(_Delivery(leased.first, leased.last, leased.attempt, pop))
+            self.delivery_count += max(0, leased.last - leased.first + 1)
 
     def end_pops(self) -> None:
-        """Order the deliveries, when all pops are added."""
-        self.pops.sort(key=lambda pop: (pop.epoch, pop.now_ms))
-        self.offsets = sorted(self.messages)
-        for message in self.messages.values():
-            message.deliveries.sort(key=lambda pop: (pop.epoch, pop.now_ms))
+        """Order the pops, when all are added."""
+        self.pops.sort(key=_epoch_and_time)
 
     def add_run(self, command: EntryCommand, run: Run, answer: Answer) -> None:
         """Add the outcome of neighbouring offsets of one entry, whose handle is of this lane."""
@@ -196,22 +220,27 @@ class LaneHistory:
         handle = _read_handle(text)
         if handle is None:
             return
-        now_ms = answer.now_ms
-        deadline_ms = now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else 0
-        outcome = EntryOutcome(answer.op_id, handle.epoch, handle.revision, now_ms, run.reason, text, deadline_ms)
         if run.handle is not None and run.handle < len(answer.handles):
             self.handles.add(answer.handles[run.handle])
         if run.reason is Reason.BELOW_MIN:
             self.removed.append((0, run.last))
-        for message in self._messages_within(run.first, run.last):
-            if run.applied and isinstance(entry, ChangeEntry):
-                message.changes += (outcome,)
-            elif run.applied:
-                message.finishes += (outcome,)
-            elif run.reason is Reason.ALREADY_ACKED:
-                message.reported_done += (outcome,)
-            elif not isinstance(entry, ChangeEntry):
-                message.refusals += (outcome,)
+        kind = _kind_of(run, is_change=isinstance(entry, ChangeEntry))
+        if kind is None:
+            return
+        self._observe(
+            EntryOutcome(
+                first=run.first,
+                last=run.last,
+                kind=kind,
+                op_id=answer.op_id,
+                epoch=handle.epoch,
+                revision=handle.revision,
+                now_ms=answer.now_ms,
+                deadline_ms=answer.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else 0,
+                reason=run.reason,
+                handle=text if kind is OutcomeKind.REFUSED else "",
+            )
+        )
 
     def add_commit(self, answer: Answer, commit_offset: int) -> None:
         """Add the commit offset that an answer reported."""
@@ -225,11 +254,10 @@ class LaneHistory:
             if handle is None:
                 continue
             for first, last in entry.offsets:
-                if not isinstance(entry, ChangeEntry):
+                if isinstance(entry, ChangeEntry):
+                    self._observe(_PossibleChange(first, last, handle.epoch))
+                else:
                     self.may_be_done.append((first, last))
-                    continue
-                for message in self._messages_within(first, last):
-                    message.may_be_changed |= {handle.epoch}
 
     def add_release(self, answer: Answer) -> None:
         """Add the leases that a cancel or a return_client has ended."""
@@ -247,10 +275,86 @@ class LaneHistory:
         if attempts_max > 0:
             self.attempts_max = min(attempts_max, self.attempts_max or attempts_max)
 
-    def known_offsets(self, first: int, last: int) -> Sequence[int]:
-        """Return the offsets in a range that were delivered."""
-        return self.offsets[bisect_left(self.offsets, first) : bisect_right(self.offsets, last)]
+    def delivered(self) -> list[Span]:
+        """Return the offsets that were delivered."""
+        return merged_spans((leased.first, leased.last) for pop in self.pops for leased in pop.ranges)
 
-    def _messages_within(self, first: int, last: int) -> Iterator[MessageHistory]:
-        for queue_offset in self.known_offsets(first, last):
-            yield self.messages[queue_offset]
+    def segments(self) -> Iterator[Segment]:
+        """Yield what is known of the messages that were delivered, by queue offset.
+
+        No span of `removed`, `releases` or `may_be_done` begins or ends within a segment, and no commit offset is
+        within one. So a rule may judge all its messages by the first one.
+        """
+        observations, cuts = self._observations, self._cuts()
+        waiting = sorted(range(len(observations)), key=lambda number: observations[number].first, reverse=True)
+        present: list[int] = []
+        first = cut = 0
+        while waiting or present:
+            if not present:
+                first = observations[waiting[-1]].first
+            while waiting and observations[waiting[-1]].first <= first:
+                present.append(waiting.pop())
+            end = min(observations[number].last for number in present) + 1
+            if waiting:
+                end = min(end, observations[waiting[-1]].first)
+            cut = bisect_right(cuts, first, cut)
+            if cut < len(cuts):
+                end = min(end, cuts[cut])
+            segment = _segment(first, end - 1, [observations[number] for number in sorted(present)])
+            if segment.deliveries:
+                yield segment
+            first = end
+            present = [number for number in present if observations[number].last >= first]
+
+    def _cuts(self) -> list[int]:
+        """Return the offsets at which a segment must begin, whatever was observed of its messages."""
+        cuts = {commit.commit_offset for commit in self.commits}
+        spans = [*self.may_be_done, *self.removed, *((first, last) for _, first, last in self.releases)]
+        for first, last in spans:
+            cuts |= {first, last + 1}
+        return sorted(cuts)
+
+    def _observe(self, observation: _Observation) -> None:
+        if observation.first <= observation.last:
+            self._observations.append(observation)
+
+
+def _kind_of(run: Run, *, is_change: bool) -> OutcomeKind | None:
+    """Return the kind of an outcome; None: no rule is about it."""
+    if run.applied:
+        return OutcomeKind.CHANGED if is_change else OutcomeKind.FINISHED
+    if run.reason is Reason.ALREADY_ACKED:
+        return OutcomeKind.REPORTED_DONE
+    return None if is_change else OutcomeKind.REFUSED
+
+
+def _segment(first: int, last: int, observations: Sequence[_Observation]) -> Segment:
+    segment = Segment(first, last, [])
+    for observed in observations:
+        if isinstance(observed, _Delivery):
+            segment.deliveries.append(observed.pop)
+            segment.attempt_max = max(segment.attempt_max, observed.attempt)
+        elif isinstance(observed, EntryOutcome):
+            _add_outcome(segment, observed)
+        elif isinstance(observed, _PossibleChange):
+            segment.may_be_changed |= {observed.epoch}
+    segment.deliveries.sort(key=_epoch_and_time)
+    return segment
+
+
+def _add_outcome(segment: Segment, outcome: EntryOutcome) -> None:
+    match outcome.kind:
+        case OutcomeKind.FINISHED:
+            segment.finishes += (outcome,)
+        case OutcomeKind.CHANGED:
+            segment.changes += (outcome,)
+        case OutcomeKind.REFUSED:
+            segment.refusals += (outcome,)
+        case OutcomeKind.REPORTED_DONE:
+            segment.reported_done += (outcome,)
+        case _:
+            assert_never(outcome.kind)
+
+
+def _epoch_and_time(pop: AnsweredPop) -> tuple[int, int]:
+    return pop.epoch, pop.now_ms

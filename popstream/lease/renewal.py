@@ -29,7 +29,6 @@ __all__ = ["LeaseRenewer", "RenewalPolicy"]
 
 LOG = logging.getLogger(__name__)
 
-HOUR_MS = 3_600_000
 PAUSE_S_MIN = 0.01
 
 
@@ -44,11 +43,11 @@ class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
         total_ms: Renewals end this long after the pop: the handler probably hangs, so that another consumer should try.
     """
 
-    steps_ms: tuple[int, ...] = (60_000, 180_000, 300_000, 600_000, 1_800_000, HOUR_MS)
+    steps_ms: tuple[int, ...] = (60_000, 180_000, 300_000, 600_000, 1_800_000, 3_600_000)
     ahead_ms: int = 10_000
     check_ms: int = 5_000
     refused_max: int = 3
-    total_ms: int = 3 * HOUR_MS
+    total_ms: int = 3 * 3_600_000
 
     def __post_init__(self) -> None:
         """Check the values.

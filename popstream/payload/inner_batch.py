@@ -34,6 +34,7 @@ from popstream.wire.headers import (
     TAG_HEADER,
 )
 from popstream.wire.key_hash import key_hash
+from popstream.wire.limits import INNER_BATCH_KEYS_BYTES_MAX, INNER_BATCH_MESSAGES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -41,9 +42,7 @@ if TYPE_CHECKING:
     from popstream.outcome import Headers
 
 __all__ = [
-    "COUNT_MAX",
     "DIGITS_MAX",
-    "KEYS_BYTES_MAX",
     "KEY_HASH_BYTES",
     "InnerMessage",
     "Unwrapped",
@@ -52,8 +51,6 @@ __all__ = [
     "unwrap",
 ]
 
-COUNT_MAX = 1_000_000
-KEYS_BYTES_MAX = 256 * 1024
 DIGITS_MAX = 10
 KEY_HASH_BYTES = 8
 VERSION = 1
@@ -163,8 +160,8 @@ def inner_count(headers: Iterable[tuple[str, bytes | None]], value_bytes: int) -
         return 1
     count, length = _number(found[BATCH_COUNT_HEADER]), _number(found.get(BATCH_BYTES_HEADER))
     keys = found.get(BATCH_KEYS_HEADER) or b""
-    is_true = length == value_bytes and not len(keys) % KEY_HASH_BYTES and len(keys) <= KEYS_BYTES_MAX
-    return count if count is not None and 1 <= count <= COUNT_MAX and is_true else None
+    is_true = length == value_bytes and not len(keys) % KEY_HASH_BYTES and len(keys) <= INNER_BATCH_KEYS_BYTES_MAX
+    return count if count is not None and 1 <= count <= INNER_BATCH_MESSAGES_MAX and is_true else None
 
 
 def _number(text: bytes | None) -> int | None:

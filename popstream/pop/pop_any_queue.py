@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.exchange.transport import new_op_id
+from popstream.pop.pops import POLL_MS_SHARED
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.reason import Reason
 
@@ -27,8 +28,6 @@ __all__ = ["PopAnyQueue"]
 LOG = logging.getLogger(__name__)
 
 REFRESH_QUEUES_S = 30.0
-POLL_MS_SHARED = 1_000
-"""Poll time while fewer messages are wanted than there are queues: then other queues get their pops."""
 OTHERS_S = 0.1
 """Once one queue has returned messages, how long to wait for the answers of the others; most come together."""
 FOUND_NOTHING = frozenset((Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.CANCELLED))

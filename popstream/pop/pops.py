@@ -33,9 +33,12 @@ if TYPE_CHECKING:
     from popstream.wire.answer import Answer
     from popstream.wire.command import Pop
 
-__all__ = ["POP_RESULTS", "Pops"]
+__all__ = ["POLL_MS_SHARED", "POP_RESULTS", "Pops"]
 
 LOG = logging.getLogger(__name__)
+
+POLL_MS_SHARED = 1_000
+"""Poll time while there is room for fewer pops than queues: a pop that finds nothing makes way for another queue."""
 
 POP_RESULTS = frozenset((Reason.OK, Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.POLLING_FULL, Reason.CANCELLED))
 """Reasons of an answer that are results of a pop, not errors; all but OK lease nothing."""

@@ -24,7 +24,7 @@ from popstream.exchange.transport import new_op_id
 from popstream.lease.entries import RETURNED, Change
 from popstream.pop.hand_out import HandOut
 from popstream.pop.next_queue import NextQueue
-from popstream.pop.pops import POP_RESULTS
+from popstream.pop.pops import POLL_MS_SHARED, POP_RESULTS
 from popstream.pop.queue_discovery import QueueDiscovery
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Init, Pop
@@ -48,8 +48,6 @@ __all__ = ["Subscription", "SubscriptionOptions"]
 LOG = logging.getLogger(__name__)
 
 POLL_MS_MAX = 10_000
-POLL_MS_SHARED = 1_000
-"""Poll time while some queue has no pop for lack of room: a pop that finds nothing makes way for another queue."""
 UNKNOWN_PAUSE_S = 1.0
 """Pause before another pop of a queue that the job does not know, or where it parks no more pops."""
 RETRY_PAUSE_S = 2.0
@@ -65,7 +63,7 @@ INIT_OF_START: dict[str, Init] = {"earliest": "min", "latest": "max"}
 
 
 class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a consumer prefetches messages of its topics.
+    """How a consumer prefetches messages of its topics; `Consumer` has the defaults.
 
     Args:
         order: Orderly consumption: a message of a queue is handed out when those before it are finished.
@@ -78,12 +76,12 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
             first message in either case.
     """
 
-    order: bool = False
-    prefetch: int = 1_000
-    prefetch_bytes: int = 64 * 1024 * 1024
-    invisible_time_ms: int = 60_000
-    tags: list[int] | None = None
-    init: Literal["earliest", "latest"] = "earliest"
+    order: bool
+    prefetch: int
+    prefetch_bytes: int
+    invisible_time_ms: int
+    tags: list[int] | None
+    init: Literal["earliest", "latest"]
 
     def __post_init__(self) -> None:
         """Check the ranges.

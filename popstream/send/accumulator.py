@@ -3,7 +3,7 @@
 A batch is ready when its bodies are longer than `batch_bytes_max`, or when it is `hold_ms` old. Messages share a batch
 when topic, queue, wait-for-store flag and tag are the same, and all or none of their senders wait.
 
-Differences from RocketMQ: the number of messages of a batch is bounded, and the account counts the memory that messages
+Differences from RocketMQ: the number of messages of a batch is bounded, and the buffer counts the memory that messages
 take, not their bodies alone.
 """
 
@@ -87,36 +87,36 @@ class OpenBatch(msgspec.Struct, eq=False):
 
 
 class Accumulator:
-    """The open batches, and the account of all messages without a result. Not safe for use by several threads.
+    """The open batches, and the size of all messages without a result. Not safe for use by several threads.
 
     Args:
         limits: When a batch is ready.
 
     Attributes:
-        account_bytes: Approximate size in memory of all messages without a result.
+        buffered_bytes: Approximate size in memory of all messages without a result.
     """
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
         self._open: dict[_Place, OpenBatch] = {}
         self._of_queue: dict[tuple[str, int | None], list[_Place]] = {}
-        self.account_bytes = 0
+        self.buffered_bytes = 0
 
     def reserve(self, outgoing: Outgoing) -> bool:
-        """Add a message to the account; return False, without adding it, when the account is full.
+        """Add a message to the buffer; return False, without adding it, when the buffer is full.
 
         The check comes before the addition, so one message may exceed the total, as in RocketMQ.
         """
-        if self.account_bytes >= self.limits.total_bytes_max:
+        if self.buffered_bytes >= self.limits.total_bytes_max:
             return False
-        outgoing.account_bytes = outgoing.message.held_bytes
-        self.account_bytes += outgoing.account_bytes
+        outgoing.buffered_bytes = outgoing.message.held_bytes
+        self.buffered_bytes += outgoing.buffered_bytes
         return True
 
     def release(self, outgoing: Outgoing) -> None:
-        """Remove a message from the account; more calls do nothing."""
-        self.account_bytes -= outgoing.account_bytes
-        outgoing.account_bytes = 0
+        """Remove a message from the buffer; more calls do nothing."""
+        self.buffered_bytes -= outgoing.buffered_bytes
+        outgoing.buffered_bytes = 0
 
     def add(self, destination: Destination, outgoing: Outgoing, now_s: float, *, is_waited: bool) -> list[OpenBatch]:
         """Add a message to its batch; remove and return the batches that are ready now, in order.

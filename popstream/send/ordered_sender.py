@@ -4,7 +4,7 @@
 submit ─> Accumulator ─> send thread: due? ─> SendQueue ─> Writer ─> Kafka
                │  full: at once                 ^   one load in flight   │
                │                                └── not written: again   │
-               └─ account <── result thread: futures <── outcomes <──────┘
+               └─ buffer <─── result thread: futures <── outcomes <──────┘
 ```
 
 The send thread hands shipments over without waiting for their outcomes. Futures are completed on a thread of their own,
@@ -46,7 +46,7 @@ CLOSED = "the producer was closed before the message was written"
 RETRY_AFTER_S = 0.1
 NEVER_S = float("inf")
 IN_FLIGHT_PART = 8
-"""At most this part of the account is in flight: kafka-python holds copies of it."""
+"""At most this part of the buffer is in flight: kafka-python holds copies of it."""
 CAREFUL_LOADS = 100
 """After a refusal this many loads of the queue are one batch each."""
 
@@ -80,9 +80,9 @@ class OrderedSender:
         self._result_thread.start()
 
     @property
-    def account_bytes(self) -> int:
+    def buffered_bytes(self) -> int:
         """Approximate size in memory of the messages without a result."""
-        return self._accumulator.account_bytes
+        return self._accumulator.buffered_bytes
 
     def submit(self, destination: Destination, outgoing: Outgoing, *, is_waited: bool, is_alone: bool = False) -> None:
         """Send a message, with others unless `is_alone`; its future is completed by another thread.
@@ -162,14 +162,14 @@ class OrderedSender:
             self._take(shipment, [SendOutcome(error=error)] * len(shipment.messages))
 
     def _wait_for(self, outgoing: Outgoing) -> None:
-        """Block a sender while the account is full, except for callbacks on the result thread."""
+        """Block a sender while the buffer is full, except for callbacks on the result thread."""
         if not self.is_in_callback:
             outgoing.future.exception()
 
     # The following are called with the lock held.
 
     def _open(self, outgoing: Outgoing) -> bool:
-        """Add a message to the account and to the current epoch; return False when the account is full."""
+        """Add a message to the buffer and to the current epoch; return False when the buffer is full."""
         if self._is_closed:
             raise ClientClosed("the producer is closed", subject=outgoing.message.topic)
         has_room = self._accumulator.reserve(outgoing)

@@ -218,7 +218,7 @@ class Outgoing(msgspec.Struct, eq=False, gc=False):
         created_ms: Timestamp of the record, in milliseconds of the Unix epoch.
         deadline_s: After this time it is not handed to Kafka any more.
         message_id: Its id at the last attempt.
-        account_bytes: Its part of the account of all messages without a result.
+        buffered_bytes: Its part of the `buffered_bytes` of the producer; 0 when it has a result.
         epoch: Number of calls of `flush` before it.
         last_error: Why the last attempt has not written it.
     """
@@ -228,6 +228,6 @@ class Outgoing(msgspec.Struct, eq=False, gc=False):
     created_ms: int
     deadline_s: float
     message_id: str = ""
-    account_bytes: int = 0
+    buffered_bytes: int = 0
     epoch: int = 0
     last_error: Exception | None = None

@@ -7,6 +7,9 @@ __all__ = [
     "ATTEMPTS_MAX",
     "BACK_OFF_STEPS_MAX",
     "ENTRIES_MAX",
+    "INNER_BATCH_KEYS_BYTES_MAX",
+    "INNER_BATCH_MESSAGES_MAX",
+    "INT64_MAX",
     "INVISIBLE_TIME_MS_MAX",
     "IN_FLIGHT_MAX",
     "NAME_BYTES_MAX",
@@ -37,12 +40,17 @@ OPS_TOPIC_RECORD_BYTES_MAX = 16 * 1024 * 1024
 ENTRIES_MAX = 10_000
 """Entries of one operation; also its handles and its offset ranges."""
 
-OFFSET_MAX = (1 << 63) - 1
+INT64_MAX = (1 << 63) - 1
+OFFSET_MAX = INT64_MAX
 """Greatest queue offset: Kafka's."""
 RANGE_OFFSETS_MAX = 1_000_000
 """Offsets of one dispatched or skipped range."""
 UNIT_MESSAGES_MAX = (1 << 31) - 1
 """Messages in one unit: `count` of a dispatched range."""
+INNER_BATCH_MESSAGES_MAX = 1_000_000
+"""Messages of one inner batch: header `popstream-batch-count`."""
+INNER_BATCH_KEYS_BYTES_MAX = 256 * 1024
+"""Hashes of the keys and message ids of one inner batch: header `popstream-batch-keys`."""
 
 INVISIBLE_TIME_MS_MAX = 12 * 60 * 60 * 1000
 """12 hours, as in Amazon SQS. Also the longest step of a back-off."""

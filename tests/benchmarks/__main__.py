@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from tests.benchmarks.report import PARTS, run_bench
+from tests.benchmarks.benchmark_report import PARTS, run_bench
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__)

@@ -23,9 +23,9 @@ from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Change, Overlay
 from broker_state.store.rocks_store import OUTBOX, RocksStore
 from popstream.wire.command import Command, Pop
+from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.kernel import Rate
-from tests.benchmarks.options import BenchOptions
-from tests.benchmarks.workload import batch, declare_queue
+from tests.benchmarks.measured_operations import batch, declare_queue
 
 __all__ = ["measure_batch_change"]
 

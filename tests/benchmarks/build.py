@@ -16,7 +16,7 @@ from pipelines.control.state_view import queues_in
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from pipelines.process.job import Job
-from tests.benchmarks.options import QUEUES, BenchOptions
+from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 
 __all__ = ["measure_build"]
 

@@ -15,8 +15,8 @@ from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, encode_command
-from tests.benchmarks.options import QUEUES, BenchOptions
-from tests.benchmarks.workload import declare_queue, single_entry_ops
+from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
+from tests.benchmarks.measured_operations import declare_queue, single_entry_ops
 
 __all__ = ["measure_drain"]
 
@@ -66,7 +66,7 @@ def _drain(
         topic_prefix=prefix,
         flush_interval_s=flush_interval_s,
     )
-    with Host(settings, var=var) as host:
+    with Host(settings, var=var, take_over=True) as host:  # from the drain before
         started = time.perf_counter()
         answered_s = 0.0
         lags: list[tuple[float, int]] = []

@@ -17,11 +17,11 @@ from popstream import Consumer, Producer, Transport
 from popstream.settings import ClientSettings
 from popstream.wire.answer import Answer
 from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, Tick, WrittenRange
-from tests.benchmarks.client import drain_large_records
+from tests.benchmarks.benchmark_options import BenchOptions
+from tests.benchmarks.client_cost import drain_large_records
 from tests.benchmarks.idle import idle_shares
 from tests.benchmarks.kernel import LEASES
-from tests.benchmarks.options import BenchOptions
-from tests.benchmarks.workload import declare_queue, single_pops
+from tests.benchmarks.measured_operations import declare_queue, single_pops
 
 __all__ = ["measure_latency"]
 

@@ -16,8 +16,8 @@ from broker_state.store.keys import lane_prefix, queue_prefix
 from broker_state.store.marks import Marks, Position
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
+from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.kernel import Rate
-from tests.benchmarks.options import BenchOptions
 
 __all__ = ["measure_positions", "position_sizes"]
 

@@ -1,7 +1,7 @@
 """popstream beside RocketMQ: vectors and recorded histories run against the kernel, differences explained by rules."""
 
-from tests.conformance.histories import run_histories
-from tests.conformance.vectors import run_vectors
-from tests.conformance.verdict import Verdict, VerdictKind
+from tests.conformance.conformance_verdict import Verdict, VerdictKind
+from tests.conformance.histories.history_runner import run_histories
+from tests.conformance.vectors.vector_runner import run_vectors
 
 __all__ = ["Verdict", "VerdictKind", "run_histories", "run_vectors"]

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import broker_state
-from tests.conformance.histories import run_histories
-from tests.conformance.vectors import run_vectors
-from tests.conformance.verdict import Verdict
+from tests.conformance.conformance_verdict import Verdict
+from tests.conformance.histories.history_runner import run_histories
+from tests.conformance.vectors.vector_runner import run_vectors
 
 __all__ = ["DATA", "GOLDEN", "Golden", "changed"]
 

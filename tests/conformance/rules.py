@@ -1,8 +1,8 @@
 """Where popstream means to differ: a name for each rule, and which one an outcome falls under.
 
-docs/differences.md has a paragraph for each. What RocketMQ must have is said by its shadow (rocketmq_broker.py), what
-popstream must have by the reference model (paired_kernel.py); a rule names why the two are not the same. Where no rule
-is named they must be.
+docs/differences.md has a paragraph for each. RocketMQ's shadow (rocketmq/broker.py) says what RocketMQ must have, the
+reference model (kernel/paired_kernel.py) what popstream must have; a rule names why the two are not the same. Where no
+rule is named, they must be.
 """
 
 from popstream.wire.reason import Reason

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 from popstream.wire.answer import Answer
 from popstream.wire.reason import Reason
-from tests.conformance.kernel_broker import (
+from tests.conformance.conformance_verdict import Comparison
+from tests.conformance.kernel.kernel_broker import (
     Changing,
     KernelBroker,
     KernelOutcome,
@@ -22,8 +23,8 @@ from tests.conformance.kernel_broker import (
     offsets_of,
     tag_number,
 )
-from tests.conformance.rocketmq_broker import Popped, Release, Revived, RocketBroker, RocketPop, retry_topic_of
-from tests.conformance.rocketmq_orders import counts_others, shown_counts
+from tests.conformance.rocketmq.broker import Popped, Release, Revived, RocketBroker, RocketPop, retry_topic_of
+from tests.conformance.rocketmq.order_info_manager import counts_others, shown_counts
 from tests.conformance.rules import (
     CHANGE_OUTSIDE_ITS_POP,
     EQUAL_DEADLINE,
@@ -38,7 +39,6 @@ from tests.conformance.rules import (
     TRUE_WAKE_UP,
     rule_of,
 )
-from tests.conformance.verdict import Comparison
 
 __all__ = ["BothAnswers", "BothPops", "RocketChange", "SideBySide"]
 

@@ -13,8 +13,8 @@ from popstream.wire.base_errors import Invalid
 from tests.conformance import VerdictKind, run_histories, run_vectors
 from tests.conformance.__main__ import main
 from tests.conformance.golden import DATA, GOLDEN, changed
-from tests.conformance.own_histories import histories
-from tests.conformance.vectors import run_vector
+from tests.conformance.histories.own_histories import histories
+from tests.conformance.vectors.vector_runner import run_vector
 
 VECTORS = DATA / "rocketmq_pop_vectors.json"
 HISTORIES = DATA / "rocketmq_orderly_histories.jsonl"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.conformance import VerdictKind, run_histories
 from tests.conformance.golden import DATA
-from tests.conformance.vectors import run_vector
+from tests.conformance.vectors.vector_runner import run_vector
 
 LANE = {"topic": "T", "group": "G", "queue_id": 0}
 NOW_MS = 1_000_000

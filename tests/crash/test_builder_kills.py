@@ -16,8 +16,8 @@ import pytest
 from checkpoints.layout import JobFolder
 from popstream.consumer import Consumer
 from tests.crash.scene import KILLED, PATIENCE_S
-from tests.support.job_process import JobProcess
 from tests.support.left_behind import table_rows
+from tests.support.processes.job_process import JobProcess
 
 if TYPE_CHECKING:
     from connectors.kafka.embedded import EmbeddedKafka

@@ -26,8 +26,8 @@ from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_frame, read_slice
 from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene, run_with
-from tests.support.job_process import JobProcess
 from tests.support.left_behind import end_offsets, live_files, records_between
+from tests.support.processes.job_process import JobProcess
 from tests.support.wire import wait_for
 from tests.support.workload import Workload
 
@@ -171,10 +171,13 @@ class Disturbed:
 
 
 def begun_of(attempts: Path) -> dict[int, int]:
-    """How far the log was decided when the last attempt began; nothing if the process died while it noted that."""
+    """How far the log was decided when the last attempt began.
+
+    Nothing if no attempt is counted, as after a second one that succeeded, or if the process died while it noted it.
+    """
     try:
         return msgspec.json.decode(attempts.read_bytes(), type=Begun).next_offset
-    except msgspec.DecodeError:
+    except (FileNotFoundError, msgspec.DecodeError):
         return {}
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.crash.scene import OPS_PARTITIONS, PATIENCE_S, Scene, run_with, start_with
-from tests.support.simulated_crash import crash_at
+from tests.crash.simulated_crash import crash_at
 from tests.support.workload import Workload
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 import pytest
 
 from tests.crash.scene import OPS_PARTITIONS, PATIENCE_S, Scene
-from tests.support.job_process import POPSTREAM, ROOT, JobProcess
+from tests.support.processes.job_process import POPSTREAM, ROOT, JobProcess
 from tests.support.wire import wait_for
 from tests.support.workload import Workload
 

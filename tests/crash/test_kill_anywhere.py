@@ -20,7 +20,7 @@ from kafka import KafkaProducer
 
 from popstream.exchange.partitioner import ops_key, partition_of
 from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene
-from tests.support.job_process import FAILED, JobProcess
+from tests.support.processes.job_process import FAILED, JobProcess
 from tests.support.wire import wait_for
 from tests.support.workload import Workload
 

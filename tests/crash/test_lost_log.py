@@ -24,8 +24,8 @@ from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.quarantine import Quarantine
 from popstream.exchange.partitioner import ops_key, partition_of
-from tests.support.job_process import POPSTREAM, ROOT, JobProcess
 from tests.support.left_behind import applied_of, end_offsets
+from tests.support.processes.job_process import POPSTREAM, ROOT, JobProcess
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

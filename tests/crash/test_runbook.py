@@ -9,15 +9,11 @@ By tests of their own: a log that lost its end (test_lost_log.py), a disk that i
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import re
 import shlex
 import shutil
-import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,144 +24,26 @@ from kafka.admin import KafkaAdminClient
 
 from broker_state.store.overlay import STATE
 from broker_state.store.rocks_store import RocksStore
-from checkpoints.layout import JobFolder
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import create_message_topic
-from pipelines.control.job_file import JobFile
-from pipelines.process.host import KAFKA_FOLDER
 from popstream.consumer import Consumer
 from popstream.exchange.partitioner import ops_key, partition_of
-from popstream.producer import Producer
-from tests.support.job_process import POPSTREAM, ROOT
+from tests.crash.job_site import CONTRADICTION, SETTING, UP, Site, send, work
 from tests.support.left_behind import applied_of, damage, end_offsets
+from tests.support.processes.job_process import ROOT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
-COMMAND_S = 240.0
-OK, SETTING, CONTRADICTION = 0, 2, 4
-UP = ("up", "--driver-memory", "600m", "--flush-interval", "1s")
 OPS = Topics.of().ops
 TICK = json.dumps({"v": 1, "type": "tick", "topic": "orders", "queue_id": 0}).encode()
-
-
-class Site:
-    """The folder of a job, and the commands that are given there."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-        self.folder = JobFolder(root)
-
-    def popstream(self, *words: str, code: int = OK) -> subprocess.CompletedProcess[str]:
-        """One command, which has to end so."""
-        done = subprocess.run(
-            [POPSTREAM, *words, "--folder", str(self.root)],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=COMMAND_S,
-        )
-        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-        return done
-
-    @contextlib.contextmanager
-    def up(self, *options: str) -> Iterator[str]:
-        """A job that runs; the servers of its Kafka. It is stopped in order."""
-        with (self.root.parent / "up.log").open("ab") as log:
-            job = subprocess.Popen(
-                [POPSTREAM, *UP, "--folder", str(self.root), *options], cwd=ROOT, stdout=log, stderr=log
-            )
-        try:
-            yield self._servers_of(job)
-            job.send_signal(signal.SIGTERM)
-            assert job.wait(COMMAND_S) == OK, self.said
-        finally:
-            job.kill()
-            job.wait()
-
-    def _servers_of(self, job: subprocess.Popen[bytes]) -> str:
-        deadline = time.monotonic() + COMMAND_S
-        while time.monotonic() < deadline and job.poll() is None:
-            card = JobFile.read(self.folder.job_file)
-            if card is not None and card.pid == job.pid:
-                return card.bootstrap_servers
-            time.sleep(0.2)
-        raise AssertionError(self.said)
-
-    @property
-    def said(self) -> str:
-        return (self.root.parent / "up.log").read_text(errors="replace")[-4000:]
-
-    def refusal(self) -> str:
-        """What `popstream up` says when it does not start."""
-        return self.popstream(*UP, code=CONTRADICTION).stderr
-
-    def goes_on(self) -> None:
-        """A job starts, clients work with it, and everything is what the log leads to."""
-        with self.up() as servers:
-            send(servers, 20)
-            assert work(servers, 20) == 20
-        self.popstream("verify")
-
-    @contextlib.contextmanager
-    def kafka(self) -> Iterator[str]:
-        """Its broker, without a job."""
-        with EmbeddedKafka(self.root / KAFKA_FOLDER, jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED) as broker:
-            yield broker.bootstrap_servers
-
-
-def send(servers: str, count: int) -> None:
-    with Producer(servers) as producer:
-        for result in [producer.send("orders", b"%d" % number) for number in range(count)]:
-            result.result(60)
-
-
-def work(servers: str, count: int) -> int:
-    """Ack a number of messages; some more stay leased."""
-    done = 0
-    with Consumer(servers, group="billing", topics=["orders"], invisible_time_ms=30_000) as consumer:
-        for message in consumer:
-            message.ack()
-            done += 1
-            if done == count:
-                break
-    return done
-
-
-@pytest.fixture(scope="module")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Site:
-    """What a healthy job left; beside it, in `half`, a backup of what it had left half-way."""
-    site = Site(tmp_path_factory.mktemp("played") / "job")
-    with site.up() as servers:
-        create_message_topic(servers, "orders", 2)
-        send(servers, 200)
-        work(servers, 100)
-        snapshot = site.popstream("snapshot", "--json").stdout
-        send(servers, 50)
-        work(servers, 50)
-        assert "are equal" in site.popstream("verify").stdout, "beside the running job"
-    listed = site.popstream("snapshot", "--list", "--json").stdout
-    assert [one["id"] for one in json.loads(listed)] == [json.loads(snapshot)["id"]]
-    for store in (site.folder.state, site.folder.queues):
-        shutil.copytree(store, site.root / "half" / store.name)
-    with site.up() as servers:
-        send(servers, 200)
-        work(servers, 150)
-    return site
-
-
-@pytest.fixture
-def site(played: Site, tmp_path: Path) -> Site:
-    shutil.copytree(played.root, tmp_path / "job", ignore=shutil.ignore_patterns("*.sock"))
-    return Site(tmp_path / "job")
 
 
 def lose_state(site: Site, _: SparkSession) -> None:
@@ -220,7 +98,7 @@ def test_restore_heals(site: Site, spark: SparkSession, harm: Callable[[Site, Sp
     harm(site, spark)
     refused = site.refusal()
     assert said in refused
-    assert "`popstream restore`" in refused
+    assert f"`popstream restore --folder {site.root}`" in refused
     site.popstream("restore")
     site.goes_on()
 
@@ -244,9 +122,8 @@ def test_a_file_of_a_tables_log_is_gone(site: Site) -> None:
     sorted(log.glob("*.json"))[1].unlink()
     refused = site.refusal()
     assert "the log of operations lacks version 1" in refused
-    assert "move the table away and run `popstream restore`" in refused
-    log.parent.rename(site.root / "moved away")
-    site.popstream("restore")
+    assert f"`popstream restore --rebuild operations --folder {site.root}`" in refused
+    site.popstream("restore", "--rebuild", "operations")
     site.goes_on()
 
 
@@ -255,9 +132,8 @@ def test_a_table_of_another_version(site: Site, spark: SparkSession) -> None:
     spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMNS (weather STRING)")
     refused = site.popstream(*UP, code=SETTING).stderr
     assert "has other columns than this version writes" in refused
-    assert "move the table away and run `popstream restore`" in refused
-    table.rename(site.root / "moved away")
-    site.popstream("restore")
+    assert f"`popstream restore --rebuild operations --folder {site.root}`" in refused
+    site.popstream("restore", "--rebuild", "operations")
     site.goes_on()
 
 
@@ -285,7 +161,7 @@ def test_lost_records_are_given_up_only_with_consent(site: Site) -> None:
             admin.delete_records({TopicPartition(OPS, place): ends[place] + 5})
     refused = site.refusal()
     assert f"{OPS} has lost records that are to be decided" in refused
-    assert "`popstream restore --lossy`" in refused
+    assert f"`popstream restore --lossy --folder {site.root}`" in refused
     assert "`--lossy` accepts that" in site.popstream("restore", code=CONTRADICTION).stderr
     site.popstream("restore", "--lossy")
     site.goes_on()
@@ -325,7 +201,7 @@ def test_rows_that_somebody_changed(site: Site, spark: SparkSession) -> None:
 def test_another_disk(played: Site, tmp_path: Path, kept: list[str], sources: tuple[str, ...]) -> None:
     """With snapshots at another place, with or without a copy of the tables; the broker's data comes along."""
     site = Site(tmp_path / "job")
-    for name in (KAFKA_FOLDER, *kept):
+    for name in ("kafka", *kept):
         shutil.copytree(played.root / name, site.root / name)
     elsewhere = (played.root / "snapshots").as_uri()
     source = json.loads(site.popstream("restore", "--at", elsewhere, "--json").stdout)["source"]

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("POPSTREAM_KILLS", "20"))
+KILLS = int(os.environ.get("POPSTREAM_KILLS", "8"))
 DAMAGES = int(os.environ.get("POPSTREAM_WAL_DAMAGES", "60"))
 BATCHES = 60
 ALL = (STATE, OPS, DEADLINES, OUTBOX, META)

@@ -16,7 +16,7 @@ from tests.fuzz.cpu import not_counted
 from tests.model.comparison import differences
 from tests.model.generator import ATTEMPTS, CLIENTS, GROUPS, PARTITIONS, QUEUES, TAGS
 from tests.model.kernel_subject import KernelSubject
-from tests.model.reference import MAX_OFFSET, ModelOutcome, Record, ReferenceModel, partition_of, queue_key
+from tests.model.reference_model import MAX_OFFSET, ModelOutcome, Record, ReferenceModel, partition_of, queue_key
 
 __all__ = ["RECORDS_MAX", "History", "compare_history"]
 

@@ -1,6 +1,6 @@
 """The fuzz targets by hypothesis and by the random engine, a little of each; and that the harness sees what is planted.
 
-`python -m tests.fuzz.run` does as much of it as one likes.
+`python -m tests.fuzz.fuzz_target` does as much of it as one likes.
 """
 
 import logging
@@ -14,29 +14,29 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.fuzz import run
+from tests.fuzz import fuzz_target
 from tests.fuzz.byte_reader import ByteReader
+from tests.fuzz.fuzz_target import Findings, fuzz_at_random, main
 from tests.fuzz.histories import History
-from tests.fuzz.run import Findings, fuzz_at_random, main
 from tests.fuzz.seeds import SEEDS, seeds_of
 from tests.fuzz.targets import CODECS, TARGETS
 from tests.model.generator import COMMANDS, PARTITIONS
-from tests.model.reference import ReferenceModel
+from tests.model.reference_model import ReferenceModel
 
 MAGIC = b"magic"
 EXAMPLES = {
-    "record_decoder": 500,
-    "handle_parser": 500,
-    "value_codecs": 1_000,
-    "settings_loader": 150,
-    "kernel": 150,
+    "record_decoder": 200,
+    "handle_parser": 200,
+    "value_codecs": 400,
+    "settings_loader": 60,
+    "kernel": 60,
 }
 INPUTS = {
-    "record_decoder": 3_000,
-    "handle_parser": 3_000,
-    "value_codecs": 5_000,
-    "settings_loader": 500,
-    "kernel": 200,
+    "record_decoder": 1_500,
+    "handle_parser": 1_500,
+    "value_codecs": 2_500,
+    "settings_loader": 250,
+    "kernel": 100,
 }
 
 
@@ -146,7 +146,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def replayed(told: str) -> list[str]:
     """The arguments of the commands that a run has printed."""
-    return re.findall(r"-m tests\.fuzz\.run (\S+ --replay \S+)", told)
+    return re.findall(r"-m tests\.fuzz\.fuzz_target (\S+ --replay \S+)", told)
 
 
 def test_an_input_that_raises_is_kept_and_can_be_replayed(
@@ -169,7 +169,7 @@ def test_an_input_that_burns_cpu_is_kept(planted: str, tmp_path: Path, capsys: p
     findings = Findings(planted, TARGETS[planted], tmp_path)
     findings.feed(b"Slow")
     assert [file.read_bytes() for file in findings.files] == [b"Slow"]
-    assert findings.slowest_ms > run.CPU_MS_MAX
+    assert findings.slowest_ms > fuzz_target.CPU_MS_MAX
     told = capsys.readouterr().out
     assert "failed at slow" in told
     assert main(replayed(told)[0].split()) == 1
@@ -187,7 +187,7 @@ def test_an_input_that_was_slow_only_once_is_no_finding(tmp_path: Path) -> None:
     findings = Findings("slow_once", target, tmp_path)
     findings.feed(b"x")
     assert not findings.files
-    assert len(ran) == 1 + run.TRIES
+    assert len(ran) == 1 + fuzz_target.TRIES
 
 
 def test_the_random_engine_finds_what_is_planted_and_ends_with_a_failure(
@@ -208,7 +208,7 @@ def test_the_same_seed_gives_the_same_inputs(tmp_path: Path) -> None:
         return seen
 
     assert inputs(3) == inputs(3) != inputs(4)
-    assert max(map(len, inputs(3))) <= run.INPUT_BYTES_MAX
+    assert max(map(len, inputs(3))) <= fuzz_target.INPUT_BYTES_MAX
 
 
 def test_an_unknown_target_is_told() -> None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from popstream.wire.answer import Answer
 from popstream.wire.handle import decode_handle
 from tests.model.generator import PARTITIONS, World
-from tests.model.reference import MAX_OFFSET, ModelOutcome, Record, ReferenceModel
+from tests.model.reference_model import MAX_OFFSET, ModelOutcome, Record, ReferenceModel, WorkLimits
 
 __all__ = ["Decided", "DifferenceError", "Subject", "compare_seed", "plain_answer", "shrink"]
 
@@ -146,7 +146,7 @@ def _state_differences(view: dict[str, Any] | None, state: dict[str, Any]) -> It
                 # once; the kernel at the lane's next operation, when further skips have made holes of some of it, or
                 # the whole has left the log. So messages may be counted as holes, or as lost in the other way.
                 names = (*LOST, "holes") if field in LOST else ("acked", "holes")
-                wanted, found = (sum(account[name] for name in names) for account in (lane, other))
+                wanted, found = (sum(counted[name] for name in names) for counted in (lane, other))
                 if wanted != found:
                     yield f"lane {group}, {' + '.join(names)}: model {wanted}, kernel {found}"
                 continue
@@ -163,9 +163,12 @@ def _show(value: object) -> str:
 
 
 def compare_seed(
-    seed: int, records: int, subject: Callable[[], Subject] | None, shorten: Callable[[], Subject] | None = None
+    seed: int,
+    records: int,
+    subject: Callable[[WorkLimits], Subject] | None,
+    shorten: Callable[[WorkLimits], Subject] | None = None,
 ) -> Counter[Any]:
-    """Play one seed through the model and a fresh `subject()`; return how often the model met each outcome.
+    """Play one seed through the model and a fresh `subject`; return how often the model met each outcome.
 
     Without a subject the model is held against its own invariants alone.
 
@@ -175,7 +178,8 @@ def compare_seed(
         DifferenceError: they disagree.
     """
     world = World(seed)
-    implementation = subject() if subject is not None else None
+    limits = world.limits
+    implementation = subject(limits) if subject is not None else None
     story: list[Record] = []
     for number, (record, outcome) in enumerate(world.play(records)):
         story.append(record)
@@ -186,7 +190,7 @@ def compare_seed(
         if found:
             lines = [f"seed {seed}, record {number}", *found]
             if shorten is not None:
-                lines.extend(_story(story, shorten))
+                lines.extend(_story(story, shorten, limits))
             raise DifferenceError("\n".join(lines))
     return world.model.counts
 
@@ -201,22 +205,24 @@ def _decide_and_compare(
     return differences(outcome, model.view(*outcome.queue), decided)
 
 
-def _story(story: list[Record], subject: Callable[[], Subject]) -> Iterable[str]:
-    number, _ = _first_difference(story, subject)
+def _story(story: list[Record], subject: Callable[[WorkLimits], Subject], limits: WorkLimits) -> Iterable[str]:
+    number, _ = _first_difference(story, subject, limits)
     if number is None:
         yield "not seen when state is written and compared after each record"
         return
-    short = shrink(story[: number + 1], lambda records: _first_difference(records, subject)[0] == len(records) - 1)
+    short = shrink(story[: number + 1], lambda part: _first_difference(part, subject, limits)[0] == len(part) - 1)
     yield f"shortened to {len(short)} records:"
     for record in short:
         value = record.value.decode()
         yield f"  {record.partition}@{record.kafka_offset} t={record.timestamp_ms} {record.key!r} {value[:600]}"
     yield "which ends in:"
-    yield from _first_difference(short, subject)[1]
+    yield from _first_difference(short, subject, limits)[1]
 
 
-def _first_difference(records: Sequence[Record], subject: Callable[[], Subject]) -> tuple[int | None, list[str]]:
-    model, implementation = ReferenceModel(PARTITIONS), subject()
+def _first_difference(
+    records: Sequence[Record], subject: Callable[[WorkLimits], Subject], limits: WorkLimits
+) -> tuple[int | None, list[str]]:
+    model, implementation = ReferenceModel(PARTITIONS, limits), subject(limits)
     for number, record in enumerate(records):
         found = _decide_and_compare(model, model.apply(record), implementation, record)
         if found:

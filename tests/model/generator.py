@@ -15,7 +15,16 @@ from typing import Any
 import msgspec
 
 from popstream.wire.handle import Handle, decode_handle, encode_handle, lane_check
-from tests.model.reference import MAX_OFFSET, ModelOutcome, Record, ReferenceModel, partition_of, queue_key
+from tests.model.reference_model import (
+    MAX_OFFSET,
+    WORK_LIMITS,
+    ModelOutcome,
+    Record,
+    ReferenceModel,
+    WorkLimits,
+    partition_of,
+    queue_key,
+)
 
 __all__ = ["PARTITIONS", "RECORDS_PER_SEED", "World", "iterate", "play"]
 
@@ -70,7 +79,14 @@ class World:
     """One seed's world: its model, its clock, and what its clients remember."""
 
     def __init__(self, seed: int) -> None:
-        self.model = ReferenceModel(PARTITIONS)
+        self.limits = WorkLimits(
+            (WORK_LIMITS.search_cost, 1, 12)[seed % 3],
+            (WORK_LIMITS.due_cost, 2, 40)[seed // 3 % 3],
+            (WORK_LIMITS.dispatch_cost, 4)[seed // 9 % 2],
+            (WORK_LIMITS.entry_offsets, 6, WORK_LIMITS.entry_offsets)[seed // 18 % 3],
+            (1, WORK_LIMITS.available_pages)[seed // 2 % 2],
+        )
+        self.model = ReferenceModel(PARTITIONS, self.limits)
         self.random = r = random.Random(seed)
         self._now = 1_700_000_000_000 + r.randrange(60_000)
         self._stamp = self._now

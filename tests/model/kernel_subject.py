@@ -9,12 +9,16 @@ import hashlib
 import random
 from collections.abc import Callable, Iterable
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 
+from broker_state.kernel import ack_change_reject, dispatch, due
+from broker_state.kernel.context import op_context
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.kernel.fold import fold
+from broker_state.kernel.lanes import grant
 from broker_state.store.keys import LaneTag, QueueTag, lane_prefix, queue_prefix
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
@@ -25,7 +29,7 @@ from popstream.wire.command import Command
 from popstream.wire.dead_letter import DeadLetter
 from tests.model.comparison import Decided, Subject
 from tests.model.generator import GROUPS, PARTITIONS
-from tests.model.reference import Record, partition_of, queue_key
+from tests.model.reference_model import WORK_LIMITS, Record, WorkLimits, partition_of, queue_key
 
 __all__ = ["KernelSubject", "kernel_subject"]
 
@@ -41,16 +45,26 @@ _STATES = {
 }
 
 
-def kernel_subject(seed: int | None = None) -> Callable[[], Subject]:
-    """Makes fresh kernels that all cut the log in the same way; without a seed, after each record."""
-    return lambda: KernelSubject(seed)
+def kernel_subject(seed: int | None = None) -> Callable[[WorkLimits], Subject]:
+    """Makes fresh kernels, with limits of what a record may do, that all cut the log in the same way.
+
+    Without a seed it is cut after each record.
+    """
+    return lambda limits: KernelSubject(seed, limits=limits)
 
 
 class KernelSubject:
     """One kernel over a store in memory; `groups` are those whose lanes are read back, `decision` the latest one."""
 
-    def __init__(self, seed: int | None, groups: Iterable[str] = (*GROUPS, "nobody")) -> None:
+    def __init__(
+        self,
+        seed: int | None,
+        groups: Iterable[str] = (*GROUPS, "nobody"),
+        *,
+        limits: WorkLimits = WORK_LIMITS,
+    ) -> None:
         self.decision = Decision()
+        self._limits = limits
         self._groups = groups
         self._kv = MemoryKv()
         self._overlay = Overlay(self._kv)
@@ -66,7 +80,14 @@ class KernelSubject:
         digest = hashlib.blake2b(record.value, digest_size=16).digest()
         decision = self.decision = Decision()
         op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
-        fold(self._overlay, [op], decision)
+        with (
+            patch.object(op_context, "TAG_SEARCH_COST_MAX", self._limits.search_cost),
+            patch.object(due, "DUE_COST_MAX", self._limits.due_cost),
+            patch.object(grant, "AVAILABLE_PAGES_MAX", self._limits.available_pages),
+            patch.object(dispatch, "DISPATCH_COST_MAX", self._limits.dispatch_cost),
+            patch.object(ack_change_reject, "NAMED_OFFSETS_MAX", self._limits.entry_offsets),
+        ):
+            fold(self._overlay, [op], decision)
         state = None
         if self._random.random() < self._cut:
             self._kv.write(self._overlay)
@@ -107,7 +128,7 @@ class KernelSubject:
             lane = read(prefix + QueueTag.LANE + group.encode(), LaneRecord.decode)
             if lane is not None:
                 lanes[group] = _lane_state(read, prefix, lane)
-                own = lane_prefix(prefix, lane.lane_no)
+                own = lane_prefix(prefix, lane.era_no or lane.lane_no)
                 stored = self._kv.get(STATE, own + LaneTag.BATCH)
                 lanes[group]["batch"] = _batch(OrderInfo(overlay, own, stored))
         return {
@@ -119,7 +140,8 @@ class KernelSubject:
 
 
 def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dict[str, Any]:
-    prefix = lane_prefix(queue, lane.lane_no)
+    prefix = lane_prefix(queue, lane.era_no or lane.lane_no)
+    own = lane_prefix(queue, lane.lane_no)
     messages = {}
     for page_no in range(lane.commit_offset >> _PAGE_SHIFT, (lane.next_offset + 63) >> _PAGE_SHIFT):
         page = read(prefix + LaneTag.DELIVERIES + page_no.to_bytes(8, "big"), DeliveryPage.decode)
@@ -129,7 +151,7 @@ def _lane_state(read: Callable[..., Any], queue: bytes, lane: LaneRecord) -> dic
     parked = []
     number = lane.parked_first
     while number:
-        pop = read(prefix + LaneTag.PARKED + number.to_bytes(8, "big"), ParkedPop.decode)
+        pop = read(own + LaneTag.PARKED + number.to_bytes(8, "big"), ParkedPop.decode)
         assert pop is not None
         parked.append(pop.op_id)
         number = pop.after

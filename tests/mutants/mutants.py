@@ -167,8 +167,6 @@ MUTANTS = [
         "rocketmq #10276: a deadline that was moved to where it is already must stay",
         "store/overlay.py",
         """                if before_ms == after_ms:
-                    if after_ms:  # erased and restored
-                        index.pop(deadline_key(queue, DeadlineRef(after_ms, lane_no, kind, number)), None)
                     continue
                 if before_ms:
                     index[deadline_key(queue, DeadlineRef(before_ms, lane_no, kind, number))] = None

@@ -26,12 +26,12 @@ from broker_state.store.rocks_store import RocksStore
 from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
 from popstream.exchange.partitioner import ops_key
-from tests.support.folding import KERNEL_FAMILIES, Folded, Folding, random_cuts, records_of
+from tests.support.in_process.folding import KERNEL_FAMILIES, Folded, Folding, random_cuts, records_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from tests.model.reference import Record
+    from tests.model.reference_model import Record
 
 ROOT = Path(__file__).parents[2]
 SEEDS = range(int(os.environ.get("POPSTREAM_CUT_SEEDS", "3")))

@@ -8,6 +8,7 @@ that must be in the store are computed from it, and the changes between two writ
 
 from __future__ import annotations
 
+import os
 import random
 from itertools import chain, groupby, pairwise
 from typing import TYPE_CHECKING
@@ -39,7 +40,7 @@ PREFIX = b"p"
 Run = tuple[int, int]
 
 STARTS = st.sampled_from([0, 1, 32, SEGMENT_BITS - 1, SEGMENT_BITS, SEGMENT_BITS + 1, 10 * SEGMENT_BITS + 77])
-HISTORIES = settings(max_examples=60, deadline=None)
+HISTORIES = settings(max_examples=int(os.environ.get("POPSTREAM_POSITION_HISTORIES", "20")), deadline=None)
 
 
 @st.composite

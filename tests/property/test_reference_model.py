@@ -79,6 +79,11 @@ OUTCOMES: list[tuple[str, ...]] = [
             "back_off_ended_at_once",
         )
     ],
+    *[("due", how) for how in ("left to the next record", "batch left to the next record")],
+    ("dispatch", "too much for one record"),
+    ("entries", "name too many offsets"),
+    ("pop", "ends at its last page"),
+    *[("search", how) for how in ("paused", "goes on")],
     *[("lease ended", how) for how in ("available", "backing off", "suspended")],
     *[("delivery", how) for how in ("fresh", "again", "again, suspended")],
     *[

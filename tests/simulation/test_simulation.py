@@ -16,8 +16,8 @@ from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
 from popstream.wire.base_errors import PopstreamError
+from tests.simulation.check_seeds import check_seed
 from tests.simulation.disk import SimulatedTables
-from tests.simulation.run import check_seed
 from tests.simulation.world import disturbed, undisturbed
 
 if TYPE_CHECKING:

@@ -110,6 +110,15 @@ class Letters:
         """See `DeadLetterReader.close`."""
 
 
+class OwnPrefix:
+    """See `HeldPrefix`: no other folder has this prefix."""
+
+    is_fenced = False
+
+    def require(self) -> None:
+        """See `HeldPrefix.require`."""
+
+
 class Instance:
     """One life of the job's process."""
 
@@ -134,7 +143,10 @@ class Instance:
         self.plans = Plans(f"query {number}")
         self.outbox = Outbox(disk.store)
         self.producer = SimulatedProducer(disk)
-        self.publisher = Publisher(TOPICS, self.outbox, self.producer, Letters(), on_failure=lambda _: None)
+        self.publisher = Publisher(
+            TOPICS, self.outbox, self.producer, Letters(), OwnPrefix(), on_failure=lambda _: None
+        )
+        self.publisher.start()
         self.apply_ops = MicroBatchApplier(
             store=disk.store,
             require_ownership=self._require_ownership,
@@ -235,7 +247,7 @@ class World:
                 except SimulatedCrash as crash:
                     instance = self._after(crash, instance)
             self._crash_rate = 0.0
-            instance.publisher.close()
+            instance.publisher.stop()
             instance.flush.flush()
             instance.run_batch(self._ends())
             return RunState(self.disk)

@@ -18,7 +18,7 @@ from kafka import KafkaProducer
 from connectors.kafka.own_topics import Topics
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Dispatch, Pop, WrittenRange, encode_command
-from tests.benchmarks.workload import declare_queue, single_entry_ops
+from tests.benchmarks.measured_operations import declare_queue, single_entry_ops
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -38,12 +38,15 @@ class OwnJob(Job):
         self._ownership.release()
 
 
-def start_job(spark: SparkSession, servers: str, folder: Path, prefix: str, **settings: Any) -> Job:
-    """A job in this process; `stop` it."""
+def start_job(
+    spark: SparkSession, servers: str, folder: Path, prefix: str, *, take_over: bool = True, **settings: Any
+) -> Job:
+    """A job in this process; `stop` it. It may have another folder than the job before it had."""
     more = {"ops_partitions": 2, "results_partitions": 4, "flush_interval_s": 0.5, **settings}
     ownership = Ownership(folder / "lock")
     try:
-        return OwnJob(JobSettings(folder=folder, topic_prefix=prefix, **more), servers, spark, ownership).start()
+        chosen = JobSettings(folder=folder, topic_prefix=prefix, **more)
+        return OwnJob(chosen, servers, spark, ownership, take_over=take_over).start()
     except BaseException:
         ownership.release()
         raise

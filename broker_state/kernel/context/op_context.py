@@ -11,7 +11,12 @@ from popstream.wire.command import kind_of
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.reason import Reason, code_of
 
-__all__ = ["OpContext", "refuse_without_queue"]
+__all__ = ["TAG_SEARCH_COST_MAX", "OpContext", "refuse_without_queue"]
+
+TAG_SEARCH_COST_MAX = 32_768
+"""What one record may spend on the search for tags: 1 for a page of 64 offsets, and 1 for each run of tags in it.
+
+2 million offsets without a tag or 1 million with one tag, about 100 ms. The search goes on in a later record."""
 
 
 class OpContext:
@@ -31,6 +36,7 @@ class OpContext:
         "queue",
         "record",
         "serve_watching",
+        "tag_search_left",
     )
 
     def __init__(self, record: OpRecord, decision: Decision, queue: QueueState, now_ms: int) -> None:
@@ -55,6 +61,8 @@ class OpContext:
         )
         self.serve_watching = False
         """Whether the lanes that wait for messages are served although the commit position has not moved."""
+        self.tag_search_left = TAG_SEARCH_COST_MAX
+        """What the record may still spend on the search for tags."""
         self.answer: bytes | None = None
         """Answer to the record's own command, once it is known."""
         self._lanes: dict[str, tuple[LaneState, int]] = {}

@@ -1,12 +1,15 @@
 """A queue and its lanes while records are decided: their stored records with positions, pages and deadlines."""
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
 
 from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.store.keys import (
+    DEADLINE_BATCH,
     DEADLINE_PAGE,
     DEADLINE_PARKED,
+    DEADLINE_SEARCH,
     NEVER_MS,
     DeadlineRef,
     LaneTag,
@@ -22,9 +25,18 @@ from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, 
 
 __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", "new_queue"]
 
-_SCAN_MAX = 10_000
+_SCAN_MAX = 1_000
 _U32_MAX = (1 << 32) - 1
 _AVAILABLE = DeliveryState.AVAILABLE
+_ERA_TAGS = (
+    LaneTag.ACKED,
+    LaneTag.DELIVERIES,
+    LaneTag.AVAILABLE,
+    LaneTag.CLIENT,
+    LaneTag.BATCH,
+    LaneTag.MEMBERS,
+    LaneTag.SEARCH,
+)
 _ERASED_TAGS = (
     QueueTag.LANE,
     QueueTag.GROUP,
@@ -40,46 +52,59 @@ _ERASED_TAGS = (
 class Deadlines:
     """The deadlines of one queue during one micro-batch: stored ones merged with those set since."""
 
-    __slots__ = ("_heap", "_overlay", "_prefix", "_stored", "earliest_ms", "generation")
+    __slots__ = ("_heap", "_overlay", "_prefix", "_stored", "generation")
 
     def __init__(self, overlay: Overlay, prefix: bytes) -> None:
         self._overlay = overlay
         self._prefix = prefix
         self._heap: list[DeadlineRef] = []
-        self._stored = overlay.stored_deadlines(prefix, None, NEVER_MS, 1)
+        self._stored = deque(overlay.stored_deadlines(prefix, None, NEVER_MS, 1))
+        """The next stored ones; when it is empty, there are no more."""
         self.generation = overlay.generation
-        self.earliest_ms = self._find_earliest_ms()
+
+    @property
+    def earliest_ms(self) -> int:
         """No deadline is earlier; `NEVER_MS` if there is none."""
-
-    def push(self, ref: DeadlineRef) -> None:
-        """Add a deadline. One that moves later stays in the heap too; `take` returns both."""
-        heapq.heappush(self._heap, ref)
-        self.earliest_ms = min(self.earliest_ms, ref.deadline_ms)
-
-    def _find_earliest_ms(self) -> int:
         heap = self._heap[0].deadline_ms if self._heap else NEVER_MS
         return min(heap, self._stored[0].deadline_ms) if self._stored else heap
 
-    def take(self, now_ms: int) -> set[DeadlineRef]:
-        """Remove and return the deadlines up to `now_ms`; the caller checks that each still holds."""
-        due: set[DeadlineRef] = set()
-        while self._heap and self._heap[0].deadline_ms <= now_ms:
-            due.add(heapq.heappop(self._heap))
-        while self._stored and self._stored[0].deadline_ms <= now_ms:
-            taken = self._stored[-1]
-            due.update(ref for ref in self._stored if ref.deadline_ms <= now_ms)
-            if taken.deadline_ms > now_ms:
-                self._stored = [ref for ref in self._stored if ref.deadline_ms > now_ms]
+    def push(self, ref: DeadlineRef) -> None:
+        """Add a deadline. One that moves later stays in the heap too, and is passed over by `due`."""
+        heapq.heappush(self._heap, ref)
+
+    def due(self, now_ms: int) -> Iterator[DeadlineRef]:
+        """Yield the deadlines up to `now_ms`, each once, in order; what was yielded is removed.
+
+        Those that are pushed meanwhile are yielded in their place. The caller stops when it has enough.
+        """
+        last: DeadlineRef | None = None
+        while self.earliest_ms <= now_ms:
+            if self._stored and not (self._heap and self._heap[0] < self._stored[0]):
+                ref = self._stored.popleft()
+                if not self._stored:
+                    self._stored.extend(self._overlay.stored_deadlines(self._prefix, ref, NEVER_MS, _SCAN_MAX))
             else:
-                self._stored = self._overlay.stored_deadlines(self._prefix, taken, NEVER_MS, _SCAN_MAX)
-        self.earliest_ms = self._find_earliest_ms()
-        return due
+                ref = heapq.heappop(self._heap)
+            if ref != last and self._overlay.holds_deadline(self._prefix, ref):
+                last = ref
+                yield ref
 
 
 class LaneState:
     """One lane: its record, the position of acked offsets, its pages."""
 
-    __slots__ = ("_overlay", "_pages_prefix", "acked", "available", "check", "key", "prefix", "queue", "record")
+    __slots__ = (
+        "_overlay",
+        "_pages_prefix",
+        "_parked_prefix",
+        "acked",
+        "available",
+        "check",
+        "key",
+        "prefix",
+        "queue",
+        "record",
+    )
 
     def __init__(self, queue: "QueueState", record: LaneRecord) -> None:
         overlay = queue.overlay
@@ -87,13 +112,14 @@ class LaneState:
         self.queue = queue
         self.record = record
         self.key = queue.lane_key(record.group)
-        self.prefix = lane_prefix(queue.prefix, record.lane_no)
-        self._pages_prefix = self.prefix + LaneTag.DELIVERIES
+        self._parked_prefix = lane_prefix(queue.prefix, record.lane_no) + LaneTag.PARKED
         self.check = lane_check(queue.topic, queue.queue_id, record.group)
         self._bind()
 
     def _bind(self) -> None:
         record = self.record
+        self.prefix = lane_prefix(self.queue.prefix, self.era_no)
+        self._pages_prefix = self.prefix + LaneTag.DELIVERIES
         marks = Marks(self._overlay, self.prefix + LaneTag.ACKED)
         self.acked = Position(marks, record.commit_offset, record.acked_above)
         self.available = Tree(
@@ -112,6 +138,11 @@ class LaneState:
     def touch(self) -> None:
         """Note that the lane changed."""
         self._overlay.put(self.key, self)
+
+    @property
+    def era_no(self) -> int:
+        """The number in the keys and deadlines of everything but its parked pops."""
+        return self.record.era_no or self.record.lane_no
 
     @property
     def policy(self) -> LanePolicy:
@@ -168,14 +199,30 @@ class LaneState:
 
     @property
     def is_poppable(self) -> bool:
-        """Whether a pop for any tag would get a message now, once every due deadline has taken effect."""
+        """Whether a pop for any tag would get a message now, once every due deadline has taken effect.
+
+        Not while a search for tags pauses: a pop for another tag must not overtake it.
+        """
         record = self.record
+        if self.search_due_ms:
+            return False
         if record.orderly:
             return not self.order_info.head.due_ms and self.acked.floor < self.queue.written.floor
         limit = self.policy.in_flight_max
         if limit and record.leased >= limit:
             return False
         return self.available.count > 0 or record.next_offset < self.queue.written.floor
+
+    @property
+    def search_due_ms(self) -> int:
+        """When the lane's search for tags goes on, after a record that reached its limit; 0: none pauses."""
+        # Without unit facts no search takes longer than one step; most queues are spared the read.
+        return self._overlay.bits(self.prefix + LaneTag.SEARCH) if self.queue.record.has_unit_facts else 0
+
+    def pause_search(self, until_ms: int) -> None:
+        """Let the search for tags go on at `until_ms`; with 0 it goes on now."""
+        self.queue.set_deadline(self.era_no, DEADLINE_SEARCH, 0, self.search_due_ms, until_ms)
+        self._overlay.set_bits(self.prefix + LaneTag.SEARCH, until_ms)
 
     def page(self, page_no: int) -> DeliveryPage | None:
         """Return the deliveries of 64 offsets, if there are any."""
@@ -208,7 +255,7 @@ class LaneState:
 
     def _set_due(self, page: DeliveryPage, due_ms: int) -> None:
         if due_ms != page.due_ms:
-            self.queue.set_deadline(self.record.lane_no, DEADLINE_PAGE, page.page_no, page.due_ms, due_ms)
+            self.queue.set_deadline(self.era_no, DEADLINE_PAGE, page.page_no, page.due_ms, due_ms)
             page.due_ms = due_ms
 
     def _page_key(self, page_no: int) -> bytes:
@@ -302,23 +349,30 @@ class LaneState:
         self._overlay.put(self._parked_key(pop.number), pop)
 
     def _parked_key(self, number: int) -> bytes:
-        return self.prefix + LaneTag.PARKED + number.to_bytes(8, "big")
+        return self._parked_prefix + number.to_bytes(8, "big")
 
-    def restore_parked(self, pops: list[ParkedPop]) -> None:
-        """Put parked pops back where they were, with their deadlines, after `clear`."""
-        for pop in pops:
-            self._set_parked(pop)
-            self.queue.set_deadline(self.record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, pop.deadline_ms)
-
-    def clear(self) -> None:
-        """Delete positions, deliveries and parked pops; the caller sets the record."""
-        self._overlay.erase(self.prefix)
-        self._overlay.erase_deadlines(self.queue.prefix, self.record.lane_no)
+    def begin_era(self) -> None:
+        """Forget positions and deliveries, however many there are; the caller sets the record. Parked pops stay."""
+        self.forget_era()
         record = self.record
+        record.era_no = self.queue.name_number(record.group)
         record.acked_above = record.available_pages = record.leased = record.available = 0
         record.available_depth = 1
         record.commit_offset = record.next_offset
         self._bind()
+
+    def forget_era(self) -> None:
+        """Delete positions and deliveries. Deadlines of pages stay in the index, and leave it when they are due."""
+        if self.search_due_ms:
+            self.pause_search(0)
+        if self.record.orderly and self.order_info.head.due_ms:
+            self.queue.set_deadline(self.era_no, DEADLINE_BATCH, 0, self.order_info.head.due_ms, 0)
+        if self.era_no != self.record.lane_no:
+            self._overlay.drop(self.prefix)
+            self.queue.forget_number(self.era_no)
+        else:  # the keys of parked pops begin alike
+            for tag in _ERA_TAGS:
+                self._overlay.drop(self.prefix + tag)
 
 
 class QueueState:
@@ -365,6 +419,14 @@ class QueueState:
         record.watching_count = self.watching.count
         return record.encode()
 
+    def follow(self, old: "QueueState") -> None:
+        """Go on with what outlives the queue that this one replaces: numbers, op_ids, and deadlines of nothing."""
+        record, before = self.record, old.record
+        record.epoch_base = before.epoch_base
+        record.next_lane_no = before.next_lane_no
+        record.op_log_first, record.op_log_last = before.op_log_first, before.op_log_last
+        self._deadlines = old.deadlines
+
     def touch(self) -> None:
         """Note that the queue changed."""
         self.overlay.put(self.key, self)
@@ -393,7 +455,7 @@ class QueueState:
         )
 
     def lane_by_no(self, lane_no: int) -> LaneState | None:
-        """Return the lane with this number, unless it was deleted."""
+        """Return the lane with this number, or with an era of this number, unless it was deleted."""
         name = self.overlay.get(self._number_key(lane_no), Text.decode)
         return None if name is None else self.lane(name.text)
 
@@ -403,7 +465,7 @@ class QueueState:
         lane = LaneState(
             self,
             LaneRecord(
-                lane_no=record.next_lane_no,
+                lane_no=self.name_number(group),
                 group=group,
                 start_offset=start_offset,
                 next_offset=start_offset,
@@ -415,25 +477,38 @@ class QueueState:
                 late_skips_seen=record.late_skips,
             ),
         )
-        record.next_lane_no += 1
-        self.overlay.put(self._number_key(lane.record.lane_no), Text(group))
         lane.touch()
-        self.touch()
         return lane
 
+    def name_number(self, group: str) -> int:
+        """Return a number that was never used, for a lane of the group or an era of it."""
+        number = self.record.next_lane_no
+        self.record.next_lane_no += 1
+        self.overlay.put(self._number_key(number), Text(group))
+        self.touch()
+        return number
+
+    def forget_number(self, number: int) -> None:
+        """Delete the name of a number."""
+        self.overlay.delete(self._number_key(number))
+
     def forget_lane(self, lane: LaneState) -> None:
-        """Delete a lane and all that is stored under it."""
-        lane.clear()
+        """Delete a lane, without parked pops, and all that is stored under it."""
+        lane.forget_era()
         self.watching.discard(lane.record.lane_no)
         self.record.epoch_base = max(self.record.epoch_base, lane.record.epoch)
-        self.overlay.delete(self._number_key(lane.record.lane_no))
+        self.forget_number(lane.record.lane_no)
         self.overlay.delete(lane.key)
         self.touch()
 
     def all_lanes(self) -> list[LaneState]:
         """Return every lane, in the order of their groups; for the rare operation that deletes them all."""
         numbers = range(1, self.record.next_lane_no)
-        lanes = [lane for number in numbers if (lane := self.lane_by_no(number)) is not None]
+        lanes = [
+            lane
+            for number in numbers
+            if (lane := self.lane_by_no(number)) is not None and lane.record.lane_no == number
+        ]
         return sorted(lanes, key=lambda lane: lane.record.group.encode())
 
     def count_holes(self, first: int, end: int) -> int:
@@ -496,7 +571,9 @@ def new_queue(overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) 
 
 
 def erase_queue(queue: QueueState) -> None:
-    """Delete everything stored of a queue but its record and the log of its op_ids."""
+    """Delete everything stored of a queue but its record, the log of its op_ids, and its deadlines.
+
+    Those leave the index when they are due: the numbers of lanes go on in the queue that follows.
+    """
     for tag in _ERASED_TAGS:
         queue.overlay.erase(queue.prefix + tag)
-    queue.overlay.erase_deadlines(queue.prefix, None)

@@ -70,9 +70,13 @@ def grant_in_order(
     Returns a delivery of the new epoch, the first member and the ranges; None when the tags let nothing through.
     """
     info = lane.order_info
-    members = _choose_members(lane, max_messages, tags)
+    limit = lane.policy.in_flight_max
+    choice = PopFilter(op, max_messages, min(max_messages, limit) if limit else max_messages, tags)
+    members, searched_end = _choose_members(lane, choice)
     if not members:
-        _pass_over_all(op, lane)
+        _pass_over(op, lane, searched_end)
+        if choice.is_cut_short:
+            choice.pause(lane)
         return None
     if info.head.due_ms:  # the same attempt: what it still holds is released to it
         for first, end, member in info.unacked():
@@ -98,18 +102,21 @@ def grant_in_order(
     return _delivery(info, _FIRST_DELIVERY), info.head.first, _lease_members(op, lane, client_id)
 
 
-def _choose_members(lane: LaneState, max_messages: int, tags: tuple[int, ...] | None) -> list[Span]:
-    """Return what one pop takes from the commit offset on: written offsets that are not holes and pass the tags."""
-    limit = lane.policy.in_flight_max
-    choice = PopFilter(lane.queue, max_messages, min(max_messages, limit) if limit else max_messages, tags)
+def _choose_members(lane: LaneState, choice: PopFilter) -> tuple[list[Span], int]:
+    """Return what one pop takes from the commit offset on: written offsets that are not holes and pass the tags.
+
+    Also returns the offset up to which it has looked, the commit position unless the pop is full.
+    """
     members: list[Span] = []
-    for written in _written_spans(lane.queue, lane.acked.floor):
+    searched_end = lane.acked.floor
+    for written in _written_spans(lane.queue, searched_end):
         for first, end, is_given in choice.cut(*written):
+            searched_end = end
             if is_given:
                 append_span(members, first, end)
         if not choice.is_open():
-            break
-    return members
+            return members, searched_end
+    return members, lane.queue.written.floor
 
 
 def _with_counts(info: OrderInfo, members: list[Span], attempt_id: str | None) -> list[MemberRun]:
@@ -164,15 +171,15 @@ def _lease_members(op: OpContext, lane: LaneState, client_id: str | None) -> lis
     return ranges
 
 
-def _pass_over_all(op: OpContext, lane: LaneState) -> None:
-    """The tags of a pop let nothing through: the lane is done up to the commit position, and its batch stays."""
+def _pass_over(op: OpContext, lane: LaneState, searched_end: int) -> None:
+    """The tags of a pop let nothing below `searched_end` through: the lane is done up to there; its batch stays."""
     info, floor = lane.order_info, lane.acked.floor
     for first, end, member in info.unacked():
-        if end > floor and not member.ended:  # leased still, when the same attempt comes again
-            low = max(first, floor)
-            _become(lane, low, end, member, replace(member, ended=True))
-            op.audit.step(lane.record, DeliveryStep.RELEASED, low, end, _delivery(info, member), cause="passed_over")
-    lane.record.passed_over += _move_commit_offset(lane, lane.queue.written.floor)
+        low, high = max(first, floor), min(end, searched_end)
+        if low < high and not member.ended:  # leased still, when the same attempt comes again
+            _become(lane, low, high, member, replace(member, ended=True))
+            op.audit.step(lane.record, DeliveryStep.RELEASED, low, high, _delivery(info, member), cause="passed_over")
+    lane.record.passed_over += _move_commit_offset(lane, searched_end)
     _balance(lane)
 
 
@@ -222,6 +229,8 @@ def _judge(op: OpContext, lane: LaneState, claim: Claim, first: int) -> list[Pie
             else Piece(low, high, Reason.ALREADY_ACKED, before, header=header)
             for low, high, is_hole in _cut_by_holes(lane.queue, first, end)
         ]
+    if 0 < head.due_ms <= op.now_ms:
+        end = first + 1  # the batch is free since before this record: what follows changes as soon as it is settled
     if isinstance(entry, ChangeEntry):
         if not entry.invisible_time_ms and lane.policy.max_attempts:
             end = first + 1  # this release may dead-letter the offsets that follow
@@ -284,7 +293,7 @@ def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) ->
         lane.record.passed_over += _move_commit_offset(lane, head.next_offset)
     due_ms = free_ms if free_ms > op.now_ms else 0
     if due_ms != head.due_ms:
-        lane.queue.set_deadline(lane.record.lane_no, DEADLINE_BATCH, 0, head.due_ms, due_ms)
+        lane.queue.set_deadline(lane.era_no, DEADLINE_BATCH, 0, head.due_ms, due_ms)
         head.due_ms = due_ms
         info.touch()
     _balance(lane)
@@ -427,7 +436,7 @@ def _delivery(info: OrderInfo, member: Member) -> Delivery:
     )
 
 
-# The account of the lane: commit offset, holes, leased, available.
+# The counts of the lane: commit offset, holes, leased, available.
 
 
 def acked_within(lane: LaneState, first: int, end: int) -> int:

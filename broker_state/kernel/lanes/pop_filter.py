@@ -1,65 +1,107 @@
-"""What one pop may still take: its budget of messages and units, and its tag filter."""
+"""What one pop may still take: its budget of messages and units, and its search for tags."""
 
 from collections.abc import Iterator
 
-from broker_state.kernel.context.queue_state import QueueState
-from broker_state.store.pages import UnitFacts, windows
+from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.queue_state import LaneState
+from broker_state.store.pages import TagPage, UnitFacts, windows
 
 __all__ = ["PopFilter"]
 
 _NO_FACTS = UnitFacts(0, 1)
+_SEARCH_PAUSE_MS = 200
+"""Time between two steps of a search, by the queue's clock: others are served meanwhile."""
 
 
 class PopFilter:
     """The units that one pop may still take.
 
+    A record searches a bounded number of pages for tags, over all pops that it serves. A search that ends there goes
+    on later from where it was: what it looked at is passed over.
+
     Args:
-        queue: Knows tags and inner counts.
+        op: The operation.
         budget: Messages that the pop may take.
         units: Units that it may take.
         tags: Hashes of the tags that it asked for; None: any.
     """
 
-    __slots__ = ("budget", "is_untouched", "queue", "tags", "units")
+    __slots__ = ("_op", "_page_no", "_queue", "budget", "is_cut_short", "is_untouched", "tags", "units")
 
-    def __init__(self, queue: QueueState, budget: int, units: int, tags: tuple[int, ...] | None) -> None:
-        self.queue = queue
+    def __init__(self, op: OpContext, budget: int, units: int, tags: tuple[int, ...] | None) -> None:
+        self._op = op
+        self._queue = op.queue
+        self._page_no = -1
         self.budget = budget
         self.units = units
         self.tags = None if tags is None else frozenset(tags)
         self.is_untouched = True
+        self.is_cut_short = False
+        """The search for tags has to go on in another record."""
 
     def is_open(self) -> bool:
         """Return whether the pop may take more. Not a property: the value changes during a loop."""
-        return self.budget > 0 and self.units > 0
+        return self.budget > 0 and self.units > 0 and not self.is_cut_short
 
     def cut(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (first, end, is given) from [first, end) until the pop is full; tags pass over what is not given."""
-        queue = self.queue
-        if not queue.record.has_unit_facts and self.tags is None:
-            count = min(self.budget, self.units, end - first)
-            self.budget -= count
-            self.units -= count
-            yield first, first + count, True
+        """Yield (first, end, is given) from [first, end) until the pop is full or its search is cut short.
+
+        What is not given does not have the tags, and is passed over.
+        """
+        if not self._queue.record.has_unit_facts:
+            yield self._cut_alike(first, end)
             return
+        passed_from = at = first
         for page_no, low, high in windows(first, end):
-            page = queue.unit_facts(page_no)
-            cuts = page.within(low, high) if page else [(low, high, None)]
-            for at, stop, known in cuts:
+            if not self.is_open():
+                break
+            page = self._queue.unit_facts(page_no)
+            if self.tags is not None and not self._may_search(page_no, page):
+                break
+            for run_first, run_end, known in page.within(low, high) if page else [(low, high, None)]:
                 if not self.is_open():
-                    return
+                    break
                 facts = known or _NO_FACTS
                 if self.tags is not None and facts.tag not in self.tags:
-                    yield at, stop, False
+                    at = run_end
                     continue
-                count = min(stop - at, self.units, max(self.budget // facts.count, 1 if self.is_untouched else 0))
-                if not count:
-                    self.budget = 0
-                    return
-                self.is_untouched = False
-                self.budget -= count * facts.count
-                self.units -= count
-                yield at, at + count, True
-                if at + count < stop:
+                at = run_first
+                if passed_from < at:
+                    yield passed_from, at, False
+                    passed_from = at
+                count = min(run_end - at, self.units, max(self.budget // facts.count, 1 if self.is_untouched else 0))
+                if count:
+                    self.is_untouched = False
+                    self.budget -= count * facts.count
+                    self.units -= count
+                    yield at, at + count, True
+                    at += count
+                    passed_from = at
+                if at < run_end:
                     self.budget = 0  # a unit that does not fit ends the pop: a later one must not overtake it
-                    return
+        if passed_from < at:
+            yield passed_from, at, False
+
+    def _cut_alike(self, first: int, end: int) -> tuple[int, int, bool]:
+        """Cut units of one message each without tags."""
+        if self.tags is not None:
+            return first, end, False
+        count = min(self.budget, self.units, end - first)
+        self.budget -= count
+        self.units -= count
+        return first, first + count, True
+
+    def _may_search(self, page_no: int, page: TagPage | None) -> bool:
+        """Charge the record for a page, unless its search is over."""
+        if page_no == self._page_no:
+            return True
+        if self._op.tag_search_left <= 0:
+            self.is_cut_short = True
+            return False
+        self._page_no = page_no
+        self._op.tag_search_left -= 1 + (len(page.runs) if page else 0)
+        return True
+
+    def pause(self, lane: LaneState) -> None:
+        """Let the lane's search go on later."""
+        lane.pause_search(self._op.now_ms + _SEARCH_PAUSE_MS)

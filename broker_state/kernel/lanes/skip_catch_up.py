@@ -36,6 +36,8 @@ def catch_up(op: OpContext, lane: LaneState) -> None:
         if record.next_offset < queue.min_offset:
             record.expired_from_log += _skip_fresh(lane, queue.min_offset)
         record.min_seen = queue.min_offset
+    if lane.acked.floor == record.next_offset:
+        record.late_skips_seen = queue.late_skips  # nothing is handed out that they could end
     while record.late_skips_seen < queue.late_skips:
         skip = lane.queue.late_skip(record.late_skips_seen)
         record.expired_from_log += _expire_handed_out(op, lane, skip.first, skip.end)
@@ -48,6 +50,8 @@ def _catch_up_in_order(op: OpContext, lane: LaneState) -> None:
     if record.min_seen < queue.min_offset:
         expire_members(op, lane, 0, queue.min_offset, is_prefix=True)
         record.min_seen = queue.min_offset
+    if not lane.order_info.head.member_count:
+        record.late_skips_seen = queue.late_skips  # there are no members that they could end
     while record.late_skips_seen < queue.late_skips:
         skip = lane.queue.late_skip(record.late_skips_seen)
         expire_members(op, lane, skip.first, skip.end, is_prefix=False)

@@ -21,7 +21,7 @@ from popstream.wire.base_errors import Invalid
 
 __all__ = ["printable", "require_topic", "run_consume", "run_send"]
 
-POP_MESSAGES_MAX = 100
+MESSAGES_PER_POP = 100
 UNCONFIRMED_MAX = 10_000
 POLL_MS = 1_000
 UNDECLARED_PAUSE_S = 0.2
@@ -137,7 +137,7 @@ class _Progress:
 
     @property
     def left(self) -> int:
-        return self._count_max - self.printed if self._count_max else POP_MESSAGES_MAX
+        return self._count_max - self.printed if self._count_max else MESSAGES_PER_POP
 
 
 def _consume(
@@ -157,7 +157,7 @@ def _consume(
         poll_time_ms = POLL_MS if follow else min(POLL_MS, wait_ms)
         try:
             popped = consumer.pop(
-                topic, None, min(progress.left, POP_MESSAGES_MAX), invisible_time_ms, 0 if is_last else poll_time_ms
+                topic, None, min(progress.left, MESSAGES_PER_POP), invisible_time_ms, 0 if is_last else poll_time_ms
             )
         except NotDeclared as error:
             if is_last:

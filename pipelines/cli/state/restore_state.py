@@ -1,7 +1,7 @@
 """`popstream restore`: replace the state by the best candidate, from which `popstream up` continues."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,42 +9,54 @@ import msgspec
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
+from checkpoints.prefix_owner import Owner
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshots import SnapshotStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics
+from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import describe
 from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.state.snapshot import snapshots_of
+from pipelines.cli.target import require_job_folder
 from pipelines.job_settings import JobSettings
-from pipelines.process.host import KAFKA_FOLDER
 from pipelines.process.preflight import reach_kafka
 from pipelines.recovery.ops_log import found_log
-from pipelines.recovery.restore import Restored, restore
+from pipelines.recovery.restore import Restored, move_tables_away, restore
 from pipelines.recovery.snapshot_loop import take_snapshot
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["log_of", "run_restore", "the_kafka_of"]
 
 
-def run_restore(settings: JobSettings, *, var: Path, lossy: bool, only: str | None, as_json: bool) -> None:
+def run_restore(
+    settings: JobSettings, *, var: Path, lossy: bool, only: str | None, rebuild: Sequence[str], as_json: bool
+) -> None:
     """Restore, and report the new state.
 
     Raises:
         Fenced: A job owns the folder.
-        Invalid: The ops topic or the snapshot does not exist.
+        Invalid: The ops topic, the snapshot or a table does not exist, or the folder is not that of a job. Nothing was
+            created.
         Unavailable: Kafka does not answer.
         Corrupt: No candidate can be continued.
     """
     folder = JobFolder(settings.folder.absolute())
     snapshots = snapshots_of(settings)
+    if settings.bootstrap_servers:  # the folder may be a new one, on another disk
+        reach_kafka(settings.bootstrap_servers)
+        log_of(settings.bootstrap_servers, settings.topic_prefix)
+    else:
+        require_job_folder(folder)
     with Ownership(folder.lock):
         with the_kafka_of(settings, var) as servers, reading_session(var) as spark, working("restoring"):
             log = log_of(servers, settings.topic_prefix)
-            restored = restore(folder, log, servers, spark, snapshots, lossy=lossy, only=only)
+            continues = _owner_epoch(servers, settings.topic_prefix)
+            move_tables_away(folder, rebuild)
+            restored = restore(folder, log, servers, spark, snapshots, lossy=lossy, only=only, continues=continues)
         if restored.since_loss and not _has_base(restored, snapshots):
             # The log no longer leads to this state: later restores and verifications start from it.
             _take_base(folder, settings)
@@ -66,7 +78,7 @@ def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[str]:
         reach_kafka(settings.bootstrap_servers)
         yield settings.bootstrap_servers
         return
-    folder = settings.folder.absolute() / KAFKA_FOLDER
+    folder = JobFolder(settings.folder.absolute()).kafka
     if not folder.is_dir():
         message = f"there is no embedded Kafka in {folder}: name the job's Kafka with --bootstrap-servers"
         raise Invalid(message, subject=str(folder))
@@ -86,6 +98,15 @@ def log_of(servers: str, prefix: str) -> LogFound:
         message = f"there is no topic {name}: is the prefix right?"
         raise Invalid(message, subject=name)
     return found_log(servers, facts)
+
+
+def _owner_epoch(servers: str, prefix: str) -> str:
+    """Return the state epoch of the owner of the prefix, or an empty text if nobody has owned it yet."""
+    name = Topics.of(prefix).owner
+    if name not in describe(servers, [name]):
+        return ""
+    found = OwnerLog(servers, name, Owner).last()
+    return "" if found is None else found.value.state_epoch
 
 
 def _has_base(restored: Restored, snapshots: SnapshotStore) -> bool:

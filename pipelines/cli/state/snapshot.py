@@ -11,7 +11,7 @@ from checkpoints.ownership import Ownership
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.cli.exits import say
 from pipelines.cli.printing import standard_output
-from pipelines.cli.target import running_job
+from pipelines.cli.target import require_state, running_job
 from pipelines.control.client import ask
 from pipelines.control.messages import SnapshotRequest
 from pipelines.job_settings import JobSettings
@@ -27,7 +27,8 @@ def run_snapshot(settings: JobSettings, *, as_json: bool) -> None:
     """Ask the running job for a snapshot, or take one of the stored state.
 
     Raises:
-        Invalid: Nothing was decided yet.
+        Invalid: Nothing was decided yet, or the folder is not that of a job.
+        Corrupt: The state is lost or damaged.
         Unavailable: The snapshot cannot be stored, or the job does not answer.
         Fenced: A job is starting or stopping.
     """
@@ -68,6 +69,7 @@ def snapshots_of(settings: JobSettings) -> SnapshotStore:
 
 
 def _of_a_stopped_job(folder: JobFolder, snapshots: SnapshotStore) -> Snapshot:
+    require_state(folder)
     with Ownership(folder.lock), RocksStore(folder.state) as state:
         if not folder.queues.is_dir():
             return take_snapshot(state, None, folder.scratch, snapshots)

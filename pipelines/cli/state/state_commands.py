@@ -1,6 +1,7 @@
 """The commands on the state of a job: `status`, `queue`, `snapshot`, `restore` and `verify`."""
 
 # ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -113,6 +114,10 @@ def restore(
         bool, typer.Option("--lossy", help="accept losses when every candidate has some; they are reported")
     ] = False,
     only: Annotated[str | None, typer.Option("--snapshot", metavar="ID", help="use this snapshot only")] = None,
+    rebuild: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TABLE", help="move this damaged table to replaced/; its rows are computed again"),
+    ] = None,
     var: Var = DEFAULT_VAR,
     *,
     job: RecoveryOptions,
@@ -127,7 +132,7 @@ def restore(
     """
     from pipelines.cli.state.restore_state import run_restore
 
-    run_restore(job.load(), var=var, lossy=lossy, only=only, as_json=as_json)
+    run_restore(job.load(), var=var, lossy=lossy, only=only, rebuild=rebuild or [], as_json=as_json)
 
 
 @with_options(job=RecoveryOptions)
@@ -135,6 +140,16 @@ def verify(
     since: Annotated[
         str | None,
         typer.Option("--since", metavar="ID", help="start from this snapshot, or from the `newest`"),
+    ] = None,
+    fresh: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--fresh", help="start anew, although a verification was stopped half-way")
+    ] = False,
+    no_messages: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--no-messages", help="do not read the message topics")
+    ] = False,
+    work: Annotated[
+        Path | None,
+        typer.Option("--work", help="folder for what is decided again", show_default="verify/ in the job's folder"),
     ] = None,
     var: Var = DEFAULT_VAR,
     *,
@@ -144,8 +159,10 @@ def verify(
     """Decide the log again, and compare state and tables with the result.
 
     Starts at the beginning of the log, or at the oldest snapshot from which
-    the log is complete. Exit code 4: something differs.
+    the log is complete. Units of consume queues are compared with their table
+    and with the message topics. If it is stopped, the same command goes on.
+    Exit code 4: something differs; 3: it did not come to an end.
     """
     from pipelines.cli.state.verify_state import run_verify
 
-    run_verify(job.load(), var=var, since=since, as_json=as_json)
+    run_verify(job.load(), var=var, since=since, fresh=fresh, with_messages=not no_messages, work=work, as_json=as_json)

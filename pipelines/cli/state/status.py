@@ -96,6 +96,8 @@ def _print(console: Console, status: Status) -> None:
         facts[f"not ready {number + 1}" if number else "not ready"] = reason
     if status.quarantined:
         facts["quarantined"] = f"{status.quarantined:,} records that are not decided: see the table `rejected`"
+    for number, sentence in enumerate(status.damage):
+        facts[f"damaged {number + 1}" if number else "damaged"] = sentence
     if status.snapshot or status.snapshot_failure:
         facts["snapshot"] = status.snapshot_failure or status.snapshot or ""
     if status.builder is not None:

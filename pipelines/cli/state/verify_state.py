@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-import uuid
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,59 +11,63 @@ import typer
 
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
-from pipelines.cli.exits import Exit
+from connectors.delta.tables import CONSUME_QUEUE
+from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.state.restore_state import log_of, the_kafka_of
 from pipelines.cli.state.snapshot import snapshots_of
-from pipelines.cli.target import running_job
+from pipelines.cli.target import require_state, running_job
 from pipelines.control.client import ask
+from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Image, ImageRequest
 from pipelines.job_settings import JobSettings
-from pipelines.process.job import signer_of
-from pipelines.recovery.verify import Verified, verify
+from pipelines.recovery.verify import Inputs, ProgressReport, Verified, WorkFolder, verify
 
 __all__ = ["run_verify"]
 
 TIMEOUT_S = 60.0
 
 
-def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: bool) -> None:
-    """Verify the stored state, or a copy of the state of the running job.
+def run_verify(
+    settings: JobSettings,
+    *,
+    var: Path,
+    since: str | None,
+    fresh: bool,
+    with_messages: bool,
+    work: Path | None,
+    as_json: bool,
+) -> None:
+    """Verify the stored state, or a copy of the state of the running job. Progress goes to standard error.
 
     Raises:
-        Corrupt: The log does not reach back far enough.
-        Unavailable: Kafka or the job does not answer.
-        typer.Exit: Something differs.
+        Corrupt: The log does not reach back far enough, there is no state, or a file is damaged.
+        Invalid: The folder is not that of a job.
+        Unavailable: Kafka or the job does not answer, or the disk is full.
+        Fenced: Another process verifies the job, or owns its folder.
+        typer.Exit: Something differs, or the verification was stopped.
     """
     folder = JobFolder(settings.folder.absolute())
-    snapshots = snapshots_of(settings)
-    scratch = folder.scratch / f"verify-{uuid.uuid4().hex}"
-    with contextlib.ExitStack() as stack:
-        job = running_job(folder)
-        if job is None:
-            stack.enter_context(Ownership(folder.lock))
-            state = folder.state
-        else:
-            settings = settings.model_copy(
-                update={"bootstrap_servers": job.bootstrap_servers, "topic_prefix": job.prefix}
+    job = running_job(folder)
+    if job is None:
+        require_state(folder)
+    last = ProgressReport(doing="starting")
+
+    def report(found: ProgressReport) -> None:
+        nonlocal last
+        last = found
+        _print_progress(found, as_json=as_json)
+
+    try:
+        with contextlib.ExitStack() as stack:
+            verification = stack.enter_context(WorkFolder(folder.verify if work is None else work.absolute()))
+            inputs = _inputs(stack, settings, folder, job, verification, var)
+            verified = verify(
+                inputs, verification, since=since, fresh=fresh, with_messages=with_messages, on_report=report
             )
-            state = Path(ask(job, ImageRequest(), Image, timeout_s=TIMEOUT_S).folder)
-            stack.callback(shutil.rmtree, state, ignore_errors=True)
-        servers = stack.enter_context(the_kafka_of(settings, var))
-        spark = stack.enter_context(reading_session(var))
-        stack.enter_context(working("deciding the log again"))
-        verified = verify(
-            state,
-            log_of(servers, settings.topic_prefix),
-            servers,
-            spark,
-            folder.delta,
-            snapshots,
-            scratch,
-            signer_of(settings),
-            since,
-        )
+    except KeyboardInterrupt:
+        say(f"stopped while {last}; the same `popstream verify` goes on from there")
+        raise typer.Exit(Exit.UNAVAILABLE) from None
     if as_json:
         print(msgspec.json.encode(verified).decode())
     else:
@@ -72,11 +76,64 @@ def run_verify(settings: JobSettings, *, var: Path, since: str | None, as_json: 
         raise typer.Exit(Exit.CORRUPT)
 
 
+def _inputs(
+    stack: contextlib.ExitStack,
+    settings: JobSettings,
+    folder: JobFolder,
+    job: JobFile | None,
+    verification: WorkFolder,
+    var: Path,
+) -> Inputs:
+    if job is None:
+        stack.enter_context(Ownership(folder.lock))
+        state, queues = folder.state, folder.queues if folder.queues.is_dir() else None
+    else:
+        settings = settings.model_copy(update={"bootstrap_servers": job.bootstrap_servers, "topic_prefix": job.prefix})
+        state, queues = _copied(job, verification)
+    servers = stack.enter_context(the_kafka_of(settings, var))
+    return Inputs(
+        state=state,
+        queues=queues,
+        is_copy=job is not None,
+        delta=folder.delta,
+        log=log_of(servers, settings.topic_prefix),
+        bootstrap_servers=servers,
+        snapshots=snapshots_of(settings),
+        handle_keys={key_id: secret.get_secret_value() for key_id, secret in settings.handle_keys.items()},
+    )
+
+
+def _copied(job: JobFile, verification: WorkFolder) -> tuple[Path, Path | None]:
+    """Let the running job copy its stores, and move the copies where a restart of the job does not remove them."""
+    shutil.rmtree(verification.incoming, ignore_errors=True)
+    verification.incoming.mkdir()
+    image = ask(job, ImageRequest(), Image, timeout_s=TIMEOUT_S)
+    state, queues = verification.incoming / "state", verification.incoming / "queues"
+    shutil.move(image.folder, state)
+    if image.queues is None:
+        return state, None
+    shutil.move(image.queues, queues)
+    return state, queues
+
+
+def _print_progress(report: ProgressReport, *, as_json: bool) -> None:
+    if as_json:
+        print(msgspec.json.encode(report).decode(), file=sys.stderr, flush=True)
+    else:
+        say(str(report))
+
+
 def _facts(verified: Verified) -> Iterator[tuple[str, str]]:
     yield "decided again", f"{verified.records:,} records, from {verified.base}"
     yield "state", f"{verified.keys:,} keys are equal byte for byte"
     for table, rows in verified.rows.items():
         waiting = verified.not_in_delta.get(table, 0)
         yield table, f"{rows:,} rows are equal" + (f", {waiting:,} are not in Delta yet" if waiting else "")
+    if (units := verified.units) is not None:
+        waiting_units = f", {units.in_outbox:,} are not in Delta yet" if units.in_outbox else ""
+        yield CONSUME_QUEUE.name, f"{units.in_delta:,} units are equal{waiting_units}"
+        yield "message topics", f"{units.in_log:,} units equal their records"
+        for number, why in enumerate(units.not_in_log, 1):
+            yield f"not compared {number}", why
     for number, difference in enumerate(verified.differences, 1):
         yield f"differs {number}", difference

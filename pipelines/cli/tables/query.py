@@ -16,6 +16,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from rich.console import Console
 from rich.table import Table
 
+from connectors.delta.spark_errors import require_undamaged
+from connectors.delta.tables import TABLES, table_path
 from connectors.delta.views import register_tables
 from pipelines.cli.exits import say
 from pipelines.cli.spark_tools import reading_session, working
@@ -39,6 +41,7 @@ def run_query(delta_root: Path, sql: str, *, var: Path, output: Output, rows_max
 
     Raises:
         Invalid: The statement is not valid SQL, writes, or names unknown tables or columns.
+        Corrupt: A file of a table is damaged or missing.
     """
     require_reading(sql)
     if not delta_root.is_dir():
@@ -50,7 +53,8 @@ def run_query(delta_root: Path, sql: str, *, var: Path, output: Output, rows_max
                 names = register_tables(spark, delta_root)
                 _require_no_insert(spark, sql)
                 frame = spark.sql(sql)
-                rows = _rows(frame, rows_max)
+                with require_undamaged(*(table_path(delta_root, name) for name in TABLES)):
+                    rows = _rows(frame, rows_max)
         except (PySparkException, Py4JJavaError) as error:
             raise Invalid(_first_lines(error)) from error
         is_cut = bool(rows_max) and len(rows) > rows_max

@@ -51,15 +51,18 @@ def test_missing_rows_are_listed_by_table() -> None:
     found = losses({"operations": 31, "rejected": 4})
     assert found.records == []
     assert found.rows == [
-        "operations has lost rows that it counts on: they end at apply_seq 30, not 31",
-        "rejected has lost rows that it counts on: they end at apply_seq -1, not 4",
+        "operations has lost rows that it counts on: they end at apply_seq 30, not 31, of epoch b",
+        "rejected has lost rows that it counts on: they end at apply_seq -1, not 4, of epoch b",
     ]
 
 
 def test_missing_rows_of_earlier_epochs_are_losses() -> None:
-    replay = Replay(restored_from="", whole={"operations": {"a": 9}, "rejected": {"a": 2}})
+    """One line per table, however many epochs it has lost rows of."""
+    replay = Replay(restored_from="", whole={"operations": {"a": 9}, "rejected": {"a": 2, "z": 5}})
     found = losses_of(Continuable(applied=STATE, replay=replay), LOG, WHOLE)
-    assert found.rows == ["rejected has lost rows that it counts on: they end at apply_seq -1, not 2"]
+    (line,) = found.rows
+    assert line.startswith("rejected has lost rows that it counts on: ")
+    assert line.endswith(": they end at apply_seq -1, not 2, of epoch a; at -1, not 5, of epoch z")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ from popstream.wire.headers import (
     TAG_HEADER,
 )
 from popstream.wire.key_hash import key_hash
-from tests.support.memory_kafka import MemoryKafka
+from tests.support.in_process.memory_kafka import MemoryKafka
 
 WAIT_S = 60.0
 TYPES: dict[str, QueueType] = {"units": "batch", "table": "sparse"}
@@ -152,12 +152,12 @@ def test_what_cannot_be_sent_is_told_by_its_future_and_harms_no_other(
     assert after.result(WAIT_S)
 
 
-def test_nothing_refused_stays_in_the_account(producer: Producer) -> None:
+def test_nothing_refused_stays_in_the_buffer(producer: Producer) -> None:
     """RocketMQ's leaks there until batching is silently off."""
     for _ in range(100):
         producer.send("orders", "text" * 1_000)  # type: ignore[arg-type]
     producer.flush()
-    assert producer._sender.account_bytes == 0
+    assert producer._sender.buffered_bytes == 0
 
 
 def test_a_sparse_topic_takes_no_message_without_a_key(producer: Producer) -> None:
@@ -189,7 +189,7 @@ def test_a_refused_batch_is_sent_again_one_by_one(producer: Producer, kafka: Mem
     assert [futures[0].result(WAIT_S).queue_offset, futures[2].result(WAIT_S).queue_offset] == [0, 1]
     with pytest.raises(Invalid, match="larger than"):
         futures[1].result(WAIT_S)
-    assert producer._sender.account_bytes == 0
+    assert producer._sender.buffered_bytes == 0
 
 
 def test_one_that_kafka_python_does_not_take_fails_alone(producer: Producer, kafka: MemoryKafka) -> None:

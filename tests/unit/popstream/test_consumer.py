@@ -46,6 +46,22 @@ def sent(job: MemoryJob, kind: type[Command]) -> list[Command]:
     return [record for record in job.records if isinstance(record, kind)]
 
 
+def test_a_consumer_that_cannot_be_made_leaves_no_thread(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A constructor has nobody to close what it opened, but itself."""
+    monkeypatch.setattr("popstream.consumer.Transport", lambda _: job.transport())
+    threads = set(threading.enumerate())
+    with pytest.raises(TypeError):
+        Consumer("memory", group="billing", ack_delay_ms="soon")  # type: ignore[arg-type]
+
+    def interrupted(_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("popstream.consumer.close_at_exit", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Consumer("memory", group="billing")
+    assert set(threading.enumerate()) == threads
+
+
 def test_messages_come_with_all_that_is_known_of_them(job: MemoryJob, consumer: Consumer) -> None:
     result = consumer.pop("orders", 0, max_messages=3, invisible_time_ms=5_000)
     assert [message.value for message in result] == [b"0", b"1", b"2"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -31,6 +32,7 @@ class FakeKafkaProducer:
         self.sent: list[dict[str, Any]] = []
         self.raises: Exception | None = None
         self.fails: Exception | None = None
+        self.is_closed = False
         self._next = dict(TOPIC.ends)
 
     def partitions_for(self, topic: str) -> set[int]:
@@ -49,7 +51,8 @@ class FakeKafkaProducer:
 
     def flush(self, timeout: float) -> None: ...
 
-    def close(self, timeout: float) -> None: ...
+    def close(self, timeout: float) -> None:  # noqa: ARG002 - a KafkaProducer's
+        self.is_closed = True
 
 
 @pytest.fixture
@@ -85,6 +88,26 @@ def commit_position(job: MemoryJob, queue_id: int = 0) -> int | None:
     with job.transport() as transport:
         again = Declare(v=1, topic="orders", queue_id=queue_id, topic_id=TOPIC.topic_id)
         return transport.request(again).commit_position
+
+
+def test_a_producer_that_cannot_be_made_leaves_no_thread(
+    job: MemoryJob, kafka: FakeKafkaProducer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A constructor has nobody to close what it opened, but itself."""
+    monkeypatch.setattr("popstream.producer.Transport", lambda _: job.transport())
+    threads = set(threading.enumerate())
+    options: dict[str, Any] = {"kafka_producer": kafka, "dispatch": True}
+    with pytest.raises(TypeError):
+        Producer("memory", dispatch_delay_ms="soon", **options)  # type: ignore[arg-type]
+    monkeypatch.setattr("popstream.producer.OrderedSender", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Producer("memory", **options)
+    assert set(threading.enumerate()) == threads
+    assert kafka.is_closed
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_written_messages_are_declared_once_and_dispatched_as_ranges(job: MemoryJob, producer: Producer) -> None:

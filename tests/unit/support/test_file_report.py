@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.support.file_report import FileReport, first_sentence
+from tests.support.pytest_hooks.file_report import FileReport, first_sentence
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,15 +1,18 @@
-"""Claim: files with Spark run on two workers only, every test runs once, and no worker waits while it could work."""
+"""Claim: files with Spark run on three workers only, every test runs once, and no worker waits while it could work."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from xdist.remote import Producer
 
-from tests.support.schedule import LightAndHeavyScheduling, is_heavy
+from tests.support.pytest_hooks.schedule import HEAVY as HEAVY_PATHS
+from tests.support.pytest_hooks.schedule import LONGEST_FIRST, LightAndHeavyScheduling, is_heavy
 
+ROOT = Path(__file__).parents[3]
 HEAVY = [f"tests/integration/test_{name}.py" for name in ("builder", "up", "x", "y", "z")]
 LIGHT = [f"tests/unit/test_{number}.py" for number in range(6)]
 
@@ -51,10 +54,10 @@ def files_run_by(workers: list[Worker], files: list[str]) -> list[list[str]]:
     return [sorted({tests[test].split("::")[0] for test in worker.ran}) for worker in workers]
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_files_with_spark_run_on_two_workers(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 6])
+def test_files_with_spark_run_on_three_workers(count: int) -> None:
     ran = files_run_by([Worker(number) for number in range(count)], [*LIGHT, *HEAVY])
-    assert [any(map(is_heavy, files)) for files in ran] == [number < 2 for number in range(count)]
+    assert [any(map(is_heavy, files)) for files in ran] == [number < 3 for number in range(count)]
     assert all(files for files in ran)
 
 
@@ -64,5 +67,10 @@ def test_workers_share_light_files() -> None:
 
 
 def test_a_light_worker_ends_when_only_heavy_files_are_left() -> None:
-    ran = files_run_by([Worker(number) for number in range(3)], HEAVY)
-    assert ran[2] == []
+    ran = files_run_by([Worker(number) for number in range(4)], HEAVY)
+    assert ran[3] == []
+
+
+def test_files_that_are_named_exist() -> None:
+    assert [file for file in LONGEST_FIRST if not (ROOT / file).is_file()] == []
+    assert [start for start in HEAVY_PATHS if not list(ROOT.glob(f"{start}*"))] == []

@@ -35,7 +35,7 @@ from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from popstream.wire.command import Declare, Dispatch, Policy, QueueType, WrittenRange
 from popstream.wire.reason import Reason
-from tests.support.lane_lab import QUEUE, LaneLab
+from tests.support.in_process.lane_lab import QUEUE, LaneLab
 from tests.unit.broker_state.consume_queue.queue_lab import QueueLab, unit
 
 FACTS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from broker_state.store.pages import PAGE_OFFSETS, Runs
 from broker_state.store.segment import SEGMENT_BITS
 from popstream.wire.command import ChangeEntry, ChangeInvisible, HandleRef, Policy
 from popstream.wire.handle import decode_handle, encode_handle
-from tests.support.lane_lab import GROUP, QUEUE, LaneLab
+from tests.support.in_process.lane_lab import GROUP, QUEUE, LaneLab
 
 
 def test_neighbours_released_at_their_last_attempt_are_told_message_by_message() -> None:

@@ -13,7 +13,7 @@ from pipelines.apply_ops.outbox_entries import entries_of
 from popstream.wire.answer import Answer
 from popstream.wire.command import Declare, Dispatch, Policy, WrittenRange
 from popstream.wire.limits import OFFSET_MAX, RANGE_OFFSETS_MAX
-from tests.support.lane_lab import QUEUE, TOPIC, LaneLab, ranges_of
+from tests.support.in_process.lane_lab import QUEUE, TOPIC, LaneLab, ranges_of
 
 WINDOW = 1_000_000
 OTHER_QUEUE: dict[str, Any] = {**QUEUE, "queue_id": 1}

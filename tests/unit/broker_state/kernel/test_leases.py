@@ -15,7 +15,7 @@ from popstream.wire.command import (
     WrittenRange,
 )
 from popstream.wire.reason import Reason
-from tests.support.lane_lab import GROUP, QUEUE, LaneLab, ranges_of
+from tests.support.in_process.lane_lab import GROUP, QUEUE, LaneLab, ranges_of
 
 
 def test_a_pop_takes_the_lowest_offsets_and_the_next_one_what_follows() -> None:

@@ -7,7 +7,7 @@ import pytest
 from popstream.wire.command import Cancel, ChangeEntry, ChangeInvisible, HandleRef, Policy, ResetOffset, ReturnClient
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, decode_handle
 from popstream.wire.reason import Reason
-from tests.support.lane_lab import GROUP, QUEUE, LaneLab
+from tests.support.in_process.lane_lab import GROUP, QUEUE, LaneLab
 
 SECOND = 1_000
 

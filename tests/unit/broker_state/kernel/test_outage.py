@@ -17,7 +17,7 @@ from broker_state.audit import DeliveryRow
 from broker_state.store.memory_kv import MemoryKv
 from pipelines.apply_ops.decode import KafkaRecord
 from popstream.exchange.partitioner import ops_key
-from tests.support.folding import Folding
+from tests.support.in_process.folding import Folding
 
 OUTAGE_MS = 600_000
 MESSAGES = 40

@@ -16,7 +16,7 @@ from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.segment import FULL, SEGMENT_BITS
 from popstream.wire.command import Ack, AckEntry, Dispatch, HandleRef, Policy, WrittenRange
 from popstream.wire.limits import OFFSET_MAX
-from tests.support.lane_lab import GROUP, QUEUE, LaneLab, ranges_of
+from tests.support.in_process.lane_lab import GROUP, QUEUE, LaneLab, ranges_of
 
 LONGEST_VALUE = 513
 MINUTE_MS = 60_000

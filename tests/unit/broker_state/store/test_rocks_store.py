@@ -23,8 +23,8 @@ from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
+from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 from tests.support.left_behind import damage
-from tests.support.small_job import DECLARE, POP, SmallJob, written_to
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

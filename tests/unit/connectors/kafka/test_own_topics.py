@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from connectors.kafka.own_topics import DAY_MS, Topics, deviations
+from connectors.kafka.own_topics import DAY_MS, Topics, chosen_topics, deviations
 from connectors.kafka.topic_admin import TopicFacts
 from popstream.wire.base_errors import Invalid, PopstreamError
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
@@ -23,7 +23,7 @@ GOOD = {
 
 def configs(**wrong: dict[str, str]) -> dict[str, dict[str, str]]:
     """Valid settings, with changes by the last word of the topic's name."""
-    good = dict.fromkeys(TOPICS.names, GOOD) | {TOPICS.queue_types: {"cleanup.policy": "compact"}}
+    good = dict.fromkeys(TOPICS.names, GOOD) | {name: {"cleanup.policy": "compact"} for name in TOPICS.compacted}
     return {name: good[name] | wrong.get(name.rpartition(".")[2], {}) for name in TOPICS.names}
 
 
@@ -49,6 +49,7 @@ def test_valid_settings_pass() -> None:
         ("dead_letters", "cleanup.policy", "compact"),
         ("dead_letters", "max.message.bytes", "1048588"),
         ("queue_types", "cleanup.policy", "delete"),
+        ("owner", "cleanup.policy", "delete"),
     ],
 )
 def test_each_wrong_setting_is_found(topic: str, setting: str, value: str) -> None:
@@ -75,6 +76,12 @@ def test_missing_topic_is_found() -> None:
     facts = {name: FACTS[name] for name in TOPICS.names if name != TOPICS.results}
     (one,) = deviations(TOPICS, facts, configs())
     assert (one.topic, one.found) == (TOPICS.results, "missing")
+
+
+def test_topics_of_other_jobs_are_not_chosen_with_or_without_an_owner() -> None:
+    """A job of an older version has no owner topic."""
+    older = set(Topics.of("older").names) - {"older.owner"}
+    assert chosen_topics([*TOPICS.names, *older, "orders", "lone.owner"], ["*"]) == ["lone.owner", "orders"]
 
 
 @pytest.mark.parametrize("prefix", ["", "a b", "ä", "a/b", "__x", "x" * 236])

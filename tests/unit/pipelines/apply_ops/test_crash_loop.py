@@ -21,10 +21,10 @@ from broker_state.kernel.fold import fold
 from broker_state.store.rocks_store import FAMILIES, META, RocksStore, StoreStopped
 from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops import micro_batch
-from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, ATTEMPTS_MAX
+from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, MICRO_BATCH_ATTEMPTS_MAX
 from pipelines.apply_ops.outbox import EntryKind
 from pipelines.apply_ops.outbox_entries import read_frame
-from tests.support.small_job import DECLARE, POP, SmallJob, written_to
+from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -99,8 +99,8 @@ def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypat
         assert [place for place, _ in job.quarantine] == [(0, 9)]
         assert "no such lane" in dict(job.quarantine)[0, 9]
     # Two slices of a micro-batch; three attempts end in the second one, then that one is halved.
-    assert sizes[: 2 * ATTEMPTS_MAX] == [8, 8] * ATTEMPTS_MAX
-    assert len(sizes) < 2 * ATTEMPTS_MAX + 12
+    assert sizes[: 2 * MICRO_BATCH_ATTEMPTS_MAX] == [8, 8] * MICRO_BATCH_ATTEMPTS_MAX
+    assert len(sizes) < 2 * MICRO_BATCH_ATTEMPTS_MAX + 12
     answers = answers_of(job)
     assert [answer["op_id"] for answer in answers if answer["reason"] == "OK" and answer["type"] == "pop"] == [
         *(f"before-{number}" for number in range(7)),
@@ -119,7 +119,7 @@ def test_two_failures_that_do_not_repeat_quarantine_no_record(tmp_path: Path, mo
     with RocksStore(wanted_root / "state") as store:
         SmallJob(wanted_root, store).run(*LOG)
         wanted = state_of(store)
-    failures = iter(range(ATTEMPTS_MAX - 1))
+    failures = iter(range(MICRO_BATCH_ATTEMPTS_MAX - 1))
 
     def fail() -> None:
         if next(failures, None) is not None:
@@ -140,7 +140,7 @@ def test_a_failing_disk_quarantines_no_record(tmp_path: Path, monkeypatch: pytes
         message = "the write failed: IO error"
         raise StoreStopped(message)
 
-    attempts = 2 * (ATTEMPTS_MAX + ALONE_ATTEMPTS_MAX)
+    attempts = 2 * (MICRO_BATCH_ATTEMPTS_MAX + ALONE_ATTEMPTS_MAX)
     with monkeypatch.context() as broken:
         sizes = break_kernel(broken, fail)
         for _ in range(attempts):
@@ -174,7 +174,7 @@ def test_a_record_that_kills_the_process_is_found_and_quarantined(tmp_path: Path
     while not run_until_it_dies(tmp_path):
         deaths += 1
         assert deaths < 20, "the job is killed again and again"
-    assert deaths == ATTEMPTS_MAX + ALONE_ATTEMPTS_MAX
+    assert deaths == MICRO_BATCH_ATTEMPTS_MAX + ALONE_ATTEMPTS_MAX
     with RocksStore(tmp_path / "state") as store:
         assert state_of(store) == wanted
         assert len(list(store.scan(META, b"quarantine", b"quarantinf"))) == 1

@@ -9,7 +9,7 @@ from broker_state.store.rocks_store import RocksStore
 from pipelines import failpoints
 from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.micro_batch import STEPS
-from tests.support.small_job import DECLARE, POP, SmallJob, written_to
+from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
 ROOT = Path(__file__).parents[4]
 

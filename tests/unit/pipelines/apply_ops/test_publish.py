@@ -9,10 +9,11 @@ import pytest
 
 from broker_state.store.rocks_store import RocksStore
 from connectors.kafka.own_topics import Topics
-from pipelines.apply_ops.dead_letter_copy import COPY_BYTES_MAX
+from pipelines.apply_ops.dead_letter_copy import COPY_BYTES_MAX, KafkaDeadLetterReader
+from pipelines.apply_ops.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.publish import Publisher
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Fenced, PopstreamError, Unavailable
 from popstream.wire.dead_letter import DeadLetter
 
 if TYPE_CHECKING:
@@ -48,14 +49,29 @@ class Producer:
     def __init__(self) -> None:
         self.sent: list[Sent] = []
         self.is_closed = False
+        self.close_timeout_s = -1.0
 
     def send(self, topic: str, **record: Any) -> Sent:
         self.sent.append(Sent({"topic": topic, **record}))
         return self.sent[-1]
 
     def close(self, timeout: float | None = None) -> None:
-        assert timeout
-        self.is_closed = True
+        assert timeout is not None
+        self.is_closed, self.close_timeout_s = True, timeout
+
+
+class Prefix:
+    """Ours, until the test fences it."""
+
+    fenced: Fenced | None = None
+
+    @property
+    def is_fenced(self) -> bool:
+        return self.fenced is not None
+
+    def require(self) -> None:
+        if self.fenced is not None:
+            raise self.fenced
 
 
 class Letters:
@@ -89,8 +105,10 @@ class Scene:
         self.outbox.written([entry])
         self.producer = Producer()
         self.letters = Letters(self.producer, list(messages))
-        self.failures: list[Unavailable] = []
-        self.publisher = Publisher(TOPICS, self.outbox, self.producer, self.letters, self.failures.append)
+        self.failures: list[PopstreamError] = []
+        self.prefix = Prefix()
+        self.publisher = Publisher(TOPICS, self.outbox, self.producer, self.letters, self.prefix, self.failures.append)
+        self.publisher.start()
 
     def headers(self, number: int) -> dict[str, bytes]:
         return dict(self.producer.sent[number].record["headers"])
@@ -148,5 +166,35 @@ def test_a_failure_is_reported_at_once_and_raised_by_the_next_publish(store: Roc
     with pytest.raises(Unavailable, match="the job stops deciding: the broker says no"):
         scene.publisher.publish([])
     assert len(scene.outbox) == 1
-    scene.publisher.close()
+    scene.publisher.stop()
     assert scene.producer.is_closed
+    assert scene.producer.close_timeout_s > 0
+
+
+def test_a_fenced_job_publishes_nothing_and_abandons_what_was_not_sent(store: RocksStore) -> None:
+    scene = Scene(store, (10, None))
+    scene.prefix.fenced = Fenced("another job has taken the prefix")
+    (entry,) = scene.outbox.undelivered(EntryKind.DEAD_LETTER)
+    with pytest.raises(Fenced):
+        scene.publisher.publish([entry])
+    assert len(scene.producer.sent) == 1
+    scene.publisher.stop()
+    assert (scene.producer.is_closed, scene.producer.close_timeout_s) == (True, 0)
+
+
+def test_a_fenced_job_fails_as_fenced_also_where_dead_letters_are_read(store: RocksStore) -> None:
+    scene = Scene(store, (10, None))
+    fenced = Fenced("another job has taken the prefix")
+    scene.letters.on_failure(fenced)
+    assert scene.failures == [fenced]
+    with pytest.raises(Fenced):
+        scene.publisher.check()
+
+
+def test_a_publisher_does_nothing_before_its_start_and_can_be_stopped_without_it(store: RocksStore) -> None:
+    producer = Producer()
+    reader = KafkaDeadLetterReader({}, EarlierLetters("d", "o", {}))
+    failures: list[PopstreamError] = []
+    publisher = Publisher(TOPICS, Outbox(store), producer, reader, Prefix(), failures.append)
+    publisher.stop()
+    assert (producer.sent, failures, producer.is_closed) == ([], [], True)

@@ -6,6 +6,7 @@ memory (MemoryJob), behind the real transport.
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -227,6 +228,7 @@ class Job:
         self.memory = MemoryJob()
         self.transport = self.memory.transport()
         self.sender = DispatchSender(self.transport, lab.outbox, lambda queue: declared(lab, queue))
+        self.sender.start()
 
     def position(self) -> int | None:
         command = Pop(v=1, topic=TOPIC, queue_id=0, group="g", max_messages=100, invisible_time_ms=60_000)
@@ -234,7 +236,7 @@ class Job:
         return None if answer.code == 17 else sum(run.last - run.first + 1 for run in answer.messages)
 
     def close(self) -> None:
-        self.sender.close()
+        self.sender.stop()
         self.transport.close()
 
 
@@ -257,6 +259,14 @@ def settled(lab: Lab, job: Job) -> None:
 
 def commands(job: Job) -> list[Any]:
     return [record for record in job.memory.records if isinstance(record, Declare | Dispatch)]
+
+
+def test_a_sender_runs_no_thread_before_its_start_and_can_be_stopped_without_it(lab: Lab) -> None:
+    with MemoryJob().transport() as transport:
+        threads = set(threading.enumerate())
+        sender = DispatchSender(transport, lab.outbox, lambda queue: declared(lab, queue))
+        sender.stop()
+        assert set(threading.enumerate()) == threads
 
 
 def test_built_messages_can_be_popped(lab: Lab, job: Job) -> None:

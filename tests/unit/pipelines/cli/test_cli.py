@@ -307,10 +307,12 @@ class StoredJob:
             not_ready_reasons=["Delta is away"],
             quarantined=1,
             snapshot_failure="no room",
+            damage=["state/000009.sst is damaged"],
         )
 
     def take_snapshot(self) -> Snapshot:
-        raise NotImplementedError
+        message = "state/000009.sst is damaged"
+        raise Corrupt(message)
 
 
 @pytest.fixture(params=["socket", "port"])
@@ -338,6 +340,12 @@ def test_the_job_reports_its_status_over_the_control_socket(server: ControlServe
     assert status.totals == Totals(operations=7)
     assert (status.not_ready_reasons, status.quarantined) == (["Delta is away"], 1)
     assert (status.snapshot, status.snapshot_failure) == (None, "no room")
+    assert status.damage == ["state/000009.sst is damaged"]
+
+
+def test_a_damaged_state_is_reported_as_such_to_a_command(server: ControlServer) -> None:
+    with pytest.raises(Corrupt, match=r"^state/000009\.sst is damaged$"):
+        ask(job_file_of(server, server.token), SnapshotRequest(), Snapshot)
 
 
 def test_between_two_jobs_the_server_reports_the_reason(server: ControlServer) -> None:

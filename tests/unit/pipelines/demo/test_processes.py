@@ -41,7 +41,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     popen = subprocess.Popen
 
     def start(command: list[str], **options: object) -> subprocess.Popen[bytes]:
-        assert command[1:3] == ["-m", "pipelines.demo.worker"]
+        assert command[1:3] == ["-m", "pipelines.demo.demo_worker"]
         return popen([sys.executable, "-c", replaced[-1]], **options)  # type: ignore[call-overload, no-any-return]
 
     monkeypatch.setattr(subprocess, "Popen", start)
@@ -102,9 +102,15 @@ def test_the_doomed_is_killed_and_has_not_failed(tmp_path: Path, monkeypatch: py
 
 
 def test_a_worker_that_fails_is_reported_with_its_log(tmp_path: Path, script: list[str]) -> None:
-    script.append("import sys; print('no such queue', file=sys.stderr); sys.exit(1)")
+    is_watched = tmp_path / "watched"
+    script.append(
+        "import pathlib, sys, time\n"
+        f"while not pathlib.Path({str(is_watched)!r}).exists(): time.sleep(0.01)\n"
+        "print('no such queue', file=sys.stderr); sys.exit(1)"
+    )
     with WorkerProcesses([task(tmp_path)], tmp_path) as workers:
         workers.step()
+        is_watched.touch()
         workers.started[0].process.wait(60)
         with pytest.raises(Unavailable, match=r"billing-steady has ended with exit code 1(?s:.*)no such queue"):
             workers.step()
@@ -132,7 +138,7 @@ def test_a_worker_ends_when_the_demo_dies() -> None:
 
 def test_a_worker_needs_no_spark() -> None:
     code = (
-        "import sys, pipelines.demo.worker;"
+        "import sys, pipelines.demo.demo_worker;"
         "print([name for name in ('pyspark', 'delta', 'rocksdict', 'great_expectations') if name in sys.modules])"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

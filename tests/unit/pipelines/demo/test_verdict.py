@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from expectations.report import ExpectationResult, QualityReport
-from pipelines.demo.demo_summary import Measurements, Phases, summarize
+from pipelines.demo.demo_summary import Measurements, Phases, examine, summarize
 from pipelines.demo.message_source import Sent
 from pipelines.demo.planted import Planted
 from pipelines.demo.verdict import Evidence, Expected, GroupCounts, Letter, Refusal, judge
@@ -228,7 +228,8 @@ def test_the_summary_is_ok_only_when_everything_is(
     run = good()
     spoil(run)
     measured = Measurements(ops=100, seconds=9.96, cpu_seconds=8.0, phase_seconds=Phases(load=2.04))
-    summary = summarize(EXPECTED, Evidence(**run), QualityReport(None, {}, [UNMET] * unmet), measured)  # type: ignore[arg-type]
+    findings = examine(EXPECTED, Evidence(**run))
+    summary = summarize(findings, QualityReport(None, {}, [UNMET] * unmet), measured)  # type: ignore[arg-type]
     assert summary.verdict == wanted
     assert (summary.messages, summary.groups, summary.ops, summary.seconds) == (3, 2, 100, 10.0)
     assert summary.phase_seconds.load == 2.0
@@ -243,5 +244,4 @@ def test_the_summary_is_ok_only_when_everything_is(
 def test_losses_are_counted() -> None:
     run = good()
     group_without_workers(run)
-    report = QualityReport(None, {}, [])  # type: ignore[arg-type]
-    assert summarize(EXPECTED, Evidence(**run), report, Measurements()).lost == 3
+    assert examine(EXPECTED, Evidence(**run)).lost == 3

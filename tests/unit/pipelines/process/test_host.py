@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -132,6 +132,29 @@ def test_a_job_that_does_not_stop_is_not_replaced(tmp_path: Path, monkeypatch: p
         Ownership(tmp_path / "lock")
     ownership.release()
     host.first.may_stop.set()
+
+
+def test_a_restart_does_not_take_over_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two jobs would take the prefix from each other by turns."""
+    taken: list[bool] = []
+
+    class StartedJob:
+        def __init__(self, *_: Any, take_over: bool) -> None:
+            taken.append(take_over)
+
+        def start(self) -> Any:
+            return self
+
+    monkeypatch.setattr(host_module, "Job", StartedJob)
+    settings = JobSettings(folder=tmp_path, bootstrap_servers="127.0.0.1:1")
+    host = Host(settings, var=tmp_path, take_over=True)
+    host.bootstrap_servers = "127.0.0.1:1"
+    host.spark = cast("Any", None)
+    host._ownership = Ownership(tmp_path / "lock")
+    host._start_job()
+    host._start_job()
+    assert taken == [True, False]
+    host._ownership.release()
 
 
 @pytest.mark.parametrize("ends", ["while it stops the last one", "while Kafka is away"])

@@ -52,6 +52,27 @@ def test_events_below_the_level_are_left_out(tmp_path: Path) -> None:
     assert [line["event"] for line in lines_of(tmp_path / "job.log")] == ["job_failed"]
 
 
+def test_a_full_disk_is_one_line_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.log"
+    file.symlink_to("/dev/full")
+    configure_logs("info", file)
+    for number in range(30):
+        structlog.get_logger("pipelines.process.job").error("event", number=number)
+    logging.getLogger("library").warning("%d", "not a number")
+    line = f"popstream: {file} cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == line
+    file.unlink()
+    handler = logging.getLogger().handlers[0]
+    handler.close()
+    structlog.get_logger("pipelines.process.job").error("room again")
+    assert [each["event"] for each in lines_of(file)] == ["room again"]
+    file.unlink()
+    file.symlink_to("/dev/full")
+    handler.close()
+    structlog.get_logger("pipelines.process.job").error("full again")
+    assert capsys.readouterr().err == line
+
+
 def test_a_full_file_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.process.logs.FILE_BYTES_MAX", 2_000)
     file = tmp_path / "job.log"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import random
 import shutil
 from typing import TYPE_CHECKING
 
 import pytest
 
+from broker_state.store.overlay import STATE
 from broker_state.store.rocks_store import META, DiskFull, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
@@ -15,6 +17,8 @@ from checkpoints.reconcile import LogFound
 from checkpoints.snapshots import SnapshotStore
 from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE, find_candidates, usable_states
 from pipelines.recovery.snapshot_loop import take_snapshot
+from tests.support.flipped_byte import flip_byte
+from tests.support.left_behind import damage
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,10 +41,11 @@ def taken(folder: JobFolder, log_start: int, *, lossy: bool = False) -> tuple[li
     """The sources of usable states, in order, and the reasons against the other candidates."""
     snapshots = SnapshotStore(str(folder.snapshots))
     log = LogFound(topic="ops", topic_id="id", first_offset={0: log_start}, end_offset={0: 1_000})
-    passed_over: dict[str, str] = {}
+    passed_over: dict[str, list[str]] = {}
     candidates = find_candidates(folder, snapshots, None)
     states = usable_states(candidates, folder, log, {}, passed_over, was_more=False, lossy=lossy)
-    return [state.source for state in states], passed_over
+    sources = [state.source for state in states]
+    return sources, {source: "\n".join(reasons) for source, reasons in passed_over.items()}
 
 
 def keep_snapshot(folder: JobFolder, decided: int) -> str:
@@ -80,6 +85,41 @@ def test_a_state_that_was_put_aside_precedes_an_empty_one(folder: JobFolder) -> 
     assert passed_over[PRESENT] == "it has decided nothing"
     assert taken(folder, 400)[0] == [newest]
     assert taken(folder, 600, lossy=True)[0] == [newest, older, EMPTY]
+
+
+def test_a_state_that_cannot_even_be_closed_is_passed_over(folder: JobFolder) -> None:
+    """A compaction, which begins when the state is opened, meets the damage: RocksDB fails each call from then on."""
+    chance = random.Random(1)
+    write_state(folder.state, 500)
+    snapshot = keep_snapshot(folder, 300)
+    with RocksStore(folder.state) as store:
+        for number in range(3):
+            store.write_changes([(STATE, b"%06d" % key, chance.randbytes(200)) for key in range(2_000)])
+            store.checkpoint(folder.root / f"flushed-{number}")
+        store.write_changes([(STATE, b"in the log", b"1")])
+        shutil.copytree(folder.state, folder.root / "killed")
+    shutil.rmtree(folder.state)
+    (folder.root / "killed").rename(folder.state)
+    table = max(folder.state.glob("*.sst"), key=lambda file: file.stat().st_size)
+    damage(table, table.stat().st_size // 2)
+    sources, passed_over = taken(folder, 0)
+    assert sources == [snapshot, EMPTY]
+    assert "block checksum mismatch" in passed_over[PRESENT]
+
+
+def test_a_damaged_state_is_passed_over_although_reads_skip_the_damage(folder: JobFolder) -> None:
+    """The damaged block is below a range deletion: only a compaction would meet it."""
+    write_state(folder.state, 500)
+    with RocksStore(folder.state) as store:
+        store.write_changes([(STATE, b"%06d" % number, b"%d" % number * 20) for number in range(5_000)])
+        store.checkpoint(folder.root / "flushed")
+        (victim,) = (name for name in store.table_files() if (folder.state / name).stat().st_size > 10_000)
+        store.write_changes([], [(STATE, b"000010", b"004990")])
+    snapshot = keep_snapshot(folder, 300)
+    flip_byte(folder.state / victim)
+    sources, passed_over = taken(folder, 0)
+    assert sources == [snapshot, EMPTY]
+    assert passed_over[PRESENT].startswith(f"state/{victim} is damaged: ")
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES])

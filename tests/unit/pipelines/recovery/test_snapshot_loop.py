@@ -10,13 +10,16 @@ import msgspec
 import pytest
 
 from broker_state.store.overlay import STATE
-from broker_state.store.rocks_store import META, RocksStore
+from broker_state.store.rocks_store import BUILDER_FAMILIES, META, QUEUES, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
+from checkpoints.snapshot_retention import SnapshotRetention
 from checkpoints.snapshots import Snapshot, SnapshotStore
 from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
+from tests.support.flipped_byte import flip_byte
 
 NOW_MS = 1_795_262_400_000
+NEWEST_TWO = SnapshotRetention(newest=2)
 
 
 @pytest.fixture(params=["path", "memory"])
@@ -65,11 +68,11 @@ def test_pruning_deletes_old_snapshots_and_their_files(snapshots: SnapshotStore,
     for number in range(5):
         (folder / "state" / "CURRENT").write_bytes(b"%d" % number)
         snapshots.put(folder, applied(number), NOW_MS + 1000 * number)
-    assert snapshots.prune(2) == 3
+    assert snapshots.prune(NEWEST_TWO) == 3
     assert kept_files(snapshots) == 3
     for snapshot in snapshots.list():
         snapshots.fetch(snapshot, tmp_path / snapshot.id)
-    assert snapshots.prune(2) == 0
+    assert snapshots.prune(NEWEST_TWO) == 0
 
 
 @pytest.mark.parametrize("damage", ["flipped", "short", "gone"])
@@ -131,6 +134,74 @@ def test_a_snapshot_of_a_store_in_use_is_consistent(snapshots: SnapshotStore, tm
             assert {value for _, value in back.scan(STATE, b"")} == {b"%d" % taken.applied.apply_seq}
 
 
+@pytest.mark.parametrize("kept_before", [False, True])
+def test_a_damaged_state_is_refused_and_older_snapshots_stay(tmp_path: Path, *, kept_before: bool) -> None:
+    snapshots = SnapshotStore(str(tmp_path / "kept"))
+    older: list[Snapshot] = []
+    with RocksStore(tmp_path / "state") as store:
+        write(store, 1)
+        if kept_before:
+            older.append(take_snapshot(store, None, tmp_path / "scratch", snapshots))
+        else:
+            store.checkpoint(tmp_path / "flushed")
+        victim = store.table_files()[0]
+        flip_byte(tmp_path / "state" / victim)
+        write(store, 2)
+        loop = SnapshotLoop(
+            lambda: take_snapshot(store, None, tmp_path / "scratch", snapshots),
+            snapshots,
+            interval_s=0,
+            retention=SnapshotRetention(newest=1),
+            decided=lambda: 2,
+            last_done=tmp_path,
+        )
+        for _ in range(2):
+            with pytest.raises(Corrupt, match=rf"no snapshot was taken: state/{victim} is damaged.*popstream restore"):
+                loop.take_now()
+    assert snapshots.list() == older
+    for snapshot in older:
+        snapshots.fetch(snapshot, tmp_path / "back")
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_a_damaged_store_of_the_builder_is_refused(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as state, RocksStore(tmp_path / "queues", BUILDER_FAMILIES) as queues:
+        write(state, 1)
+        queues.write_changes([(QUEUES, b"key", b"value")])
+        queues.checkpoint(tmp_path / "flushed")
+        (victim,) = queues.table_files()
+        flip_byte(tmp_path / "queues" / victim)
+        with pytest.raises(Corrupt, match=f"queues/{victim} is damaged"):
+            take_snapshot(state, queues, tmp_path / "scratch", SnapshotStore(str(tmp_path / "kept")))
+
+
+@pytest.mark.parametrize("name", ["MANIFEST-*", "CURRENT"])
+def test_a_copy_that_does_not_open_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    checkpoint = RocksStore.checkpoint
+
+    def damaged(store: RocksStore, folder: Path) -> None:
+        checkpoint(store, folder)
+        (victim,) = folder.glob(name)
+        flip_byte(victim)
+
+    monkeypatch.setattr(RocksStore, "checkpoint", damaged)
+    with RocksStore(tmp_path / "state") as store:
+        write(store, 1)
+        with pytest.raises((Corrupt, Invalid)):
+            take_snapshot(store, None, tmp_path / "scratch", SnapshotStore(str(tmp_path / "kept")))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_copy_without_the_last_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        write(store, 1)
+        store.checkpoint(tmp_path / "early")
+        write(store, 2)
+        monkeypatch.setattr(RocksStore, "checkpoint", lambda _store, folder: (tmp_path / "early").rename(folder))
+        with pytest.raises(Corrupt, match="the copy of state lacks the last changes: its log is damaged"):
+            take_snapshot(store, None, tmp_path / "scratch", SnapshotStore(str(tmp_path / "kept")))
+
+
 def test_an_empty_state_cannot_be_stored(tmp_path: Path) -> None:
     with (
         RocksStore(tmp_path / "state") as store,
@@ -152,7 +223,7 @@ def test_the_loop_takes_snapshots_at_intervals_and_continues_after_failures(tmp_
         taken.append(snapshots.put(folder, applied(len(taken)), NOW_MS + len(taken) * 1000))
         return taken[-1]
 
-    loop = SnapshotLoop(take, snapshots, interval_s=0.01, keep=2, decided=lambda: 99, last_done=tmp_path)
+    loop = SnapshotLoop(take, snapshots, interval_s=0.01, retention=NEWEST_TWO, decided=lambda: 99, last_done=tmp_path)
     loop.start()
     while len(taken) < 5:
         pass
@@ -171,7 +242,7 @@ def test_the_loop_takes_no_snapshot_when_nothing_was_decided(tmp_path: Path, fol
 
     asked: list[int] = []
     decided = lambda: asked.append(7) or 7  # type: ignore[func-returns-value]  # noqa: E731
-    loop = SnapshotLoop(take, snapshots, interval_s=0.005, keep=2, decided=decided, last_done=tmp_path)
+    loop = SnapshotLoop(take, snapshots, interval_s=0.005, retention=NEWEST_TWO, decided=decided, last_done=tmp_path)
     loop.start()
     while len(asked) < 5:
         pass

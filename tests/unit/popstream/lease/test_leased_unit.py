@@ -26,7 +26,7 @@ from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Ack, ChangeInvisible, Command, Reject
 from popstream.wire.headers import REDELIVERY_HEADER
 from popstream.wire.reason import Reason
-from tests.support.memory_kafka import MemoryKafka
+from tests.support.in_process.memory_kafka import MemoryKafka
 from tests.support.threads import eventually
 
 WAIT_S = 60.0

@@ -235,7 +235,14 @@ def test_a_queue_that_is_added_begins_at_its_first_message_whatever_init_says(
 
 def test_init_is_earliest_or_latest() -> None:
     with pytest.raises(Invalid, match="subscription") as raised:
-        SubscriptionOptions(init="max")  # type: ignore[arg-type]
+        SubscriptionOptions(
+            order=False,
+            prefetch=1,
+            prefetch_bytes=1,
+            invisible_time_ms=1,
+            tags=None,
+            init="max",  # type: ignore[arg-type]
+        )
     assert raised.value.details == ('init must be "earliest" or "latest", not \'max\'',)
 
 

@@ -1,4 +1,4 @@
-"""Claim: messages share a batch as RocketMQ's do, in order, and no account leaks. Method: no thread, no clock."""
+"""Claim: messages share a batch as RocketMQ's do, in order; none stays in the buffer. Method: no thread, no clock."""
 
 from __future__ import annotations
 
@@ -88,14 +88,14 @@ def test_a_message_for_a_named_queue_overtakes_none_of_that_queue() -> None:
     assert behind.destination.tag == "open"
 
 
-def test_the_account_is_full_after_the_message_that_fills_it() -> None:
-    """RocketMQ tests before it adds; what has no room has no part in the account."""
+def test_the_buffer_is_full_after_the_message_that_fills_it() -> None:
+    """RocketMQ tests before it adds; what has no room has no part in the buffer."""
     accumulator = Accumulator(BatchLimits(total_bytes_max=2_000))
     messages = [outgoing(b"v" * 1_000) for _ in range(4)]
     assert [accumulator.reserve(message) for message in messages] == [True, True, False, False]
     for message in (*messages, *messages):
         accumulator.release(message)
-    assert accumulator.account_bytes == 0
+    assert accumulator.buffered_bytes == 0
 
 
 @given(

@@ -19,7 +19,7 @@ from popstream.send.accumulator import BatchLimits, OpenBatch
 from popstream.send.outgoing import Destination
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
-from tests.support.memory_kafka import MemoryKafka
+from tests.support.in_process.memory_kafka import MemoryKafka
 
 FACTS: dict[str, dict[str, Any]] = {
     fact["id"]: fact

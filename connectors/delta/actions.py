@@ -1,0 +1,153 @@
+"""The files of a Delta table's log, read action by action. A file that cannot be read is reported by table and name.
+
+Hadoop, with which Spark writes on a local disk, puts checksums beside each file (`.<name>.crc`), and refuses the file
+if they differ. They are verified here, too: otherwise a start would succeed, and its first commit would fail.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from popstream.wire.base_errors import Corrupt
+from popstream.wire.decoding import DECODE_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+__all__ = ["Action", "Add", "CommitInfo", "MetaData", "Protocol", "Remove", "Txn", "how_to_repair", "read_actions"]
+
+_COMMIT: Final = re.compile(r"\d{20}\.json")
+_CRC_MAGIC: Final = b"crc\0"
+_CRC_HEADER: Final = struct.Struct(">4sI")
+
+
+def how_to_repair(table: str) -> str:
+    """Return the advice for a table of which a file is damaged or missing.
+
+    >>> how_to_repair("operations")
+    'bring it back from a copy, or run `popstream restore --rebuild operations`'
+    """
+    return f"bring it back from a copy, or run `popstream restore --rebuild {table}`"
+
+
+class Txn(msgspec.Struct, rename="camel"):
+    """The last version of an application's transactions."""
+
+    app_id: str
+    version: int
+
+
+class MetaData(msgspec.Struct, rename="camel"):
+    """Columns, as JSON of Spark's StructType, and properties of the table."""
+
+    schema_string: str
+    configuration: dict[str, str] | None = None
+
+
+class Protocol(msgspec.Struct, rename="camel"):
+    """The required versions of readers and writers."""
+
+    min_reader_version: int
+    min_writer_version: int
+
+
+class Add(msgspec.Struct, rename="camel"):
+    """A file that was added. `path` is percent-encoded; `stats` is JSON."""
+
+    path: str
+    size: int
+    modification_time: int
+    partition_values: dict[str, str | None]
+    stats: str | None = None
+
+
+class Remove(msgspec.Struct, rename="camel"):
+    """A file that was removed."""
+
+    path: str
+
+
+class CommitInfo(msgspec.Struct, rename="camel"):
+    """Who made a commit, and how."""
+
+    operation: str = ""
+    operation_parameters: dict[str, Any] | None = None
+    user_metadata: str | None = None
+
+
+class Action(msgspec.Struct, rename="camel"):
+    """One line of a commit or a checkpoint: one of these, or of a kind that is not read here."""
+
+    txn: Txn | None = None
+    meta_data: MetaData | None = None
+    protocol: Protocol | None = None
+    add: Add | None = None
+    remove: Remove | None = None
+    commit_info: CommitInfo | None = None
+
+
+_decode = msgspec.json.Decoder(Action).decode
+
+
+def read_actions(file: Path, wanted: Sequence[str] = ()) -> list[Action]:
+    """Return the actions of a commit or of a checkpoint.
+
+    Args:
+        file: A file in the folder `_delta_log` of a table.
+        wanted: Kinds of actions, as in the file, to read from Parquet.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        Corrupt: It cannot be read, or Hadoop's checksums of it differ.
+    """
+    try:
+        data = file.read_bytes()
+        if not data and _COMMIT.fullmatch(file.name):
+            return []  # what a power loss leaves of a commit that was not synced: its rows are still in the outbox
+        problem = _checksum_problem(file, data)
+        if problem is None:
+            return [_decode(line) for line in data.splitlines()] if file.suffix == ".json" else _rows(data, wanted)
+    except FileNotFoundError:
+        raise
+    # pyarrow raises other errors, too, for damaged metadata.
+    except (*DECODE_ERRORS, pa.ArrowException, OSError, ValueError, TypeError, KeyError) as error:
+        problem = str(error) or type(error).__name__
+    table = file.parent.parent.name
+    message = f"the log of {table} is damaged: {file} cannot be read: {problem}"
+    raise Corrupt(message, subject=table)
+
+
+def _rows(data: bytes, wanted: Sequence[str]) -> list[Action]:
+    file = pq.ParquetFile(pa.BufferReader(data))
+    rows = file.read(columns=[name for name in wanted if name in file.schema_arrow.names]).to_pylist()
+    for row in rows:  # pyarrow returns a map as pairs
+        if row.get("metaData") is not None:
+            row["metaData"]["configuration"] = dict(row["metaData"]["configuration"] or [])
+        if row.get("add") is not None:
+            row["add"]["partitionValues"] = dict(row["add"]["partitionValues"] or [])
+    return [msgspec.convert(row, Action) for row in rows]
+
+
+def _checksum_problem(file: Path, data: bytes) -> str | None:
+    """Compare a file with Hadoop's checksums of it, if there are any: a CRC-32 of each piece of 512 bytes."""
+    try:
+        stored = file.with_name(f".{file.name}.crc").read_bytes()
+    except FileNotFoundError:
+        return None
+    if len(stored) < _CRC_HEADER.size or not stored.startswith(_CRC_MAGIC):
+        return "its checksum file is damaged"
+    _, size = _CRC_HEADER.unpack_from(stored)
+    sums = b"".join(crc.to_bytes(4, "big") for crc in _crcs(data, size)) if size else b""
+    return None if sums == stored[_CRC_HEADER.size :] else "its checksums differ"
+
+
+def _crcs(data: bytes, size: int) -> Iterator[int]:
+    return (zlib.crc32(data[place : place + size]) for place in range(0, len(data), size))

@@ -1,0 +1,123 @@
+"""Errors of Spark: their text, which is lost with the JVM, and the damaged file of a table that is behind some.
+
+Spark reports a missing or damaged data file in as many ways as it reads files, and not always by name. So after any
+error the files of the table are looked at: whether each is there, has its size, and can be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from connectors.delta.actions import how_to_repair
+from connectors.delta.table_log import DataFile, checkpoint_damage, read_data_files
+from popstream.wire.base_errors import Corrupt, PopstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["SPARK_ERRORS", "SparkError", "damage_in", "require_undamaged", "spark_errors_kept", "spark_text"]
+
+SPARK_ERRORS: Final = (PySparkException, Py4JError)
+
+_TEXT_MAX: Final = 500
+_FILE_ERROR: Final = re.compile(r"READ_FILE|FileNotFound|no such file|parquet|checksum|corrupt|compress", re.IGNORECASE)
+"""In the text of an error that may come from the content of a file."""
+
+
+class SparkError(PopstreamError):
+    """Spark failed for a reason that is not known here. It has the text, which Spark's own errors read from the JVM."""
+
+
+@contextlib.contextmanager
+def require_undamaged(*tables: Path) -> Iterator[None]:
+    """Read tables with Spark in the block.
+
+    Raises:
+        Corrupt: Spark failed, and a file of a table is damaged or missing.
+    """
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        is_of_file = _FILE_ERROR.search(_text(error)) is not None
+        for table in tables:
+            if (damage := damage_in(table, read_all=is_of_file)) is not None:
+                raise damage from error
+        raise
+
+
+@contextlib.contextmanager
+def spark_errors_kept() -> Iterator[None]:
+    """Turn an error of Spark in the block into `SparkError`, while the JVM that knows its text still runs."""
+    try:
+        yield
+    except SPARK_ERRORS as error:
+        raise SparkError(spark_text(error)) from error
+
+
+def spark_text(error: BaseException) -> str:
+    """Return the first line of an error of Spark."""
+    first, *_ = _text(error).strip().splitlines() or ["it gave no reason"]
+    return f"Spark failed ({type(error).__name__}): {first[:_TEXT_MAX]}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error.java_exception.toString() if isinstance(error, Py4JJavaError) else error)
+    except Exception:  # noqa: BLE001 - the JVM has ended
+        return ""
+
+
+def damage_in(table: Path, *, read_all: bool = True) -> Corrupt | None:
+    """Return what is damaged in a table, or None. Without `read_all` only the names and sizes of files count."""
+    try:
+        found = read_data_files(table)
+        damage = checkpoint_damage(table)
+    except Corrupt as error:
+        return error
+    except OSError:  # the folder is not there: no damage
+        return None
+    if damage is not None:
+        return damage
+    files = [] if found is None else found.files
+    # Reading everything takes long: it comes last.
+    checks = itertools.chain(
+        ((file, _outer_damage(table / unquote(file.path), file)) for file in files),
+        ((file, _inner_damage(table / unquote(file.path))) for file in files if read_all),
+    )
+    for file, problem in checks:
+        if problem is not None:
+            where = f"a data file of {table.name} is damaged: {table / unquote(file.path)} {problem}"
+            message = f"{where}: {how_to_repair(table.name)}"
+            return Corrupt(message, subject=table.name)
+    return None
+
+
+def _outer_damage(path: Path, file: DataFile) -> str | None:
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        return "is missing"
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    return None if size == file.size else f"has {size} bytes, and {file.size} by the log"
+
+
+def _inner_damage(path: Path) -> str | None:
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as source:
+            for _ in source.iter_batches():
+                pass
+    except (pa.ArrowException, OSError, ValueError) as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        return f"cannot be read: {first}"
+    return None

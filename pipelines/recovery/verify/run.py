@@ -1,0 +1,246 @@
+"""Runs a verification: makes its plan or goes on with one that was kept, starts its processes, and listens to them."""
+
+import contextlib
+import os
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+import pipelines
+from broker_state.store.rocks_store import RocksStore
+from checkpoints.reconcile import LogFound, require_same_log
+from checkpoints.snapshots import SnapshotStore
+from connectors.delta.spark_errors import damage_in
+from connectors.delta.tables import TABLES, table_path
+from pipelines.recovery.verify import worker
+from pipelines.recovery.verify.base import choose_base
+from pipelines.recovery.verify.plan import Plan, read_plan
+from pipelines.recovery.verify.planning import facts_of_state, make_plan, require_undamaged, signer_digest, why_unusable
+from pipelines.recovery.verify.progress import Progress, ProgressReport
+from pipelines.recovery.verify.share import ShareResult
+from pipelines.recovery.verify.units import UnitResult
+from pipelines.recovery.verify.verdict import Verified, verdict
+from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, replace_file
+from pipelines.recovery.verify.worker import UNITS, Done, Failed, Message, Noted, Task
+from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
+
+__all__ = ["Inputs", "verify"]
+
+CODE = Path(pipelines.__file__).parents[1]
+"""Working directory of the processes, so that they run the code of this one."""
+
+GOES_ON = "the same `popstream verify` goes on where this one ended"
+_KINDS = {kind.__name__: kind for kind in (Corrupt, Unavailable)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What is verified.
+
+    Attributes:
+        state: A state that is not written: of a stopped job, or a copy.
+        queues: Store of its builder, likewise; None: there is none.
+        is_copy: The stores are those of a running job, copied to `incoming` in the folder of the verification.
+        delta: Folder of the tables.
+        log: The ops topic.
+        bootstrap_servers: The Kafka with the ops topic and the message topics.
+        snapshots: Snapshots to begin with, if the log has lost its first records.
+        handle_keys: Secrets by which the job signs handles, by id.
+    """
+
+    state: Path
+    queues: Path | None
+    is_copy: bool = False
+    delta: Path
+    log: LogFound
+    bootstrap_servers: str
+    snapshots: SnapshotStore
+    handle_keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def verify(
+    inputs: Inputs,
+    folder: WorkFolder,
+    *,
+    since: str | None = None,
+    fresh: bool = False,
+    with_messages: bool = True,
+    processes: int | None = None,
+    on_report: Callable[[ProgressReport], None] = lambda _: None,
+) -> Verified:
+    """Decide the log again, up to the applied offsets of a state, and compare. A verification that was stopped goes on.
+
+    Args:
+        inputs: What is verified.
+        folder: Where the verification keeps what it has done, locked by the caller. Empty after a result.
+        since: Id of the snapshot to begin with, or `newest`. By default the start of the log, or the oldest snapshot
+            after which the log is complete.
+        fresh: Give up a verification that was stopped.
+        with_messages: Compare units with the records of message topics, too.
+        processes: Processes that decide; by default one for each core.
+        on_report: Called every few seconds.
+
+    Raises:
+        Corrupt: The log is not the one that was decided, or is complete after no snapshot. Or a file is damaged.
+        Invalid: The log is not complete after the snapshot `since`, or a table has other columns.
+        Unavailable: Kafka does not answer, the disk is full, or a process was killed.
+    """
+    progress = Progress(on_report)
+    with _disk_errors(folder):
+        plan = _plan(inputs, folder, progress, since=since, fresh=fresh, processes=processes or os.cpu_count() or 1)
+    tasks = [
+        Task(
+            work=str(folder.root),
+            number=number,
+            bootstrap_servers=inputs.bootstrap_servers,
+            handle_keys=dict(inputs.handle_keys),
+            with_messages=with_messages,
+        )
+        for number in [*range(len(plan.shares)), *([UNITS] if plan.queues is not None else [])]
+    ]
+    results = _run(tasks, progress)
+    shares = [msgspec.json.decode(results[number], type=ShareResult) for number in range(len(plan.shares))]
+    units = msgspec.json.decode(results[UNITS], type=UnitResult) if UNITS in results else None
+    found = verdict(plan.base, shares, units)
+    if found.differences:  # a damaged file may be read without an error
+        damages = (damage_in(table_path(inputs.delta, name)) for name in TABLES)
+        lines = [damage.message for damage in damages if damage is not None]
+        found = msgspec.structs.replace(found, differences=[*found.differences, *lines])
+    folder.clear()
+    return found
+
+
+def _plan(
+    inputs: Inputs, folder: WorkFolder, progress: Progress, *, since: str | None, fresh: bool, processes: int
+) -> Plan:
+    progress.begin("verifying the files of the state")
+    facts = facts_of_state(inputs.state)
+    require_same_log(facts.applied, inputs.log)
+    signer = signer_digest(inputs.handle_keys)
+    kept = None if fresh else read_plan(folder.plan)
+    if kept is not None:
+        reason = why_unusable(kept, facts, inputs.log, is_running=inputs.is_copy, since=since, signer=signer)
+        if reason is None:
+            progress.begin("going on with the verification that was stopped")
+            facts_of_state(Path(kept.state))
+            shutil.rmtree(folder.incoming, ignore_errors=True)
+            return kept
+        progress.begin(f"a verification that was stopped is given up: {reason}")
+    folder.clear()
+    state, queues = inputs.state, inputs.queues
+    if inputs.is_copy:
+        folder.incoming.rename(folder.image)
+        state = folder.image / inputs.state.name
+        queues = None if inputs.queues is None else folder.image / inputs.queues.name
+    base = choose_base(facts.applied, inputs.log, inputs.snapshots, folder.base, since, facts.since_loss)
+    if not base.is_empty:
+        progress.begin(f"verifying the files of {base.name}")
+        with RocksStore(folder.base / "state", read_only=True) as store:
+            require_undamaged(store, base.name, "choose another snapshot with `--since`")
+    progress.begin("reading the logs of the tables")
+    plan = make_plan(
+        facts,
+        base,
+        inputs.log,
+        state=state,
+        queues=queues,
+        delta=inputs.delta,
+        since=since,
+        signer=signer,
+        processes=processes,
+    )
+    if not base.is_empty:
+        for number in range(len(plan.shares)):
+            linked_copy(folder.base / "state", folder.share(number))
+        shutil.rmtree(folder.base)
+    replace_file(folder.plan, msgspec.msgpack.encode(plan))
+    return plan
+
+
+def _run(tasks: Sequence[Task], progress: Progress) -> dict[int, msgspec.Raw]:
+    """Run each task in a process of its own, all at once; return their results. If one fails, all end."""
+    results: dict[int, msgspec.Raw] = {}
+    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
+        for task in tasks:
+            process = stack.enter_context(_process(task))
+            selector.register(process.output, selectors.EVENT_READ, process)
+        while len(results) < len(tasks):
+            for key, _ in selector.select():
+                process = key.data
+                line = process.output.readline()
+                if not line:
+                    selector.unregister(process.output)
+                    if process.task.number not in results:
+                        raise process.failure()
+                    continue
+                match msgspec.json.decode(line, type=Message):
+                    case Noted(doing, done, total):
+                        progress.note(str(process.task.number), doing, done, total)
+                    case Done(result):
+                        results[process.task.number] = result
+                    case Failed(kind, message, subject, details):
+                        raise _KINDS.get(kind, PopstreamError)(_explained(message), subject=subject, details=details)
+    return results
+
+
+@dataclass(frozen=True)
+class _Process:
+    task: Task
+    output: IO[bytes]
+    child: "subprocess.Popen[bytes]"
+    errors: IO[bytes]
+
+    def failure(self) -> PopstreamError:
+        """Return the error for a process that has ended without a result."""
+        code = self.child.wait()
+        self.errors.seek(0)
+        said = self.errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}: {said[-1]}"
+        return Unavailable(f"a process of the verification {how}: {GOES_ON}", subject=str(self.task.work))
+
+
+@contextlib.contextmanager
+def _process(task: Task) -> Iterator[_Process]:
+    command = [sys.executable, "-m", worker.__name__]
+    with (
+        tempfile.TemporaryFile() as errors,
+        subprocess.Popen(  # noqa: S603 - the command is ours
+            # Unbuffered: the selector sees what is in the pipe, not what Python has read ahead.
+            command,
+            cwd=CODE,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            process_group=0,
+            bufsize=0,
+        ) as child,
+    ):
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            child.stdin.write(msgspec.json.encode(task) + b"\n")
+            yield _Process(task, child.stdout, child, errors)
+        finally:
+            child.kill()  # what it has done is stored
+
+
+@contextlib.contextmanager
+def _disk_errors(folder: WorkFolder) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        message = _explained(f"the verification cannot write to {folder.root}: {error.strerror or error}")
+        raise Unavailable(message, subject=str(folder.root)) from error
+
+
+def _explained(message: str) -> str:
+    """Complete a message about a full disk: free space is all that is needed."""
+    return f"{message}: free some space, and {GOES_ON}" if "No space left" in message else message

@@ -1,0 +1,106 @@
+"""Compares the keys of two states, byte for byte, by kind of key."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from broker_state.store.key_kinds import kind_of_key, queue_of_key
+from broker_state.store.overlay import DEADLINES, OPS, STATE
+from broker_state.store.rocks_store import RocksStore
+
+__all__ = ["KERNEL_FAMILIES", "KeyComparison", "compare_states"]
+
+KERNEL_FAMILIES = (STATE, OPS, DEADLINES)
+EXAMPLES_MAX = 3
+_BYTES_SHOWN = 32
+
+
+class KeyComparison(msgspec.Struct, kw_only=True):
+    """Keys by kind; comparisons of different queues add up.
+
+    Attributes:
+        compared: Keys that one of the states has, or both.
+        different: Of these, keys with different values, or of one state only.
+        examples: Some of the different ones, in words.
+    """
+
+    compared: dict[str, int] = {}
+    different: dict[str, int] = {}
+    examples: list[str] = []
+
+    @property
+    def equal(self) -> int:
+        """Keys with equal values."""
+        return sum(self.compared.values()) - sum(self.different.values())
+
+    def add(self, other: "KeyComparison") -> None:
+        """Add the comparison of other queues."""
+        self.compared = dict(Counter(self.compared) + Counter(other.compared))
+        self.different = dict(Counter(self.different) + Counter(other.different))
+        self.examples = [*self.examples, *other.examples][:EXAMPLES_MAX]
+
+    def lines(self) -> list[str]:
+        """Return what differs, in words; nothing if everything is equal.
+
+        >>> KeyComparison(compared={"lanes": 40}, different={"lanes": 2}, examples=["state 0174"]).lines()
+        ['2 of 40 lanes of the state differ', 'state 0174']
+        """
+        counts = [f"{n:,} of {self.compared[kind]:,} {kind} of the state differ" for kind, n in self.different.items()]
+        return [*counts, *self.examples]
+
+
+def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[bytes], bool]) -> KeyComparison:
+    """Compare a state with the recomputed one.
+
+    Args:
+        state: The state.
+        again: The recomputed one.
+        is_ours: Whether a queue, given by its prefix, is compared.
+    """
+    compared: Counter[str] = Counter()
+    different: Counter[str] = Counter()
+    examples: list[str] = []
+    ours: dict[bytes, bool] = {}
+    for family in KERNEL_FAMILIES:
+        for key, value, wanted in _merged(state.scan(family, b""), again.scan(family, b"")):
+            queue = queue_of_key(key)
+            if queue not in ours:
+                ours[queue] = is_ours(queue)
+            if not ours[queue]:
+                continue
+            kind = kind_of_key(family, key)
+            compared[kind] += 1
+            if value != wanted:
+                different[kind] += 1
+                if len(examples) < EXAMPLES_MAX:
+                    examples.append(_described(family, key, value, wanted))
+    return KeyComparison(compared=dict(compared), different=dict(different), examples=examples)
+
+
+def _described(family: str, key: bytes, value: bytes | None, wanted: bytes | None) -> str:
+    queue = queue_of_key(key)
+    name = f"{queue[1:-4].decode(errors='replace')}/{int.from_bytes(queue[-4:], 'big')}"
+    return f"{name}, {family} {key.hex()}: {_shown(value)} instead of {_shown(wanted)}"
+
+
+def _shown(value: bytes | None) -> str:
+    return "missing" if value is None else value[:_BYTES_SHOWN].hex() or "empty"
+
+
+def _merged(
+    one: Iterator[tuple[bytes, bytes]], other: Iterator[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, bytes | None, bytes | None]]:
+    """Merge two ascending scans to (key, value in the first, value in the second)."""
+    first, second = next(one, None), next(other, None)
+    while first is not None or second is not None:
+        if second is None or (first is not None and first[0] < second[0]):
+            assert first is not None
+            yield first[0], first[1], None
+            first = next(one, None)
+        elif first is None or second[0] < first[0]:
+            yield second[0], None, second[1]
+            second = next(other, None)
+        else:
+            yield first[0], first[1], second[1]
+            first, second = next(one, None), next(other, None)

@@ -1,0 +1,227 @@
+"""Compares the units of the builder's store with the table `consume_queue`, and with the records of message topics.
+
+A unit may be missing in Delta as long as its span is in the builder's outbox. The store is compared with the log where
+both have offsets: retention, and the builder's lag, are no difference. Compaction removes records of sparse queues that
+the store keeps.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from broker_state.consume_queue import ConsumeQueue, Units, units_between
+from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
+from connectors.delta.pieces import Piece, Span, read_piece
+from connectors.delta.row_comparison import Comparison, compare_rows
+from connectors.delta.tables import CONSUME_QUEUE, arrow_schema, table_path
+from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.build_consume_queue.builder import Queue, read_queues, read_spans, reader_of
+from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, table_of
+from pipelines.recovery.ops_log import LostRecords
+from pipelines.recovery.verify.plan import Plan, unit_source, unit_sources
+from pipelines.recovery.verify.slices import slices_of
+from pipelines.recovery.verify.table_rows import PieceReader
+from pipelines.recovery.verify.work_folder import replace_file
+from popstream.payload.inner_batch import inner_count
+from popstream.wire.headers import BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
+from popstream.wire.key_hash import key_hash
+from popstream.wire.tag import tag_hash, tag_value
+
+__all__ = ["MessageLog", "UnitResult", "compare_units"]
+
+SLICE_OFFSETS = 50_000
+_NOT_COMPARED = ("build_seq", "state_epoch", "store_date")
+_DELTA_SCHEMA = pa.schema([field for field in arrow_schema(CONSUME_QUEUE) if field.name not in _NOT_COMPARED])
+
+
+class MessageLog(msgspec.Struct, frozen=True):
+    """A partition of a message topic: `span` is what it retains, `read` returns the records of [first, end)."""
+
+    span: Span
+    read: Callable[[int, int], Iterator[Any]]
+
+
+class UnitResult(msgspec.Struct, kw_only=True):
+    """What the comparison of units has found so far.
+
+    Attributes:
+        slices: Slices that are done.
+        in_delta: Units of the store, compared with the table.
+        in_outbox: Units that are not in Delta yet.
+        in_log: Units of the store, compared with records.
+        not_in_log: Queues that are not compared with a log, with the reason.
+    """
+
+    slices: int = 0
+    in_delta: Comparison = msgspec.field(default_factory=Comparison)
+    in_outbox: int = 0
+    in_log: Comparison = msgspec.field(default_factory=Comparison)
+    not_in_log: list[str] = []
+
+
+def compare_units(
+    plan: Plan,
+    noted: Path,
+    logs: Mapping[Queue, MessageLog | str],
+    on_progress: Callable[[str, int, int], None],
+) -> UnitResult:
+    """Compare all units, from where an earlier process stopped.
+
+    Args:
+        plan: The verification, of a job with a builder.
+        noted: File that says how far the comparison is.
+        logs: By queue, its log, or why it is not compared.
+        on_progress: Called with what is being done, and offsets done and in all.
+
+    Raises:
+        Corrupt: A file is damaged.
+        Unavailable: Kafka does not answer.
+    """
+    assert plan.queues is not None
+    result = _noted(noted)
+    with RocksStore(Path(plan.queues), BUILDER_FAMILIES, read_only=True) as store:
+        queues = {unit_source(*queue, record.topic_id): (queue, record) for queue, record in read_queues(store)}
+        first = {source: record.start_offset for source, (_, record) in queues.items()}
+        end = {source: record.end_offset for source, (_, record) in queues.items()}
+        slices = slices_of(first, end, plan.units.pieces, SLICE_OFFSETS)
+        waiting = list(_waiting_spans(store))
+        reader = PieceReader([(piece.spans, _file_reader(plan, piece)) for piece in plan.units.pieces], queues, _within)
+        total = sum(end[source] - first[source] for source in queues)
+        result.not_in_log = sorted({log for log in logs.values() if isinstance(log, str)})
+        ends = [first, *slices]
+        for number in range(result.slices, len(slices)):
+            slice_ = {source: (ends[number][source], ends[number + 1][source]) for source in queues}
+            found = pa.concat_tables([_DELTA_SCHEMA.empty_table(), *reader.between(slice_)])
+            sources = unit_sources(found)
+            for source, span in slice_.items():
+                if span[0] == span[1]:
+                    continue
+                queue, record = queues[source]
+                units = units_between(record, reader_of(store, queue), *span)
+                of_queue = found.filter(pc.equal(sources, source))
+                _compare_with_delta(result, queue, record, units, of_queue, waiting)
+                log = logs.get(queue, "")
+                if isinstance(log, MessageLog):
+                    _compare_with_log(result, queue, record, units, log, span)
+            result.slices = number + 1
+            replace_file(noted, msgspec.msgpack.encode(result))
+            done = sum(ends[number + 1][source] - first[source] for source in queues)
+            on_progress("comparing units", done, total)
+    return result
+
+
+def _noted(path: Path) -> UnitResult:
+    try:
+        return msgspec.msgpack.decode(path.read_bytes(), type=UnitResult)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return UnitResult()
+
+
+def _waiting_spans(store: RocksStore) -> Iterator[tuple[str, Span]]:
+    for entry in Outbox(store).undelivered(EntryKind.UNIT_SPANS):
+        for span in read_spans(entry):
+            yield unit_source(span.topic, span.queue_id, span.topic_id), (span.first_offset, span.end_offset)
+
+
+def _file_reader(plan: Plan, piece: Piece) -> Callable[[], pa.Table]:
+    return lambda: read_piece(table_path(Path(plan.delta), CONSUME_QUEUE.name), piece, _DELTA_SCHEMA)
+
+
+def _within(rows: pa.Table, spans: Mapping[str, Span]) -> pa.Table:
+    offsets = rows["queue_offset"].to_numpy()
+    sources = unit_sources(rows)
+    within = np.zeros(rows.num_rows, np.bool_)
+    for source, (first, end) in spans.items():
+        within |= pc.equal(sources, source).to_numpy() & (offsets >= first) & (offsets < end)
+    return rows.filter(pa.array(within))
+
+
+def _compare_with_delta(
+    result: UnitResult,
+    queue: Queue,
+    record: ConsumeQueue,
+    units: Units,
+    found: pa.Table,
+    waiting: Iterable[tuple[str, Span]],
+) -> None:
+    wanted = _delta_rows(queue, record, units)
+    source = unit_source(*queue, record.topic_id)
+    in_outbox = np.zeros(wanted.num_rows, np.bool_)
+    for of, (first, end) in waiting:
+        if of == source:
+            in_outbox |= (units.queue_offset >= first) & (units.queue_offset < end)
+    if in_outbox.any():
+        # A running job may have written some since its store was copied.
+        not_there = in_outbox & ~np.isin(units.queue_offset, found["queue_offset"].to_numpy())
+        result.in_outbox += int(not_there.sum())
+        wanted = wanted.filter(pa.array(~not_there))
+    result.in_delta.add(compare_rows(wanted, found, ("queue_offset",), _described))
+
+
+def _compare_with_log(
+    result: UnitResult, queue: Queue, record: ConsumeQueue, units: Units, log: MessageLog, span: Span
+) -> None:
+    first, end = max(span[0], log.span[0]), min(span[1], log.span[1])
+    try:
+        records = list(log.read(first, end)) if first < end else []
+    except LostRecords:  # retention goes on
+        return
+    found = _log_rows(queue, record, records)
+    wanted = table_of(queue, units.between(first, end))
+    if record.queue_type == "sparse":
+        wanted = wanted.filter(pc.is_in(wanted["queue_offset"], found["queue_offset"].combine_chunks()))
+    result.in_log.add(compare_rows(wanted, found, ("queue_offset",), _described))
+
+
+def _delta_rows(queue: Queue, record: ConsumeQueue, units: Units) -> pa.Table:
+    rows = table_of(queue, units)
+    count = rows.num_rows
+    added = {
+        "topic_id": pa.repeat(record.topic_id, count),
+        "queue_type": pa.repeat(record.queue_type, count),
+        "message_base": pa.array(units.message_base),
+    }
+    return pa.table(
+        [added[name] if name in added else rows[name] for name in _DELTA_SCHEMA.names], schema=_DELTA_SCHEMA
+    )
+
+
+def _log_rows(queue: Queue, record: ConsumeQueue, records: Iterable[Any]) -> pa.Table:
+    """Return the units that records lead to, by the rules of `unit_columns`."""
+    is_batch = record.queue_type == "batch"
+    rows = [_unit_row(each, is_batch=is_batch) for each in records]
+    columns = list(zip(*rows, strict=True)) if rows else [()] * (len(UNIT_SCHEMA) - 2)
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, list(UNIT_SCHEMA)[2:], strict=True)]
+    names = [pa.repeat(queue[0], len(rows)), pa.repeat(pa.scalar(queue[1], pa.int32()), len(rows))]
+    return pa.table([*names, *arrays], schema=UNIT_SCHEMA)
+
+
+def _unit_row(record: Any, *, is_batch: bool) -> tuple[Any, ...]:  # noqa: ANN401 - kafka-python has no types
+    size = len(record.value or b"")
+    count = inner_count(record.headers, size)
+    headers = dict(record.headers)
+    is_inner_batch = is_batch and BATCH_COUNT_HEADER in headers and count is not None
+    return (
+        record.offset,
+        record.timestamp,
+        size,
+        _signed(tag_hash(tag_value(record.headers))),
+        _signed(key_hash(record.key)),
+        count if is_inner_batch else 1,
+        (headers.get(BATCH_KEYS_HEADER) or None) if is_inner_batch else None,
+        count is not None,
+    )
+
+
+def _signed(hashed: int) -> int:
+    """Return the bits of a u64 as the table has them."""
+    return hashed - (1 << 64) if hashed >> 63 else hashed
+
+
+def _described(row: dict[str, Any]) -> str:
+    return f"{row['topic']}/{row['queue_id']}, queue offset {row['queue_offset']}"

@@ -1,0 +1,98 @@
+"""What a verification has found, from what its processes have found."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from connectors.delta.row_comparison import Comparison
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
+from pipelines.recovery.verify.share import ShareResult
+from pipelines.recovery.verify.state_comparison import KeyComparison
+from pipelines.recovery.verify.units import UnitResult
+
+__all__ = ["UnitCounts", "Verified", "verdict"]
+
+
+class UnitCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """Units of the builder's store: equal ones in Delta and in message topics, and those that are not in Delta yet.
+
+    `not_in_log` names the queues that were not compared with their log, and why.
+    """
+
+    in_delta: int
+    in_outbox: int
+    in_log: int
+    not_in_log: list[str]
+
+
+class Verified(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a comparison.
+
+    Attributes:
+        base: The state before the first record: an empty state, or a snapshot.
+        records: Number of records decided again.
+        keys: Number of keys of the state that are equal, byte for byte.
+        rows: Number of equal rows in Delta, by table.
+        not_in_delta: Number of equal rows that are still in the outbox, by table.
+        units: Of the builder; None: it has built nothing.
+        differences: What differs: a line "N of M" for each kind with the first differences of it, and then what to do.
+            Empty: nothing differs.
+        cpu_us_a_record: Microseconds of CPU a record, by step, in the processes that decide.
+    """
+
+    base: str
+    records: int
+    keys: int
+    rows: dict[str, int]
+    not_in_delta: dict[str, int]
+    units: UnitCounts | None
+    differences: list[str]
+    cpu_us_a_record: dict[str, float]
+
+
+def verdict(base: str, shares: Iterable[ShareResult], units: UnitResult | None) -> Verified:
+    """Put the results of all processes together."""
+    keys = KeyComparison()
+    records = 0
+    rows = {name: Comparison() for name in AUDIT_TABLES}
+    in_outbox = dict.fromkeys(AUDIT_TABLES, 0)
+    cpu_s: dict[str, float] = {}
+    for share in shares:
+        records += share.records
+        keys.add(share.keys)
+        for name, result in share.rows.items():
+            rows[name].add(result.compared)
+            in_outbox[name] += result.in_outbox
+        for step, seconds in share.cpu_s.items():
+            cpu_s[step] = cpu_s.get(step, 0.0) + seconds
+    differences, advice = [], []
+    tables = rows if units is None else {**rows, CONSUME_QUEUE.name: units.in_delta}
+    for name, compared in tables.items():
+        differences += compared.lines(f"rows of {name}")
+        if not compared.is_equal:
+            advice.append(f"if {name} is wrong, stop the job and run `popstream restore --rebuild {name}`")
+    if units is not None:
+        differences += units.in_log.lines("units of the builder, compared with the message topics,")
+        if not units.in_log.is_equal:
+            advice.append(
+                "if the builder is wrong, read again: `popstream queue TOPIC --queue N --rebuild-from OFFSET`"
+            )
+    if keys.different:
+        advice.append("if the state is wrong, stop the job and run `popstream restore --snapshot ID` with an older one")
+    return Verified(
+        base=base,
+        records=records,
+        keys=keys.equal,
+        rows={name: max(0, compared.equal - in_outbox[name]) for name, compared in rows.items()},
+        not_in_delta={name: count for name, count in in_outbox.items() if count},
+        units=None
+        if units is None
+        else UnitCounts(
+            in_delta=units.in_delta.equal,
+            in_outbox=units.in_outbox,
+            in_log=units.in_log.equal,
+            not_in_log=units.not_in_log,
+        ),
+        differences=[*keys.lines(), *differences, *advice],
+        cpu_us_a_record={step: round(1e6 * seconds / max(1, records), 1) for step, seconds in cpu_s.items()},
+    )

@@ -1,0 +1,114 @@
+"""Runs the measurements and writes `var/bench/<time>.json`, with a key for each part.
+
+A part is measured by the function `measure_<part>`, in the module whose name begins with it, unless the table names
+another. Parts below the line need a Kafka; the ones before it do not.
+
+part          what is measured
+------------  ---------------------------------------------------------------------------------------------------------
+machine       cores, load average before and after, Python (here)
+kernel        rates of kernel and store, {unit, median, least, greatest, runs}
+orderly       1,000,000 messages through one orderly lane by pops of 10,000 (`kernel`)
+batch_change  1,000 changes of invisible time made durable in three ways, beside the report and in the temporary folder
+expiry        1,000,000 leases of one queue that end together, by messages per pop (`kernel`)
+profile       the ten functions in which the kernel spends most of its own time (`kernel`)
+snapshot      milliseconds of the longest of many writes beside each snapshot of 1,000,000 leases, and without one
+positions     a position alone: stored `bytes` of 1,000,000 offsets by pattern, `rates` of marks (a range counts once),
+              `ns_a_mark` by the span of offsets over which marks are spread, [median, least, greatest]
+client        `renewal`: CPU seconds of a client that renews 100,000 messages; `ack_bytes_a_message` on the wire
+------------  ---------------------------------------------------------------------------------------------------------
+producer      messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;
+              `waited_by_threads` with batches and without, `delay_ms...` [median, 99 of 100], `memory...` in use
+drain         the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
+build         `filled`: from a filled topic of messages of 100 bytes until all are poppable, the first one cold, and
+              until all units are in Delta; `poppable`: milliseconds from the send of a message until it can be popped
+latency       milliseconds: `operation` send -> answer, `message` send -> handler of a waiting consumer,
+              `wake_up` a blocked orderly lane is free -> answer of the pop that waits for it,
+              `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once;
+              `idle`: shares of a core that an idle job and its JVM use, a sample a second;
+              `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
+"""
+
+import json
+import os
+import platform
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from connectors.jars.resolve import kafka_jars
+from connectors.kafka.embedded import EmbeddedKafka
+from tests.benchmarks.batch_change import measure_batch_change
+from tests.benchmarks.benchmark_options import BenchOptions
+from tests.benchmarks.build import measure_build
+from tests.benchmarks.client_cost import measure_client
+from tests.benchmarks.drain import measure_drain
+from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
+from tests.benchmarks.latency import measure_latency
+from tests.benchmarks.positions import measure_positions
+from tests.benchmarks.producer_speed import measure_producer
+from tests.benchmarks.snapshot_delay import measure_snapshot
+
+__all__ = ["PARTS", "run_bench"]
+
+_PARTS: dict[str, Callable[[BenchOptions], Any]] = {
+    "kernel": measure_kernel,
+    "orderly": measure_orderly,
+    "batch_change": measure_batch_change,
+    "expiry": measure_expiry,
+    "profile": measure_profile,
+    "snapshot": measure_snapshot,
+    "positions": measure_positions,
+    "client": measure_client,
+}
+_PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
+    "producer": measure_producer,
+    "drain": measure_drain,
+    "build": measure_build,
+    "latency": measure_latency,
+}
+PARTS = (*_PARTS, *_PARTS_WITH_KAFKA)
+
+
+def run_bench(
+    *,
+    operations: int = 2_000_000,
+    runs: int = 5,
+    seconds: int = 60,
+    var: Path = Path("var"),
+    parts: Sequence[str] = PARTS,
+    on_progress: Callable[[str], None] = print,
+) -> Path:
+    """Measure the chosen parts and write the report; the parameters are those of `BenchOptions`."""
+    folder = var / "bench"
+    work = folder / "work"
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    options = BenchOptions(
+        operations=operations, runs=runs, seconds=seconds, var=var, work=work, on_progress=on_progress
+    )
+    load_before = os.getloadavg()
+    report: dict[str, Any] = {}
+    for name, measure in _PARTS.items():
+        if name in parts:
+            on_progress(f"measuring {name}")
+            report[name] = msgspec.to_builtins(measure(options))
+    if not _PARTS_WITH_KAFKA.keys().isdisjoint(parts):
+        with EmbeddedKafka(work / "kafka", jars=kafka_jars(var)) as kafka:
+            for name, measure_with in _PARTS_WITH_KAFKA.items():
+                if name in parts:
+                    on_progress(f"measuring {name}")
+                    report[name] = msgspec.to_builtins(measure_with(options, kafka))
+    report["machine"] = {
+        "cores": os.cpu_count(),
+        "load_before": load_before,
+        "load_after": os.getloadavg(),
+        "python": platform.python_version(),
+    }
+    shutil.rmtree(work, ignore_errors=True)
+    file = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
+    file.write_text(json.dumps(report, indent=2))
+    return file

@@ -1,0 +1,1 @@
+"""The other side: the kernel and the reference model, asked in RocketMQ's terms."""

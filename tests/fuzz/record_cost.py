@@ -1,0 +1,352 @@
+"""Searches for the record that costs the kernel most CPU: `python -m tests.fuzz.record_cost --inputs 10000`.
+
+With `--all` also over the states in which some record is known to cost too much (`COSTLY`).
+
+An input chooses a state that is as large as anybody can make it (tests/fuzz/large_states.py), and a few operations,
+each as large as a record may be. Its score is the CPU time of its costliest record; the search goes on from the inputs
+with the best scores, of each kind of operation. CPU time does not grow on a busy machine, but for its caches: what
+seems too much is decided again from the same state, and the least time counts.
+"""
+
+import argparse
+import contextlib
+import gc
+import random
+import signal
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.decide import decide
+from broker_state.store.overlay import Overlay
+from popstream.wire.command import (
+    Ack,
+    AckEntry,
+    Cancel,
+    ChangeEntry,
+    ChangeInvisible,
+    Command,
+    Declare,
+    Dispatch,
+    ForgetLane,
+    HandleRef,
+    Policy,
+    Pop,
+    Reject,
+    RejectEntry,
+    ResetOffset,
+    ReturnClient,
+    Tick,
+    WrittenRange,
+    encode_command,
+    kind_of,
+)
+from popstream.wire.limits import ENTRIES_MAX, OFFSET_MAX, RANGE_OFFSETS_MAX
+from tests.fuzz.byte_reader import ByteReader
+from tests.fuzz.large_states import (
+    CLIENT,
+    COSTLY,
+    COSTLY_KINDS,
+    NOW_MS,
+    QUEUE_ID,
+    SHAPES,
+    TOPIC,
+    LargeState,
+    Shape,
+    group_of,
+    handle_of,
+)
+
+__all__ = ["CPU_MS_MAX", "GIVE_UP_S", "Cost", "costs_of", "search"]
+
+CPU_MS_MAX = 400.0
+"""A record that costs more fails. Twice of what is asked (200 ms): machines differ."""
+_TRIES = 3
+GIVE_UP_S = 2
+_QUEUE: dict[str, Any] = {"topic": TOPIC, "queue_id": QUEUE_ID, "v": 1, "reply_to": 0}
+_INPUT_BYTES = 24
+_SHAPES = list(SHAPES.items())
+_ALL = list(range(len(_SHAPES)))
+_BOUNDED = [place for place, (name, _) in enumerate(_SHAPES) if name not in COSTLY]
+
+
+class Cost(NamedTuple):
+    """What one record cost."""
+
+    kind: str
+    cpu_ms: float
+    shape: str
+    number: int
+    """Its place among the records of the input."""
+    what: str
+    """The beginning of its command."""
+
+
+class _GaveUp(BaseException):
+    """A record has taken `GIVE_UP_S`; no handler in the kernel is to catch it."""
+
+
+def costs_of(data: bytes) -> list[Cost]:
+    """Decide the records of an input, each with its cost."""
+    reader = ByteReader(data)
+    name, shape = reader.pick(_SHAPES)
+    overlay = Overlay(LargeState(shape))
+    now_ms = NOW_MS
+    costs: list[Cost] = []
+    for number in range(1 + reader.byte() % 3):
+        now_ms += reader.pick((0, 20_000, 0, 11 * 60_000))
+        command = _command(reader, shape, number)
+        record = OpRecord(0, number, now_ms, command, number.to_bytes(2, "big"))
+        took_ms, is_whole = _decide(overlay, record)
+        costs.append(Cost(kind_of(command), took_ms, name, number, encode_command(command)[:300].decode()))
+        if not is_whole:
+            break
+    return costs
+
+
+def _decide(overlay: Overlay, record: OpRecord) -> tuple[float, bool]:
+    """Milliseconds of CPU, and whether the record was decided to its end."""
+    decision = Decision()
+    is_whole = True
+    was_enabled = gc.isenabled()
+    gc.disable()  # as the job does for a micro-batch
+    started = time.thread_time()
+    try:
+        with _limited():
+            decide(overlay, record, decision)
+    except _GaveUp:
+        is_whole = False
+    finally:
+        took_ms = (time.thread_time() - started) * 1_000
+        if was_enabled:
+            gc.enable()
+    return took_ms, is_whole
+
+
+@contextlib.contextmanager
+def _limited() -> Iterator[None]:
+    def give_up(_number: int, _frame: FrameType | None) -> None:
+        raise _GaveUp
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    signal.setitimer(signal.ITIMER_VIRTUAL, GIVE_UP_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+def _worst(data: bytes, enough_ms: float, without: Collection[str] = ()) -> Cost:
+    """The costliest record of an input; one above `enough_ms` by the least time of some tries.
+
+    What a kind of `without` costs does not count.
+    """
+    costs = [cost._replace(cpu_ms=0.0) if cost.kind in without else cost for cost in costs_of(data)]
+    for _ in range(_TRIES - 1):
+        if max(cost.cpu_ms for cost in costs) <= enough_ms:
+            break
+        again = costs_of(data)
+        costs = [min(one, other, key=lambda cost: cost.cpu_ms) for one, other in zip(costs, again, strict=False)]
+    return max(costs, key=lambda cost: cost.cpu_ms)
+
+
+def search(inputs: int, seed: int, *, tell: bool = False, all_states: bool = False) -> dict[str, tuple[Cost, bytes]]:
+    """The worst record of each kind that a search finds, with its input; the same seed tries the same inputs at first.
+
+    One input in three is made at random. The others are changes of the worst inputs so far, of a kind or of a state.
+    """
+    chance = random.Random(seed)
+    by_kind: dict[str, tuple[Cost, bytes]] = {}
+    by_shape: dict[str, tuple[Cost, bytes]] = {}
+    for number in range(inputs):
+        data = _next_input(chance, number, [*by_kind.values(), *by_shape.values()], _ALL if all_states else _BOUNDED)
+        worst = _worst(data, 100.0, () if all_states else COSTLY_KINDS)
+        for known, key in ((by_kind, worst.kind), (by_shape, worst.shape)):
+            if key not in known or known[key][0].cpu_ms < worst.cpu_ms:
+                known[key] = worst, data
+                if tell and known is by_kind:
+                    print(
+                        f"{number:6} {worst.kind:17} {worst.cpu_ms:8.1f} ms  {worst.shape}: {worst.what[:100]}",
+                        flush=True,
+                    )
+    return by_kind if not tell else {**by_shape, **by_kind}
+
+
+def _next_input(
+    chance: random.Random, number: int, worst: Sequence[tuple[Cost, bytes]], states: Sequence[int]
+) -> bytes:
+    first = bytes((states[number % len(states)],))
+    if not worst or number < 4 * len(states) or chance.random() < 1 / 3:
+        return first + chance.randbytes(_INPUT_BYTES)
+    data = bytearray(chance.choice(worst)[1])
+    for _ in range(chance.choice((1, 1, 2, 4))):
+        data[chance.randrange(1, len(data))] = chance.randrange(256)
+    return bytes(data)
+
+
+def _command(reader: ByteReader, shape: Shape, number: int) -> Command:
+    make = reader.pick(_MAKERS)
+    command = make(reader, shape)
+    if reader.chance(64) and shape.old_op_ids:
+        return msgspec.structs.replace(command, op_id=f"old-{shape.old_op_ids - 1}")
+    return msgspec.structs.replace(command, op_id=f"op-{number}")
+
+
+def _group(reader: ByteReader, shape: Shape) -> str:
+    return group_of(reader.pick((1, 1, shape.lanes // 2 + 1, shape.lanes, shape.lanes + 1)))
+
+
+def _offset(reader: ByteReader, shape: Shape) -> int:
+    """An offset below the commit position, or at it."""
+    return reader.pick((0, shape.written, shape.handed_out, shape.written // 2, shape.handed_out // 2, 4_096, 1))
+
+
+def _pop(reader: ByteReader, shape: Shape) -> Command:
+    return Pop(
+        **_QUEUE,
+        group=_group(reader, shape),
+        max_messages=reader.pick((10_000, 1, 64, 1_000)),
+        invisible_time_ms=reader.pick((10_000, 1)),
+        order=shape.orderly != reader.chance(8),
+        attempt_id=reader.pick((None, "attempt")),
+        poll_time_ms=reader.pick((0, 60_000)),
+        init=reader.pick(("min", "min", "max")),
+        client_id=reader.pick((CLIENT, None, "another")),
+        tags=reader.pick((None, [9], [5], [5, 6])),
+    )
+
+
+def _ranges(reader: ByteReader, shape: Shape) -> list[tuple[int, int]]:
+    """Ranges of offsets of an entry: one over everything, or as many as a record may have."""
+    first = _offset(reader, shape)
+    match reader.byte() % 4:
+        case 0:
+            return [(0, OFFSET_MAX)]
+        case 1:
+            return [(first, max(first, shape.written - 1))]
+        case 2:
+            step = reader.pick((64, 1, 2, 4_096, 100_000, 10_000))
+            length = reader.pick((1, 1, 2, step))
+            return [(first + at * step, first + at * step + length - 1) for at in range(ENTRIES_MAX)]
+        case _:
+            chance = random.Random(reader.byte())
+            firsts = [chance.randrange(max(1, shape.written)) for _ in range(ENTRIES_MAX)]
+            length = reader.pick((1, 64, 10_000, 1_000_000))
+            return [(at, at + length - 1) for at in firsts]
+
+
+def _entries(reader: ByteReader, shape: Shape) -> Command:
+    ranges = _ranges(reader, shape)
+    how = reader.byte() % 4
+    lanes = min(shape.lanes, ENTRIES_MAX)
+    handles = [HandleRef(group_of(1), handle_of(shape, 1, epoch=reader.pick((7, 7, 6, 1))))]
+    named = [ranges]
+    if how == 1:  # each range an entry of its own
+        named = [[each] for each in ranges]
+    elif how == 2:  # as many lanes as there are
+        handles = [HandleRef(group_of(each), handle_of(shape, each)) for each in range(1, lanes + 1)]
+        named = [ranges[: max(1, ENTRIES_MAX // lanes)]] * lanes
+    indexes = range(len(named)) if how == 2 else [0] * len(named)
+    pairs = list(zip(indexes, named, strict=True))
+    match reader.byte() % 3:
+        case 0:
+            return Ack(**_QUEUE, handles=handles, entries=[AckEntry(at, each) for at, each in pairs])
+        case 1:
+            return Reject(**_QUEUE, handles=handles, entries=[RejectEntry(at, each) for at, each in pairs])
+        case _:
+            time_ms, suspend = reader.pick((60_000, 0, 1)), reader.chance(64)
+            changes = [ChangeEntry(at, each, time_ms, suspend) for at, each in pairs]
+            return ChangeInvisible(**_QUEUE, handles=handles, entries=changes)
+
+
+def _dispatch(reader: ByteReader, shape: Shape) -> Command:
+    first = shape.written + reader.pick((0, 1, 0, 5_000_000))
+    count = reader.pick((1, ENTRIES_MAX, 1_000, 10))
+    size = reader.pick((1, RANGE_OFFSETS_MAX, 64, 65, 4_097))
+    gap = reader.pick((0, 1, 0, 63, 4_096))
+    spans = [(first + at * (size + gap), first + at * (size + gap) + size - 1) for at in range(count)]
+    match reader.byte() % 5:
+        case 0:
+            return Dispatch(**_QUEUE, ranges=[WrittenRange(*span) for span in spans])
+        case 1:
+            return Dispatch(**_QUEUE, ranges=[WrittenRange(*span, tag=5) for span in spans])
+        case 2:
+            return Dispatch(**_QUEUE, skip=spans)
+        case 3:  # late skips
+            step = reader.pick((2, 64, 1, 4_096))
+            size = min(size, RANGE_OFFSETS_MAX)
+            return Dispatch(**_QUEUE, skip=[(1 + at * step, at * step + size) for at in range(count)])
+        case _:  # retention
+            last = min(_offset(reader, shape) + 1, RANGE_OFFSETS_MAX - 1)
+            return Dispatch(**_QUEUE, skip=[(0, last)], ranges=[WrittenRange(*span) for span in spans[:10]])
+
+
+def _declare(reader: ByteReader, shape: Shape) -> Command:
+    return Declare(**_QUEUE, topic_id=reader.pick(("other", "id")), min_offset=_offset(reader, shape))
+
+
+def _policy(reader: ByteReader, shape: Shape) -> Command:
+    group = reader.pick((None, _group(reader, shape)))
+    return Policy(
+        **_QUEUE,
+        group=group,
+        orderly=None if group is None else reader.pick((None, True, False)),
+        max_attempts=reader.pick((0, 1)),
+        back_off_ms=reader.pick(([], [1_000])),
+        window_max=1 << 30,
+        parked_max=65_536,
+    )
+
+
+def _cancel(reader: ByteReader, shape: Shape) -> Command:
+    place = reader.pick((1, max(1, shape.parked)))
+    return Cancel(**_QUEUE, target_op_id=reader.pick((f"parked-{65_537 + place}", "op-0", "op-1")))
+
+
+_MAKERS = (
+    _pop,
+    _entries,
+    _dispatch,
+    lambda reader, shape: ReturnClient(
+        **_QUEUE, group=_group(reader, shape), client_id=reader.pick((CLIENT, "another"))
+    ),
+    lambda reader, shape: ResetOffset(**_QUEUE, group=_group(reader, shape), queue_offset=_offset(reader, shape)),
+    lambda reader, shape: ForgetLane(**_QUEUE, group=_group(reader, shape)),
+    lambda _reader, _shape: Tick(**_QUEUE),
+    _declare,
+    _policy,
+    _cancel,
+    _entries,
+    _dispatch,
+    _pop,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0: no record cost more than CPU_MS_MAX; 1: one did."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.fuzz.record_cost", description="Search the costliest record."
+    )
+    parser.add_argument("--inputs", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--replay", help="an input in hex")
+    parser.add_argument("--all", action="store_true", help="states in which records are known to cost too much, too")
+    options = parser.parse_args(arguments)
+    if options.replay is not None:
+        worst = _worst(bytes.fromhex(options.replay), 1.0)
+        print(worst)
+        return int(worst.cpu_ms > CPU_MS_MAX)
+    found = search(options.inputs, options.seed, tell=True, all_states=options.all)
+    for cost, data in sorted(found.values(), key=lambda one: -one[0].cpu_ms):
+        print(f"{cost.cpu_ms:8.1f} ms  {cost.kind:17} {cost.shape} [{cost.number}] {cost.what[:160]}  {data.hex()}")
+    return int(max(cost.cpu_ms for cost, _ in found.values()) > CPU_MS_MAX)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""`popstream up` as a user runs it: a process, asked by other processes, stopped by a signal."""
+
+from __future__ import annotations
+
+import signal
+import stat
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from pipelines.process.maintenance import Maintained
+from popstream.history.check import check_history
+from popstream.history.recorder import read_history
+from tests.support.processes.job_process import ROOT
+from tests.support.processes.up_process import Up, run, status_of
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+
+def answers(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
+    assert done.stderr == ""
+    return [msgspec.json.decode(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    started = Up(tmp_path_factory.mktemp("up") / "job", "--flush-interval", "500ms")
+    try:
+        started.wait_for("ready after")
+        yield started
+    finally:
+        started.end()
+
+
+def test_it_says_where_everything_is(up: Up) -> None:
+    said = "".join(up.lines)
+    assert f"(embedded, its data is in {up.folder / 'kafka'})" in said
+    assert "popstream.ops" in said
+    assert stat.S_IMODE(up.folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE((up.folder / "delta" / "operations").stat().st_mode) == 0o700
+
+
+def test_operations_are_answered(up: Up) -> None:
+    history = up.folder.parent / "ops.jsonl"
+    text = """
+{"type":"declare","topic":"t","queue_id":0,"topic_id":"T"}
+{"type":"dispatch","topic":"t","queue_id":0,"ranges":[{"first":0,"last":99}]}
+{"type":"pop","topic":"t","queue_id":0,"group":"g","max_messages":10,"invisible_time_ms":600000}
+"""
+    done = run(up, "ops", "--json", "--history", str(history), text=text)
+    declare, dispatch, pop = answers(done)
+    assert done.returncode == 0
+    assert (declare["reason"], dispatch["commit_position"], pop["messages"]) == ("OK", 100, [[0, 9, 1]])
+    ack = {
+        "type": "ack",
+        "topic": "t",
+        "queue_id": 0,
+        "handles": [{"group": "g", "handle": pop["handle"]}],
+        "entries": [{"handle": 0, "offsets": [[0, 4]]}],
+    }
+    (acked,) = answers(run(up, "ops", "--json", "--history", str(history), msgspec.json.encode(ack).decode()))
+    assert acked["commit_offsets"] == {"g": 5}
+    report = check_history(read_history(history))
+    assert (report.operation_count, report.unknown_count, report.violations) == (4, 0, [])
+
+
+def test_a_refused_operation_has_exit_code_1(up: Up) -> None:
+    done = run(up, "ops", '{"type":"reset_offset","topic":"unknown","queue_id":0,"group":"g","queue_offset":0}')
+    assert done.returncode == 1
+    assert "TOPIC_NOT_EXIST" in done.stdout
+
+
+def test_lines_are_sent_and_consumed(up: Up) -> None:
+    sent = run(up, "send", "orders", "--create", "2", text="one\ntwo\nthree\n")
+    assert (sent.returncode, sent.stderr) == (0, "popstream: 3 messages sent to orders, ready to be popped\n")
+    first = run(up, "consume", "orders", "--group", "g", "--max", "2")
+    rest = run(up, "consume", "orders", "--group", "g", "--json")
+    assert (first.returncode, rest.returncode) == (0, 0), first.stderr + first.stdout
+    values = [*first.stdout.split(), *(msgspec.json.decode(line)["value"] for line in rest.stdout.splitlines())]
+    assert sorted(values) == ["one", "three", "two"]
+
+
+def test_what_a_killed_consumer_held_is_released(up: Up) -> None:
+    assert run(up, "send", "held", "--create", "2", text="one\ntwo\nthree\n").returncode == 0
+    for queue_id in (0, 1):
+        pop = {"type": "pop", "topic": "held", "queue_id": queue_id, "group": "g", "max_messages": 10}
+        leasing = {**pop, "invisible_time_ms": 3_600_000, "client_id": "worker-1"}
+        assert run(up, "ops", msgspec.json.encode(leasing).decode()).returncode == 0
+    done = run(up, "release", "held", "--client", "worker-1", "--group", "g")
+    assert (done.returncode, done.stderr) == (0, "popstream: 3 messages of worker-1 in g released\n")
+    again = run(up, "release", "held", "--client", "worker-1", "--group", "g")
+    assert again.stderr == "popstream: 0 messages of worker-1 in g released\n"
+    consumed = run(up, "consume", "held", "--group", "g", "--max", "3", "--json")
+    assert [msgspec.json.decode(line)["attempt"] for line in consumed.stdout.splitlines()] == [2, 2, 2]
+
+
+def test_a_topic_that_does_not_exist_is_told(up: Up) -> None:
+    done = run(up, "consume", "nowhere", "--group", "g")
+    assert done.returncode == 2
+    assert "there is no topic nowhere" in done.stderr
+
+
+def test_status_tells_lanes_and_totals(up: Up) -> None:
+    status = status_of(up)
+    (lane,) = [lane for queue in status["queues"] if queue["topic"] == "t" for lane in queue["lanes"]]
+    assert (lane["group"], lane["commit_offset"], lane["leased"], lane["lag"]) == ("g", 5, 5, 95)
+    assert status["totals"]["operations"] >= 5
+    assert "write" in status["totals"]["last_batch_ms"]
+    shown = run(up, "status", "--topic", "t")
+    assert shown.returncode == 0
+    assert "t/0" in shown.stdout
+    assert "orders/0" not in shown.stdout
+
+
+def test_a_queue_is_shown_searched_and_rebuilt(up: Up) -> None:
+    """Of the topics of its own Kafka it builds all, but not the job's own."""
+    assert run(up, "send", "shown", "--create", "1", text="one\ntwo\nthree\n").returncode == 0
+
+    def built(*options: str) -> list[dict[str, Any]]:
+        done = run(up, "queue", "shown", "--json", *options)
+        return msgspec.json.decode(done.stdout, type=list[dict[str, Any]]) if done.returncode == 0 else []
+
+    def read_and_dispatched() -> list[dict[str, Any]]:
+        ends = ("end_offset", "commit_position", "log_end")  # the job asks for the last one every two seconds
+        return [view for view in built("--offset", "1") if all(view[end] == 3 for end in ends)]
+
+    (view,) = wait_for(read_and_dispatched)
+    assert (view["queue_type"], view["unit_count"], view["commit_position"], view["problem"]) == ("simple", 3, 3, None)
+    assert [found["unit"]["queue_offset"] for found in view["found"]] == [1]
+    shown = run(up, "queue", "shown", "--time", "2030-01-01")
+    assert shown.returncode == 0
+    assert "first since the time: no unit is that new" in shown.stdout
+    assert "last until the time: offset 2, 5 bytes" in shown.stdout
+    rebuilt = run(up, "queue", "shown", "--queue", "0", "--rebuild-from", "1")
+    assert (rebuilt.returncode, rebuilt.stdout) == (0, "shown/0 is read again from offset 1\n")
+    wait_for(lambda: built("--offset", "1") == [view])
+    assert run(up, "queue", "shown", "--rebuild-from", "1").returncode == 2
+    unknown = run(up, "queue", "popstream.ops")
+    assert unknown.returncode == 2
+    assert "no queue of popstream.ops is built" in unknown.stderr
+
+
+def test_a_second_job_in_the_folder_is_refused(up: Up) -> None:
+    done = run(up, "up", "--var", str(ROOT / "var"))
+    assert done.returncode == 2
+    assert f"runs the job in {up.folder}: stop it first, or choose another folder" in done.stderr
+    assert status_of(up)["running"] is True
+
+
+def test_a_taken_port_is_one_clear_line(up: Up, tmp_path: Path) -> None:
+    port = status_of(up)["bootstrap_servers"].rpartition(":")[2]
+    done = run(up, "up", "--folder", str(tmp_path / "other"), "--var", str(ROOT / "var"), "--kafka-port", port)
+    assert (done.returncode, done.stderr) == (
+        2,
+        f"popstream: port {port} is taken: stop the process that listens on it, or choose another --kafka-port\n",
+    )
+
+
+def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
+    wait_for(lambda: (status := status_of(up))["delta_seq"] >= status["apply_seq"])
+    sql = "SELECT step, count(*) AS messages FROM deliveries_by_message WHERE topic = 't' GROUP BY step ORDER BY step"
+    done = run(up, "query", sql, "--json", "--var", str(ROOT / "var"))
+    assert answers(done) == [{"step": "acked", "messages": 5}, {"step": "leased", "messages": 10}]
+
+
+def test_the_tables_are_maintained_beside_the_job(up: Up) -> None:
+    done = run(up, "maintain", "--json", "--var", str(ROOT / "var"))
+    assert (done.returncode, done.stderr) == (0, "")
+    tables = {each.table: each for each in msgspec.json.decode(done.stdout, type=list[Maintained])}
+    assert tables["deliveries"].compacted > tables["deliveries"].into == 1
+
+
+def test_z_sigterm_stops_it_in_order(up: Up) -> None:
+    code, left = up.stop(signal.SIGTERM)
+    assert (code, left) == (0, [])
+    assert up.lines[-1].startswith("stopped")
+    assert [path.name for path in up.folder.iterdir() if path.name in {"job.json", "control.sock"}] == []
+    done = run(up, "status", "--json")
+    assert done.returncode == 3
+    status = msgspec.json.decode(done.stdout)
+    assert status["running"] is False
+    assert {queue["topic"] for queue in status["queues"]} == {"t", "orders", "held", "shown"}
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:
+    starting = Up(tmp_path / "job")
+    try:
+        starting.wait_for("starting Spark")
+        code, left = starting.stop(signal.SIGINT)
+    finally:
+        starting.end()
+    assert (code, left) == (0, [])

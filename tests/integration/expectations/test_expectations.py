@@ -1,0 +1,521 @@
+"""The suites find nothing in what the kernel does, and each rule finds the one fault made for it.
+
+Method: histories of random worlds, decided by the kernel, and small ones by hand are written through the flusher.
+Then one fault is planted for each expectation, each in a partition of the ops topic of its own. One validation of all
+of them must give, for each expectation, rows of its own partition and of no other: so every rule can fail, and fails
+alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pytest
+
+from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, OrderInfoRow, RejectedRow
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.fold import fold
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
+from connectors.delta.flusher import AuditFlusher
+from connectors.delta.rows import encode_rows
+from connectors.delta.table_log import require_table_log
+from connectors.delta.tables import AUDIT_TABLES, spark_schema, table_path
+from expectations.results import write_results
+from expectations.validate import suites, validate
+from popstream.wire.base_errors import Invalid
+from popstream.wire.command import Command
+from tests.model.generator import PARTITIONS, iterate
+from tests.model.reference_model import partition_of, queue_key
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from expectations.report import QualityReport
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+NOW_MS = 1_795_262_400_000
+WORLDS = 12
+RECORDS_PER_WORLD = 250
+
+
+class Rows:
+    """Rows to write, by table, each with the apply_seq of its micro-batch."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.tables: dict[str, list[tuple[int, Any]]] = {table: [] for table in AUDIT_TABLES}
+        self.wrong_date: list[tuple[str, Any]] = []
+
+    def add(self, table: str, *rows: Any, seq: int = 1) -> None:
+        self.tables[table] += [(seq, row) for row in rows]
+
+    def replace(self, table: str, index: int, **changed: Any) -> None:
+        seq, row = self.tables[table][index]
+        self.tables[table][index] = (seq, row._replace(**changed))
+
+    def operation(
+        self, record: int, kind: str = "ack", first: int | None = 0, last: int | None = 4, **more: Any
+    ) -> OperationRow:
+        row = OperationRow(
+            self.partition, record, 0, NOW_MS + record, kind, self.topic, 0, "g", f"op-{record}", None, 0, first, last,
+            None, None, 0, "OK", True, False, None, None, 1, None,
+        )  # fmt: skip
+        return row._replace(**more)
+
+    def lease(
+        self, record: int, step: str, first: int, last: int, epoch: int = 1, attempt: int = 1, **more: Any
+    ) -> DeliveryRow:
+        now = NOW_MS + record
+        row = DeliveryRow(
+            self.partition, record, 0, now, self.topic, 0, "g", step, first, last, epoch, 0, attempt, now,
+            NOW_MS + 100_000, "pop", None,
+        )  # fmt: skip
+        return row._replace(**more)
+
+    def position(self, record: int, before: int, after: int, **more: Any) -> CommitPositionRow:
+        row = CommitPositionRow(
+            self.partition,
+            record,
+            0,
+            NOW_MS + record,
+            self.topic,
+            0,
+            "g",
+            before,
+            after,
+            0,
+            10,
+            0,
+            5,
+            5,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+        )
+        return row._replace(**more)
+
+    def rejection(self, record: int, **more: Any) -> RejectedRow:
+        value = b"no json"
+        row = RejectedRow(
+            self.partition, record, 0, NOW_MS + record, "NOT_JSON", "no object", len(value),
+            hashlib.sha256(value).hexdigest(), value, None, None,
+        )  # fmt: skip
+        return row._replace(**more)
+
+    def batch(self, record: int, **more: Any) -> OrderInfoRow:
+        now = NOW_MS + record
+        row = OrderInfoRow(
+            self.partition, record, 0, now, self.topic, 0, "g", 2, now, 10_000, None, 5, 9, 5, 0, 5, now + 10_000, 1
+        )  # fmt: skip
+        return row._replace(**more)
+
+    @property
+    def topic(self) -> str:
+        return f"topic-{self.partition}"
+
+
+def good(partition: int) -> Rows:
+    """Leased 0..9; 0..4 acked; 5..9 changed, expired, and leased again. A record that could not be read."""
+    rows = Rows(partition)
+    rows.add(
+        "operations",
+        rows.operation(1, "pop", 0, 9, entry=None, deadline_after_ms=NOW_MS + 100_000),
+        rows.operation(2),
+        rows.operation(3, "change_invisible", 5, 9, deadline_after_ms=NOW_MS + 200),
+        rows.operation(300, "pop", 5, 9, entry=None, deadline_after_ms=NOW_MS + 100_000),
+    )
+    rows.add(
+        "deliveries",
+        rows.lease(1, "leased", 0, 9),
+        rows.lease(2, "acked", 0, 4, cause="ack"),
+        rows.lease(3, "changed", 5, 9, revision=1, deadline_ms=NOW_MS + 200, cause="change_invisible"),
+        rows.lease(300, "expired", 5, 9, revision=1, at_ms=NOW_MS + 200, deadline_ms=NOW_MS + 200, cause="deadline"),
+        rows.lease(300, "leased", 5, 9, 2, 2, ordinal=1),
+    )
+    rows.add("commit_positions", rows.position(2, 0, 5))
+    rows.add("rejected", rows.rejection(400))
+    rows.add("order_info", rows.batch(300))
+    return rows
+
+
+class Fault(NamedTuple):
+    """One expectation, and what makes it fail."""
+
+    suite: str
+    expectation: str
+    plant: Callable[[Rows], None]
+
+
+def twice(table: str) -> Callable[[Rows], None]:
+    # An empty move: a second row of a real one would not follow the first either.
+    extra = {"commit_positions": lambda rows: rows.position(300, 5, 5)}
+
+    def plant(rows: Rows) -> None:
+        row: Any = (
+            extra[table](rows) if table in extra else rows.tables[table][-1][1]._replace(kafka_offset=500, ordinal=0)
+        )
+        if table == "deliveries":
+            row = rows.lease(500, "leased", 50, 59, 5)
+        if table == "operations":
+            row = row._replace(now_ms=NOW_MS + 500, deadline_after_ms=NOW_MS + 100_000)
+        rows.add(table, row, row)
+
+    return plant
+
+
+def renumbered(table: str) -> Callable[[Rows], None]:
+    return lambda rows: rows.replace(table, -1, ordinal=7)
+
+
+def without(table: str, column: str) -> Callable[[Rows], None]:
+    return lambda rows: rows.replace(table, 0, **{column: None})
+
+
+def on_another_date(table: str) -> Callable[[Rows], None]:
+    rows_of = {
+        "operations": lambda rows: rows.operation(500),
+        "deliveries": lambda rows: rows.lease(500, "leased", 50, 59, 5),
+        "commit_positions": lambda rows: rows.position(500, 5, 5),
+        "rejected": lambda rows: rows.rejection(500),
+        "order_info": lambda rows: rows.batch(500),
+    }
+    return lambda rows: rows.wrong_date.append((table, rows_of[table](rows)))
+
+
+def before_its_time(table: str) -> Callable[[Rows], None]:
+    def plant(rows: Rows) -> None:
+        later = {
+            "operations": rows.operation(600),
+            "deliveries": rows.lease(600, "leased", 60, 69, 6),
+            "commit_positions": rows.position(600, 5, 5),
+            "rejected": rows.rejection(600),
+            "order_info": rows.batch(600),
+        }[table]
+        seq, row = rows.tables[table][-1]
+        rows.tables[table][-1] = (seq + 1, row)
+        rows.add(table, later, seq=seq)
+
+    return plant
+
+
+def extra(table: str, make: Callable[[Rows], NamedTuple]) -> Callable[[Rows], None]:
+    return lambda rows: rows.add(table, make(rows))
+
+
+def leased_below(rows: Rows) -> None:
+    """The lane has moved on over offsets that were passed over by tag, and gives one of them away."""
+    rows.add("commit_positions", rows.position(310, 5, 20, next_offset=30, acked=25, passed_over=15))
+    rows.add("deliveries", rows.lease(311, "leased", 15, 15, 3))
+
+
+def leased_when_done(rows: Rows) -> None:
+    rows.add("deliveries", rows.lease(310, "acked", 8, 8, 2, 2), rows.lease(311, "leased", 8, 8, 3, 3))
+
+
+COMMON = (
+    ("expect_keys_to_be_unique", twice),
+    ("expect_no_ordinal_to_be_missing", renumbered),
+    ("expect_date_to_be_that_of_the_time", on_another_date),
+    ("expect_decisions_in_log_order", before_its_time),
+)
+UNUSED = {
+    "operations": "repeated",
+    "deliveries": "cause",
+    "commit_positions": "parked",
+    "rejected": "detail",
+    "order_info": "invisible_time_ms",
+}
+
+FAULTS = [
+    *(Fault(table, name, make(table)) for table in AUDIT_TABLES for name, make in COMMON),
+    *(
+        Fault(
+            table,
+            "expect_required_columns_to_have_values",
+            without(table, column) if table != "deliveries" else lambda rows: rows.replace("deliveries", 1, cause=None),
+        )
+        for table, column in UNUSED.items()
+    ),
+    Fault("operations", "expect_known_kinds", lambda rows: rows.replace("operations", 1, kind="pull")),
+    Fault(
+        "operations",
+        "expect_known_reasons",
+        lambda rows: rows.replace("operations", 1, reason="EXPIRED_LOCALLY", code=13, applied=False),
+    ),
+    Fault(
+        "operations",
+        "expect_code_to_agree_with_reason",
+        lambda rows: rows.replace("operations", 1, reason="BELOW_MIN", code=13, applied=False),
+    ),
+    Fault("operations", "expect_ranges_in_order", lambda rows: rows.replace("operations", 1, first_offset=5)),
+    Fault(
+        "operations",
+        "expect_changes_to_be_answered_with_success",
+        lambda rows: rows.replace("operations", 1, reason="STALE_HANDLE", code=13),
+    ),
+    Fault(
+        "operations",
+        "expect_deadlines_after_now",
+        lambda rows: rows.replace("operations", 0, deadline_after_ms=NOW_MS + 1),
+    ),
+    Fault("operations", "expect_queue_time_never_to_fall", lambda rows: rows.replace("operations", 1, now_ms=NOW_MS)),
+    Fault("deliveries", "expect_known_steps", extra("deliveries", lambda rows: rows.lease(310, "vanished", 90, 99))),
+    Fault(
+        "deliveries",
+        "expect_ranges_and_counters_in_range",
+        extra("deliveries", lambda rows: rows.lease(310, "leased", 60, 50, 3)),
+    ),
+    Fault(
+        "deliveries",
+        "expect_steps_at_their_time",
+        extra("deliveries", lambda rows: rows.lease(310, "acked", 5, 5, 2, 2, at_ms=NOW_MS + 309)),
+    ),
+    Fault(
+        "deliveries",
+        "expect_leases_to_end_after_now",
+        extra("deliveries", lambda rows: rows.lease(310, "leased", 50, 59, 3, deadline_ms=NOW_MS + 310)),
+    ),
+    Fault(
+        "deliveries",
+        "expect_one_live_lease_of_a_message",
+        extra("deliveries", lambda rows: rows.lease(310, "leased", 7, 7, 3, 3)),
+    ),
+    Fault("deliveries", "expect_done_messages_to_stay_done", leased_when_done),
+    Fault(
+        "deliveries",
+        "expect_steps_of_a_lease_that_exists",
+        extra("deliveries", lambda rows: rows.lease(310, "acked", 30, 30, 2)),
+    ),
+    Fault(
+        "deliveries",
+        "expect_attempts_to_count_deliveries",
+        extra("deliveries", lambda rows: rows.lease(310, "leased", 40, 40, 3, 2)),
+    ),
+    Fault(
+        "deliveries",
+        "expect_revisions_to_count_changes",
+        extra("deliveries", lambda rows: rows.lease(310, "acked", 5, 5, 2, 2, revision=4)),
+    ),
+    Fault("deliveries", "expect_nothing_leased_below_the_commit_offset", leased_below),
+    Fault(
+        "commit_positions",
+        "expect_positions_never_to_fall",
+        extra("commit_positions", lambda rows: rows.position(310, 5, 3)),
+    ),
+    Fault(
+        "commit_positions",
+        "expect_positions_to_chain",
+        extra("commit_positions", lambda rows: rows.position(310, 6, 7)),
+    ),
+    Fault(
+        "commit_positions",
+        "expect_every_message_to_be_accounted_for",
+        lambda rows: rows.replace("commit_positions", 0, holes=1),
+    ),
+    Fault(
+        "commit_positions",
+        "expect_counts_to_be_possible",
+        lambda rows: rows.replace("commit_positions", 0, parked=-1),
+    ),
+    Fault(
+        "commit_positions",
+        "expect_parts_not_to_exceed_the_whole",
+        lambda rows: rows.replace("commit_positions", 0, passed_over=6),
+    ),
+    Fault(
+        "commit_positions",
+        "expect_leased_to_agree_with_deliveries",
+        lambda rows: rows.replace("commit_positions", 0, leased=4, acked=6),
+    ),
+    Fault(
+        "rejected",
+        "expect_head_to_be_the_start_of_the_value",
+        lambda rows: rows.replace("rejected", 0, value_head=b"no xxxx"),
+    ),
+    Fault("rejected", "expect_reasons_to_be_words", lambda rows: rows.replace("rejected", 0, reason="not JSON")),
+    Fault("rejected", "expect_rejected_to_be_undecided", lambda rows: rows.replace("rejected", 0, kafka_offset=2)),
+    Fault("order_info", "expect_batches_to_be_possible", lambda rows: rows.replace("order_info", 0, least_count=-1)),
+    Fault(
+        "order_info",
+        "expect_done_batches_to_move_the_commit_offset",
+        lambda rows: rows.replace("order_info", 0, acked=5, free_at_ms=None),
+    ),
+    Fault("order_info", "expect_blocks_to_end", lambda rows: rows.replace("order_info", 0, free_at_ms=NOW_MS)),
+    Fault(
+        "order_info",
+        "expect_batches_to_follow_each_other",
+        extra("order_info", lambda rows: rows.batch(310, epoch=1)),
+    ),
+    Fault("order_info", "expect_members_to_be_leased", lambda rows: rows.replace("order_info", 0, members=4)),
+]
+
+
+def of_worlds() -> dict[str, list[tuple[int, Any]]]:
+    """Histories that the kernel decided, each in partitions and topics of its own."""
+    decode = msgspec.json.Decoder(Command).decode
+    tables: dict[str, list[tuple[int, Any]]] = {
+        "operations": [],
+        "deliveries": [],
+        "commit_positions": [],
+        "rejected": [],
+        "order_info": [],
+    }
+    for world in range(WORLDS):
+        overlay, decision = Overlay(MemoryKv()), Decision()
+        for record in iterate(1_000 + world, RECORDS_PER_WORLD):
+            command = decode(record.value)
+            key = queue_key(command.topic, command.queue_id)
+            misrouted = record.key != key or record.partition != partition_of(key, PARTITIONS)
+            digest = hashlib.blake2b(record.value, digest_size=16).digest()
+            op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
+            fold(overlay, [op], decision)
+        for table in ("operations", "deliveries", "commit_positions", "order_info"):
+            tables[table] += [
+                (
+                    1,
+                    row._replace(
+                        partition=1_000 + world * PARTITIONS + row.partition, topic=f"world-{world}-{row.topic}"
+                    ),
+                )
+                for row in getattr(decision, table)
+            ]
+    return tables
+
+
+def write(spark: SparkSession, root: Path, epoch: str, tables: dict[str, list[tuple[int, Any]]]) -> None:
+    flusher = AuditFlusher(spark, root, "jobs", epoch, ops_topic_id="topic-1", durable=False)
+    upto = max(seq for rows in tables.values() for seq, _ in rows)
+    for table, rows in tables.items():
+        flusher.flush(
+            table,
+            [
+                (seq, data)
+                for seq in sorted({seq for seq, _ in rows})
+                for data in encode_rows(table, [row for each, row in rows if each == seq])
+            ],
+            upto,
+        )
+
+
+def write_with_wrong_date(spark: SparkSession, root: Path, faults: list[Rows]) -> None:
+    for table in AUDIT_TABLES:
+        rows = [
+            (*row, 1, "faulty", "topic-1", date(2026, 11, 21) + timedelta(days=1))
+            for fault in faults
+            for name, row in fault.wrong_date
+            if name == table
+        ]
+        frame = spark.createDataFrame(rows, spark_schema(AUDIT_TABLES[table]))
+        frame.write.format("delta").mode("append").save(str(table_path(root, table)))
+
+
+class Validated(NamedTuple):
+    root: Path
+    docs: Path
+    good: QualityReport
+    bad: QualityReport
+
+
+@pytest.fixture(scope="module")
+def validated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Validated:
+    root = tmp_path_factory.mktemp("delta")
+    docs = root.parent / "data_docs"
+    decided = of_worlds()
+    assert {row.step for _, row in decided["deliveries"]} == set(DeliveryStep), "the worlds have seen every step"
+    by_hand = good(999)
+    write(spark, root, "good", {table: decided[table] + by_hand.tables[table] for table in AUDIT_TABLES})
+    versions = {table: require_table_log(table_path(root, table)).version for table in AUDIT_TABLES}
+    faulty = []
+    for partition, fault in enumerate(FAULTS):
+        rows = good(partition)
+        fault.plant(rows)
+        faulty.append(rows)
+    together = {table: [row for rows in faulty for row in rows.tables[table]] for table in AUDIT_TABLES}
+    # So that the rules across tables, which look only at what all tables have reached, look at everything.
+    last = good(len(FAULTS))
+    for table, made in last.tables.items():
+        together[table] += [(9, row) for _, row in made]
+    write(spark, root, "faulty", together)
+    write_with_wrong_date(spark, root, faulty)
+    checked_good = validate(spark, root, versions=versions, data_docs=docs, run_at=datetime(2026, 11, 21, tzinfo=UTC))
+    assert checked_good.versions == versions
+    return Validated(root, docs, checked_good, validate(spark, root, data_docs=docs))
+
+
+def test_what_the_kernel_does_breaks_no_rule(validated: Validated) -> None:
+    assert validated.good.failures == ()
+    assert len(validated.good.outcomes) == len(FAULTS)
+
+
+@pytest.mark.parametrize(
+    "partition", range(len(FAULTS)), ids=lambda number: f"{FAULTS[number].suite}-{FAULTS[number].expectation}"
+)
+def test_each_expectation_finds_its_fault_and_nothing_else(validated: Validated, partition: int) -> None:
+    fault = FAULTS[partition]
+
+    (outcome,) = [
+        each for each in validated.bad.outcomes if (each.suite, each.expectation) == (fault.suite, fault.expectation)
+    ]
+
+    assert not outcome.success
+    assert outcome.error == ""
+    assert {row["partition"] for row in outcome.sample} == {partition}
+    assert outcome.unexpected_count == len(outcome.sample)
+
+
+def test_every_expectation_has_its_fault() -> None:
+    defined = {
+        (suite.name, each.expectation_type)
+        for suite in suites()
+        if suite.name in AUDIT_TABLES
+        for each in suite.expectations
+    }
+
+    assert defined == {(fault.suite, fault.expectation) for fault in FAULTS}
+
+
+def test_each_expectation_says_what_it_expects(validated: Validated) -> None:
+    assert all(outcome.description.endswith(".") for outcome in validated.bad.outcomes)
+    assert validated.bad.expectations_failed == len(FAULTS)
+
+
+def test_an_old_version_that_is_checked_again_replaces_its_results(spark: SparkSession, validated: Validated) -> None:
+    """The good rows were checked by their version, after the faults had come."""
+    results = spark.read.format("delta").load(str(validated.root / "quality_results"))
+    before = results.count()
+
+    write_results(spark, validated.root, replace(validated.good, run_at=datetime(2026, 11, 22, tzinfo=UTC)))
+
+    after = spark.read.format("delta").load(str(validated.root / "quality_results"))
+    assert before == after.count() == 2 * len(FAULTS)
+    assert after.where("success").select("run_at").distinct().count() == 1, "replaced"
+    assert after.where("NOT success AND unexpected_count >= 1 AND observed LIKE '%partition%'").count() == len(FAULTS)
+
+
+def test_data_docs_hold_one_run(validated: Validated) -> None:
+    pages = [page for page in validated.docs.rglob("*.html") if "validations" in page.parts]
+
+    assert (validated.docs / "index.html").is_file()
+    assert len(pages) == len(AUDIT_TABLES)
+    assert not [each for each in validated.docs.parent.iterdir() if each.name.startswith(".data_docs")]
+
+
+def test_versions_and_tables_that_are_not_there_are_refused(
+    spark: SparkSession, validated: Validated, tmp_path: Path
+) -> None:
+    with pytest.raises(Invalid, match="no version 99"):
+        validate(spark, validated.root, versions={"deliveries": 99}, results=False)
+    with pytest.raises(Invalid, match="no Delta table"):
+        validate(spark, tmp_path, results=False)

@@ -1,0 +1,109 @@
+"""A folder written by an earlier version continues: state, log, tables and receipt handles.
+
+`tests/data/job_folder_0_1_0.tar.xz` is what version 0.1.0 (commit 049613c) left behind: the job's folder with its
+embedded Kafka, all topics without retention, and `facts.json` with what its clients held. It has acked, rejected,
+changed and expired leases, an orderly lane with part of a pop acked, an inner batch, and a policy.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from popstream import Consumer, Producer, Receipt, ReceiptHandle, all_applied
+from tests.support.left_behind import table_rows
+from tests.support.processes.job_process import ROOT
+from tests.support.processes.up_process import Up, run, status_of
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+ARCHIVE = Path(__file__).parents[2] / "data" / "job_folder_0_1_0.tar.xz"
+RECORDS = 25
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("older")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(root, filter="data")
+    return root / "job"
+
+
+@pytest.fixture(scope="module")
+def facts(folder: Path) -> dict[str, Any]:
+    return msgspec.json.decode((folder / "facts.json").read_bytes(), type=dict[str, Any])
+
+
+@pytest.fixture(scope="module")
+def up(folder: Path) -> Iterator[Up]:
+    started = Up(folder, "--flush-interval", "500ms", "--kafka-port", "0")
+    try:
+        started.wait_for("ready after")
+        yield started
+    finally:
+        started.end()
+
+
+def receipts(held: list[dict[str, Any]]) -> list[Receipt]:
+    return [
+        Receipt(
+            topic=one["topic"],
+            queue_id=one["queue_id"],
+            queue_offset=one["queue_offset"],
+            handle=ReceiptHandle(one["handle"]),
+        )
+        for one in held
+    ]
+
+
+def test_the_log_is_decided_again_with_equal_bytes_and_rows(up: Up) -> None:
+    verified = run(up, "verify", "--json", "--var", str(ROOT / "var"))
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    found = msgspec.json.decode(verified.stdout, type=dict[str, Any])
+    assert found["differences"] == []
+    assert found["records"] >= RECORDS
+    assert all(found["rows"][table] for table in ("operations", "deliveries", "commit_positions", "order_info"))
+
+
+def test_handles_of_before_ack_and_leases_go_on(up: Up, facts: dict[str, Any]) -> None:
+    servers = status_of(up)["bootstrap_servers"]
+    with Producer(servers) as producer:
+        producer.send("orders", b"a new one", queue_id=0).result(60)
+    with Consumer(servers, group="billing", client_id="worker-1") as consumer:
+        assert all_applied(consumer.ack(receipts(facts["leased"])))
+        again = list(consumer.pop("orders", queue_id=1, max_messages=4, invisible_time_ms=60_000, poll_time_ms=30_000))
+        assert [(m.queue_offset, m.attempt) for m in again] == [(offset, 2) for offset in facts["expired"]]
+        assert [m.value for m in again] == [b"order 1", b"order 3", b"order 5", b"order 7"]
+        assert all_applied(consumer.ack(again))
+    with Consumer(servers, group="ledger", client_id="worker-2") as consumer:
+        assert all_applied(consumer.ack(receipts(facts["orderly"])))
+        following = list(
+            consumer.pop(
+                "orders", queue_id=0, max_messages=3, invisible_time_ms=60_000, order=True, poll_time_ms=30_000
+            )
+        )
+        assert [m.queue_offset for m in following] == [5, 6, 7]
+    lanes = {
+        (queue["topic"], queue["queue_id"], lane["group"]): lane
+        for queue in status_of(up)["queues"]
+        for lane in queue["lanes"]
+    }
+    assert lanes["orders", 0, "billing"]["commit_offset"] == 8
+    assert lanes["orders", 1, "billing"]["commit_offset"] == 4
+    assert lanes["orders", 0, "ledger"]["commit_offset"] == 5
+
+
+def test_the_tables_go_on(up: Up) -> None:
+    """By their files: they hold the rows of the earlier version and those of this one."""
+    delta = up.folder / "delta"
+    wait_for(lambda: max(row["attempt"] for row in table_rows(delta, "deliveries")) == 2)
+    assert sum(row["step"] == "dead_lettered" for row in table_rows(delta, "deliveries")) == 1
+    assert len(table_rows(delta, "consume_queue")) >= 41

@@ -1,0 +1,1 @@
+"""Jobs, commands and builders in processes of their own, and what kills them."""

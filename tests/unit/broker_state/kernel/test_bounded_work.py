@@ -1,0 +1,135 @@
+"""One record reads a bounded number of values, however large the state is (tests/fuzz/record_cost.py searches)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from broker_state.kernel import ack_change_reject, dispatch
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.decide import decide
+from broker_state.store.keys import NEVER_MS, queue_prefix
+from broker_state.store.overlay import Overlay
+from popstream.wire.answer import Answer
+from popstream.wire.command import (
+    Ack,
+    AckEntry,
+    Declare,
+    Dispatch,
+    ForgetLane,
+    HandleRef,
+    Pop,
+    ResetOffset,
+    Tick,
+    WrittenRange,
+)
+from tests.fuzz.large_states import DUE_MS, NOW_MS, QUEUE_ID, SHAPES, TOPIC, LargeState, group_of, handle_of
+from tests.support.in_process.lane_lab import GROUP, QUEUE, LaneLab
+
+if TYPE_CHECKING:
+    from popstream.wire.command import Command
+
+NAMED: dict[str, Any] = {"topic": TOPIC, "queue_id": QUEUE_ID, "v": 1, "reply_to": 0, "op_id": "op"}
+
+
+def decided(shape: str, command: Command, *, at_ms: int = NOW_MS) -> tuple[int, Answer]:
+    """How many values of a large state a record reads, and its answer."""
+    state = LargeState(SHAPES[shape])
+    decision = Decision()
+    decide(Overlay(state), OpRecord(0, 0, at_ms, command, b"digest"), decision)
+    answers = [msgspec.json.decode(encoded, type=Answer) for _, encoded in decision.answers]
+    return state.reads, next(answer for answer in answers if answer.op_id == "op")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ResetOffset(**NAMED, group=group_of(1), queue_offset=0),
+        ForgetLane(**NAMED, group=group_of(1)),
+        Declare(**NAMED, topic_id="another"),
+    ],
+)
+def test_a_million_leases_end_without_a_look_at_them(command: Command) -> None:
+    reads, answer = decided("a million leases one a page", command)
+    assert answer.applied
+    assert reads < 50
+
+
+def test_of_a_million_pages_that_are_due_no_more_are_read_than_are_applied() -> None:
+    reads, _ = decided("a million leases one a page", Tick(**NAMED), at_ms=DUE_MS)
+    assert reads < 20_000
+
+
+def test_of_a_thousand_batches_that_are_due_two_are_settled() -> None:
+    reads, _ = decided("1,000 orderly batches of 10,000", Tick(**NAMED), at_ms=DUE_MS)
+    assert reads < 2_000
+
+
+def test_a_pop_takes_what_is_far_apart_from_a_bounded_number_of_pages() -> None:
+    pop = Pop(**NAMED, group=group_of(1), max_messages=10_000, invisible_time_ms=1_000)
+    reads, answer = decided("a million messages available one a page", pop)
+    assert len(answer.messages) == 2_048
+    assert reads < 2_200
+
+
+def test_a_lane_without_deliveries_looks_at_no_late_skip() -> None:
+    pop = Pop(**NAMED, group=group_of(1), max_messages=1, invisible_time_ms=1_000)
+    reads, _ = decided("a million late skips of a fresh lane", pop)
+    assert reads < 50
+
+
+def test_an_op_id_is_used_again_before_a_million_older_ones_are_deleted() -> None:
+    reads, answer = decided("a million old op_ids", Tick(**{**NAMED, "op_id": "op"}))
+    assert answer.reason == "OK"
+    state = LargeState(SHAPES["a million old op_ids"])
+    decide(Overlay(state), OpRecord(0, 0, NOW_MS, Tick(**{**NAMED, "op_id": "old-999999"}), b"digest"), Decision())
+    assert state.reads < reads + 5_000
+
+
+def test_an_entry_may_name_everything_and_is_refused_beyond_what_one_record_may_name() -> None:
+    entry = AckEntry(0, [(0, 9), (0, 2**63 - 1), (10, 19)])
+    command = Ack(**NAMED, handles=[HandleRef(group_of(1), handle_of(SHAPES["a billion fresh"], 1))], entries=[entry])
+    reads, answer = decided("a billion fresh", command)
+    assert [str(run.reason) for run in answer.runs] == ["OUTSIDE_POP", "INVALID_PARAMETER", "INVALID_PARAMETER"]
+    assert reads < 50
+
+
+def test_ranges_that_make_too_many_runs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ack_change_reject, "_ROWS_MAX", 18)
+    monkeypatch.setattr(ack_change_reject, "_CLAIMED_OFFSETS_MAX", 8)
+    lab = LaneLab(100)
+    popped = lab.pop(100)
+    for offset in range(0, 100, 2):
+        lab.ack(popped.handle, (offset, offset))
+    runs = lab.ack(popped.handle, (0, 3), (4, 59), (60, 61))
+    assert runs[:4] == [(0, 0, "ALREADY_ACKED"), (1, 1, "OK"), (2, 2, "ALREADY_ACKED"), (3, 3, "OK")]
+    assert runs[-2:] == [(20, 59, "INVALID_PARAMETER"), (60, 61, "INVALID_PARAMETER")]
+    assert [reason for first, _, reason in runs[4:-2] if first % 2] == ["OK"] * 8
+    assert lab.ack(popped.handle, (20, 21)) == [(20, 20, "ALREADY_ACKED"), (21, 21, "OK")]
+
+
+def test_a_dispatch_writes_as_many_pages_of_tags_as_a_record_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "DISPATCH_COST_MAX", 200)
+    ranges = [WrittenRange(at * 10_000, at * 10_000 + 9_999, tag=5) for at in range(4)]
+    lab = LaneLab()
+    answer = lab.do(Dispatch(**QUEUE, ranges=ranges))
+    assert answer is not None
+    assert [str(run.reason) for run in answer.runs] == ["OK", "OK", "AHEAD_OF_WINDOW", "AHEAD_OF_WINDOW"]
+    again = lab.do(Dispatch(**QUEUE, ranges=ranges[2:]))
+    assert again is not None
+    assert [str(run.reason) for run in again.runs] == ["OK", "OK"]
+
+
+def test_deadlines_of_a_lane_that_was_reset_leave_the_index_when_they_are_due() -> None:
+    lab = LaneLab(640)
+    lab.pop(640, 10_000)
+    lab.do(ResetOffset(**QUEUE, group=GROUP, queue_offset=0))
+    lab.pop(64, 20_000)
+    assert len(lab.kv.deadlines(queue_prefix(TOPIC, 0), None, NEVER_MS, 100)) == 11
+    lab.tick(10_000)
+    assert lab.steps == []
+    assert len(lab.kv.deadlines(queue_prefix(TOPIC, 0), None, NEVER_MS, 100)) == 1
+    lab.tick(10_000)
+    assert lab.steps == [("expired", 0, 63, 1)]

@@ -1,0 +1,185 @@
+"""Claim: a letter that is in the topic is not sent again, and no other letter is left out.
+
+Method: topics in memory, with letters as `copy_of` makes them.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+from kafka import TopicPartition
+
+from pipelines.apply_ops import dead_letter_copy
+from pipelines.apply_ops.dead_letter_copy import KafkaDeadLetterReader, copy_of
+from pipelines.apply_ops.earlier_letters import MARGIN_MS, EarlierLetters, identity_of
+from pipelines.apply_ops.outbox import Entry, EntryKind
+from popstream.wire.dead_letter import DeadLetter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+HOUR_MS = 3_600_000
+NOW_MS = 100 * HOUR_MS
+LETTER = DeadLetter("orders", 0, "g", 10, 12, "attempt_limit", 16, 1, 7, NOW_MS, 0, 99)
+
+
+class Topics:
+    """Kafka: the records of each partition, by offset."""
+
+    def __init__(self) -> None:
+        self.records: dict[TopicPartition, list[Any]] = {}
+
+    def add(self, topic: str, time_ms: int, headers: Iterable[tuple[str, bytes]] = (), partition: int = 0) -> None:
+        log = self.records.setdefault(TopicPartition(topic, partition), [])
+        log.append(
+            SimpleNamespace(
+                topic=topic,
+                partition=partition,
+                offset=len(log),
+                timestamp=time_ms,
+                headers=list(headers),
+                key=None,
+                value=b"v",
+            )
+        )
+
+    def letter(self, letter: DeadLetter, queue_offset: int, time_ms: int = NOW_MS, partition: int = 0) -> None:
+        message: Any = SimpleNamespace(headers=[("popstream.group", b"of an older letter")], key=b"k", value=b"v")
+        self.add("dead", time_ms, copy_of(letter, queue_offset, message).headers, partition)
+
+
+class Consumer:
+    """Reads them, one record at a time."""
+
+    def __init__(self, topics: Topics) -> None:
+        self._topics = topics
+        self._position: dict[TopicPartition, int] = {}
+        self.read: list[TopicPartition] = []
+
+    def partitions_for_topic(self, name: str) -> set[int]:
+        return {place.partition for place in self._topics.records if place.topic == name}
+
+    def assign(self, places: list[TopicPartition]) -> None:
+        self._position = dict.fromkeys(places, 0)
+
+    def end_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return {place: len(self._topics.records.get(place, ())) for place in places}
+
+    def beginning_offsets(self, places: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(places, 0)
+
+    def offsets_for_times(self, times: dict[TopicPartition, int]) -> dict[TopicPartition, Any]:
+        return {
+            place: next((record for record in self._topics.records[place] if record.timestamp >= time_ms), None)
+            for place, time_ms in times.items()
+        }
+
+    def seek(self, place: TopicPartition, offset: int) -> None:
+        self._position[place] = offset
+
+    def position(self, place: TopicPartition) -> int:
+        return self._position[place]
+
+    def poll(self, timeout_ms: int) -> dict[TopicPartition, list[Any]]:
+        assert timeout_ms
+        for place, position in self._position.items():
+            if position < len(self._topics.records.get(place, ())):
+                self._position[place] += 1
+                self.read.append(place)
+                return {place: [self._topics.records[place][position]]}
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def own_headers(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes]]:
+    return copy_of(letter, queue_offset, None).headers
+
+
+def loaded(topics: Topics, next_offset: dict[int, int], undelivered: Iterable[DeadLetter] = ()) -> EarlierLetters:
+    earlier = EarlierLetters("dead", "ops", next_offset, undelivered)
+    earlier.load(Consumer(topics))
+    return earlier
+
+
+def test_a_letter_in_the_outbox_that_was_sent_is_recognised_once() -> None:
+    topics = Topics()
+    topics.letter(LETTER, 10, partition=1)
+    earlier = loaded(topics, {0: 0}, [LETTER])
+    assert not earlier.take(own_headers(LETTER, 11))
+    assert earlier.take(own_headers(LETTER, 10))
+    assert not earlier.take(own_headers(LETTER, 10))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"topic": "parcels"},
+        {"queue_id": 1},
+        {"group": "h"},
+        {"kafka_offset": 100},
+        {"partition": 1},
+        {"epoch": 2},
+    ],
+    ids=str,
+)
+def test_another_letter_is_sent(other: dict[str, Any]) -> None:
+    """As in an orderly lane, where a member that was rejected may be rejected again."""
+    topics = Topics()
+    topics.letter(LETTER, 10)
+    earlier = loaded(topics, {0: 0}, [LETTER])
+    assert not earlier.take(own_headers(msgspec.structs.replace(LETTER, **other), 10))
+
+
+def test_a_restored_state_recognises_the_letters_of_all_that_it_decides_again() -> None:
+    topics = Topics()
+    for hours in range(10):
+        topics.add("ops", hours * HOUR_MS)
+        topics.letter(LETTER, hours, hours * HOUR_MS)
+    earlier = loaded(topics, {0: 4})
+    assert [earlier.take(own_headers(LETTER, hours)) for hours in range(10)] == [False] * 4 + [True] * 6
+
+
+def test_clocks_of_host_and_broker_may_differ() -> None:
+    topics = Topics()
+    topics.add("ops", NOW_MS)
+    topics.letter(LETTER, 10, NOW_MS - MARGIN_MS)
+    assert loaded(topics, {0: 0}).take(own_headers(LETTER, 10))
+
+
+def test_without_anything_to_send_again_no_letter_is_read() -> None:
+    topics = Topics()
+    topics.add("ops", NOW_MS)
+    topics.letter(LETTER, 10)
+    consumer = Consumer(topics)
+    earlier = EarlierLetters("dead", "ops", {0: 1, 1: 0}, [])
+    earlier.load(consumer)
+    assert consumer.read == []
+    assert not earlier.take(own_headers(LETTER, 10))
+
+
+def test_the_headers_of_the_message_do_not_count() -> None:
+    assert identity_of([("popstream.group", b"x"), ("h", b"1"), *own_headers(LETTER, 3)]) == identity_of(
+        own_headers(LETTER, 3)
+    )
+
+
+def test_the_reader_leaves_out_what_was_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And loads the earlier letters once, before the first letter."""
+    topics = Topics()
+    for _ in range(13):
+        topics.add("orders", NOW_MS)
+    topics.letter(LETTER, 11)
+    monkeypatch.setattr(dead_letter_copy, "KafkaConsumer", lambda **_: Consumer(topics))
+    reader = KafkaDeadLetterReader({}, EarlierLetters("dead", "ops", {}, [LETTER]))
+    read: list[list[int]] = []
+    failures: list[Exception] = []
+    reader.start(lambda *given: read.append([queue_offset for queue_offset, _ in given[2]]), failures.append)
+    for number in range(2):
+        reader.read(Entry(EntryKind.DEAD_LETTER, 1, number, b""), LETTER)
+    reader.close()
+    assert (read, failures) == ([[10, 12], [10, 11, 12]], [])

@@ -1,0 +1,305 @@
+"""Claim: one job at a time owns a prefix; another one starts only when the owner has ended or can decide no more.
+
+Method: jobs on a topic in memory that fences producers as Kafka does, with short times.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from checkpoints.prefix_owner import Owner
+from connectors.kafka.owner_log import LastRecord, SupersededError
+from pipelines.process import prefix_ownership
+from pipelines.process.prefix_ownership import PrefixOwnership
+from popstream.wire.base_errors import Fenced, Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+VALID_S = 0.3
+
+
+class Topic:
+    """The topic, shared by the producers of all jobs."""
+
+    def __init__(self) -> None:
+        self.records: list[Owner] = []
+        self.producer: object = None
+        self.lock = threading.Lock()
+
+
+class Records:
+    """See `OwnerRecords`."""
+
+    def __init__(self, topic: Topic) -> None:
+        self._topic = topic
+        self._producer: object | None = None
+        self.is_away = False
+        self.before_write: Callable[[], None] = lambda: None
+
+    @property
+    def is_open(self) -> bool:
+        return self._producer is not None
+
+    def last(self) -> LastRecord[Owner] | None:
+        self._reach()
+        with self._topic.lock:
+            written = self._topic.records
+            return LastRecord(len(written) - 1, written[-1]) if written else None
+
+    def open_for_writing(self) -> None:
+        self._reach()
+        with self._topic.lock:
+            self._producer = self._topic.producer = object()
+
+    def write(self, value: Owner) -> None:
+        self.before_write()
+        self._reach()
+        with self._topic.lock:
+            if self._topic.producer is not self._producer:
+                self._producer = None
+                raise SupersededError
+            self._topic.records.append(value)
+
+    def close(self) -> None:
+        self._producer = None
+
+    def _reach(self) -> None:
+        if self.is_away:
+            self._producer = None
+            message = "Kafka is away"
+            raise Unavailable(message)
+
+
+class Lab:
+    """Jobs with one prefix."""
+
+    def __init__(self) -> None:
+        self.topic = Topic()
+        self.failures: list[BaseException] = []
+        self._made: list[PrefixOwnership] = []
+
+    def job(self, place: str = "p", epoch: str = "e") -> tuple[PrefixOwnership, Records]:
+        records = Records(self.topic)
+        made = PrefixOwnership(
+            "shop",
+            records,
+            folder=f"/{place}",
+            place=place,
+            ops_topic_id="t",
+            state_epoch=lambda: epoch,
+            on_failure=self.failures.append,
+        )
+        self._made.append(made)
+        return made, records
+
+    def running(self, place: str = "p", epoch: str = "e", **options: Any) -> tuple[PrefixOwnership, Records]:
+        made, records = self.job(place, epoch)
+        made.take([epoch], **{"take_over": False, **options})
+        return made, records
+
+    def end(self) -> None:
+        for made in self._made:
+            made.release()
+
+
+@pytest.fixture
+def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    times = {"HEARTBEAT_S": 0.02, "POLL_S": 0.01, "VALID_S": VALID_S, "SILENCE_S": 0.6, "CONFIRM_S": 0.5}
+    for name, seconds in times.items():
+        monkeypatch.setattr(prefix_ownership, name, seconds)
+    made = Lab()
+    yield made
+    made.end()
+
+
+def eventually(what: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 10
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_an_owner_repeats_its_record_and_ends_it(lab: Lab) -> None:
+    job, _ = lab.running()
+    job.require()
+    eventually(lambda: len(lab.topic.records) > 3)
+    job.release()
+    *beats, last = lab.topic.records
+    assert {(beat.term, beat.ended, beat.state_epoch, beat.folder) for beat in beats} == {(1, False, "e", "/p")}
+    assert (last.ended, last.session) == (True, beats[0].session)
+    time.sleep(VALID_S)
+    with pytest.raises(Unavailable):
+        job.require()
+    again, _ = lab.running(place="q")
+    again.require()
+    assert lab.topic.records[-1].term == 2
+    assert lab.failures == []
+
+
+def test_a_copy_of_a_folder_whose_job_runs_is_refused(lab: Lab) -> None:
+    """And the job is not disturbed."""
+    job, _ = lab.running()
+    copy, _ = lab.job(place="q")
+    with pytest.raises(Fenced, match="another job runs with the prefix shop: process"):
+        copy.take(["e"], take_over=False)
+    job.require()
+    assert (lab.failures, {beat.term for beat in lab.topic.records}) == ([], {1})
+
+
+def test_a_copy_of_a_folder_whose_job_was_killed_waits_and_starts(lab: Lab) -> None:
+    job, records = lab.running()
+    records.is_away = True  # to Kafka it is as if the job were dead
+    began = time.monotonic()
+    copy, _ = lab.running(place="q")
+    assert time.monotonic() - began >= 2 * VALID_S
+    copy.require()
+    with pytest.raises(Unavailable, match="does not confirm that this job owns the prefix shop"):
+        job.require()
+    records.is_away = False
+    eventually(lambda: lab.failures)
+    with pytest.raises(Fenced, match=r"has taken the prefix shop: process .* folder /q"):
+        job.require()
+    with pytest.raises(Fenced):
+        job.check()
+    assert job.is_fenced
+    copy.require()
+    assert not copy.is_fenced
+
+
+def test_a_job_that_was_killed_restarts_at_once(lab: Lab) -> None:
+    _, records = lab.running()
+    records.is_away = True
+    began = time.monotonic()
+    again, _ = lab.running()
+    assert time.monotonic() - began < VALID_S
+    again.require()
+    assert lab.topic.records[-1].term == 2
+
+
+def test_another_state_is_refused_and_disturbs_nobody(lab: Lab) -> None:
+    job, _ = lab.running()
+    other, records = lab.job(place="q", epoch="f")
+    with pytest.raises(Invalid, match="belongs to another state"):
+        other.take(["f"], take_over=False)
+    assert not records.is_open
+    other.release()
+    job.require()
+
+
+def test_a_take_over_fences_the_owner_and_waits_until_it_can_decide_no_more(lab: Lab) -> None:
+    job, _ = lab.running()
+    decided: list[tuple[str, float]] = []
+    stopping = threading.Event()
+
+    def decide(name: str, which: PrefixOwnership) -> None:
+        while not stopping.is_set():
+            try:
+                which.require()
+            except Fenced:
+                return
+            decided.append((name, time.monotonic()))
+            time.sleep(0.002)
+
+    first = threading.Thread(target=decide, args=["old", job])
+    first.start()
+    eventually(lambda: decided)
+    new, _ = lab.running(place="q", epoch="f", take_over=True)
+    second = threading.Thread(target=decide, args=["new", new])
+    second.start()
+    eventually(lambda: decided[-1][0] == "new")
+    stopping.set()
+    first.join()
+    second.join()
+    assert max(at for name, at in decided if name == "old") < min(at for name, at in decided if name == "new")
+    (failure,) = lab.failures
+    assert isinstance(failure, Fenced)
+    assert [beat.term for beat in lab.topic.records] == sorted(beat.term for beat in lab.topic.records)
+
+
+def test_an_owner_that_has_decided_nothing_leaves_the_state_before_it(lab: Lab) -> None:
+    """Otherwise a take-over that ends at once would open the prefix to any folder."""
+    first, _ = lab.running(epoch="e")
+    first.release()
+    empty, _ = lab.job(place="q", epoch="")
+    empty.take([], take_over=True)
+    empty.release()
+    assert (lab.topic.records[-1].state_epoch, lab.topic.records[-1].has_decided) == ("e", False)
+    other, _ = lab.job(place="r", epoch="")
+    with pytest.raises(Invalid):
+        other.take([], take_over=False)
+    again, _ = lab.job(place="q", epoch="")
+    again.take([], take_over=False)
+    again.release()
+    lab.running(epoch="e")[0].require()
+
+
+def test_an_owner_that_was_cut_off_for_a_moment_goes_on(lab: Lab) -> None:
+    """Work waits for the next heartbeat meanwhile."""
+    job, records = lab.running()
+    records.is_away = True
+    time.sleep(VALID_S)
+    threading.Timer(0.1, setattr, (records, "is_away", False)).start()
+    job.require()
+    assert lab.failures == []
+
+
+def test_a_stop_does_not_wait_for_kafka(lab: Lab) -> None:
+    job, records = lab.running()
+    records.is_away = True
+    time.sleep(VALID_S + 0.1)
+    job.hurry()
+    began = time.monotonic()
+    with pytest.raises(Unavailable):
+        job.require()
+    job.release()
+    assert time.monotonic() - began < 0.4
+
+
+def test_an_owner_that_is_fenced_and_not_replaced_goes_on(lab: Lab) -> None:
+    """Its contender has ended between fencing it and taking the prefix."""
+    job, _ = lab.running()
+    Records(lab.topic).open_for_writing()
+    beats = len(lab.topic.records)
+    eventually(lambda: len(lab.topic.records) > beats + 2)
+    job.require()
+    assert lab.failures == []
+
+
+@pytest.mark.parametrize("take_over", [False, True])
+def test_of_jobs_that_start_together_one_wins(lab: Lab, *, take_over: bool) -> None:
+    """Without `--take-over` the others are refused; with it each has its turn, and one is left."""
+    jobs = [lab.job(place=f"p{number}") for number in range(4)]
+    refused: list[Exception] = []
+    barrier = threading.Barrier(len(jobs))
+
+    def take(job: PrefixOwnership, records: Records) -> None:
+        records.before_write = lambda: time.sleep(0.003)
+        barrier.wait()
+        try:
+            job.take(["e"], take_over=take_over)
+        except (Fenced, Unavailable) as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=take, args=job) for job in jobs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    eventually(lambda: len(refused) + sum(job.is_fenced for job, _ in jobs) >= len(jobs) - 1)
+    owners = []
+    for job, _ in jobs:
+        try:
+            job.require()
+        except (Fenced, Unavailable):
+            continue
+        owners.append(job)
+    assert len(owners) == 1
+    terms = [beat.term for beat in lab.topic.records]
+    assert terms == sorted(terms)
+    by_term = {(beat.term, beat.session) for beat in lab.topic.records}
+    assert len(by_term) == len({term for term, _ in by_term})

@@ -1,0 +1,232 @@
+"""Claim: `popstream verify` compares each unit with its row in `consume_queue` and its record, and counts differences.
+
+Method: a builder's store is filled from records of three queues, of each type; the table is written by hand, without
+the last units, which are in the outbox. Then one thing is changed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from broker_state.consume_queue import Scan, Units, units_between
+from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
+from checkpoints.applied import Applied
+from connectors.delta.pieces import find_pieces
+from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
+from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.build_consume_queue.builder import Builder, Queue, reader_of
+from pipelines.build_consume_queue.unit_columns import units_by_queue
+from pipelines.recovery.ops_log import LostRecords
+from pipelines.recovery.verify import units as units_module
+from pipelines.recovery.verify.plan import Plan, unit_sources
+from pipelines.recovery.verify.units import MessageLog, UnitResult, compare_units
+from pipelines.recovery.verify.work_folder import replace_file
+from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
+from popstream.topics.message_topics import MessageTopic
+from tests.support.in_process.verify_scene import WrittenTable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from popstream.wire.command import QueueType
+
+QUEUE_TYPES: dict[str, QueueType] = {"plain": "simple", "batched": "batch", "latest": "sparse"}
+RECORDS = 90
+IN_DELTA = 60
+
+
+class Record(NamedTuple):
+    """As kafka-python has it."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes
+    headers: list[tuple[str, bytes]]
+
+
+def record(topic: str, offset: int) -> Record:
+    key = None if offset % 3 else b"key-%d" % offset
+    tag = [("popstream-tag", b"paid")] if offset % 2 else []
+    if topic != "batched" or offset % 5 == 0:
+        return Record(offset, 1_000 + offset, key, b"x" * offset, tag)
+    messages = [InnerMessage(b"%d" % number, 0) for number in range(1 + offset % 4)]
+    value, headers = encode_inner_batch(
+        messages, created_ms=7, ids=[f"a-{offset:x}{number}" for number in range(len(messages))]
+    )
+    return Record(offset, 1_000 + offset, key, value, [*headers, *tag])
+
+
+class UnitScene:
+    """The store, the table and the topics; offsets divisible by 7 are holes."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.records = {
+            topic: [record(topic, offset) for offset in range(RECORDS) if offset % 7] for topic in QUEUE_TYPES
+        }
+        self.table = WrittenTable(root / "delta", CONSUME_QUEUE.name)
+        self.span = (0, RECORDS)
+        with RocksStore(root / "queues", BUILDER_FAMILIES) as store:
+            outbox = Outbox(store)
+            builder = Builder(store, outbox, "epoch")
+            topics = {name: MessageTopic(name, f"id-{name}", {0: 0}, {0: RECORDS}) for name in QUEUE_TYPES}
+            builder.update_topics(topics, QUEUE_TYPES)
+            for first, end in ((0, 20), (20, IN_DELTA), (IN_DELTA, RECORDS)):
+                builder.append({(topic, 0): self.scan(builder, topic, first, end) for topic in QUEUE_TYPES})
+                if end <= IN_DELTA:
+                    rows = pa.concat_tables(
+                        [self.rows(builder, store, (topic, 0), first, end) for topic in QUEUE_TYPES]
+                    )
+                    self.table.append(rows, "build_consume_queue/consume_queue/epoch")
+                    delivered = [each.key for each in outbox.undelivered(EntryKind.UNIT_SPANS)]
+                    outbox.delivered(delivered)
+
+    def scan(self, builder: Builder, topic: str, first: int, end: int) -> Scan:
+        found = [each for each in self.records[topic] if first <= each.offset < end]
+        table = units_module._log_rows((topic, 0), builder.queues[topic, 0], found)
+        ((_, units),) = units_by_queue(table, batch_topics=frozenset({"batched"}))
+        return Scan(first, end, units)
+
+    def rows(self, builder: Builder, store: RocksStore, queue: Queue, first: int, end: int) -> pa.Table:
+        known = builder.queues[queue]
+        units: Units = units_between(known, reader_of(store, queue), first, end)
+        rows = units_module._delta_rows(queue, known, units)
+        count = rows.num_rows
+        rows = rows.append_column("build_seq", pa.array([1] * count, pa.int64()))
+        rows = rows.append_column("state_epoch", pa.repeat("epoch", count))
+        rows = rows.append_column("store_date", pa.array([0] * count, pa.int32()).cast(pa.date32()))
+        return rows.select(arrow_schema(CONSUME_QUEUE).names)
+
+    def change(self, change: Callable[[pa.Table], pa.Table]) -> None:
+        """Replace the last file of the table."""
+        file = self.table.path / f"part-{self.table.version:05d}.parquet"
+        rows = pa.parquet.ParquetFile(file).read()
+        dates = pa.array([0] * rows.num_rows, pa.int32()).cast(pa.date32())
+        self.table.append(change(rows.append_column("store_date", dates)), removed=[file.name])
+
+    def compare(self, **logs: str) -> UnitResult:
+        columns = ("topic", "queue_id", "topic_id")
+        plan = Plan(
+            since=None,
+            base="",
+            topic="",
+            topic_id="",
+            first={},
+            end={},
+            state="",
+            queues=str(self.root / "queues"),
+            delta=str(self.root / "delta"),
+            applied=Applied(state_epoch="e", ops_topic="", ops_topic_id=""),
+            signer="",
+            quarantine=[],
+            tables={},
+            units=find_pieces(self.table.path, columns, "queue_offset", unit_sources),
+            slices=[],
+            shares=[],
+        )
+        found = {(topic, 0): logs.get(topic) or MessageLog(self.span, self.reader(topic)) for topic in QUEUE_TYPES}
+        return compare_units(plan, self.root / "noted", found, lambda *_: None)
+
+    def reader(self, topic: str) -> Callable[[int, int], Iterator[Any]]:
+        return lambda first, end: (each for each in self.records[topic] if first <= each.offset < end)
+
+    def lines(self) -> list[str]:
+        found = self.compare()
+        return [*found.in_delta.lines("units of consume_queue"), *found.in_log.lines("units in the log")]
+
+    @property
+    def units(self) -> int:
+        return sum(map(len, self.records.values()))
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> UnitScene:
+    monkeypatch.setattr(units_module, "SLICE_OFFSETS", 50)
+    return UnitScene(tmp_path)
+
+
+def test_units_of_every_type_equal_their_rows_and_records(scene: UnitScene) -> None:
+    found = scene.compare()
+    assert found.in_delta.is_equal
+    assert found.in_log.is_equal
+    in_delta = sum(each.offset < IN_DELTA for records in scene.records.values() for each in records)
+    assert (found.in_delta.equal, found.in_outbox) == (in_delta, scene.units - in_delta)
+    assert found.in_log.equal == scene.units
+
+
+def test_missing_repeated_and_changed_rows_are_counted_and_named(scene: UnitScene) -> None:
+    def change(rows: pa.Table) -> pa.Table:
+        tag = rows.schema.get_field_index("tag_hash")
+        hashes = pc.if_else(pc.equal(rows["queue_offset"], 25), 77, rows["tag_hash"])
+        changed = rows.set_column(tag, "tag_hash", hashes)
+        return pa.concat_tables([changed.filter(pc.not_equal(rows["queue_offset"], 30)), rows.slice(10, 2)])
+
+    scene.change(change)
+    said = "\n".join(scene.lines())
+    for wanted in (
+        "3 of 153 units of consume_queue differ",
+        "3 of 153 .* are missing",
+        "2 of 150 .* are there repeatedly",
+    ):
+        assert re.search(f"^{wanted}", said, re.MULTILINE), said
+    assert re.search(r"^\w+/0, queue offset 25: tag_hash is 77 instead of -?\d+$", said, re.MULTILINE)
+
+
+def test_a_unit_without_a_record_and_a_record_without_a_unit_are_named(scene: UnitScene) -> None:
+    del scene.records["plain"][3]
+    scene.records["batched"].insert(0, record("batched", 0))
+    assert scene.lines()[:2] == [
+        f"1 of {scene.units} units in the log are missing",
+        f"1 of {scene.units} units in the log are too many",
+    ]
+
+
+def test_retention_and_compaction_are_no_difference(scene: UnitScene) -> None:
+    scene.span = (40, RECORDS)
+    del scene.records["latest"][50:55]
+    found = scene.compare()
+    assert found.in_log.is_equal
+    assert 0 < found.in_log.equal < scene.units
+
+
+def test_records_that_leave_the_log_meanwhile_are_no_difference(
+    scene: UnitScene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose(_first: int, _end: int) -> Iterator[Any]:
+        raise LostRecords("retention")
+
+    monkeypatch.setattr(scene, "reader", lambda _: lose)
+    assert scene.compare().in_log.wanted == 0
+
+
+def test_a_queue_without_a_log_is_compared_with_delta_alone(scene: UnitScene) -> None:
+    found = scene.compare(plain="plain was deleted")
+    assert found.not_in_log == ["plain was deleted"]
+    assert found.in_log.equal == scene.units - len(scene.records["plain"])
+
+
+def test_a_comparison_that_was_stopped_goes_on(scene: UnitScene, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = scene.compare()
+    (scene.root / "noted").unlink()
+    noted: list[int] = []
+
+    def stop(path: Path, data: bytes) -> None:
+        if len(noted) == 2:
+            raise KeyboardInterrupt
+        noted.append(0)
+        replace_file(path, data)
+
+    monkeypatch.setattr("pipelines.recovery.verify.units.replace_file", stop)
+    with pytest.raises(KeyboardInterrupt):
+        scene.compare()
+    monkeypatch.setattr("pipelines.recovery.verify.units.replace_file", replace_file)
+    assert 0 < msgspec.msgpack.decode((scene.root / "noted").read_bytes(), type=UnitResult).slices < whole.slices
+    assert scene.compare() == whole

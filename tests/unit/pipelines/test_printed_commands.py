@@ -1,0 +1,158 @@
+"""Claim: a command that a message names works as it is printed, and a wrong one leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+from broker_state.store.rocks_store import RocksStore
+from checkpoints.layout import JobFolder
+from pipelines import printed_commands
+from pipelines.cli.app import app
+from pipelines.cli.exits import say
+from pipelines.cli.options import RecoveryOptions
+from pipelines.job_settings import JobSettings
+from pipelines.printed_commands import remember_job, remember_var, with_options
+from popstream.wire.base_errors import RESTORE, Corrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in os.environ if name.startswith("POPSTREAM_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(printed_commands, "_options", {})
+    yield
+    remember_job(JobSettings())
+
+
+def command_in(text: str) -> list[str]:
+    found = re.search(r"`popstream ([^`]*)`", with_options(text))
+    assert found is not None
+    return shlex.split(found[1])
+
+
+def test_the_defaults_need_no_options() -> None:
+    remember_job(JobSettings())
+    remember_var(Path("var"))
+    assert with_options(RESTORE) == RESTORE
+
+
+@pytest.mark.parametrize("name", ["restore", "restore --lossy", "verify"])
+def test_a_recovery_command_gets_the_options_of_the_job(tmp_path: Path, name: str) -> None:
+    settings = JobSettings(
+        folder=Path("my job"), bootstrap_servers="kafka:9092", topic_prefix="orders", snapshots="s3://bucket/it"
+    )
+    remember_job(settings)
+    remember_var(Path("other"))
+    words = command_in(f"run `popstream {name}`")
+    assert words == [
+        *name.split(),
+        *("--folder", str(tmp_path / "my job"), "--bootstrap-servers", "kafka:9092", "--prefix", "orders"),
+        *("--at", "s3://bucket/it", "--var", str(tmp_path / "other")),
+    ]
+    given = dict(zip(words[-10::2], words[-9::2], strict=True))
+    again = RecoveryOptions(
+        snapshots=given["--at"],
+        folder=Path(given["--folder"]),
+        bootstrap_servers=given["--bootstrap-servers"],
+        prefix=given["--prefix"],
+    ).load()
+    assert again == settings.model_copy(update={"folder": tmp_path / "my job"})
+
+
+def test_other_commands_get_the_options_that_they_have(tmp_path: Path) -> None:
+    remember_job(JobSettings(folder=Path("f"), bootstrap_servers="kafka:9092", snapshots="elsewhere"))
+    folder, elsewhere = str(tmp_path / "f"), str(tmp_path / "elsewhere")
+    assert command_in("`popstream up`") == ["up", "--folder", folder, "--bootstrap-servers", "kafka:9092"]
+    assert command_in("`popstream snapshot --list`") == ["snapshot", "--list", "--folder", folder, "--at", elsewhere]
+    text = "`popstream up --prefix NAME --folder FOLDER --ops-partitions 6`"
+    assert command_in(text)[-2:] == ["--bootstrap-servers", "kafka:9092"]
+    assert with_options("`popstream status`, popstream restore") == "`popstream status`, popstream restore"
+
+
+def test_a_settings_file_is_named_and_its_values_are_not(tmp_path: Path) -> None:
+    file = tmp_path / "popstream.toml"
+    file.write_text('bootstrap_servers = "kafka:9092"\ntopic_prefix = "orders"\n')
+    RecoveryOptions(settings_file=Path("popstream.toml"), prefix="other").load()
+    assert command_in(RESTORE) == ["restore", "--settings", str(file), "--prefix", "other"]
+
+
+def test_variables_are_printed_as_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POPSTREAM_FOLDER", "f")
+    RecoveryOptions().load()
+    assert command_in(RESTORE) == ["restore", "--folder", str(tmp_path / "f")]
+
+
+def test_completed_twice_is_completed_once() -> None:
+    remember_job(JobSettings(topic_prefix="orders"))
+    assert with_options(with_options(RESTORE)) == with_options(RESTORE)
+
+
+def test_what_is_said_is_completed(capsys: pytest.CaptureFixture[str]) -> None:
+    remember_job(JobSettings(topic_prefix="orders"))
+    say(str(Corrupt(f"damaged: {RESTORE}")))
+    assert capsys.readouterr().err == "popstream: damaged: stop the job and run `popstream restore --prefix orders`\n"
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+    assert "Traceback" not in result.output
+    return result.exit_code, result.stderr
+
+
+@pytest.mark.parametrize("command", ["restore", "verify", "snapshot"])
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_that_is_not_of_a_job_stays_as_it_is(tmp_path: Path, command: str, *, exists: bool) -> None:
+    folder = tmp_path / "wrong"
+    if exists:
+        folder.mkdir()
+    code, said = run(command, "--folder", str(folder))
+    assert (code, said) == (
+        2,
+        f"popstream: {folder} is not the folder of a job: name it with --folder or --settings\n",
+    )
+    assert folder.exists() == exists
+    assert [*tmp_path.rglob("*")] == ([folder] if exists else [])
+
+
+def test_restore_creates_nothing_while_its_kafka_does_not_answer(tmp_path: Path) -> None:
+    code, said = run("restore", "--folder", "new", "--bootstrap-servers", "127.0.0.1:1")
+    assert code == 3
+    assert "127.0.0.1:1" in said
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("command", ["verify", "snapshot"])
+def test_a_lost_state_is_named_with_the_command(tmp_path: Path, command: str) -> None:
+    folder = JobFolder(tmp_path / "job")
+    folder.delta.mkdir(parents=True)
+    code, said = run(command, "--folder", "job")
+    assert (code, said) == (
+        4,
+        f"popstream: there is no state in job: stop the job and run `popstream restore --folder {folder.root}`\n"
+        if command == "snapshot"
+        else f"popstream: there is no state in {folder.root}: stop the job and run"
+        f" `popstream restore --folder {folder.root}`\n",
+    )
+    assert sorted(path.name for path in folder.root.iterdir()) == ["delta"]
+
+
+def test_a_damaged_state_is_named_with_the_command(tmp_path: Path) -> None:
+    folder = JobFolder(tmp_path / "job")
+    with RocksStore(folder.state) as store:
+        store.checkpoint(tmp_path / "flushed")
+    next(folder.state.glob("MANIFEST-*")).unlink()
+    code, said = run("snapshot", "--folder", "job")
+    assert code == 4
+    assert f"stop the job and run `popstream restore --folder {folder.root}`" in said
+    assert said.count("\n") == 1
