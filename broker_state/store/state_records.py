@@ -164,7 +164,15 @@ class LaneRecord(_Stored):
     holes_passed: int = 0
     """Of an orderly lane: the holes below its commit offset; those beyond it are counted anew each time."""
     era_no: int = 0
-    """Part of the keys of what a reset forgets, from the same numbers as `lane_no`; 0: `lane_no`, until the first."""
+    """Part of the keys of what a reset forgets, from the same numbers as `lane_no`; 0: `lane_no`, until the first.
+    A record without it is stored without it, as it was before lanes had eras."""
+
+    def encode(self) -> bytes:
+        """Return the format byte and MessagePack of the fields; the last one is left out while it is 0."""
+        if self.era_no:
+            return super().encode()
+        fields = msgspec.structs.astuple(self)
+        return FORMAT_1 + _encode(fields[:-1])
 
 
 class ParkedPop(_Stored):

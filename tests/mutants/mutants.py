@@ -247,8 +247,8 @@ MUTANTS = [
         "window_unchecked",
         "semantics.md, dispatch: offsets beyond the window are AHEAD_OF_WINDOW",
         "kernel/dispatch.py",
-        "    if last >= queue.written.floor + queue.record.window_max:\n",
-        "    if last > queue.written.floor + queue.record.window_max:\n",
+        "    if last >= queue.written.floor + queue.record.window_max or",
+        "    if last > queue.written.floor + queue.record.window_max or",
     ),
     Mutant(
         "below_min_unchecked",

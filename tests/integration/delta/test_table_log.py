@@ -110,5 +110,5 @@ def test_a_log_with_a_gap_or_a_torn_commit_is_refused(spark: SparkSession, tmp_p
     with pytest.raises(Corrupt, match=r"00000000000000000002\.json cannot be read"):
         read_table_log(table)
     (log / "00000000000000000001.json").unlink()
-    with pytest.raises(Corrupt, match=r"lacks version 1, and has 2: .* run `popstream restore`"):
+    with pytest.raises(Corrupt, match=r"lacks version 1, and has 2: .* run `popstream restore --rebuild table`"):
         read_table_log(table)

@@ -416,9 +416,9 @@ def test_verify_tells_what_differs(scene: RestoreScene) -> None:
     said = "\n".join(scene.verify().differences)
     assert f"state {key.hex()}" in said
     assert re.search(r"^1 of [\d,]+ [a-z_ ]+ of the state differ$", said, re.MULTILINE)
-    assert re.search(r"^[1-9] of [\d,]+ rows of deliveries differ$", said, re.MULTILINE)
+    assert re.search(r"^[1-9]\d* of [\d,]+ rows of deliveries differ$", said, re.MULTILINE)
     assert "attempt is 77 instead of 1" in said
-    assert re.search(r"^[1-9] of [\d,]+ rows of commit_positions are missing$", said, re.MULTILINE)
+    assert re.search(r"^[1-9]\d* of [\d,]+ rows of commit_positions are missing$", said, re.MULTILINE)
     assert re.search(r"^1 of [\d,]+ rows of operations are too many$", said, re.MULTILINE)
     assert "row 99999 is too many" in said
 
@@ -479,4 +479,6 @@ def test_a_running_job_reports_a_damaged_file_and_continues(scene: RestoreScene)
         wait_for(lambda: len(clients.answers) > 5, job)
     job.stop()
     assert job.failure is None
-    assert scene.restore().source == f"snapshot {scene.snapshot_id}"
+    # A compaction may have read the file and deleted it: its blocks are whole, and what the job holds of it too.
+    intact = f"snapshot {scene.snapshot_id}" if table.exists() else "the present state"
+    assert scene.restore().source == intact
