@@ -3,7 +3,7 @@
 ```
 start fetch                                  before Spark's query starts; as foreachBatch is called
 decode order prefetch decide write publish   the six steps of a micro-batch, as each begins
-emit                                         before the Kafka records of each outbox entry are sent
+emit                                         before each frame of answers is sent
 commit                                       after a micro-batch
 flush_begin flush                            before a flush to Delta; after each of its tables
 unit_flush                                   after a commit to the builder's table, before the outbox notes it

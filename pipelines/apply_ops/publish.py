@@ -120,6 +120,7 @@ class Publisher:
         self.check()
         for entry in entries:
             if entry.kind == EntryKind.ANSWERS:
+                failpoint("emit")
                 partition, frame = read_frame(entry.value)
                 self._send(entry, [_OutgoingRecord(self._topics.results, frame, partition=partition)])
             elif entry.kind == EntryKind.NOTIFICATIONS:
@@ -150,7 +151,6 @@ class Publisher:
     def _send(self, entry: Entry, records: Iterable[_OutgoingRecord]) -> None:
         """Send the records of one entry, which is delivered when all of them are acknowledged."""
         self._prefix.require()
-        failpoint("emit")
         pending = 1  # this loop, so that the count does not reach 0 before all records are sent
         lock = threading.Lock()
 

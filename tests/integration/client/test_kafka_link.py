@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,13 @@ pytestmark = pytest.mark.integration
 KEY = ops_key("orders", 0)
 
 
+def halt(pid: int) -> None:
+    """Stop every thread of a process: on a busy machine some still run after the signal was sent."""
+    os.kill(pid, signal.SIGSTOP)
+    tasks = Path(f"/proc/{pid}/task")
+    wait_for(lambda: all("\nState:\tT" in (task / "status").read_text() for task in tasks.iterdir()))
+
+
 def test_operations_go_on_after_an_outage(own_kafka: EmbeddedKafka) -> None:
     ensure_topics(own_kafka.bootstrap_servers, Topics.of("popstream"))
     settings = ClientSettings(
@@ -38,7 +46,7 @@ def test_operations_go_on_after_an_outage(own_kafka: EmbeddedKafka) -> None:
     told: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
     link.send(KEY, b"{}", told.put)
     assert told.get(timeout=30) is None
-    os.kill(own_kafka.pid, signal.SIGSTOP)
+    halt(own_kafka.pid)
     try:
         link.send(KEY, b"{}", told.put)
         assert isinstance(told.get(timeout=60), Exception)

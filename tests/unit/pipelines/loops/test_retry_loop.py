@@ -22,13 +22,17 @@ NEVER_S = 3_600.0
 
 
 class Work:
-    """Raises its errors, one at each call, and counts the calls."""
+    """Raises its errors, one at each call, counts the calls, and notes what its loop reports at each."""
 
     def __init__(self, *raises: Exception) -> None:
         self._raises = list(raises)
         self.calls = 0
+        self.loop: RetryLoop | None = None
+        self.problems: list[str | None] = []
 
     def __call__(self) -> None:
+        if self.loop is not None:
+            self.problems.append(self.loop.problem)
         self.calls += 1
         if self._raises:
             raise self._raises.pop(0)
@@ -50,10 +54,12 @@ def started(
 def test_it_retries_and_reports_the_problem(failures: list[BaseException], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retry_loop_module, "RETRY_S", 0.05)
     work = Work(OSError("the volume is away\nlong story"), OSError())
-    loop = started(work, failures)
-    assert wait_for(lambda: loop.problem) == "no Delta: the volume is away"
-    wait_for(lambda: work.calls > 2 and loop.problem is None)
+    loop = RetryLoop("work", 0.005, work, failures.append, problem_prefix="no Delta")
+    work.loop = loop
+    loop.start()
+    wait_for(lambda: work.calls > 3)
     loop.stop()
+    assert work.problems[:4] == [None, "no Delta: the volume is away", "no Delta: OSError", None]
     assert failures == []
 
 
