@@ -58,6 +58,10 @@ class JobSettings(BaseSettings):
         default=2 << 30,
         description="limit of the outbox: beyond it the job is not ready and decides nothing until it is delivered",
     )
+    stall_s: Annotated[float, Field(ge=0)] = Field(
+        default=60.0,
+        description="seconds after which the job is not ready because records wait and nothing is decided; 0: never",
+    )
     ticks: bool = Field(
         default=True,
         description="false, for replays: no ticks are sent, and deadlines take effect at the queue's next operation",

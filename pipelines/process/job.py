@@ -385,7 +385,13 @@ class Job:
             self.fail,
             problem_prefix="Delta does not take audit rows",
         )
-        self.log_watch = LogWatch(self.bootstrap_servers, self.ops, lambda: self.applied.next_offset, self.fail)
+        self.log_watch = LogWatch(
+            self.bootstrap_servers,
+            self.ops,
+            decided=lambda: self.applied.next_offset,
+            stall_s=self.settings.stall_s,
+            on_failure=self.fail,
+        )
         self._stack.callback(self.log_watch.stop)
         self.log_watch.start()  # two threads, of which the second may fail to start
         self.metrics.bind_gauges(

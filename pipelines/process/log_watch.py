@@ -12,13 +12,41 @@ from connectors.kafka.topic_admin import TopicFacts, describe, retention_ms
 from pipelines.loops.periodic import Periodic
 from popstream.wire.base_errors import Corrupt, Unavailable
 
-__all__ = ["LogWatch"]
+__all__ = ["LogWatch", "StallClock"]
 
 _log = structlog.get_logger(__name__)
 
 INTERVAL_S = 2.0
 REQUEST_TIMEOUT_S = 5.0
 TOPIC_INTERVAL_S = 10.0
+
+
+class StallClock:
+    """Measures for how long records have waited without a decision.
+
+    >>> clock = StallClock(60.0)
+    >>> clock.look(0.0, lag=5, decided={0: 7}), clock.look(59.0, lag=6, decided={0: 7})
+    (None, None)
+    >>> clock.look(60.0, lag=6, decided={0: 7})
+    'nothing has been decided for 60 s; records waiting: 6'
+
+    Args:
+        patience_s: How long records may wait; 0: for ever.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._decided: dict[int, int] | None = None
+        self._moved_at_s = 0.0
+
+    def look(self, now_s: float, *, lag: int, decided: Mapping[int, int]) -> str | None:
+        """Return what to report; None while records are decided, or none waits, or they wait for a short time."""
+        if not lag or decided != self._decided:
+            self._decided, self._moved_at_s = dict(decided), now_s
+        stalled_s = now_s - self._moved_at_s
+        if not self._patience_s or stalled_s < self._patience_s:
+            return None
+        return f"nothing has been decided for {stalled_s:.0f} s; records waiting: {lag:,}"
 
 
 class LogWatch:
@@ -28,6 +56,7 @@ class LogWatch:
         bootstrap_servers: The Kafka of the job.
         ops: The ops topic.
         decided: Returns the next offset to decide, by partition.
+        stall_s: Records that wait for longer while nothing is decided are a problem; 0: never.
         on_failure: Called with the error when the job cannot continue with this topic.
     """
 
@@ -36,10 +65,13 @@ class LogWatch:
         bootstrap_servers: str,
         ops: TopicFacts,
         decided: Callable[[], Mapping[int, int]],
+        stall_s: float,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._bootstrap_servers = bootstrap_servers
         self._ops = ops
+        self._stall_clock = StallClock(stall_s)
+        self._stall: str | None = None
         self._on_failure = on_failure
         self._partitions = [TopicPartition(ops.name, number) for number in range(ops.partition_count)]
         self._decided = decided
@@ -55,9 +87,9 @@ class LogWatch:
 
     @property
     def problem(self) -> str | None:
-        """How long Kafka has not answered, and why; None: it answers."""
+        """How long Kafka has not answered, or nothing was decided while records waited; None: neither."""
         if self._problem is None:
-            return None
+            return self._stall
         return f"Kafka has not answered for {time.monotonic() - self._away_since:.0f} s: {self._problem}"
 
     @property
@@ -101,6 +133,7 @@ class LogWatch:
                 if self._problem is not None:
                     _log.info("kafka_reachable", after_s=round(time.monotonic() - self._away_since, 1))
                 self._problem, self._lag = None, lag
+                self._set_stall(self._stall_clock.look(asked_at, lag=lag, decided=self._decided()))
                 self._set_overdue(overdue)
             self._stopping.wait(INTERVAL_S)
         if consumer is not None:
@@ -119,6 +152,13 @@ class LogWatch:
         asked = dict.fromkeys(self._partitions, int(half_ago_ms))
         younger = consumer.offsets_for_times(asked, timeout_ms=REQUEST_TIMEOUT_S * 1000)
         return {at: end[at] if first is None else first.offset for at, first in younger.items()}
+
+    def _set_stall(self, stall: str | None) -> None:
+        if stall and not self._stall:
+            _log.warning("nothing_decided", lag=self._lag)
+        if self._stall and not stall:
+            _log.info("deciding_again")
+        self._stall = stall
 
     def _set_overdue(self, overdue: int) -> None:
         if overdue and not self._overdue:

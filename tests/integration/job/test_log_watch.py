@@ -1,4 +1,4 @@
-"""Claim: long before retention can take what is not decided, the job says so, and for as long as it is true.
+"""Claim: the job says, for as long as it is true, that nothing is decided or that retention will delete what waits.
 
 Method: a topic that keeps its records for a few seconds - Kafka looks every five minutes whether any are to go -, and
 a watch on it that is told how far it is decided.
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.integration
 
+STALL_S = 5.0
+
 
 def send(kafka: EmbeddedKafka, ops: TopicFacts, partition: int, count: int) -> None:
     with KafkaProducer(bootstrap_servers=kafka.bootstrap_servers) as producer:
@@ -39,7 +41,13 @@ class Watched:
         self.ops = create_message_topic(kafka.bootstrap_servers, name, 2, configs=configs)
         self.decided: dict[int, int] = {}
         self.failures: list[BaseException] = []
-        self.watch = LogWatch(kafka.bootstrap_servers, self.ops, lambda: self.decided, self.failures.append)
+        self.watch = LogWatch(
+            kafka.bootstrap_servers,
+            self.ops,
+            decided=lambda: self.decided,
+            stall_s=STALL_S,
+            on_failure=self.failures.append,
+        )
 
 
 @pytest.fixture
@@ -84,3 +92,15 @@ def test_what_waits_for_a_moment_is_not_overdue(kafka: EmbeddedKafka, watched: W
     for _ in range(10):
         time.sleep(0.2)  # looks at the topic and at its end in between
         assert (watched.watch.overdue, watched.watch.problem) == (0, None)
+
+
+@pytest.mark.parametrize("keeps_ms", [-1], indirect=True)
+def test_records_that_wait_while_nothing_is_decided_are_a_problem(kafka: EmbeddedKafka, watched: Watched) -> None:
+    send(kafka, watched.ops, 1, 2)
+    wait_for(lambda: watched.watch.lag == 2)
+    problem = wait_for(lambda: watched.watch.problem)
+    assert problem.startswith("nothing has been decided for ")
+    assert problem.endswith("; records waiting: 2")
+    watched.decided = {1: 1}
+    wait_for(lambda: watched.watch.problem is None)
+    assert watched.watch.lag == 1
