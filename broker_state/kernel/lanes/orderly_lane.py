@@ -357,7 +357,7 @@ def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool
 
 
 def expire_members(op: OpContext, lane: LaneState, first: int, end: int, *, is_prefix: bool) -> None:
-    """[first, end) left the log: its members count as acked, so that they block no more.
+    """[first, end) left the log: its members count as acked, so that they block no more once the batch is settled.
 
     With `is_prefix` everything below `end` left the log, and the commit offset moves to it.
     """
@@ -374,7 +374,6 @@ def expire_members(op: OpContext, lane: LaneState, first: int, end: int, *, is_p
             )
     if is_prefix:
         record.expired_from_log += _move_commit_offset(lane, end)
-    settle_batch(op, lane)
 
 
 def note_operation(lane: LaneState, now_ms: int) -> None:

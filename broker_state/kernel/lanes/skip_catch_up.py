@@ -5,7 +5,7 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.grant import absorb_holes
 from broker_state.kernel.lanes.lease_end import ack_range
-from broker_state.kernel.lanes.orderly_lane import expire_members, note_operation
+from broker_state.kernel.lanes.orderly_lane import expire_members, note_operation, settle_batch
 from broker_state.store.pages import DeliveryState, windows
 
 __all__ = ["catch_up", "enter"]
@@ -47,15 +47,19 @@ def catch_up(op: OpContext, lane: LaneState) -> None:
 
 def _catch_up_in_order(op: OpContext, lane: LaneState) -> None:
     record, queue = lane.record, lane.queue.record
-    if record.min_seen < queue.min_offset:
+    has_news = record.min_seen < queue.min_offset
+    if has_news:
         expire_members(op, lane, 0, queue.min_offset, is_prefix=True)
         record.min_seen = queue.min_offset
     if not lane.order_info.head.member_count:
         record.late_skips_seen = queue.late_skips  # there are no members that they could end
+    has_news = has_news or record.late_skips_seen < queue.late_skips
     while record.late_skips_seen < queue.late_skips:
         skip = lane.queue.late_skip(record.late_skips_seen)
         expire_members(op, lane, skip.first, skip.end, is_prefix=False)
         record.late_skips_seen += 1
+    if has_news:  # once all is accounted for: what has left the log must not expire with a batch that is due
+        settle_batch(op, lane)
     if lane.acked.floor == record.next_offset:
         absorb_holes(lane)
 
