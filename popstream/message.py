@@ -177,8 +177,8 @@ class Message(Receipt, kw_only=True, eq=False):
 class PopResult(msgspec.Struct, frozen=True, kw_only=True):
     """The messages of a pop; iterate over it, or take its length.
 
-    `reason` is OK when messages were leased, otherwise NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL or CANCELLED. An OK
-    result is empty when the records of all leased messages have been deleted from the topic.
+    `reason` is OK when messages were leased, otherwise NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL, QUOTA_EXCEEDED or
+    CANCELLED. An OK result is empty when the records of all leased messages have been deleted from the topic.
 
     Attributes:
         gone_count: Leased offsets without a readable record; they were acked or rejected.

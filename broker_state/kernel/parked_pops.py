@@ -8,6 +8,7 @@ from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.kernel.lanes.orderly_lane import grant_in_order, is_same_attempt, release_members
 from broker_state.kernel.lanes.skip_catch_up import enter
 from broker_state.kernel.op_window import answered_pop, find, store_parked_answer
+from broker_state.kernel.quotas import count_new_lane, count_pop, exceeded_by_parking
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
 from broker_state.store.span import Span, append_span
 from broker_state.store.state_records import ParkedPop
@@ -27,6 +28,10 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
     queue = op.queue
     lane = queue.lane(command.group)
     if lane is None:
+        exceeded = count_new_lane(op)
+        if exceeded is not None:
+            op.refuse(Reason.QUOTA_EXCEEDED, exceeded, command.group)
+            return None
         start = queue.record.min_offset if command.init == "min" else queue.written.floor
         lane = queue.make_lane(command.group, start)
     if lane.record.orderly is None:
@@ -36,6 +41,10 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
         op.refuse(Reason.WRONG_MODE, f"the lane is {mode}", command.group)
         return None
     enter(op, lane)
+    exceeded = count_pop(op, lane, command.client_id)
+    if exceeded is not None:
+        op.refuse(Reason.QUOTA_EXCEEDED, exceeded, command.group)
+        return None
     return lane
 
 
@@ -67,6 +76,10 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
         return None
     if record.parked >= lane.policy.parked_max:
         op.refuse(Reason.POLLING_FULL, group=command.group)
+        return None
+    exceeded = exceeded_by_parking(lane, command.client_id)
+    if exceeded is not None:
+        op.refuse(Reason.POLLING_FULL, exceeded, command.group)
         return None
     return _park(op, lane, command, tags)
 

@@ -33,6 +33,7 @@ from popstream.wire.limits import (
     POP_MESSAGES_MAX,
     POP_TAGS_MAX,
     QUEUE_ID_MAX,
+    QUOTA_MAX,
     TAG_HASH_MAX,
     TOPIC_BYTES_MAX,
     WINDOW_OFFSETS_MAX,
@@ -115,6 +116,7 @@ def what_is_invalid(command: Command) -> str | None:
                 or _number("in_flight_max", command.in_flight_max, 0, IN_FLIGHT_MAX)
                 or _number("window_max", command.window_max, WINDOW_OFFSETS_MIN, WINDOW_OFFSETS_MAX)
                 or _numbers("back_off_ms", command.back_off_ms, 0, INVISIBLE_TIME_MS_MAX, 0, BACK_OFF_STEPS_MAX)
+                or _quotas(command)
             )
         case ResetOffset() | ForgetLane():
             return _name("group", command.group)
@@ -130,6 +132,18 @@ def what_is_invalid(command: Command) -> str | None:
             return None
         case _:
             assert_never(command)
+
+
+def _quotas(command: Policy) -> str | None:
+    return (
+        _number("pops_per_s_max", command.pops_per_s_max, 0, QUOTA_MAX)
+        or _number("client_pops_per_s_max", command.client_pops_per_s_max, 0, QUOTA_MAX)
+        or _number("client_parked_max", command.client_parked_max, 0, PARKED_MAX)
+        or _number("queue_pops_per_s_max", command.queue_pops_per_s_max, 0, QUOTA_MAX)
+        or _number("queue_parked_max", command.queue_parked_max, 0, QUOTA_MAX)
+        or _number("new_lanes_per_min_max", command.new_lanes_per_min_max, 0, QUOTA_MAX)
+        or _number("resets_per_min_max", command.resets_per_min_max, 0, QUOTA_MAX)
+    )
 
 
 def _fits(text: str, bytes_max: int) -> bool:

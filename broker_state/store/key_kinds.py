@@ -17,6 +17,7 @@ _OF_QUEUE: Final = {
     QueueTag.UNIT_FACTS: "tag pages",
     QueueTag.WATCHING: "directories of lanes",
     QueueTag.OP_LOG: "pages of op_ids",
+    QueueTag.USAGE: "quotas of queues",
 }
 _OF_LANE: Final = {
     LaneTag.ACKED: "segments of acked offsets",
@@ -27,6 +28,7 @@ _OF_LANE: Final = {
     LaneTag.BATCH: "batches of orderly lanes",
     LaneTag.MEMBERS: "member pages",
     LaneTag.SEARCH: "tag searches",
+    LaneTag.USAGE: "quotas of lanes",
 }
 _LANE_NO_BYTES: Final = 4
 

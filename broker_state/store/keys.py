@@ -10,6 +10,7 @@ state      <queue> 'Q'                               the queue                  
            <queue> 'T' page no u64                   tags and inner counts of 64 offsets            TagPage
            <queue> 'S' depth u8, node u64            lanes that wait for the commit position        tree node
            <queue> 'F' page no u64                   op_ids in the order of their records           OpLog
+           <queue> 'R'                               quotas of the queue, and what they count       QueueUsage
            <lane>  'a' segment no u64                acked offsets beyond the commit offset         segment
            <lane>  'd' page no u64                   deliveries of 64 offsets                       DeliveryPage
            <lane>  'v' depth u8, node u64            pages with available messages                  tree node
@@ -18,12 +19,14 @@ state      <queue> 'Q'                               the queue                  
            <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases    tree node
            <lane>  'o'                               the batch of an orderly lane                   OrderInfo
            <lane>  's'                               when the search for tags goes on, in ms        segment
+           <lane>  'q'                               quotas of the lane, and what they count        LaneUsage
            <lane>  'm' page no u64                   members of the batch among 64 offsets          MemberPage
 ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id                   OpWindowEntry, bytes
 deadlines  <queue> ms u64, lane no u32, kind u8, number u64                                         (empty)
 
 <queue> = topic length u8, topic, queue id u32
-<lane>  = <queue> 'P' u32: the number of the lane's era, until the first reset that of the lane; for 'w' the lane's
+<lane>  = <queue> 'P' u32: the number of the lane's era, until the first reset that of the lane; for 'w' and 'q' the
+lane's
 
 What a reset forgets is not looked at: the lane gets another number, the keys of the old one are deleted as a range,
 and the deadlines of its pages leave the index when they are due.
@@ -79,6 +82,7 @@ class QueueTag:
     UNIT_FACTS = b"T"
     WATCHING = b"S"
     OP_LOG = b"F"
+    USAGE = b"R"
     LANE_DATA = b"P"
 
 
@@ -93,6 +97,7 @@ class LaneTag:
     BATCH = b"o"
     MEMBERS = b"m"
     SEARCH = b"s"
+    USAGE = b"q"
 
 
 class DeadlineRef(NamedTuple):

@@ -14,13 +14,18 @@ from popstream.wire.limits import PARKED_DEFAULT, WINDOW_OFFSETS_DEFAULT
 
 __all__ = [
     "OP_LOG_ENTRIES",
+    "QUOTA_CLIENTS_MAX",
     "LanePolicy",
+    "LaneQuota",
     "LaneRecord",
+    "LaneUsage",
     "LateSkip",
     "OpLog",
     "OpWindowEntry",
     "ParkedPop",
+    "QueueQuota",
     "QueueRecord",
+    "QueueUsage",
     "Text",
 ]
 
@@ -173,6 +178,61 @@ class LaneRecord(_Stored):
             return super().encode()
         fields = msgspec.structs.astuple(self)
         return FORMAT_1 + _encode(fields[:-1])
+
+
+class LaneQuota(msgspec.Struct, array_like=True, frozen=True):
+    """The quotas of a lane; 0: none (popstream.wire.command.Policy)."""
+
+    pops_per_s_max: int = 0
+    client_pops_per_s_max: int = 0
+    client_parked_max: int = 0
+
+
+class QueueQuota(msgspec.Struct, array_like=True, frozen=True):
+    """The quotas of a queue as a whole; 0: none (popstream.wire.command.Policy)."""
+
+    pops_per_s_max: int = 0
+    parked_max: int = 0
+    new_lanes_per_min_max: int = 0
+    resets_per_min_max: int = 0
+
+
+class LaneUsage(_Stored):
+    """What the quotas of a lane count; there is none for a lane without quotas."""
+
+    quota: LaneQuota | None
+    """The lane's own; None: the lane has no policy of its own, and those of the queue's policy hold."""
+    second: int = 0
+    """Second of the queue's clock in which the last pop was counted."""
+    pops: int = 0
+    """Pops in that second that were not refused."""
+    clients: dict[int, int] = {}
+    """Those pops by the hash of their client; 0: without a client id, or of clients beyond `QUOTA_CLIENTS_MAX`."""
+
+
+QUOTA_CLIENTS_MAX = 64
+"""Clients that are counted apart within one second."""
+
+
+class QueueUsage(_Stored):
+    """What the quotas of a queue count; there is none for a queue whose policy has no quota."""
+
+    quota: QueueQuota
+    """The quotas of the queue as a whole."""
+    lane_quota: LaneQuota
+    """The quotas of each lane that has no policy of its own."""
+    parked: int
+    """Parked pops of all lanes."""
+    second: int = 0
+    """Second of the queue's clock in which the last pop was counted."""
+    pops: int = 0
+    """Pops in that second that were not refused."""
+    minute: int = 0
+    """Minute of the queue's clock in which the last new lane or reset was counted."""
+    new_lanes: int = 0
+    """Lanes that were made in that minute."""
+    resets: int = 0
+    """Resets in that minute: reset_offset, forget_lane, and a declare of another topic."""
 
 
 class ParkedPop(_Stored):

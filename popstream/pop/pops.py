@@ -40,7 +40,16 @@ LOG = logging.getLogger(__name__)
 POLL_MS_SHARED = 1_000
 """Poll time while there is room for fewer pops than queues: a pop that finds nothing makes way for another queue."""
 
-POP_RESULTS = frozenset((Reason.OK, Reason.NO_MESSAGE, Reason.POLLING_TIMEOUT, Reason.POLLING_FULL, Reason.CANCELLED))
+POP_RESULTS = frozenset(
+    (
+        Reason.OK,
+        Reason.NO_MESSAGE,
+        Reason.POLLING_TIMEOUT,
+        Reason.POLLING_FULL,
+        Reason.QUOTA_EXCEEDED,
+        Reason.CANCELLED,
+    )
+)
 """Reasons of an answer that are results of a pop, not errors; all but OK lease nothing."""
 
 

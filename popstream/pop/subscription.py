@@ -48,8 +48,10 @@ __all__ = ["Subscription", "SubscriptionOptions"]
 LOG = logging.getLogger(__name__)
 
 POLL_MS_MAX = 10_000
-UNKNOWN_PAUSE_S = 1.0
-"""Pause before another pop of a queue that the job does not know, or where it parks no more pops."""
+REFUSED_PAUSE_S = 1.0
+"""Pause before another pop of a queue after one of WAIT_REASONS."""
+WAIT_REASONS = frozenset((Reason.TOPIC_NOT_EXIST, Reason.POLLING_FULL, Reason.QUOTA_EXCEEDED))
+"""The job does not know the queue, parks no more pops there, or a quota is reached."""
 RETRY_PAUSE_S = 2.0
 """Pause before another pop of a queue whose last pop was not answered."""
 ROOM_PART = 8
@@ -254,14 +256,14 @@ class Subscription:
             self._unsubscribe = self._listen(self.notified)
 
     def _wait_for_work(self) -> tuple[list[tuple[str, Future[Answer]]], list[Visit]] | None:
-        """Wait at most `UNKNOWN_PAUSE_S` for answers and visits to begin; None: the thread is to end."""
+        """Wait at most `REFUSED_PAUSE_S` for answers and visits to begin; None: the thread is to end."""
         with self._changed:
             visits = self._plan()
             if not self._answers and not visits:
                 if self._is_abandoned or (self.is_stopped and not self._asked):
                     return None
                 if self._is_cancelled or not self.is_stopped:
-                    self._changed.wait(UNKNOWN_PAUSE_S)
+                    self._changed.wait(REFUSED_PAUSE_S)
                 visits = self._plan()
             answers = list(self._answers)
             self._answers.clear()
@@ -326,9 +328,9 @@ class Subscription:
 
     def _take_in(self, op_id: str, answer: Answer) -> None:
         count = sum(leased.last - leased.first + 1 for leased in answer.messages)
-        is_known = answer.reason not in (Reason.TOPIC_NOT_EXIST, Reason.POLLING_FULL)
-        self._ended(op_id, count, 0.0 if is_known else UNKNOWN_PAUSE_S)
-        if is_known and answer.reason not in POP_RESULTS:
+        must_wait = answer.reason in WAIT_REASONS
+        self._ended(op_id, count, REFUSED_PAUSE_S if must_wait else 0.0)
+        if not must_wait and answer.reason not in POP_RESULTS:
             self._fail(Refused(answer))
         messages = self._pops.lease(answer, is_renewed=self._leases.is_renewing)
         if messages:

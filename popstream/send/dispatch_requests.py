@@ -46,7 +46,7 @@ RETRY_AFTER_S_MAX = 10.0
 # Short, because retention moves the start of a log: a queue that is declared with an older start would wait for ever
 # for offsets that are gone.
 TOPIC_FRESH_S = 5.0
-TRY_AGAIN = frozenset((Reason.AHEAD_OF_WINDOW, Reason.TOPIC_NOT_EXIST))
+TRY_AGAIN = frozenset((Reason.AHEAD_OF_WINDOW, Reason.TOPIC_NOT_EXIST, Reason.QUOTA_EXCEEDED))
 # Below the start of the queue, where retention has removed the records.
 SETTLED = frozenset((Reason.OK, Reason.BELOW_MIN))
 

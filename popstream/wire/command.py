@@ -135,6 +135,10 @@ class Policy(CommandBase, frozen=True, tag="policy"):
     A policy replaces the one before it as a whole. `max_attempts` 0: no limit. `back_off_ms[i]` holds a message
     back after its attempt i + 1 (the last value repeats). `in_flight_max` 0: no limit. `window_max`
     (queue only) bounds the offsets between the first hole and the last one written.
+
+    Quotas, 0: none. Of a lane: `pops_per_s_max`, and of each of its clients `client_pops_per_s_max` and
+    `client_parked_max`. Of the queue as a whole (only without `group`): `queue_pops_per_s_max`, `queue_parked_max`,
+    `new_lanes_per_min_max`, and `resets_per_min_max` for reset_offset, forget_lane and the declaration of another topic.
     """
 
     group: str | None = None
@@ -144,6 +148,13 @@ class Policy(CommandBase, frozen=True, tag="policy"):
     parked_max: int = PARKED_DEFAULT
     in_flight_max: int = 0
     window_max: int = WINDOW_OFFSETS_DEFAULT
+    pops_per_s_max: int = 0
+    client_pops_per_s_max: int = 0
+    client_parked_max: int = 0
+    queue_pops_per_s_max: int = 0
+    queue_parked_max: int = 0
+    new_lanes_per_min_max: int = 0
+    resets_per_min_max: int = 0
 
 
 class Dispatch(CommandBase, frozen=True, tag="dispatch"):

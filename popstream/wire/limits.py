@@ -22,6 +22,7 @@ __all__ = [
     "POP_MESSAGES_MAX",
     "POP_TAGS_MAX",
     "QUEUE_ID_MAX",
+    "QUOTA_MAX",
     "RANGE_OFFSETS_MAX",
     "RECORD_BYTES_MAX",
     "TAG_HASH_MAX",
@@ -81,6 +82,8 @@ PARKED_DEFAULT = 1024
 """Parked pops of a lane whose policy does not say otherwise."""
 PARKED_MAX = 65_536
 """Parked pops of one lane that a policy may allow."""
+QUOTA_MAX = 1_000_000
+"""Greatest quota of a policy, in operations a second or a minute; 0 means none."""
 IN_FLIGHT_MAX = (1 << 31) - 1
 """Greatest `in_flight_max` of a policy; 0 means no limit."""
 WINDOW_OFFSETS_DEFAULT = 4_194_304

@@ -293,6 +293,13 @@ class World:
             operation["in_flight_max"] = r.choice([1, 3, 5, 20, 2**31 - 1])
         if r.random() < 0.2:
             operation["window_max"] = r.choice([1_000_000, 1_073_741_824])
+        if r.random() < (0.25 if "group" in operation else 0.5):
+            for quota in ("pops_per_s_max", "client_pops_per_s_max", "client_parked_max", "queue_pops_per_s_max"):
+                if r.random() < 0.5:
+                    operation[quota] = r.choice([1, 1, 2, 3])
+            for quota in ("queue_parked_max", "new_lanes_per_min_max", "resets_per_min_max"):
+                if r.random() < 0.5:
+                    operation[quota] = r.choice([1, 1, 2, 4])
         if r.random() < (0.5 if "group" in operation else 0.05):
             operation["orderly"] = r.random() < self._order.get(operation.get("group", ""), 0.5)
             if r.random() < 0.4:
@@ -594,6 +601,9 @@ _WRONG: list[tuple[str, str, list[Any]]] = [
     ("policy", "in_flight_max", [-1, 2**31]),
     ("policy", "back_off_ms", [[0] * 33, [-1], [5, 43_200_001]]),
     ("policy", "window_max", [999_999, 1_073_741_825]),
+    ("policy", "pops_per_s_max", [-1, 1_000_001]),
+    ("policy", "client_parked_max", [-1, 65_537]),
+    ("policy", "resets_per_min_max", [-1, 1_000_001]),
     ("policy", "orderly", [True, False]),
     ("cancel", "target_op_id", ["", "x" * 129]),
     ("reset_offset", "queue_offset", [-1, -(2**63), 2**63 - 1]),

@@ -24,7 +24,17 @@ from popstream.wire.command import Command
 from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, decode_handle, encode_handle, lane_check
 from popstream.wire.reason import Reason, code_of
 
-__all__ = ["DEFAULT_POLICY", "ModelOutcome", "Record", "ReferenceModel", "WorkLimits", "partition_of", "queue_key"]
+__all__ = [
+    "DEFAULT_POLICY",
+    "LANE_QUOTAS",
+    "QUEUE_QUOTAS",
+    "ModelOutcome",
+    "Record",
+    "ReferenceModel",
+    "WorkLimits",
+    "partition_of",
+    "queue_key",
+]
 
 MAX_OFFSET = 2**63 - 1
 MAX_TIME_MS = 43_200_000
@@ -45,7 +55,18 @@ DEFAULT_POLICY = {
     "parked_max": 1024,
     "in_flight_max": 0,
     "window_max": 4_194_304,
+    "pops_per_s_max": 0,
+    "client_pops_per_s_max": 0,
+    "client_parked_max": 0,
+    "queue_pops_per_s_max": 0,
+    "queue_parked_max": 0,
+    "new_lanes_per_min_max": 0,
+    "resets_per_min_max": 0,
 }
+LANE_QUOTAS = ("pops_per_s_max", "client_pops_per_s_max", "client_parked_max")
+QUEUE_QUOTAS = ("queue_pops_per_s_max", "queue_parked_max", "new_lanes_per_min_max", "resets_per_min_max")
+CLIENTS_COUNTED = 64
+PARKED_LOOKED_AT = 1_024
 
 AnyCommand = Any  # one of the classes of Command, whose fields differ
 Message = dict[str, Any]
@@ -140,6 +161,7 @@ def new_queue(topic: str, queue_id: int) -> Queue:
         "epochs": {},  # group -> last epoch of the lanes that had this name
         "ops": {},  # op_id -> what is remembered of it
         "minute": 0,
+        "counted": {},  # what the quotas of the queue count: (what, second or minute) -> operations
     }
 
 
@@ -162,6 +184,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "acked": set(),
         "holes": 0,
         "policy": None,
+        "counted": {},  # pops that its quotas count: ("pops", second), ("client", second, client) -> pops
         "parked": [],
         "behind": False,  # a dispatch moved it; a lazy implementation may not have noticed yet
         "dead_lettered": 0,
@@ -397,6 +420,8 @@ class ReferenceModel:
                 self.counts["declare", "other type"] += 1
             else:
                 self.counts["declare", "again"] += 1
+        elif self._exceeds(queue, "resets_per_min_max"):
+            reason = Reason.QUOTA_EXCEEDED
         else:  # CHOICE: of whatever type
             for group in sorted(queue["lanes"]):
                 lane = queue["lanes"][group]
@@ -424,19 +449,26 @@ class ReferenceModel:
         queue["holes"] = set()
         queue["lanes"] = {}
         queue["policy"] = None
+        queue["counted"] = {}
 
     def _policy(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         policy = {name: getattr(command, name) for name in DEFAULT_POLICY}
         if command.group is None:
             queue["policy"] = policy
+            if not any(policy[name] for name in (*LANE_QUOTAS, *QUEUE_QUOTAS)):
+                queue["counted"] = {}
             self.counts["policy", "queue"] += 1
         else:
             lane = queue["lanes"].get(command.group)
+            if lane is None and self._exceeds(queue, "new_lanes_per_min_max"):
+                return self._new_answer(command.op_id, "policy", Reason.QUOTA_EXCEEDED, False, queue["now"])
             if lane is not None and command.orderly is not None and not self._may_become(lane, command.orderly):
                 # CHOICE: a refused operation does not reach the lane: it is no end of its idle time.
                 return self._new_answer(command.op_id, "policy", Reason.WRONG_MODE, False, queue["now"])
             lane = self._lane_for(queue, command.group, queue["min_offset"])
             lane["policy"] = policy
+            if not any(policy[name] for name in LANE_QUOTAS):
+                lane["counted"] = {}
             if command.orderly is not None and lane["orderly"] is not command.orderly:
                 self.counts["mode", "fixed by a policy" if lane["orderly"] is None else "changed by a policy"] += 1
                 lane["was_orderly"] = lane["was_orderly"] or bool(lane["orderly"])
@@ -614,17 +646,70 @@ class ReferenceModel:
         if known is not None and known["orderly"] is (not command.order):
             self.counts["mode", "pop of the other mode"] += 1
             return self._new_answer(command.op_id, "pop", Reason.WRONG_MODE, False, queue["now"])
+        if known is None and self._exceeds(queue, "new_lanes_per_min_max"):
+            return self._new_answer(command.op_id, "pop", Reason.QUOTA_EXCEEDED, False, queue["now"])
         at = queue["min_offset"] if command.init == "min" else queue["commit_position"]
         lane = self._lane_for(queue, command.group, at)
         if lane["orderly"] is None:
             self.counts["mode", "fixed by a pop"] += 1
             lane["orderly"] = command.order
         self._settle(queue, lane)
+        if self._exceeds_pops(queue, lane, command.client_id):
+            return self._new_answer(command.op_id, "pop", Reason.QUOTA_EXCEEDED, False, queue["now"])
         op["group"] = command.group
         lane["parked"].append(
             {"op": op, "command": command, "deadline": queue["now"] + command.poll_time_ms, "new": True}
         )
         return None
+
+    def _exceeds(self, queue: Queue, quota: str) -> bool:
+        """Whether one more of what the quota counts in a minute is too many; else it is counted."""
+        policy = queue["policy"]
+        if policy is None or not any(policy[name] for name in (*LANE_QUOTAS, *QUEUE_QUOTAS)):
+            return False
+        counted, now = queue["counted"], (quota, queue["now"] // MINUTE_MS)
+        if 0 < policy[quota] <= counted.get(now, 0):
+            self.counts["quota", quota] += 1
+            return True
+        counted[now] = counted.get(now, 0) + 1
+        return False
+
+    def _exceeds_pops(self, queue: Queue, lane: Lane, client: str | None) -> bool:
+        second = queue["now"] // 1000
+        of_queue = queue["policy"] or DEFAULT_POLICY
+        of_lane = lane["policy"] or of_queue
+        counts_queue = any(of_queue[name] for name in (*LANE_QUOTAS, *QUEUE_QUOTAS))
+        counts_lane = any(of_lane[name] for name in LANE_QUOTAS)
+        by_queue, by_lane = queue["counted"], lane["counted"]
+        known = {key[2] for key in by_lane if key[0] == "client" and key[1] == second}
+        if client not in known and len(known) >= CLIENTS_COUNTED:
+            client = None
+        keys = [
+            (counts_queue, "queue_pops_per_s_max", of_queue, by_queue, ("pops", second)),
+            (counts_lane, "pops_per_s_max", of_lane, by_lane, ("pops", second)),
+            (counts_lane, "client_pops_per_s_max", of_lane, by_lane, ("client", second, client)),
+        ]
+        for counts, quota, policy, counted, key in keys:
+            if counts and 0 < policy[quota] <= counted.get(key, 0):
+                self.counts["quota", quota] += 1
+                return True
+        if counts_lane and not of_lane["client_pops_per_s_max"]:
+            lane["counted"] = by_lane = {key: count for key, count in by_lane.items() if key[0] == "pops"}
+        for counts, quota, policy, counted, key in keys:
+            if counts and (quota != "client_pops_per_s_max" or policy[quota]):
+                counted = by_lane if counted is not by_queue else by_queue  # noqa: PLW2901
+                counted[key] = counted.get(key, 0) + 1
+        return False
+
+    def _exceeds_parked(self, queue: Queue, lane: Lane, client: str | None, waiting: list[dict[str, Any]]) -> str:
+        """The quota that one more parked pop exceeds; "" if there is none."""
+        of_queue = queue["policy"] or DEFAULT_POLICY
+        of_lane = self._policy_of(queue, lane)
+        everywhere = len(waiting) + sum(len(other["parked"]) for other in queue["lanes"].values() if other is not lane)
+        if 0 < of_queue["queue_parked_max"] <= everywhere:
+            return "queue_parked_max"
+        own = [pop for pop in waiting[-PARKED_LOOKED_AT:] if pop["command"].client_id == client]
+        return "client_parked_max" if client is not None and 0 < of_lane["client_parked_max"] <= len(own) else ""
 
     def _ack(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         return self._judge_entries(queue, command, "ack")
@@ -713,6 +798,10 @@ class ReferenceModel:
         ):
             if refused:
                 return self._new_answer(command.op_id, "reset_offset", reason, False, queue["now"])
+        if self._exceeds(queue, "resets_per_min_max"):
+            return self._new_answer(command.op_id, "reset_offset", Reason.QUOTA_EXCEEDED, False, queue["now"])
+        if command.group not in queue["lanes"] and self._exceeds(queue, "new_lanes_per_min_max"):
+            return self._new_answer(command.op_id, "reset_offset", Reason.QUOTA_EXCEEDED, False, queue["now"])
         lane = self._lane_for(queue, command.group, queue["min_offset"])
         lane["reset_epoch"] = lane["epoch"]
         lane["search_due"] = None
@@ -760,6 +849,8 @@ class ReferenceModel:
         lane["holes"] = target - lane["start"] - len(lane["acked"])
 
     def _forget_lane(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
+        if command.group in queue["lanes"] and self._exceeds(queue, "resets_per_min_max"):
+            return self._new_answer(command.op_id, "forget_lane", Reason.QUOTA_EXCEEDED, False, queue["now"])
         lane = queue["lanes"].pop(command.group, None)
         if lane is not None:
             queue["epochs"][command.group] = lane["epoch"]
@@ -1030,6 +1121,9 @@ class ReferenceModel:
             elif command.poll_time_ms == 0:
                 self._answer_pop(queue, pop, Reason.NO_MESSAGE)
             elif new and len(waiting) >= self._policy_of(queue, lane)["parked_max"]:
+                self._answer_pop(queue, pop, Reason.POLLING_FULL)
+            elif new and (quota := self._exceeds_parked(queue, lane, command.client_id, waiting)):
+                self.counts["quota", quota] += 1
                 self._answer_pop(queue, pop, Reason.POLLING_FULL)
             else:
                 waiting.append(pop)
@@ -1616,6 +1710,9 @@ def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
             return "back_off_ms"
         if not 1_000_000 <= command.window_max <= 1_073_741_824:
             return "window_max"
+        for quota in (*LANE_QUOTAS, *QUEUE_QUOTAS):
+            if not 0 <= getattr(command, quota) <= (65_536 if quota == "client_parked_max" else 1_000_000):
+                return quota
         if command.group is None and command.orderly is not None:
             return "orderly without a group"
     elif kind == "declare":

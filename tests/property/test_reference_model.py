@@ -15,6 +15,7 @@ import pytest
 from tests.model.comparison import compare_seed
 from tests.model.generator import COMMANDS, RECORDS_PER_SEED, iterate
 from tests.model.kernel_subject import kernel_subject
+from tests.model.reference_model import LANE_QUOTAS, QUEUE_QUOTAS
 
 FULL = 1_000_000
 RECORDS = int(os.environ.get("POPSTREAM_MODEL_RECORDS", "20000"))
@@ -38,6 +39,8 @@ OUTCOMES: list[tuple[str, ...]] = [
         for reason in ("NO_MESSAGE", "POLLING_TIMEOUT", "POLLING_FULL", "CANCELLED", "WRONG_MODE")
     ],
     ("answer", "policy", "WRONG_MODE"),
+    *[("answer", kind, "QUOTA_EXCEEDED") for kind in ("pop", "policy", "reset_offset", "forget_lane", "declare")],
+    *[("quota", quota) for quota in (*LANE_QUOTAS, *QUEUE_QUOTAS)],
     ("answer", "dispatch", "BELOW_MIN"),
     ("answer", "dispatch", "AHEAD_OF_WINDOW"),
     ("answer", "cancel", "UNKNOWN_HANDLE"),

@@ -20,7 +20,16 @@ from broker_state.store.keys import (
 from broker_state.store.marks import Marks, Position, Tree
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, TagPage
-from broker_state.store.state_records import LanePolicy, LaneRecord, LateSkip, ParkedPop, QueueRecord, Text
+from broker_state.store.state_records import (
+    LanePolicy,
+    LaneRecord,
+    LaneUsage,
+    LateSkip,
+    ParkedPop,
+    QueueRecord,
+    QueueUsage,
+    Text,
+)
 from popstream.wire.handle import BROKER_NAME, REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle, lane_check
 
 __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", "new_queue"]
@@ -45,6 +54,7 @@ _ERASED_TAGS = (
     QueueTag.LATE_SKIP,
     QueueTag.UNIT_FACTS,
     QueueTag.WATCHING,
+    QueueTag.USAGE,
     QueueTag.LANE_DATA,
 )
 
@@ -104,6 +114,7 @@ class LaneState:
         "prefix",
         "queue",
         "record",
+        "usage_key",
     )
 
     def __init__(self, queue: "QueueState", record: LaneRecord) -> None:
@@ -113,6 +124,7 @@ class LaneState:
         self.record = record
         self.key = queue.lane_key(record.group)
         self._parked_prefix = lane_prefix(queue.prefix, record.lane_no) + LaneTag.PARKED
+        self.usage_key = lane_prefix(queue.prefix, record.lane_no) + LaneTag.USAGE
         self.check = lane_check(queue.topic, queue.queue_id, record.group)
         self._bind()
 
@@ -148,6 +160,11 @@ class LaneState:
     def policy(self) -> LanePolicy:
         """The lane's own policy, else the queue's."""
         return self.record.policy or self.queue.record.policy
+
+    @property
+    def usage(self) -> LaneUsage | None:
+        """What the quotas of the lane count, if it has or had any."""
+        return self._overlay.get(self.usage_key, LaneUsage.decode)
 
     def gave_out(self, handle: Handle) -> bool:
         """Return whether the handle can belong to a delivery of this lane.
@@ -298,6 +315,15 @@ class LaneState:
         """Return the parked pop with this number, if it still waits."""
         return self._overlay.get(self._parked_key(number), ParkedPop.decode)
 
+    def count_newest_parked(self, client_id: str, *, looked_at: int) -> int:
+        """Return how many of the newest `looked_at` parked pops are the client's."""
+        count, number = 0, self.record.parked_last
+        while number and looked_at:
+            pop = self._linked(number)
+            count += pop.client_id == client_id
+            number, looked_at = pop.before, looked_at - 1
+        return count
+
     def parked_pops(self) -> Iterator[ParkedPop]:
         """Yield the parked pops in the order they came; one that was yielded may be unparked."""
         number = self.record.parked_first
@@ -318,6 +344,7 @@ class LaneState:
         record.parked_last = pop.number
         record.parked_next += 1
         record.parked += 1
+        self.queue.count_parked(1)
         self._set_parked(pop)
         self.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, 0, pop.deadline_ms)
 
@@ -337,6 +364,7 @@ class LaneState:
         else:
             record.parked_last = pop.before
         record.parked -= 1
+        self.queue.count_parked(-1)
         self._overlay.delete(self._parked_key(pop.number))
         self.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, 0)
 
@@ -389,6 +417,7 @@ class QueueState:
         "queue_id",
         "record",
         "topic",
+        "usage_key",
         "watching",
         "written",
     )
@@ -399,6 +428,7 @@ class QueueState:
         self.queue_id = queue_id
         self.prefix = queue_prefix(topic, queue_id)
         self.key = self.prefix + QueueTag.RECORD
+        self.usage_key = self.prefix + QueueTag.USAGE
         self._lanes_prefix = self.prefix + QueueTag.LANE
         self.record = record
         self.written = Position(
@@ -443,6 +473,18 @@ class QueueState:
         self.overlay.set_deadline(self.prefix, lane_no, kind, number, before_ms, after_ms)
         if after_ms:
             self.deadlines.push(DeadlineRef(after_ms, lane_no, kind, number))
+
+    @property
+    def usage(self) -> QueueUsage | None:
+        """What the quotas of the queue count; None: it has none."""
+        return self.overlay.get(self.usage_key, QueueUsage.decode)
+
+    def count_parked(self, added: int) -> None:
+        """Count a pop that is parked (1), or no longer (-1)."""
+        usage = self.usage
+        if usage is not None:
+            usage.parked += added
+            self.overlay.put(self.usage_key, usage)
 
     def lane_key(self, group: str) -> bytes:
         """Return the state key of a lane's record."""
@@ -499,6 +541,8 @@ class QueueState:
         self.record.epoch_base = max(self.record.epoch_base, lane.record.epoch)
         self.forget_number(lane.record.lane_no)
         self.overlay.delete(lane.key)
+        if lane.usage is not None:
+            self.overlay.delete(lane.usage_key)
         self.touch()
 
     def all_lanes(self) -> list[LaneState]:
