@@ -83,7 +83,9 @@ class ExpectPartsNotToExceedTheWhole(ExpectNoRows):
     it, and gets a second dead letter if it is rejected again until then (docs/semantics.md, orderly lanes).
     """
 
-    description: str = "The parts of `acked` do not exceed it, unless the lane was reset; dead letters of orderly lanes are not counted."
+    description: str = (
+        "The parts of `acked` do not exceed it, unless the lane was reset; in orderly lanes but for `dead_lettered`."
+    )
     unexpected_rows_query: str = f"""
         SELECT p.partition, p.kafka_offset, p.ordinal, p.topic, p.queue_id, p.`group`, p.acked,
                p.dead_lettered, p.expired_from_log, p.passed_over, p.skipped_by_reset

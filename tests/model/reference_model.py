@@ -684,7 +684,7 @@ class ReferenceModel:
         known = {key[2] for key in by_lane if key[0] == "client" and key[1] == second}
         if client not in known and len(known) >= CLIENTS_COUNTED:
             client = None
-        keys = [
+        keys: list[tuple[bool, str, dict[str, Any], dict[Any, int], tuple[Any, ...]]] = [
             (counts_queue, "queue_pops_per_s_max", of_queue, by_queue, ("pops", second)),
             (counts_lane, "pops_per_s_max", of_lane, by_lane, ("pops", second)),
             (counts_lane, "client_pops_per_s_max", of_lane, by_lane, ("client", second, client)),
