@@ -676,8 +676,8 @@ class ReferenceModel:
 
     def _exceeds_pops(self, queue: Queue, lane: Lane, client: str | None) -> bool:
         second = queue["now"] // 1000
-        of_queue = queue["policy"] or DEFAULT_POLICY
-        of_lane = lane["policy"] or of_queue
+        of_queue: dict[str, Any] = queue["policy"] or DEFAULT_POLICY
+        of_lane: dict[str, Any] = lane["policy"] or of_queue
         counts_queue = any(of_queue[name] for name in (*LANE_QUOTAS, *QUEUE_QUOTAS))
         counts_lane = any(of_lane[name] for name in LANE_QUOTAS)
         by_queue, by_lane = queue["counted"], lane["counted"]
@@ -694,16 +694,16 @@ class ReferenceModel:
                 self.counts["quota", quota] += 1
                 return True
         if counts_lane and not of_lane["client_pops_per_s_max"]:
-            lane["counted"] = by_lane = {key: count for key, count in by_lane.items() if key[0] == "pops"}
+            for key in [key for key in by_lane if key[0] == "client"]:
+                del by_lane[key]
         for counts, quota, policy, counted, key in keys:
             if counts and (quota != "client_pops_per_s_max" or policy[quota]):
-                counted = by_lane if counted is not by_queue else by_queue  # noqa: PLW2901
                 counted[key] = counted.get(key, 0) + 1
         return False
 
     def _exceeds_parked(self, queue: Queue, lane: Lane, client: str | None, waiting: list[dict[str, Any]]) -> str:
         """The quota that one more parked pop exceeds; "" if there is none."""
-        of_queue = queue["policy"] or DEFAULT_POLICY
+        of_queue: dict[str, Any] = queue["policy"] or DEFAULT_POLICY
         of_lane = self._policy_of(queue, lane)
         everywhere = len(waiting) + sum(len(other["parked"]) for other in queue["lanes"].values() if other is not lane)
         if 0 < of_queue["queue_parked_max"] <= everywhere:

@@ -171,6 +171,7 @@ def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
     assert answers(done) == [{"step": "acked", "messages": 5}, {"step": "leased", "messages": 10}]
 
 
+@pytest.mark.long
 def test_the_tables_are_maintained_beside_the_job(up: Up) -> None:
     done = run(up, "maintain", "--json", "--var", str(ROOT / "var"))
     assert (done.returncode, done.stderr) == (0, "")

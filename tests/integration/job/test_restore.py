@@ -257,6 +257,7 @@ def test_a_restore_that_was_killed_has_lost_nothing(scene: RestoreScene, *, with
     assert (aside / "state").is_dir()
 
 
+@pytest.mark.long
 def test_a_topic_that_was_made_again(scene: RestoreScene) -> None:
     """Nothing is given up without consent, and the old topic's rows are not taken for rows of the new one."""
     facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
@@ -344,6 +345,7 @@ def ack_for_billing(wire: Wire, pop: dict[str, Any]) -> Any:
     return answer["applied"] or answer["reason"]
 
 
+@pytest.mark.long
 def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: RestoreScene) -> None:
     """Its next records would get offsets of which the tables have rows; an older snapshot would not help."""
     facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
@@ -361,6 +363,7 @@ def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: Restor
             turn_state_back(scene)
 
 
+@pytest.mark.long
 def test_two_hosts_with_a_disk_each_and_the_same_tables(scene: RestoreScene) -> None:
     """The second one has decided the same log by itself, or nothing yet; neither may write beside the first."""
     other = JobFolder(scene.root / "other")
