@@ -26,6 +26,8 @@ latency       milliseconds: `operation` send -> answer, `message` send -> handle
               `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once;
               `idle`: shares of a core that an idle job and its JVM use, a sample a second;
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
+fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
+              150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """
 
 import json
@@ -46,6 +48,7 @@ from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.build import measure_build
 from tests.benchmarks.client_cost import measure_client
 from tests.benchmarks.drain import measure_drain
+from tests.benchmarks.fairness import measure_fairness
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
 from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.positions import measure_positions

@@ -23,7 +23,7 @@ from tests.benchmarks.idle import idle_shares
 from tests.benchmarks.kernel import LEASES
 from tests.benchmarks.measured_operations import declare_queue, single_pops
 
-__all__ = ["measure_latency"]
+__all__ = ["measure_latency", "quantiles"]
 
 _QUEUES = 8
 LEASE_MS = 300_000
@@ -113,7 +113,7 @@ def operation_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds
                 )
         while transport.waiting_count:
             time.sleep(0.05)
-    return {"rate": rate, "operations": len(waits), **_quantiles(waits)}
+    return {"rate": rate, "operations": len(waits), **quantiles(waits)}
 
 
 def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def wake_up_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: 
                 waits.append(answered_ms - free_ms)
             assert answer.pop_time_ms is not None, "a pop that waits 30 s is served"
             free_ms = float(answer.pop_time_ms + 1_000 // rate)
-    return {"rounds": len(waits), **_quantiles(waits)}
+    return {"rounds": len(waits), **quantiles(waits)}
 
 
 def lease_many(bootstrap_servers: str, prefix: str, leases: int) -> float:
@@ -202,10 +202,11 @@ def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: 
             time.sleep(0.1)
         stop.set()
         thread.join(timeout=30)
-    return {"rate": rate, "messages": len(waits) - 1, **_quantiles(waits[1:])}
+    return {"rate": rate, "messages": len(waits) - 1, **quantiles(waits[1:])}
 
 
-def _quantiles(waits_ms: list[float]) -> dict[str, float]:
+def quantiles(waits_ms: list[float]) -> dict[str, float]:
+    """Return the quantiles of milliseconds that reports have."""
     cuts = statistics.quantiles(waits_ms, n=100, method="inclusive")
     return {
         "p50_ms": round(cuts[49], 1),

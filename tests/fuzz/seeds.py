@@ -13,6 +13,7 @@ from broker_state.consume_queue.key_filter import encode_key_filter
 from broker_state.consume_queue.queue_record import ConsumeQueue
 from broker_state.consume_queue.summary import encode_page, summary_of
 from broker_state.store.segment import FULL, encode_segment
+from broker_state.store.state_records import ParkedPop
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
 from connectors.delta.rows import encode_rows
@@ -129,11 +130,12 @@ def _handles() -> Iterator[bytes]:
 
 _KIND_OF = {b"Q": "queue", b"d": "delivery page", b"T": "tag page", b"m": "member page", b"o": "order info"}
 _KIND_OF |= {b"w": "parked pop", b"K": "late skip", b"L": "text", b"F": "op log", b"N": "lane"}
+_KIND_OF |= {b"R": "queue usage", b"q": "lane usage"}
 
 
 def _stored_values() -> Iterator[tuple[str, bytes]]:
-    """What two short histories leave in the store, by the letter of its key."""
-    for seed in (_SEED, _SEED + 1):
+    """What short histories leave in the store, by the letter of its key."""
+    for seed in range(_SEED, _SEED + 4):
         subject = KernelSubject(None)
         for record, _ in World(seed).play(400):
             subject(record)
@@ -171,6 +173,7 @@ def _units() -> Units:
 
 def _codec_values() -> Iterator[tuple[str, bytes]]:
     yield from _stored_values()
+    yield "parked pop", ParkedPop(3, 2, 0, "op-1", 1, 10, 30_000, 1_700_000_000_000, "c", "a", (7, 9)).encode()
     for bits in (0b1110, FULL, FULL ^ (1 << 9), FULL // 3, FULL // 0xFFFFFFFF * 0xFFFF, 1 << 4095):
         yield "segment", encode_segment(bits)
     yield "consume queue", ConsumeQueue("id", "batch", 1_000, 70_000, 5, 900, 400, 895).encode()

@@ -30,7 +30,17 @@ from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import DeliveryPage, TagPage
 from broker_state.store.segment import decode_segment, encode_segment
-from broker_state.store.state_records import LaneRecord, LateSkip, OpLog, OpWindowEntry, ParkedPop, QueueRecord, Text
+from broker_state.store.state_records import (
+    LaneRecord,
+    LaneUsage,
+    LateSkip,
+    OpLog,
+    OpWindowEntry,
+    ParkedPop,
+    QueueRecord,
+    QueueUsage,
+    Text,
+)
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
 from connectors.delta.rows import decode_rows, encode_rows
@@ -264,6 +274,8 @@ CODECS: dict[str, Target] = {
     "audit slice": _slice,
     "answers": answers_of,  # type: ignore[dict-item]  # of a client: what it cannot read is left out
     "replay": _record(Replay),
+    "queue usage": _record(QueueUsage),
+    "lane usage": _record(LaneUsage),
 }
 """How a value of each kind is read and written again; new ones at the end, for an input names its codec by place."""
 
