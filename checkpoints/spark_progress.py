@@ -57,9 +57,9 @@ def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
         for source in (first, *others):
             for topic, ends in json.loads(source).items():
                 found.setdefault(topic, {}).update({int(number): int(end) for number, end in ends.items()})
-        return found
     except (OSError, IndexError, AttributeError, ValueError) as error:
         raise _no_plan(checkpoint, batch_id) from error
+    return found
 
 
 def _no_plan(checkpoint: Path, batch_id: int) -> Unavailable:

@@ -79,28 +79,28 @@ class ExpectCountsToBePossible(ExpectNoRows):
 class ExpectPartsNotToExceedTheWhole(ExpectNoRows):
     """A reset reduces `acked` but not its parts, which count for the lane's whole life.
 
-    A member of an orderly batch that is dead-lettered out of order counts as `acked` when the commit offset has passed
-    it, and gets a second dead letter if it is rejected again until then (docs/semantics.md, orderly lanes).
+    In an orderly lane a member counts as `acked` only when the commit offset has passed it. Until then it may be
+    delivered again, and end in another way, or in the same way once more (docs/semantics.md, orderly lanes).
     """
 
-    description: str = (
-        "The parts of `acked` do not exceed it, unless the lane was reset; in orderly lanes but for `dead_lettered`."
-    )
+    description: str = "The parts of `acked` do not exceed it, unless the lane is orderly or was reset."
     unexpected_rows_query: str = f"""
         SELECT p.partition, p.kafka_offset, p.ordinal, p.topic, p.queue_id, p.`group`, p.acked,
                p.dead_lettered, p.expired_from_log, p.passed_over, p.skipped_by_reset
         FROM {{batch}} AS p
         JOIN deliveries_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
-        LEFT JOIN (
-            SELECT DISTINCT ops_topic_id, topic, queue_id, `group`, true AS is_orderly
+        LEFT ANTI JOIN (
+            SELECT DISTINCT ops_topic_id, topic, queue_id, `group`
             FROM deliveries WHERE step = 'leased' AND cause = 'pop_in_order'
-        ) USING (ops_topic_id, topic, queue_id, `group`)
+        ) AS orderly
+            ON orderly.ops_topic_id = p.ops_topic_id AND orderly.topic = p.topic AND orderly.queue_id = p.queue_id
+            AND orderly.`group` = p.`group`
         LEFT ANTI JOIN operations AS o
             ON o.ops_topic_id = p.ops_topic_id AND o.topic = p.topic AND o.queue_id = p.queue_id
             AND o.`group` = p.`group` AND o.kafka_offset <= p.kafka_offset
             AND o.applied AND o.kind IN ({sql_list(LANE_RESETTING_KINDS)})
         WHERE p.`group` IS NOT NULL
-          AND if(is_orderly, 0, p.dead_lettered) + p.expired_from_log + p.passed_over + p.skipped_by_reset > p.acked
+          AND p.dead_lettered + p.expired_from_log + p.passed_over + p.skipped_by_reset > p.acked
     """  # noqa: S608 - constants of the code
 
 

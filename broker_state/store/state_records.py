@@ -107,7 +107,8 @@ class LaneRecord(_Stored):
 
     * start_offset <= commit_offset <= next_offset;
     * next_offset - start_offset = holes + acked + leased + available;
-    * acked >= dead_lettered + expired_from_log + passed_over + skipped_by_reset, unless the lane was reset.
+    * acked >= dead_lettered + expired_from_log + passed_over + skipped_by_reset, unless the lane is orderly, where a
+      message may end twice before the commit offset passes it, or was reset.
     """
 
     lane_no: int

@@ -72,6 +72,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "drain": measure_drain,
     "build": measure_build,
     "latency": measure_latency,
+    "fairness": measure_fairness,
 }
 PARTS = (*_PARTS, *_PARTS_WITH_KAFKA)
 

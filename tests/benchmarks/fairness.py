@@ -39,7 +39,8 @@ def measure_fairness(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, A
     servers = kafka.bootstrap_servers
     settings = JobSettings(folder=options.work / PREFIX, bootstrap_servers=servers, topic_prefix=PREFIX)
     report: dict[str, Any] = {}
-    with Host(settings, var=options.var), ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
+    clients = ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn"))
+    with Host(settings, var=options.var), clients as pool:
         for name, flood, quota in (
             ("calm", None, 0),
             ("pops", send_pops, 0),
