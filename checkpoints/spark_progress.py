@@ -45,21 +45,16 @@ def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
 
 
 def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:
-    """Return the end offsets of micro-batch `batch_id`, by topic and partition, of all sources of the query.
+    """Return the end offsets of micro-batch `batch_id`, by topic and partition.
 
     Raises:
         Unavailable: The checkpoint has no readable plan for it.
     """
-    found: dict[str, dict[int, int]] = {}
     try:
-        # The version, metadata, and then a line for each source.
-        _, _, first, *others = (checkpoint / "offsets" / str(batch_id)).read_text().splitlines()
-        for source in (first, *others):
-            for topic, ends in json.loads(source).items():
-                found.setdefault(topic, {}).update({int(number): int(end) for number, end in ends.items()})
+        topics = json.loads((checkpoint / "offsets" / str(batch_id)).read_text().splitlines()[2])
+        return {topic: {int(number): int(end) for number, end in ends.items()} for topic, ends in topics.items()}
     except (OSError, IndexError, AttributeError, ValueError) as error:
         raise _no_plan(checkpoint, batch_id) from error
-    return found
 
 
 def _no_plan(checkpoint: Path, batch_id: int) -> Unavailable:

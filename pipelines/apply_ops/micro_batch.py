@@ -1,5 +1,8 @@
 """One micro-batch of operations, applied in six steps: decode, order, prefetch, decide, write, publish.
 
+A micro-batch is one WriteBatch, unless it takes longer than WRITE_AFTER_S to decide, because its operations are many or
+large: then what is decided is written and answered, and the rest follows in the next WriteBatch.
+
 The WriteBatch of step 5 is the commit. A crash before it leaves the state as it was, and the next start decides the
 same records again. After it nothing is decided again: answers, notifications, dead letters and audit rows leave the job
 from the outbox, which is part of the WriteBatch.
@@ -19,7 +22,7 @@ from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
 from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops.crash_loop import CrashLoopBreaker, UndecidableError
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.order import Ordered, Plans, end_of_micro_batch, order
+from pipelines.apply_ops.order import Ordered, Plans, end_of_micro_batch, in_turns, order
 from pipelines.apply_ops.outbox import Entry, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of
 from pipelines.apply_ops.prefetch import op_keys_of
@@ -37,6 +40,12 @@ PIPELINE = "apply_ops"
 
 STEPS = ("decode", "order", "prefetch", "decide", "write", "publish")
 """The steps of a micro-batch: names of its fail-points, laps and metrics, in order (docs/design.md)."""
+
+
+WRITE_AFTER_S = 0.5
+"""A WriteBatch ends when its records have taken this long to decide. Where it ends has no effect on decisions."""
+TURN_RECORDS_MAX = 64
+"""Records of one partition that are decided before those of the next; in between the clock is looked at."""
 
 
 class RecordSource(Protocol):
@@ -197,7 +206,7 @@ class MicroBatchApplier:
     def _apply(
         self, slices: Iterable[list[KafkaRecord]], end_offset: dict[int, int], batch_id: int, report: MicroBatchReport
     ) -> None:
-        """Apply records, and the holes among them, as one WriteBatch that ends at `end_offset`.
+        """Apply records, and the holes among them, up to `end_offset`: as one WriteBatch, or more if it takes long.
 
         1. decode: bytes to commands; values that are not commands are rejected
         2. order: by (partition, Kafka offset), without records that are already applied
@@ -206,10 +215,11 @@ class MicroBatchApplier:
         5. write: state, outbox entries and offsets, as one synced WriteBatch
         6. publish: send the new outbox entries to Kafka
 
-        Steps 1 to 4 run once for each slice. Nothing is written if there is nothing to apply.
+        Steps 1 to 3 run once for each slice, step 4 for each turn of the partitions. Nothing is written if there is
+        nothing to apply.
 
         Raises:
-            UndecidableError: Steps 1 to 5 raised something unforeseen; nothing was written.
+            UndecidableError: Steps 1 to 5 raised something unforeseen; nothing was written since the last WriteBatch.
         """
         decided = _Decided()
         for records in _fetched(slices, report):
@@ -223,11 +233,17 @@ class MicroBatchApplier:
                 # Step 3: prefetch
                 with report.step("prefetch"):
                     self._overlay.prefetch_ops(op_keys_of(ordered.operations))
+            for turn in in_turns(ordered, TURN_RECORDS_MAX):
+                if decided.takes_long:
+                    self._finish(decided, {**self.applied.next_offset, **decided.ends}, batch_id, report)
+                    decided = _Decided()
                 # Step 4: decide
-                with report.step("decide"):
-                    self._decide(ordered, decided)
-        if not decided.records and end_offset == self.applied.next_offset:
-            return
+                with _pure(), report.step("decide"):
+                    self._decide(turn, decided)
+        if decided.records or end_offset != self.applied.next_offset:
+            self._finish(decided, end_offset, batch_id, report)
+
+    def _finish(self, decided: "_Decided", end_offset: dict[int, int], batch_id: int, report: MicroBatchReport) -> None:
         # Step 5: write
         with report.step("write"):
             entries = self._write(decided, self.applied.after(end_offset, self._plans.query_id, batch_id), report)
@@ -242,6 +258,7 @@ class MicroBatchApplier:
     def _decide(self, ordered: Ordered, decided: "_Decided") -> None:
         decided.touched |= fold(self._overlay, ordered.operations, decided.decision)
         decided.rejected += ordered.rejected
+        decided.ends.update(ordered.ends)
         decided.records += len(ordered.operations) + len(ordered.rejected)
 
     def _write(self, decided: "_Decided", applied: Applied, report: MicroBatchReport) -> list[Entry]:
@@ -266,13 +283,21 @@ class MicroBatchApplier:
 
 
 class _Decided:
-    """The results of steps 1 to 4, of all slices of one WriteBatch."""
+    """The results of steps 1 to 4 for one WriteBatch."""
 
     def __init__(self) -> None:
+        self._began_s = time.perf_counter()
         self.decision = Decision()
         self.rejected: list[Rejected] = []
         self.touched: set[QueueState] = set()
         self.records = 0
+        self.ends: dict[int, int] = {}
+        """The offset after the last record, by partition."""
+
+    @property
+    def takes_long(self) -> bool:
+        """Whether it is time to write what is decided."""
+        return self.records > 0 and time.perf_counter() - self._began_s > WRITE_AFTER_S
 
 
 def _fetched(slices: Iterable[list[KafkaRecord]], report: MicroBatchReport) -> Iterator[list[KafkaRecord]]:

@@ -4,7 +4,8 @@ The end comes from the range that Spark planned, not from the records that arriv
 range are holes (control records, aborted transactions), and count as applied with the records around them.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -13,7 +14,7 @@ from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Rejected
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["Ordered", "Plans", "end_of_micro_batch", "order"]
+__all__ = ["Ordered", "Plans", "end_of_micro_batch", "in_turns", "order"]
 
 
 class Plans(Protocol):
@@ -32,6 +33,14 @@ class Ordered(NamedTuple):
 
     operations: list[OpRecord]
     rejected: list[Rejected]
+
+    @property
+    def ends(self) -> dict[int, int]:
+        """The offset after the last record, by partition."""
+        ends: dict[int, int] = {}
+        for partition, kafka_offset in (*map(_place, self.operations), *(_place(each.row) for each in self.rejected)):
+            ends[partition] = max(ends.get(partition, 0), kafka_offset + 1)
+        return ends
 
 
 _place = itemgetter(0, 1)  # partition and kafka_offset of an OpRecord, and of a RejectedRow
@@ -55,6 +64,30 @@ def order(decoded: Iterable[OpRecord | Rejected], next_offset: Mapping[int, int]
     operations.sort(key=_place)
     rejected.sort(key=lambda each: _place(each.row))
     return Ordered(operations, rejected)
+
+
+def in_turns(ordered: Ordered, records_max: int) -> Iterator[Ordered]:
+    """Yield the records in parts, in the order of each partition, and as far of one partition as of the others.
+
+    Decided in this order, the records of a partition do not wait for all those of another one.
+
+    Args:
+        ordered: A micro-batch, or a slice of it.
+        records_max: Records of one partition in a part.
+    """
+    records: list[OpRecord | Rejected] = [*ordered.operations, *ordered.rejected]
+    if ordered.rejected:
+        records.sort(key=_place_of)
+    partitions = [list(each) for _, each in groupby(records, key=lambda record: _place_of(record)[0])]
+    for begin in range(0, max(map(len, partitions), default=0), records_max):
+        turn = [record for partition in partitions for record in partition[begin : begin + records_max]]
+        rejected = [record for record in turn if isinstance(record, Rejected)]
+        yield Ordered([record for record in turn if not isinstance(record, Rejected)], rejected)
+
+
+def _place_of(record: OpRecord | Rejected) -> tuple[int, int]:
+    at = record.row if isinstance(record, Rejected) else record
+    return at.partition, at.kafka_offset
 
 
 def end_of_micro_batch(plans: Plans, batch_id: int, applied: Applied) -> dict[int, int]:

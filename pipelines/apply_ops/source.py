@@ -4,7 +4,6 @@ Short values arrive in one pass, together with coordinates, sizes and keys. Long
 read again by offset, in slices. Of a value over the cap only its head, size and hash leave the JVM.
 """
 
-import functools
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +19,6 @@ from popstream.wire.base_errors import Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
 __all__ = ["SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]
-
-SOURCES_MAX = 4
-"""Kafka sources of the query. Each asks Kafka for the ends of its partitions before every micro-batch."""
 
 SHORT_VALUES_BYTES_MAX = 64 * 1024 * 1024
 """What the values read in the first pass over a micro-batch take at most."""
@@ -60,28 +56,18 @@ class OpsSource:
     def stream(self, next_offset: Mapping[int, int]) -> DataFrame:
         """Return the streaming frame that reads each partition from its offset in `next_offset`.
 
-        Spark divides the records of a micro-batch among the partitions of one Kafka source by the length of their
-        backlogs: beside a partition with 150,000 records the others would get a record or two each. So there are some
-        sources, each with an equal share.
-
-        The columns are built here, once: building them for each micro-batch takes some 60 ms.
+        Its columns are built here, once: building them for each micro-batch takes some 60 ms.
         """
-        count = min(len(next_offset), SOURCES_MAX)
-        shares = [{p: o for p, o in next_offset.items() if p % count == number} for number in range(count)]
-        records_max = -(-self._records_max // count)
-        frames = [self._stream_of(share, records_max) for share in shares]
-        return _columns(functools.reduce(DataFrame.union, frames), self._short_value_bytes_max)
-
-    def _stream_of(self, next_offset: Mapping[int, int], records_max: int) -> DataFrame:
-        return (
+        frame = (
             self._spark.readStream.format("kafka")
             .options(**self._options)
             # `subscribe` would also read partitions that are added later: the start refuses them (reconcile.py).
             .option("assign", json.dumps({self._topic: sorted(next_offset)}))
             .option("startingOffsets", json.dumps({self._topic: {str(p): o for p, o in next_offset.items()}}))
-            .option("maxOffsetsPerTrigger", records_max)
+            .option("maxOffsetsPerTrigger", self._records_max)
             .load()
         )
+        return _columns(frame, self._short_value_bytes_max)
 
     def fetch(self, frame: DataFrame, spark_batch_id: int) -> MicroBatch:
         """Copy a micro-batch out of Spark, which may drop it afterwards."""

@@ -55,3 +55,20 @@ def test_code_and_documentation_number_the_steps() -> None:
     code = Path(micro_batch.__file__).read_text()
     assert re.findall(r"# Step (\d: \w+)", code) == [each.replace(" ", ": ") for each in numbered]
     assert " ── ".join(numbered) in (ROOT / "docs" / "design.md").read_text()
+
+
+def test_what_takes_long_is_written_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the parts are, state, answers and rows are those of one WriteBatch."""
+    records = [DECLARE, written_to(0, 99), *[POP] * 30]
+    left = []
+    for name, turn, seconds in (("whole", 1_000, 3_600.0), ("parts", 3, 0.0)):
+        monkeypatch.setattr(micro_batch, "TURN_RECORDS_MAX", turn)
+        monkeypatch.setattr(micro_batch, "WRITE_AFTER_S", seconds)
+        with RocksStore(tmp_path / name / "state") as store:
+            job = SmallJob(tmp_path / name, store)
+            job.run(*records)
+            applied = job.apply_ops.applied
+            (report,) = job.reports
+            left.append((list(store.scan("state", b"")), applied.next_offset, report.records, report.operations))
+            assert applied.apply_seq == (1 if name == "whole" else 12)
+    assert left[0] == left[1]

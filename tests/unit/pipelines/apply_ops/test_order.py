@@ -7,7 +7,7 @@ import pytest
 from broker_state.kernel.context.decision import OpRecord
 from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.order import end_of_micro_batch, order
+from pipelines.apply_ops.order import Ordered, end_of_micro_batch, in_turns, order
 from popstream.exchange.partitioner import ops_key
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.command import Tick, encode_command
@@ -63,3 +63,17 @@ def test_a_plan_that_starts_after_the_applied_offsets_is_refused() -> None:
     applied = Applied(state_epoch="e", ops_topic="ops", ops_topic_id="t", next_offset=NEXT_OFFSET)
     with pytest.raises(Unavailable, match="applied up to offset 3, but Spark continues at 4"):
         end_of_micro_batch(FixedPlans({0: 4, 1: 0}, {0: 9, 1: 0}), 1, applied)
+
+
+def test_partitions_take_turns_and_keep_their_order() -> None:
+    records = [decoded(0, at, TICK if at % 4 else b"no command") for at in range(10)]
+    records += [decoded(1, at, TICK) for at in range(3)] + [decoded(3, 0, b"no command")]
+    turns = list(in_turns(order(records, {}), 4))
+    assert [turn.ends for turn in turns] == [{0: 4, 1: 3, 3: 1}, {0: 8}, {0: 10}]
+    assert [[at.kafka_offset for at in turn.operations if at.partition == 0] for turn in turns] == [
+        [1, 2, 3],
+        [5, 6, 7],
+        [9],
+    ]
+    assert [[each.row[:2] for each in turn.rejected] for turn in turns] == [[(0, 0), (3, 0)], [(0, 4)], [(0, 8)]]
+    assert list(in_turns(Ordered([], []), 4)) == []
