@@ -1,4 +1,4 @@
-"""The suite of `order_info`: a pop batch is what its pop leased, and blocks its lane only while members are leased."""
+"""The suite of `order_info`: the batch of an orderly lane is what its pop leased, and blocks it only while members are leased."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class ExpectMembersToBeLeased(ExpectNoRows):
 
 
 def order_info_suite() -> ExpectationSuite:
-    """Return the rules about pop batches of orderly lanes."""
+    """Return the rules about the batches of orderly lanes."""
     return ExpectationSuite(
         "order_info",
         expectations=[

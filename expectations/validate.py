@@ -23,7 +23,7 @@ from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, table_path
 from expectations.commit_positions_suite import commit_positions_suite
 from expectations.consume_queue_suite import consume_queue_suite
 from expectations.deliveries_suite import deliveries_suite
-from expectations.lease_steps import registered_lease_steps
+from expectations.lease_steps_view import registered_lease_steps
 from expectations.operations_suite import operations_suite
 from expectations.order_info_suite import order_info_suite
 from expectations.rejected_suite import rejected_suite

@@ -3,7 +3,7 @@
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState, QueueState, erase_queue, new_queue
-from broker_state.kernel.lanes.grant import absorb_holes
+from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.orderly_lane import acked_within
 from broker_state.kernel.lanes.skip_catch_up import enter
 from broker_state.kernel.parked_pops import answer_all_parked

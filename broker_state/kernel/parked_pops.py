@@ -3,7 +3,7 @@
 from broker_state.audit import DeliveryStep, Origin
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
-from broker_state.kernel.lanes.grant import grant
+from broker_state.kernel.lanes.concurrent_grant import grant
 from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.kernel.lanes.orderly_lane import grant_in_order, is_same_attempt, release_members
 from broker_state.kernel.lanes.skip_catch_up import enter

@@ -235,7 +235,7 @@ _COMMIT_POSITIONS: Final = Table(
 
 _ORDER_INFO: Final = Table(
     "order_info",
-    "One row for each record that changed the pop batch of an orderly lane: the latest pop and its progress.",
+    "One row for each record that changed the batch of an orderly lane: the latest pop and its progress.",
     (
         *_CAUSE,
         *_QUEUE,
@@ -246,7 +246,7 @@ _ORDER_INFO: Final = Table(
         _text("attempt_id", "Attempt id of the pop, if any; the same id returns the same batch.", required=False),
         _long("first_offset", "First member."),
         _long("last_offset", "Last member, inclusive; offsets in between need not be members."),
-        _int("members", "Number of messages in the pop batch."),
+        _int("members", "Number of messages in the batch."),
         _int("acked", "Number of acked members, in order or not."),
         _long("commit_offset", "The lane's commit offset: the first unacked member, or after the last one."),
         _long("free_at_ms", "When the lane becomes free by itself, ms since 1970; null: it is free.", required=False),

@@ -12,11 +12,11 @@ import msgspec
 from broker_state.store.rocks_store import BUILDER_FAMILIES, META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
-from checkpoints.snapshots import Snapshot
+from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest, views_of
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Failure, Image, Rebuilt, Request, Status, StatusRequest
-from pipelines.control.state_view import selected_queues
+from pipelines.control.queue_views import selected_queues
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 __all__ = ["ask", "is_owned", "stored_queues", "stored_status"]

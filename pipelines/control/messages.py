@@ -6,10 +6,10 @@ job may read.
 
 import msgspec
 
-from checkpoints.snapshots import Snapshot
+from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
 from pipelines.control.metrics import Totals
-from pipelines.control.state_view import LANES_SHOWN, QueueView
+from pipelines.control.queue_views import LANES_SHOWN, QueueView
 
 __all__ = [
     "Answer",

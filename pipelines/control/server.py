@@ -13,7 +13,6 @@ import secrets
 import socketserver
 import threading
 import time
-from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
@@ -32,8 +31,9 @@ from pipelines.control.messages import (
     Status,
     StatusRequest,
 )
-from pipelines.control.state_view import selected_queues
-from pipelines.recovery.snapshot_loop import take_image
+from pipelines.control.queue_views import selected_queues
+from pipelines.control.status_report import OperationRate, without_job
+from pipelines.recovery.take_snapshot import take_image
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
     from broker_state.store.rocks_store import RocksStore
     from checkpoints.layout import JobFolder
-    from checkpoints.snapshots import Snapshot
+    from checkpoints.snapshot_store import Snapshot
     from pipelines.build_consume_queue.service import BuilderService
     from pipelines.control.metrics import Metrics
 
@@ -55,7 +55,6 @@ SOCKET_FILE = "control.sock"
 SOCKET_PATH_BYTES_MAX = 103
 REQUEST_BYTES_MAX = 64 * 1024
 REQUEST_TIMEOUT_S = 5.0
-RATE_WINDOW_S = 10.0
 POLL_S = 0.5
 DETACH_S_MAX = 30.0
 
@@ -97,7 +96,7 @@ class ControlServer:
     def __init__(self, job: ControlledJob, metrics: Metrics) -> None:
         self.token = secrets.token_urlsafe(24)
         self._job = job
-        self._rate = _OperationRate(metrics)
+        self._rate = OperationRate(metrics)
         self._answering = threading.Condition()
         self._in_flight = 0
         self._not_ready_reason: str | None = None
@@ -175,7 +174,7 @@ class ControlServer:
             self._in_flight += reason is None
         if reason is not None:
             if isinstance(request, StatusRequest):
-                return self._status(_without_job(self._job.report(), reason))
+                return self._status(without_job(self._job.report(), reason))
             raise Unavailable(reason)
         try:
             return self._answer_for_job(request)
@@ -210,41 +209,6 @@ class ControlServer:
             operations_per_s=self.operations_per_s(),
             **msgspec.structs.asdict(report),
         )
-
-
-def _without_job(last: JobReport, reason: str) -> JobReport:
-    """Return what still holds of the report of a job that has ended."""
-    return JobReport(
-        folder=last.folder,
-        apply_seq=last.apply_seq,
-        bootstrap_servers=last.bootstrap_servers,
-        prefix=last.prefix,
-        delta_seq=last.delta_seq,
-        totals=last.totals,
-        not_ready_reasons=[reason],
-    )
-
-
-class _OperationRate:
-    """Operations per second over the last seconds, from samples; safe to use from several threads."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._samples: deque[tuple[float, int]] = deque()
-        self._lock = threading.Lock()
-
-    def sample(self) -> None:
-        with self._lock:
-            now = time.monotonic()
-            self._samples.append((now, self._metrics.totals().operations))
-            while len(self._samples) > 1 and now - self._samples[1][0] > RATE_WINDOW_S:
-                self._samples.popleft()
-
-    def per_s(self) -> float:
-        self.sample()
-        with self._lock:
-            (first_at, first), (last_at, last) = self._samples[0], self._samples[-1]
-        return round((last - first) / (last_at - first_at), 1) if last_at > first_at else 0.0
 
 
 class _Handler(socketserver.StreamRequestHandler):

@@ -22,7 +22,7 @@ from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
 from checkpoints.reconcile import TableFound, reconcile
 from checkpoints.replay import replay_of
-from checkpoints.snapshots import Snapshot, SnapshotStore
+from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
@@ -42,7 +42,7 @@ from pipelines.apply_ops.ticker import Ticker
 from pipelines.build_consume_queue.service import BuilderService
 from pipelines.control.messages import JobReport
 from pipelines.control.metrics import Metric, Metrics
-from pipelines.control.state_view import queues_in
+from pipelines.control.queue_views import queues_in
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
@@ -54,7 +54,8 @@ from pipelines.process.ops_query import OpsQuery
 from pipelines.process.prefix_ownership import PrefixOwnership
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.scrub import Scrub
-from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
+from pipelines.recovery.snapshot_loop import SnapshotLoop
+from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.resilient_producer import close_producer
 from popstream.wire.base_errors import Corrupt, Unavailable

@@ -32,7 +32,7 @@ class OpsQuery:
         spark: The session.
         source: Reads the ops topic.
         admit: Called before each fetch. Blocks while no more may be decided; raises when nothing may be decided.
-        apply: Decides one micro-batch. Called in the thread `decide`.
+        apply: Decides one micro-batch. Called in the thread `decide_0`.
         on_failure: Called with the error that ended the query.
         on_end: Called when the query has ended, for whatever reason.
     """

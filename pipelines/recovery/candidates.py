@@ -21,7 +21,7 @@ from checkpoints.layout import JobFolder
 from checkpoints.losses import Continuable, Losses, losses_of
 from checkpoints.reconcile import LogFound
 from checkpoints.replay import replay_of
-from checkpoints.snapshots import Snapshot, SnapshotStore
+from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.table_file import verify_tables
 from popstream.wire.base_errors import Corrupt, Invalid
 

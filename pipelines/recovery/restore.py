@@ -29,7 +29,7 @@ from checkpoints.layout import JobFolder
 from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.reconcile import LogFound, require_end, require_same_log
 from checkpoints.replay import REPLAY_KEY, Replay
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from checkpoints.table_file import verify_tables
 from connectors.delta.covered import (
     covered_offsets,

@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from popstream.errors import NotWritten, OutcomeUnknown
-from popstream.send.outgoing import is_in_order
+from popstream.errors import NotWritten
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Sequence
 
     from popstream.outcome import SendResult
-    from popstream.send.outgoing import Order, Outgoing
+    from popstream.send.outgoing import Outgoing
 
-__all__ = ["NOT_ASKED", "Retry", "SendOutcome", "SendQueue", "Shipment", "Writer", "not_written", "settle_load"]
+__all__ = ["NOT_ASKED", "Retry", "SendOutcome", "SendQueue", "Shipment", "Writer", "not_written"]
 
 LOAD_BYTES_MAX = 256 * 1024
 """Batches of fewer bytes together are one load; a larger batch is a load by itself."""
-OVERTAKEN = "Kafka refused the batch of the message, and a later message of its key is written"
 
 
 class Retry(enum.Enum):
@@ -130,36 +128,6 @@ class SendQueue(msgspec.Struct, eq=False):
             self.load.append(self.waiting.popleft())
             self.load_bytes += next_bytes
         return self.load
-
-
-def settle_load(load: Sequence[Shipment]) -> tuple[list[tuple[Outgoing, SendOutcome]], list[Shipment]]:
-    """Return the final outcomes of a load's messages, and the shipments to send again before all others, in order."""
-    settled: list[tuple[Outgoing, SendOutcome]] = []
-    again: list[Shipment] = []
-    overtaken: set[bytes | Order] = set()
-    for shipment in reversed(load):
-        left: list[Outgoing] = []
-        outcomes = shipment.outcomes or ()
-        for outgoing, outcome in zip(reversed(shipment.messages), reversed(outcomes), strict=True):
-            outgoing.last_error = outcome.error or outgoing.last_error
-            if outcome.retry is Retry.NO:
-                settled.append((outgoing, outcome))
-                if outcome.result is not None or isinstance(outcome.error, OutcomeUnknown):
-                    overtaken.add(outgoing.message.order_key)
-            elif is_in_order(outgoing.message.order_key, overtaken):
-                settled.append((outgoing, not_written(outgoing, OVERTAKEN)))
-            else:
-                left.append(outgoing)
-        left.reverse()
-        if left and all(outcome.retry is not Retry.ALONE for outcome in outcomes):
-            again.append(msgspec.structs.replace(shipment, messages=left, outcomes=None))
-        else:
-            # One by one, so that a message which Kafka refuses fails no other.
-            again += (
-                msgspec.structs.replace(shipment, messages=[one], is_unit=False, is_by_itself=True, outcomes=None)
-                for one in reversed(left)
-            )
-    return settled[::-1], again[::-1]
 
 
 def not_written(outgoing: Outgoing, why: str) -> SendOutcome:

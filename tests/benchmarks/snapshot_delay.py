@@ -10,8 +10,8 @@ from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
-from checkpoints.snapshots import Snapshot, SnapshotStore
-from pipelines.recovery.snapshot_loop import take_snapshot
+from checkpoints.snapshot_store import Snapshot, SnapshotStore
+from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.wire.command import Command
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.kernel import LEASES

@@ -18,7 +18,7 @@ from broker_state.kernel.context import op_context
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.kernel.fold import fold
-from broker_state.kernel.lanes import grant
+from broker_state.kernel.lanes import concurrent_grant
 from broker_state.store.keys import LaneTag, QueueTag, lane_prefix, queue_prefix
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
@@ -83,7 +83,7 @@ class KernelSubject:
         with (
             patch.object(op_context, "TAG_SEARCH_COST_MAX", self._limits.search_cost),
             patch.object(due, "DUE_COST_MAX", self._limits.due_cost),
-            patch.object(grant, "AVAILABLE_PAGES_MAX", self._limits.available_pages),
+            patch.object(concurrent_grant, "AVAILABLE_PAGES_MAX", self._limits.available_pages),
             patch.object(dispatch, "DISPATCH_COST_MAX", self._limits.dispatch_cost),
             patch.object(ack_change_reject, "NAMED_OFFSETS_MAX", self._limits.entry_offsets),
         ):

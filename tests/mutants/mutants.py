@@ -44,7 +44,7 @@ MUTANTS = [
     Mutant(
         "fresh_before_what_expired",
         "semantics.md, concurrent lane: what was handed out before comes first, lowest offset first, then fresh ones",
-        "kernel/lanes/grant.py",
+        "kernel/lanes/concurrent_grant.py",
         """    if lane.available.count:
         _grant_available(work)
     if choice.is_open() and record.next_offset < lane.queue.written.floor:
@@ -59,14 +59,14 @@ MUTANTS = [
     Mutant(
         "attempt_not_increased",
         "semantics.md, concurrent lane: each delivery that is not suspended counts as an attempt",
-        "kernel/lanes/grant.py",
+        "kernel/lanes/concurrent_grant.py",
         "work.delivery(before.attempt + (0 if before.suspended else 1))",
         "work.delivery(before.attempt)",
     ),
     Mutant(
         "suspended_counts_as_an_attempt",
         "semantics.md, change_invisible: after `suspend` the next delivery is no further attempt",
-        "kernel/lanes/grant.py",
+        "kernel/lanes/concurrent_grant.py",
         "work.delivery(before.attempt + (0 if before.suspended else 1))",
         "work.delivery(before.attempt + 1)",
     ),
@@ -80,7 +80,7 @@ MUTANTS = [
     Mutant(
         "epoch_not_increased",
         "differences.md, fenced handles: each pop has an epoch of its own, whatever the clock says",
-        "kernel/lanes/grant.py",
+        "kernel/lanes/concurrent_grant.py",
         "        self.epoch = lane.record.epoch + 1\n",
         "        self.epoch = max(lane.record.epoch, 1)\n",
     ),
@@ -316,7 +316,7 @@ MUTANTS = [
     Mutant(
         "in_flight_limit_one_over",
         "semantics.md, ranges: a pop gets what is left of in_flight_max",
-        "kernel/lanes/grant.py",
+        "kernel/lanes/concurrent_grant.py",
         "    units = limit - record.leased if limit else max_messages\n",
         "    units = limit - record.leased + 1 if limit else max_messages\n",
     ),

@@ -11,7 +11,7 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
 from checkpoints.reconcile import LogFound
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics
@@ -26,7 +26,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.process.preflight import reach_kafka
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import Restored, move_tables_away, restore
-from pipelines.recovery.snapshot_loop import take_snapshot
+from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["log_of", "run_restore", "the_kafka_of"]

@@ -8,14 +8,14 @@ from rich.table import Table
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
-from checkpoints.snapshots import Snapshot, SnapshotStore
+from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from pipelines.cli.exits import say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.target import require_state, running_job
 from pipelines.control.client import ask
 from pipelines.control.messages import SnapshotRequest
 from pipelines.job_settings import JobSettings
-from pipelines.recovery.snapshot_loop import take_snapshot
+from pipelines.recovery.take_snapshot import take_snapshot
 
 __all__ = ["run_list", "run_snapshot"]
 

@@ -14,7 +14,7 @@ from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import require_left_alone, running_job
 from pipelines.control.client import ask, stored_status
 from pipelines.control.messages import Status, StatusRequest
-from pipelines.control.state_view import LaneDetail
+from pipelines.control.queue_views import LaneDetail
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["run_ready", "run_status"]
@@ -111,7 +111,7 @@ def _print(console: Console, status: Status) -> None:
 
 
 def _print_detail(console: Console, name: str, detail: LaneDetail) -> None:
-    """Print the pop batch in flight of an orderly lane, and the parked pops."""
+    """Print the batch in flight of an orderly lane, and the parked pops."""
     facts = {}
     batch = detail.batch
     if batch is not None:

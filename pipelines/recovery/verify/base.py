@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from checkpoints.applied import Applied
 from checkpoints.reconcile import LogFound, lost_records
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from popstream.wire.base_errors import Corrupt, Invalid
 
 __all__ = ["NEWEST", "Base", "choose_base"]

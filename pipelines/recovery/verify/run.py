@@ -17,7 +17,7 @@ import msgspec
 import pipelines
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.reconcile import LogFound, require_same_log
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.spark_errors import damage_in
 from connectors.delta.tables import TABLES, table_path
 from pipelines.recovery.verify import worker

@@ -26,13 +26,13 @@ from broker_state.consume_queue import (
     unit_at_or_after,
     units_between,
 )
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from connectors.kafka.topic_admin import create_message_topic, describe
 from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
 from pipelines.cli.state.queue import opened
 from pipelines.control.job_file import JobFile
-from pipelines.control.state_view import QueueView, queues_in
+from pipelines.control.queue_views import QueueView, queues_in
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import restore
 from popstream import Consumer, Producer, Transport, tag_hash

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import generate_latest
 
-from checkpoints.snapshots import Snapshot
+from checkpoints.snapshot_store import Snapshot
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask

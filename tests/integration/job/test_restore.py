@@ -35,7 +35,7 @@ from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import restore
-from pipelines.recovery.snapshot_loop import take_snapshot
+from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.handle import decode_handle
 from tests.support.flipped_byte import flip_byte

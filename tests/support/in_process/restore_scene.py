@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from checkpoints.layout import JobFolder
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import describe

@@ -15,13 +15,13 @@ from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.reconcile import LogFound
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.rows import plain_rows
 from connectors.delta.tables import AUDIT_TABLES, TABLES, arrow_schema, spark_schema, table_path
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of, rows_by_table
-from pipelines.recovery.snapshot_loop import take_snapshot
+from pipelines.recovery.take_snapshot import take_snapshot
 from pipelines.recovery.verify import Inputs, WorkFolder, run, verify
 from pipelines.recovery.verify.plan import read_plan
 from pipelines.recovery.verify.share import run_share

@@ -16,7 +16,7 @@ from checkpoints.applied import Applied
 from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.ownership import Ownership
 from checkpoints.snapshot_retention import SnapshotRetention
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from pipelines.apply_ops.quarantine import Quarantine, quarantine_change
 from pipelines.control.job_file import JobFile
 from pipelines.loops.periodic import Periodic

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
-from checkpoints.snapshots import Snapshot
+from checkpoints.snapshot_store import Snapshot
 from pipelines.cli.app import app, main
 from pipelines.cli.clients.ops import EXAMPLES, read_operations
 from pipelines.cli.clients.send_and_consume import printable

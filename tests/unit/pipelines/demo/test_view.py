@@ -8,7 +8,7 @@ import pytest
 
 from pipelines.control.messages import Status
 from pipelines.control.metrics import Totals
-from pipelines.control.state_view import LaneView, QueueView
+from pipelines.control.queue_views import LaneView, QueueView
 from pipelines.demo import run_demo
 from pipelines.demo.message_source import MessageSource
 from pipelines.demo.tasks import ROLES, group_names, limited_group, tasks_of

@@ -14,9 +14,9 @@ from broker_state.store.rocks_store import META, DiskFull, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from checkpoints.reconcile import LogFound
-from checkpoints.snapshots import SnapshotStore
+from checkpoints.snapshot_store import SnapshotStore
 from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE, find_candidates, usable_states
-from pipelines.recovery.snapshot_loop import take_snapshot
+from pipelines.recovery.take_snapshot import take_snapshot
 from tests.support.flipped_byte import flip_byte
 from tests.support.left_behind import damage
 

@@ -13,8 +13,9 @@ from broker_state.store.overlay import STATE
 from broker_state.store.rocks_store import BUILDER_FAMILIES, META, QUEUES, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.snapshot_retention import SnapshotRetention
-from checkpoints.snapshots import Snapshot, SnapshotStore
-from pipelines.recovery.snapshot_loop import SnapshotLoop, take_snapshot
+from checkpoints.snapshot_store import Snapshot, SnapshotStore
+from pipelines.recovery.snapshot_loop import SnapshotLoop
+from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from tests.support.flipped_byte import flip_byte
 

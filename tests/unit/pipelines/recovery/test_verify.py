@@ -20,7 +20,7 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.snapshot_retention import SnapshotRetention
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.quarantine import quarantine_change
-from pipelines.recovery.snapshot_loop import take_snapshot
+from pipelines.recovery.take_snapshot import take_snapshot
 from pipelines.recovery.verify import planning
 from pipelines.recovery.verify.base import choose_base
 from pipelines.recovery.verify.planning import require_undamaged
@@ -33,7 +33,7 @@ from tests.support.in_process.verify_scene import VerifyScene
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from checkpoints.snapshots import Snapshot
+    from checkpoints.snapshot_store import Snapshot
     from pipelines.recovery.verify.progress import ProgressReport
 
 

@@ -29,7 +29,7 @@ RUNS_SHOWN = 100
 
 
 class MemberView(msgspec.Struct, frozen=True):
-    """A run of unacked members of a pop batch; `next_visible_ms`: when they are redelivered."""
+    """A run of unacked members of an orderly lane's batch; `next_visible_ms`: when they are redelivered."""
 
     first: int
     last: int
@@ -39,7 +39,7 @@ class MemberView(msgspec.Struct, frozen=True):
 
 
 class BatchView(msgspec.Struct, frozen=True):
-    """The pop batch in flight of an orderly lane. `free_at_ms` None: the lane is free. `unacked`: at most 100 runs."""
+    """The batch in flight of an orderly lane. `free_at_ms` None: the lane is free. `unacked`: at most 100 runs."""
 
     epoch: int
     pop_time_ms: int
@@ -64,7 +64,7 @@ class ParkedPopView(msgspec.Struct, frozen=True):
 
 
 class LaneDetail(msgspec.Struct, frozen=True):
-    """The pop batch in flight of a lane, and its parked pops: at most 100."""
+    """The batch in flight of an orderly lane, and its parked pops: at most 100."""
 
     batch: BatchView | None
     waiting: list[ParkedPopView]
@@ -184,7 +184,7 @@ def _lane(queue: QueueRecord, lane: LaneRecord) -> LaneView:
 
 
 def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> LaneDetail | None:
-    """Return the pop batch and the parked pops of a lane from one snapshot; None: the lane no longer exists."""
+    """Return the batch of an orderly lane, and the parked pops, from one snapshot; None: the lane no longer exists."""
     queue = load_queue(Overlay(store.frozen()), topic, queue_id)
     lane = None if queue is None else queue.lane(group)
     if lane is None:
