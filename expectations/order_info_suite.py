@@ -1,4 +1,4 @@
-"""The suite of `order_info`: the batch of an orderly lane is what its pop leased, and blocks it only while members are leased."""
+"""The suite of `order_info`: an orderly lane's batch is what its pop leased, and blocks while members are leased."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters: reads the messages from their topic, and makes the copies that `publish` sends to the dead-letter topic."""
+"""Dead letters: reads the messages from their topic, and makes the copies for the dead-letter topic."""
 
 import queue
 import threading
