@@ -7,7 +7,15 @@ from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.orderly_lane import acked_within
 from broker_state.kernel.lanes.skip_catch_up import enter
 from broker_state.kernel.parked_pops import answer_all_parked
-from broker_state.kernel.quotas import count_new_lane, count_reset, set_lane_quota, set_queue_quota
+from broker_state.kernel.quotas import (
+    count_new_lane,
+    count_reset,
+    exceeded_by_new_lane,
+    exceeded_by_reset,
+    is_refused,
+    set_lane_quota,
+    set_queue_quota,
+)
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import Delivery, DeliveryState
 from broker_state.store.state_records import LanePolicy, QueueRecord
@@ -38,10 +46,6 @@ def decide_declare(op: OpContext, command: Declare, *, is_new: bool) -> None:
     """Declare a queue: a new one, the same again, or another one under its name."""
     record = op.queue.record
     if record.topic_id != command.topic_id:
-        exceeded = count_reset(op)
-        if exceeded is not None:
-            op.refuse(Reason.QUOTA_EXCEEDED, exceeded)
-            return
         _replace_queue(op, command)
         is_new = True
     elif record.queue_type != command.queue_type:
@@ -78,9 +82,10 @@ def decide_policy(op: OpContext, command: Policy) -> None:
         set_queue_quota(queue, command)
         op.serve_watching = True
     else:
-        lane = _lane_of(op, command.group)
-        if lane is None:
+        known = queue.lane(command.group)
+        if known is None and is_refused(op, exceeded_by_new_lane(op), command.group):
             return
+        lane = known or _make_lane(op, command.group)
         enter(op, lane)
         record = lane.record
         if command.orderly is not None and command.orderly != record.orderly:
@@ -96,17 +101,9 @@ def decide_policy(op: OpContext, command: Policy) -> None:
     op.respond(Reason.OK, applied=True)
 
 
-def _lane_of(op: OpContext, group: str) -> LaneState | None:
-    """Return the lane of a group, or a new one; None if a quota refuses it."""
-    queue = op.queue
-    lane = queue.lane(group)
-    if lane is None:
-        exceeded = count_new_lane(op)
-        if exceeded is not None:
-            op.refuse(Reason.QUOTA_EXCEEDED, exceeded, group)
-            return None
-        lane = queue.make_lane(group, queue.record.min_offset)
-    return lane
+def _make_lane(op: OpContext, group: str) -> LaneState:
+    count_new_lane(op)
+    return op.queue.make_lane(group, op.queue.record.min_offset)
 
 
 def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
@@ -119,13 +116,12 @@ def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
     if target > queue.written.floor:
         op.refuse(Reason.ABOVE_MAX, f"the commit position is {queue.written.floor}", command.group)
         return
-    exceeded = count_reset(op)
-    if exceeded is not None:
-        op.refuse(Reason.QUOTA_EXCEEDED, exceeded, command.group)
+    known = queue.lane(command.group)
+    exceeded = exceeded_by_reset(op) or (exceeded_by_new_lane(op) if known is None else None)
+    if is_refused(op, exceeded, command.group):
         return
-    lane = _lane_of(op, command.group)
-    if lane is None:
-        return
+    count_reset(op)
+    lane = known or _make_lane(op, command.group)
     enter(op, lane)
     record = lane.record
     if target > lane.acked.floor:
@@ -156,10 +152,9 @@ def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
     """Delete the lane with everything stored under it."""
     lane = op.queue.lane(command.group)
     if lane is not None:
-        exceeded = count_reset(op)
-        if exceeded is not None:
-            op.refuse(Reason.QUOTA_EXCEEDED, exceeded, command.group)
+        if is_refused(op, exceeded_by_reset(op), command.group):
             return
+        count_reset(op)
         op.touch(lane)
         answer_all_parked(op, lane, Reason.CANCELLED)
         _end_all_leases(op, lane)

@@ -8,7 +8,14 @@ from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.kernel.lanes.orderly_lane import grant_in_order, is_same_attempt, release_members
 from broker_state.kernel.lanes.skip_catch_up import enter
 from broker_state.kernel.op_window import answered_pop, find, store_parked_answer
-from broker_state.kernel.quotas import count_new_lane, count_pop, exceeded_by_parking
+from broker_state.kernel.quotas import (
+    count_new_lane,
+    count_pop,
+    exceeded_by_first_pop,
+    exceeded_by_parking,
+    exceeded_by_pop,
+    is_refused,
+)
 from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
 from broker_state.store.span import Span, append_span
 from broker_state.store.state_records import ParkedPop
@@ -28,23 +35,19 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
     queue = op.queue
     lane = queue.lane(command.group)
     if lane is None:
-        exceeded = count_new_lane(op)
-        if exceeded is not None:
-            op.refuse(Reason.QUOTA_EXCEEDED, exceeded, command.group)
+        if is_refused(op, exceeded_by_first_pop(op), command.group):
             return None
-        start = queue.record.min_offset if command.init == "min" else queue.written.floor
-        lane = queue.make_lane(command.group, start)
-    if lane.record.orderly is None:
-        lane.record.orderly = command.order
-    elif lane.record.orderly != command.order:
+        count_new_lane(op)
+        lane = queue.make_lane(command.group, queue.record.min_offset if command.init == "min" else queue.written.floor)
+    elif lane.record.orderly not in (None, command.order):
         mode = "orderly" if lane.record.orderly else "concurrent"
         op.refuse(Reason.WRONG_MODE, f"the lane is {mode}", command.group)
         return None
-    enter(op, lane)
-    exceeded = count_pop(op, lane, command.client_id)
-    if exceeded is not None:
-        op.refuse(Reason.QUOTA_EXCEEDED, exceeded, command.group)
+    elif is_refused(op, exceeded_by_pop(op, lane, command.client_id), command.group):
         return None
+    count_pop(op, lane, command.client_id)
+    lane.record.orderly = command.order
+    enter(op, lane)
     return lane
 
 

@@ -1,8 +1,8 @@
 """Quotas: how many pops, parked pops, new lanes and resets the policies of a queue and its lanes allow.
 
 They bound what one client or group can cost the others. Counts are of the second or minute of the queue's clock in
-which the record was appended, so that a replay refuses the same operations. A refused operation is not counted.
-docs/semantics.md, "Quotas".
+which the record was appended, so that a replay refuses the same operations. Each quota is checked before anything
+changes, and what a quota refuses counts for none. docs/semantics.md, "Quotas".
 """
 
 from broker_state.kernel.context.op_context import OpContext
@@ -10,13 +10,27 @@ from broker_state.kernel.context.queue_state import LaneState, QueueState
 from broker_state.store.pages import client_hash
 from broker_state.store.state_records import QUOTA_CLIENTS_MAX, LaneQuota, LaneUsage, QueueQuota, QueueUsage
 from popstream.wire.command import Policy
+from popstream.wire.reason import Reason
 
-__all__ = ["count_new_lane", "count_pop", "count_reset", "exceeded_by_parking", "set_lane_quota", "set_queue_quota"]
+__all__ = [
+    "count_new_lane",
+    "count_pop",
+    "count_reset",
+    "exceeded_by_first_pop",
+    "exceeded_by_new_lane",
+    "exceeded_by_parking",
+    "exceeded_by_pop",
+    "exceeded_by_reset",
+    "is_refused",
+    "set_lane_quota",
+    "set_queue_quota",
+]
 
 PARKED_LOOKED_AT_MAX = 1_024
 """The newest parked pops of a lane among which those of one client are counted."""
 
 _NO_LANE_QUOTA = LaneQuota()
+_NO_CLIENT = 0
 
 
 def set_queue_quota(queue: QueueState, command: Policy) -> None:
@@ -28,16 +42,16 @@ def set_queue_quota(queue: QueueState, command: Policy) -> None:
         command.resets_per_min_max,
     )
     lane_quota = _lane_quota(command)
-    before = queue.usage
+    usage = queue.usage
     if quota == QueueQuota() and lane_quota == _NO_LANE_QUOTA:
-        if before is not None:
+        if usage is not None:
             queue.overlay.delete(queue.usage_key)
         return
-    if before is None:
+    if usage is None:
         # A lane with parked pops is among those that wait for messages.
-        before = QueueUsage(quota, lane_quota, parked=sum(lane.record.parked for lane in queue.watched_lanes()))
-    before.quota, before.lane_quota = quota, lane_quota
-    queue.overlay.put(queue.usage_key, before)
+        usage = QueueUsage(quota, lane_quota, parked=sum(lane.record.parked for lane in queue.watched_lanes()))
+    usage.quota, usage.lane_quota = quota, lane_quota
+    queue.overlay.put(queue.usage_key, usage)
 
 
 def set_lane_quota(lane: LaneState, command: Policy) -> None:
@@ -54,71 +68,105 @@ def set_lane_quota(lane: LaneState, command: Policy) -> None:
     overlay.put(lane.usage_key, usage)
 
 
-def count_pop(op: OpContext, lane: LaneState, client_id: str | None) -> str | None:
-    """Count a pop, unless it exceeds a quota; then return which one."""
-    of_queue, of_lane = op.queue.usage, _quota_of(lane)
-    if of_queue is None and of_lane is None:
+def is_refused(op: OpContext, exceeded: str | None, group: str) -> bool:
+    """Refuse the operation if it exceeds a quota, and return whether it does."""
+    if exceeded is None:
+        return False
+    op.refuse(Reason.QUOTA_EXCEEDED, exceeded, group)
+    return True
+
+
+def exceeded_by_new_lane(op: OpContext) -> str | None:
+    """Return the quota that another new lane would exceed, if there is one."""
+    usage = op.queue.usage
+    if usage is None or usage.minute != _minute(op):
         return None
-    second, overlay = op.now_ms // 1000, op.queue.overlay
-    queue_pops = of_queue.pops if of_queue is not None and of_queue.second == second else 0
-    if of_queue is not None and _is_reached(of_queue.quota.pops_per_s_max, queue_pops):
-        return f"queue_pops_per_s_max is {of_queue.quota.pops_per_s_max}"
-    if of_lane is not None:
-        usage = lane.usage or LaneUsage(None)
-        is_same_second = usage.second == second
-        pops, clients = (usage.pops, usage.clients) if is_same_second else (0, {})
-        client = client_hash(client_id) if client_id is not None else 0
-        if client not in clients and len(clients) >= QUOTA_CLIENTS_MAX:
-            client = 0
-        if _is_reached(of_lane.pops_per_s_max, pops):
-            return f"pops_per_s_max is {of_lane.pops_per_s_max}"
-        if _is_reached(of_lane.client_pops_per_s_max, clients.get(client, 0)):
-            return f"client_pops_per_s_max is {of_lane.client_pops_per_s_max}"
-        usage.second, usage.pops = second, pops + 1
-        usage.clients = {**clients, client: clients.get(client, 0) + 1} if of_lane.client_pops_per_s_max else {}
-        overlay.put(lane.usage_key, usage)
-    if of_queue is not None:
-        of_queue.second, of_queue.pops = second, queue_pops + 1
-        overlay.put(op.queue.usage_key, of_queue)
-    return None
+    return _exceeded("new_lanes_per_min_max", usage.quota.new_lanes_per_min_max, usage.new_lanes)
+
+
+def exceeded_by_reset(op: OpContext) -> str | None:
+    """Return the quota that another reset_offset or forget_lane would exceed, if there is one."""
+    usage = op.queue.usage
+    if usage is None or usage.minute != _minute(op):
+        return None
+    return _exceeded("resets_per_min_max", usage.quota.resets_per_min_max, usage.resets)
+
+
+def exceeded_by_pop(op: OpContext, lane: LaneState, client_id: str | None) -> str | None:
+    """Return the quota that another pop of the client would exceed, if there is one."""
+    of_queue, of_lane = op.queue.usage, _quota_of(lane)
+    exceeded = None
+    if of_queue is not None and of_queue.second == _second(op):
+        exceeded = _exceeded("queue_pops_per_s_max", of_queue.quota.pops_per_s_max, of_queue.pops)
+    usage = lane.usage
+    if exceeded is None and of_lane is not None and usage is not None and usage.second == _second(op):
+        of_client = usage.clients.get(_counted_client(usage, client_id), 0)
+        exceeded = _exceeded("pops_per_s_max", of_lane.pops_per_s_max, usage.pops)
+        exceeded = exceeded or _exceeded("client_pops_per_s_max", of_lane.client_pops_per_s_max, of_client)
+    return exceeded
+
+
+def exceeded_by_first_pop(op: OpContext) -> str | None:
+    """Return the quota that the first pop of a group, which makes its lane, would exceed, if there is one."""
+    usage = op.queue.usage
+    exceeded = exceeded_by_new_lane(op)
+    if exceeded is None and usage is not None and usage.second == _second(op):
+        exceeded = _exceeded("queue_pops_per_s_max", usage.quota.pops_per_s_max, usage.pops)
+    return exceeded
 
 
 def exceeded_by_parking(lane: LaneState, client_id: str | None) -> str | None:
     """Return the quota that another parked pop of the client would exceed, if there is one."""
     of_queue, of_lane = lane.queue.usage, _quota_of(lane)
-    if of_queue is not None and _is_reached(of_queue.quota.parked_max, of_queue.parked):
-        return f"queue_parked_max is {of_queue.quota.parked_max}"
-    if of_lane is not None and of_lane.client_parked_max and client_id is not None:
+    exceeded = None
+    if of_queue is not None:
+        exceeded = _exceeded("queue_parked_max", of_queue.quota.parked_max, of_queue.parked)
+    if exceeded is None and of_lane is not None and of_lane.client_parked_max and client_id is not None:
         parked = lane.count_newest_parked(client_id, looked_at=PARKED_LOOKED_AT_MAX)
-        if parked >= of_lane.client_parked_max:
-            return f"client_parked_max is {of_lane.client_parked_max}"
-    return None
+        exceeded = _exceeded("client_parked_max", of_lane.client_parked_max, parked)
+    return exceeded
 
 
-def count_new_lane(op: OpContext) -> str | None:
-    """Count a lane that is to be made, unless it exceeds a quota; then return which one."""
+def count_pop(op: OpContext, lane: LaneState, client_id: str | None) -> None:
+    """Count a pop that no quota refuses."""
+    overlay, second = op.queue.overlay, _second(op)
+    of_queue, of_lane = op.queue.usage, _quota_of(lane)
+    if of_queue is not None:
+        of_queue.pops = 1 + (of_queue.pops if of_queue.second == second else 0)
+        of_queue.second = second
+        overlay.put(op.queue.usage_key, of_queue)
+    if of_lane is not None:
+        usage = lane.usage or LaneUsage(None)
+        if usage.second != second:
+            usage.second, usage.pops, usage.clients = second, 0, {}
+        usage.pops += 1
+        client = _counted_client(usage, client_id)
+        is_counted = of_lane.client_pops_per_s_max > 0
+        usage.clients = {**usage.clients, client: usage.clients.get(client, 0) + 1} if is_counted else {}
+        overlay.put(lane.usage_key, usage)
+
+
+def count_new_lane(op: OpContext) -> None:
+    """Count a lane that is made."""
+    usage = _usage_of_this_minute(op)
+    if usage is not None:
+        usage.new_lanes += 1
+
+
+def count_reset(op: OpContext) -> None:
+    """Count a reset_offset or forget_lane."""
+    usage = _usage_of_this_minute(op)
+    if usage is not None:
+        usage.resets += 1
+
+
+def _usage_of_this_minute(op: OpContext) -> QueueUsage | None:
     usage = op.queue.usage
-    if usage is None:
-        return None
-    _begin_minute(usage, op.now_ms)
-    if _is_reached(usage.quota.new_lanes_per_min_max, usage.new_lanes):
-        return f"new_lanes_per_min_max is {usage.quota.new_lanes_per_min_max}"
-    usage.new_lanes += 1
-    op.queue.overlay.put(op.queue.usage_key, usage)
-    return None
-
-
-def count_reset(op: OpContext) -> str | None:
-    """Count a reset_offset, forget_lane or declare of another topic, unless it exceeds a quota; then return which."""
-    usage = op.queue.usage
-    if usage is None:
-        return None
-    _begin_minute(usage, op.now_ms)
-    if _is_reached(usage.quota.resets_per_min_max, usage.resets):
-        return f"resets_per_min_max is {usage.quota.resets_per_min_max}"
-    usage.resets += 1
-    op.queue.overlay.put(op.queue.usage_key, usage)
-    return None
+    if usage is not None:
+        if usage.minute != _minute(op):
+            usage.minute, usage.new_lanes, usage.resets = _minute(op), 0, 0
+        op.queue.overlay.put(op.queue.usage_key, usage)
+    return usage
 
 
 def _lane_quota(command: Policy) -> LaneQuota:
@@ -134,11 +182,19 @@ def _quota_of(lane: LaneState) -> LaneQuota | None:
     return None if of_queue is None or of_queue.lane_quota == _NO_LANE_QUOTA else of_queue.lane_quota
 
 
-def _begin_minute(usage: QueueUsage, now_ms: int) -> None:
-    minute = now_ms // 60_000
-    if usage.minute != minute:
-        usage.minute, usage.new_lanes, usage.resets = minute, 0, 0
+def _counted_client(usage: LaneUsage, client_id: str | None) -> int:
+    """Return the key under which a client is counted: clients beyond the first 64 of a second share one."""
+    client = _NO_CLIENT if client_id is None else client_hash(client_id)
+    return client if client in usage.clients or len(usage.clients) < QUOTA_CLIENTS_MAX else _NO_CLIENT
 
 
-def _is_reached(limit: int, count: int) -> bool:
-    return 0 < limit <= count
+def _exceeded(name: str, limit: int, count: int) -> str | None:
+    return f"{name} is {limit}" if 0 < limit <= count else None
+
+
+def _second(op: OpContext) -> int:
+    return op.now_ms // 1_000
+
+
+def _minute(op: OpContext) -> int:
+    return op.now_ms // 60_000

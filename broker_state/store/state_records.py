@@ -199,7 +199,7 @@ class QueueQuota(msgspec.Struct, array_like=True, frozen=True):
 
 
 class LaneUsage(_Stored):
-    """What the quotas of a lane count; there is none for a lane without quotas."""
+    """What the quotas of a lane count; none before its first quota, and after a policy of its own without any."""
 
     quota: LaneQuota | None
     """The lane's own; None: the lane has no policy of its own, and those of the queue's policy hold."""
@@ -233,7 +233,7 @@ class QueueUsage(_Stored):
     new_lanes: int = 0
     """Lanes that were made in that minute."""
     resets: int = 0
-    """Resets in that minute: reset_offset, forget_lane, and a declare of another topic."""
+    """Resets in that minute: reset_offset and forget_lane."""
 
 
 class ParkedPop(_Stored):

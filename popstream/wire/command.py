@@ -138,7 +138,7 @@ class Policy(CommandBase, frozen=True, tag="policy"):
 
     Quotas, 0: none. Of a lane: `pops_per_s_max`, and of each of its clients `client_pops_per_s_max` and
     `client_parked_max`. Of the queue as a whole (only without `group`): `queue_pops_per_s_max`, `queue_parked_max`,
-    `new_lanes_per_min_max`, and `resets_per_min_max` for reset_offset, forget_lane and a declare of another topic.
+    `new_lanes_per_min_max`, and `resets_per_min_max` for reset_offset and forget_lane.
     """
 
     group: str | None = None

@@ -83,7 +83,7 @@ PARKED_DEFAULT = 1024
 PARKED_MAX = 65_536
 """Parked pops of one lane that a policy may allow."""
 QUOTA_MAX = 1_000_000
-"""Greatest quota of a policy, in operations a second or a minute; 0 means none."""
+"""Greatest quota of a policy, but for `client_parked_max`; 0 means none."""
 IN_FLIGHT_MAX = (1 << 31) - 1
 """Greatest `in_flight_max` of a policy; 0 means no limit."""
 WINDOW_OFFSETS_DEFAULT = 4_194_304

@@ -420,8 +420,6 @@ class ReferenceModel:
                 self.counts["declare", "other type"] += 1
             else:
                 self.counts["declare", "again"] += 1
-        elif self._exceeds(queue, "resets_per_min_max"):
-            reason = Reason.QUOTA_EXCEEDED
         else:  # CHOICE: of whatever type
             for group in sorted(queue["lanes"]):
                 lane = queue["lanes"][group]
@@ -462,6 +460,8 @@ class ReferenceModel:
             lane = queue["lanes"].get(command.group)
             if lane is None and self._exceeds(queue, "new_lanes_per_min_max"):
                 return self._new_answer(command.op_id, "policy", Reason.QUOTA_EXCEEDED, False, queue["now"])
+            if lane is None:
+                self._count(queue, "new_lanes_per_min_max")
             if lane is not None and command.orderly is not None and not self._may_become(lane, command.orderly):
                 # CHOICE: a refused operation does not reach the lane: it is no end of its idle time.
                 return self._new_answer(command.op_id, "policy", Reason.WRONG_MODE, False, queue["now"])
@@ -646,16 +646,18 @@ class ReferenceModel:
         if known is not None and known["orderly"] is (not command.order):
             self.counts["mode", "pop of the other mode"] += 1
             return self._new_answer(command.op_id, "pop", Reason.WRONG_MODE, False, queue["now"])
-        if known is None and self._exceeds(queue, "new_lanes_per_min_max"):
+        is_too_many_lanes = known is None and self._exceeds(queue, "new_lanes_per_min_max")
+        if is_too_many_lanes or self._exceeds_pops(queue, known, command.client_id):
             return self._new_answer(command.op_id, "pop", Reason.QUOTA_EXCEEDED, False, queue["now"])
+        if known is None:
+            self._count(queue, "new_lanes_per_min_max")
         at = queue["min_offset"] if command.init == "min" else queue["commit_position"]
         lane = self._lane_for(queue, command.group, at)
         if lane["orderly"] is None:
             self.counts["mode", "fixed by a pop"] += 1
             lane["orderly"] = command.order
         self._settle(queue, lane)
-        if self._exceeds_pops(queue, lane, command.client_id):
-            return self._new_answer(command.op_id, "pop", Reason.QUOTA_EXCEEDED, False, queue["now"])
+        self._count_pop(queue, lane, command.client_id)
         op["group"] = command.group
         lane["parked"].append(
             {"op": op, "command": command, "deadline": queue["now"] + command.poll_time_ms, "new": True}
@@ -663,43 +665,51 @@ class ReferenceModel:
         return None
 
     def _exceeds(self, queue: Queue, quota: str) -> bool:
-        """Whether one more of what the quota counts in a minute is too many; else it is counted."""
-        policy = queue["policy"]
-        if policy is None or not any(policy[name] for name in (*LANE_QUOTAS, *QUEUE_QUOTAS)):
-            return False
-        counted, now = queue["counted"], (quota, queue["now"] // MINUTE_MS)
-        if 0 < policy[quota] <= counted.get(now, 0):
-            self.counts["quota", quota] += 1
-            return True
-        counted[now] = counted.get(now, 0) + 1
+        """Whether one more of what the quota counts in a minute is too many."""
+        policy: dict[str, Any] = queue["policy"] or DEFAULT_POLICY
+        exceeds: bool = 0 < policy[quota] <= queue["counted"].get((quota, queue["now"] // MINUTE_MS), 0)
+        self.counts["quota", quota] += exceeds
+        return exceeds
+
+    def _count(self, queue: Queue, quota: str) -> None:
+        policy = queue["policy"] or DEFAULT_POLICY
+        if any(policy[name] for name in (*LANE_QUOTAS, *QUEUE_QUOTAS)):
+            key = (quota, queue["now"] // MINUTE_MS)
+            queue["counted"][key] = queue["counted"].get(key, 0) + 1
+
+    def _exceeds_pops(self, queue: Queue, lane: Lane | None, client: str | None) -> bool:
+        for counts, quota, policy, counted, key in self._pop_quotas(queue, lane, client):
+            if counts and 0 < policy[quota] <= counted.get(key, 0):
+                self.counts["quota", quota] += 1
+                return True
         return False
 
-    def _exceeds_pops(self, queue: Queue, lane: Lane, client: str | None) -> bool:
+    def _count_pop(self, queue: Queue, lane: Lane, client: str | None) -> None:
+        for counts, quota, policy, counted, key in self._pop_quotas(queue, lane, client):
+            if counts and quota == "client_pops_per_s_max" and not policy[quota]:
+                for each in [each for each in counted if each[0] == "client"]:
+                    del counted[each]
+            elif counts:
+                counted[key] = counted.get(key, 0) + 1
+
+    def _pop_quotas(
+        self, queue: Queue, lane: Lane | None, client: str | None
+    ) -> list[tuple[bool, str, dict[str, Any], dict[Any, int], tuple[Any, ...]]]:
+        """Of each quota of pops: whether it counts, its name, the policy with it, where and under what it counts."""
         second = queue["now"] // 1000
         of_queue: dict[str, Any] = queue["policy"] or DEFAULT_POLICY
-        of_lane: dict[str, Any] = lane["policy"] or of_queue
+        of_lane: dict[str, Any] = (lane["policy"] if lane is not None else None) or of_queue
         counts_queue = any(of_queue[name] for name in (*LANE_QUOTAS, *QUEUE_QUOTAS))
         counts_lane = any(of_lane[name] for name in LANE_QUOTAS)
-        by_queue, by_lane = queue["counted"], lane["counted"]
+        by_queue, by_lane = queue["counted"], lane["counted"] if lane is not None else {}
         known = {key[2] for key in by_lane if key[0] == "client" and key[1] == second}
         if client not in known and len(known) >= CLIENTS_COUNTED:
             client = None
-        keys: list[tuple[bool, str, dict[str, Any], dict[Any, int], tuple[Any, ...]]] = [
+        return [
             (counts_queue, "queue_pops_per_s_max", of_queue, by_queue, ("pops", second)),
             (counts_lane, "pops_per_s_max", of_lane, by_lane, ("pops", second)),
             (counts_lane, "client_pops_per_s_max", of_lane, by_lane, ("client", second, client)),
         ]
-        for counts, quota, policy, counted, key in keys:
-            if counts and 0 < policy[quota] <= counted.get(key, 0):
-                self.counts["quota", quota] += 1
-                return True
-        if counts_lane and not of_lane["client_pops_per_s_max"]:
-            for key in [key for key in by_lane if key[0] == "client"]:
-                del by_lane[key]
-        for counts, quota, policy, counted, key in keys:
-            if counts and (quota != "client_pops_per_s_max" or policy[quota]):
-                counted[key] = counted.get(key, 0) + 1
-        return False
 
     def _exceeds_parked(self, queue: Queue, lane: Lane, client: str | None, waiting: list[dict[str, Any]]) -> str:
         """The quota that one more parked pop exceeds; "" if there is none."""
@@ -798,10 +808,12 @@ class ReferenceModel:
         ):
             if refused:
                 return self._new_answer(command.op_id, "reset_offset", reason, False, queue["now"])
-        if self._exceeds(queue, "resets_per_min_max"):
+        is_new = command.group not in queue["lanes"]
+        if self._exceeds(queue, "resets_per_min_max") or (is_new and self._exceeds(queue, "new_lanes_per_min_max")):
             return self._new_answer(command.op_id, "reset_offset", Reason.QUOTA_EXCEEDED, False, queue["now"])
-        if command.group not in queue["lanes"] and self._exceeds(queue, "new_lanes_per_min_max"):
-            return self._new_answer(command.op_id, "reset_offset", Reason.QUOTA_EXCEEDED, False, queue["now"])
+        self._count(queue, "resets_per_min_max")
+        if is_new:
+            self._count(queue, "new_lanes_per_min_max")
         lane = self._lane_for(queue, command.group, queue["min_offset"])
         lane["reset_epoch"] = lane["epoch"]
         lane["search_due"] = None
@@ -851,6 +863,8 @@ class ReferenceModel:
     def _forget_lane(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         if command.group in queue["lanes"] and self._exceeds(queue, "resets_per_min_max"):
             return self._new_answer(command.op_id, "forget_lane", Reason.QUOTA_EXCEEDED, False, queue["now"])
+        if command.group in queue["lanes"]:
+            self._count(queue, "resets_per_min_max")
         lane = queue["lanes"].pop(command.group, None)
         if lane is not None:
             queue["epochs"][command.group] = lane["epoch"]

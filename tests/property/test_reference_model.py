@@ -39,7 +39,7 @@ OUTCOMES: list[tuple[str, ...]] = [
         for reason in ("NO_MESSAGE", "POLLING_TIMEOUT", "POLLING_FULL", "CANCELLED", "WRONG_MODE")
     ],
     ("answer", "policy", "WRONG_MODE"),
-    *[("answer", kind, "QUOTA_EXCEEDED") for kind in ("pop", "policy", "reset_offset", "forget_lane", "declare")],
+    *[("answer", kind, "QUOTA_EXCEEDED") for kind in ("pop", "policy", "reset_offset", "forget_lane")],
     *[("quota", quota) for quota in (*LANE_QUOTAS, *QUEUE_QUOTAS)],
     ("answer", "dispatch", "BELOW_MIN"),
     ("answer", "dispatch", "AHEAD_OF_WINDOW"),

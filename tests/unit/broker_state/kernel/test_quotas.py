@@ -135,16 +135,27 @@ def test_resets_of_a_minute() -> None:
     ]
     assert reason_of(lab, ForgetLane(**QUEUE, group=GROUP)) == "OK"
     lab.pop()
-    for command in (
-        ForgetLane(**QUEUE, group=GROUP),
-        ResetOffset(**QUEUE, group=GROUP, queue_offset=9),
-        Declare(**QUEUE, topic_id="another"),
-    ):
+    for command in (ForgetLane(**QUEUE, group=GROUP), ResetOffset(**QUEUE, group=GROUP, queue_offset=9)):
         assert reason_of(lab, command) == "QUOTA_EXCEEDED"
-    assert reason_of(lab, Declare(**QUEUE, topic_id="id")) == "OK", "the same topic"
     lab.tick(MINUTE_MS)
+    assert reason_of(lab, ForgetLane(**QUEUE, group=GROUP)) == "OK"
+
+
+def test_what_one_quota_refuses_counts_for_no_other_and_makes_no_lane() -> None:
+    lab = lab_with(queue_pops_per_s_max=1, new_lanes_per_min_max=2, resets_per_min_max=1)
+    assert [pops(lab, 1, group=group)[0] for group in ("a", "b", "c")] == ["OK", "QUOTA_EXCEEDED", "QUOTA_EXCEEDED"]
+    queue = lab.lane("a").queue
+    assert (queue.lane("b"), queue.lane("c")) == (None, None)
+    assert pops(lab, 1, group="b", after_ms=SECOND_MS) == ["OK"], "the second new lane of the minute"
+    assert reason_of(lab, ResetOffset(**QUEUE, group="d", queue_offset=5)) == "QUOTA_EXCEEDED"
+    assert reason_of(lab, ResetOffset(**QUEUE, group="a", queue_offset=5)) == "OK", "the first reset of the minute"
+
+
+def test_a_recreated_queue_has_no_quotas() -> None:
+    lab = lab_with(resets_per_min_max=1)
     assert reason_of(lab, Declare(**QUEUE, topic_id="another")) == "OK"
-    assert lab.pop(group="x").reason == "NO_MESSAGE", "the recreated queue has neither messages nor quotas"
+    lab.pop(group="x")
+    assert lab.lane("x").queue.usage is None
 
 
 def test_what_a_lane_counts_goes_with_it() -> None:
