@@ -33,7 +33,7 @@ test: setup ## every kind of test in 10 minutes: unit, property and doc tests, a
 	@$(PYTEST) $(PARALLEL) -m "not crash and not long"
 
 quick: setup ## only the tests that need neither Spark nor Kafka, in 90 seconds
-	@$(PYTEST) -n 4 --dist loadfile -m "not integration and not crash and not long"
+	@$(PYTEST) $(PARALLEL) -m "not integration and not crash and not long"
 
 BUSY_RUNS ?= 3
 busy-test: setup ## run `make test` BUSY_RUNS times beside a program that uses every core

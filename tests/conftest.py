@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LightAndHeavyScheduling | None:
-    """Run files with Spark on two of the workers only (`--dist loadfile`)."""
+    """Run files with Spark on some of the workers only (`--dist loadfile`)."""
     return LightAndHeavyScheduling(config, log) if config.getoption("dist") == "loadfile" else None
 
 

@@ -1,4 +1,4 @@
-"""The state on disk: RocksDB in raw mode, one synced WriteBatch per micro-batch. The one import of rocksdict.
+"""The state on disk: RocksDB in raw mode, written by synced WriteBatches. The one import of rocksdict.
 
 Column families of the job's state, and of the store of its builder:
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from connectors.delta.table_log import DataFile
 
-__all__ = ["Piece", "PiecedTable", "Span", "find_pieces", "read_piece", "rows_between", "spans_of"]
+__all__ = ["PiecedTable", "Span", "TablePiece", "find_pieces", "read_piece", "rows_between", "spans_of"]
 
 Span = tuple[int, int]
 """[first offset, end offset) of a source."""
@@ -37,7 +37,7 @@ Span = tuple[int, int]
 _READER_VERSION_MAX = 1
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True):
+class TablePiece(msgspec.Struct, frozen=True, array_like=True):
     """A row group of a file.
 
     Attributes:
@@ -62,7 +62,7 @@ class PiecedTable(msgspec.Struct, frozen=True):
 
     version: int
     schema: str
-    pieces: list[Piece]
+    pieces: list[TablePiece]
 
     @property
     def ends(self) -> dict[str, int]:
@@ -102,7 +102,7 @@ def find_pieces(
             for number in range(source.num_row_groups):
                 rows = _rows_of(table, path, source, number, [*columns, offset])
                 if spans := spans_of(sources(rows), rows[offset]):
-                    pieces.append(Piece(path, number, spans))
+                    pieces.append(TablePiece(path, number, spans))
     return PiecedTable(found.version, found.schema, pieces)
 
 
@@ -117,7 +117,7 @@ def spans_of(sources: pa.Array | pa.ChunkedArray, offsets: pa.Array | pa.Chunked
     return {row["source"]: (row["offset_min"], row["offset_max"] + 1) for row in found}
 
 
-def read_piece(table: Path, piece: Piece, schema: pa.Schema) -> pa.Table:
+def read_piece(table: Path, piece: TablePiece, schema: pa.Schema) -> pa.Table:
     """Return the rows of a piece with the columns of `schema`.
 
     Raises:

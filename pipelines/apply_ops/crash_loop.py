@@ -42,7 +42,7 @@ class CrashLoopBreaker:
     Args:
         attempts: Counts the attempts, across processes.
         quarantine: Takes the poison records.
-        apply: Applies slices of records as one WriteBatch that ends at the given offsets, or raises UndecidableError.
+        apply: Applies slices of records up to the given offsets, or raises UndecidableError.
         next_offset: Returns the offsets up to which the log is applied, by partition.
     """
 

@@ -15,8 +15,8 @@ from checkpoints.layout import JobFolder
 from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest, views_of
 from pipelines.control.job_file import JobFile
+from pipelines.control.lane_views import selected_queues
 from pipelines.control.messages import Failure, Image, Rebuilt, Request, Status, StatusRequest
-from pipelines.control.queue_views import selected_queues
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 __all__ = ["ask", "is_owned", "stored_queues", "stored_status"]

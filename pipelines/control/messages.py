@@ -8,8 +8,8 @@ import msgspec
 
 from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
+from pipelines.control.lane_views import LANES_SHOWN, QueueView
 from pipelines.control.metrics import Totals
-from pipelines.control.queue_views import LANES_SHOWN, QueueView
 
 __all__ = [
     "Answer",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import msgspec
 import structlog
 
+from pipelines.control.lane_views import selected_queues
 from pipelines.control.messages import (
     Answer,
     Failure,
@@ -31,7 +32,6 @@ from pipelines.control.messages import (
     Status,
     StatusRequest,
 )
-from pipelines.control.queue_views import selected_queues
 from pipelines.control.status_report import OperationRate, without_job
 from pipelines.recovery.take_snapshot import take_image
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable

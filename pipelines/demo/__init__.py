@@ -13,14 +13,14 @@ processes import this package and must not import Spark, so `run_demo` is import
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.demo.run import run_demo
+    from pipelines.demo.demo_run import run_demo
 
 __all__ = ["run_demo"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - the type is that of run_demo, above
     if name == "run_demo":
-        from pipelines.demo.run import run_demo  # noqa: PLC0415 - see the module
+        from pipelines.demo.demo_run import run_demo  # noqa: PLC0415 - see the module
 
         return run_demo
     message = f"module {__name__!r} has no attribute {name!r}"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from pipelines.demo.verdict import Check, Evidence, Expected, GroupCounts, judge, lost
+from pipelines.demo.demo_verdict import Check, Evidence, Expected, GroupCounts, judge, lost
 from popstream.history.check import ViolationKind
 
 if TYPE_CHECKING:

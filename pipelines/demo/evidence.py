@@ -12,9 +12,9 @@ from pyspark.sql import functions as f
 
 from broker_state.audit import DeliveryStep
 from connectors.delta.tables import table_path
+from pipelines.demo.demo_verdict import GroupCounts, Letter, Refusal
 from pipelines.demo.message_source import Position, Sent, content_hash
 from pipelines.demo.tasks import Task
-from pipelines.demo.verdict import GroupCounts, Letter, Refusal
 from popstream.wire.headers import (
     DEAD_LETTER_GROUP_HEADER,
     DEAD_LETTER_QUEUE_ID_HEADER,

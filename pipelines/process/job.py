@@ -40,9 +40,9 @@ from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch, OpsSource
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.build_consume_queue.service import BuilderService
+from pipelines.control.lane_views import queues_in
 from pipelines.control.messages import JobReport
 from pipelines.control.metrics import Metric, Metrics
-from pipelines.control.queue_views import queues_in
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic

@@ -15,7 +15,7 @@ from pipelines.apply_ops.decode import KafkaRecord
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["LostRecords", "PartitionReader", "found_log", "ops_record"]
+__all__ = ["LostRecords", "OpsPartitionReader", "found_log", "ops_record"]
 
 _FETCH_BYTES = 4 * 1024 * 1024
 """A longer record comes alone (KIP-74)."""
@@ -53,7 +53,7 @@ class LostRecords(Corrupt):
     """Records that are to be read have left the log."""
 
 
-class PartitionReader:
+class OpsPartitionReader:
     """Reads the committed records of one partition, stretch by stretch. Has a connection of its own.
 
     Args:

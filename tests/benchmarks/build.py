@@ -12,7 +12,7 @@ from kafka import KafkaProducer
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
-from pipelines.control.queue_views import queues_in
+from pipelines.control.lane_views import queues_in
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from pipelines.process.job import Job

@@ -1,5 +1,6 @@
 """What a fuzzer starts from: what killed decoders elsewhere, and what the product itself writes."""
 
+import functools
 import random
 from collections.abc import Callable, Iterator
 
@@ -242,6 +243,7 @@ SEEDS: dict[str, Callable[[], Iterator[bytes]]] = {
 }
 
 
+@functools.cache
 def seeds_of(target: str) -> list[bytes]:
     """The inputs from which the fuzzing of a target starts, each once, in the same order every time."""
     return list(dict.fromkeys(SEEDS[target]()))

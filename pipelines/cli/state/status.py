@@ -13,8 +13,8 @@ from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import require_left_alone, running_job
 from pipelines.control.client import ask, stored_status
+from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import Status, StatusRequest
-from pipelines.control.queue_views import LaneDetail
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["run_ready", "run_status"]

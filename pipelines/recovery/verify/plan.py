@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from checkpoints.applied import Applied
-from connectors.delta.pieces import Piece, PiecedTable
+from connectors.delta.pieces import PiecedTable, TablePiece
 
-__all__ = ["FORMAT", "Plan", "TablePlan", "read_plan", "unit_source", "unit_sources"]
+__all__ = ["FORMAT", "TablePlan", "VerifyPlan", "read_plan", "unit_source", "unit_sources"]
 
 FORMAT = 1
 
@@ -25,12 +25,12 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     version: int
-    pieces: list[Piece]
+    pieces: list[TablePiece]
     ends: dict[str, int]
     compared_from: dict[str, int]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyPlan(msgspec.Struct, frozen=True, kw_only=True):
     """A verification.
 
     Attributes:
@@ -76,10 +76,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.end[str(p)] - self.first[str(p)] for p in self.shares[share])
 
 
-def read_plan(path: Path) -> Plan | None:
+def read_plan(path: Path) -> VerifyPlan | None:
     """Return the plan that was kept, or None if there is none of this version."""
     try:
-        plan = msgspec.msgpack.decode(path.read_bytes(), type=Plan)
+        plan = msgspec.msgpack.decode(path.read_bytes(), type=VerifyPlan)
     except (OSError, msgspec.MsgspecError, UnicodeError):
         return None
     return plan if plan.format == FORMAT else None

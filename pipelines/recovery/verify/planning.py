@@ -22,7 +22,7 @@ from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.build_consume_queue.unit_flush import PIPELINE as UNIT_PIPELINE
 from pipelines.recovery.verify.base import Base
-from pipelines.recovery.verify.plan import Plan, TablePlan, unit_sources
+from pipelines.recovery.verify.plan import TablePlan, VerifyPlan, unit_sources
 from pipelines.recovery.verify.slices import slices_of
 from popstream.wire.base_errors import RESTORE, Corrupt
 
@@ -77,7 +77,7 @@ def make_plan(
     since: str | None,
     signer: str,
     processes: int,
-) -> Plan:
+) -> VerifyPlan:
     """Read the logs of the tables, and say what is compared with what.
 
     Raises:
@@ -107,7 +107,7 @@ def make_plan(
         _require_columns(delta, CONSUME_QUEUE.name, units)
     partitions = sorted(int(p) for p in end if end[p] > first[p])
     shares = [partitions[number::processes] for number in range(min(processes, len(partitions)))]
-    return Plan(
+    return VerifyPlan(
         since=since,
         base=base.name,
         topic=log.topic,
@@ -128,7 +128,7 @@ def make_plan(
 
 
 def why_unusable(
-    plan: Plan, facts: StateFacts, log: LogFound, *, is_running: bool, since: str | None, signer: str
+    plan: VerifyPlan, facts: StateFacts, log: LogFound, *, is_running: bool, since: str | None, signer: str
 ) -> str | None:
     """Return why a plan that was kept does not hold any more; None: it does.
 
@@ -159,7 +159,7 @@ def why_unusable(
     return next(_changed_tables(plan), None)
 
 
-def _changed_tables(plan: Plan) -> Iterator[str]:
+def _changed_tables(plan: VerifyPlan) -> Iterator[str]:
     """Yield each table of which more than appends and compactions of a job has happened since the plan."""
     versions = {name: (table.version, PIPELINE, table.pieces) for name, table in plan.tables.items()}
     versions[CONSUME_QUEUE.name] = (plan.units.version, UNIT_PIPELINE, plan.units.pieces)

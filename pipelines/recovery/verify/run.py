@@ -22,14 +22,14 @@ from connectors.delta.spark_errors import damage_in
 from connectors.delta.tables import TABLES, table_path
 from pipelines.recovery.verify import worker
 from pipelines.recovery.verify.base import choose_base
-from pipelines.recovery.verify.plan import Plan, read_plan
+from pipelines.recovery.verify.plan import VerifyPlan, read_plan
 from pipelines.recovery.verify.planning import facts_of_state, make_plan, require_undamaged, signer_digest, why_unusable
 from pipelines.recovery.verify.progress import Progress, ProgressReport
 from pipelines.recovery.verify.share import ShareResult
 from pipelines.recovery.verify.units import UnitResult
 from pipelines.recovery.verify.verdict import Verified, verdict
 from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, replace_file
-from pipelines.recovery.verify.worker import UNITS, Done, Failed, Message, Noted, Task
+from pipelines.recovery.verify.worker import UNITS, Done, Failed, Message, Noted, VerifyTask
 from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
 
 __all__ = ["Inputs", "verify"]
@@ -97,7 +97,7 @@ def verify(
     with _disk_errors(folder):
         plan = _plan(inputs, folder, progress, since=since, fresh=fresh, processes=processes or os.cpu_count() or 1)
     tasks = [
-        Task(
+        VerifyTask(
             work=str(folder.root),
             number=number,
             bootstrap_servers=inputs.bootstrap_servers,
@@ -120,7 +120,7 @@ def verify(
 
 def _plan(
     inputs: Inputs, folder: WorkFolder, progress: Progress, *, since: str | None, fresh: bool, processes: int
-) -> Plan:
+) -> VerifyPlan:
     progress.begin("verifying the files of the state")
     facts = facts_of_state(inputs.state)
     require_same_log(facts.applied, inputs.log)
@@ -165,7 +165,7 @@ def _plan(
     return plan
 
 
-def _run(tasks: Sequence[Task], progress: Progress) -> dict[int, msgspec.Raw]:
+def _run(tasks: Sequence[VerifyTask], progress: Progress) -> dict[int, msgspec.Raw]:
     """Run each task in a process of its own, all at once; return their results. If one fails, all end."""
     results: dict[int, msgspec.Raw] = {}
     with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
@@ -193,7 +193,7 @@ def _run(tasks: Sequence[Task], progress: Progress) -> dict[int, msgspec.Raw]:
 
 @dataclass(frozen=True)
 class _Process:
-    task: Task
+    task: VerifyTask
     output: IO[bytes]
     child: "subprocess.Popen[bytes]"
     errors: IO[bytes]
@@ -208,7 +208,7 @@ class _Process:
 
 
 @contextlib.contextmanager
-def _process(task: Task) -> Iterator[_Process]:
+def _process(task: VerifyTask) -> Iterator[_Process]:
     command = [sys.executable, "-m", worker.__name__]
     with (
         tempfile.TemporaryFile() as errors,

@@ -24,7 +24,7 @@ from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.outbox_entries import rows_by_table
 from pipelines.apply_ops.prefetch import op_keys_of
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.recovery.verify.plan import Plan
+from pipelines.recovery.verify.plan import VerifyPlan
 from pipelines.recovery.verify.state_comparison import KeyComparison, compare_states
 from pipelines.recovery.verify.table_rows import PieceReader, audit_readers
 from popstream.exchange.partitioner import partition_of
@@ -65,7 +65,7 @@ class ShareResult(msgspec.Struct, kw_only=True):
 
 
 def run_share(
-    plan: Plan,
+    plan: VerifyPlan,
     share: int,
     folder: Path,
     signer: Signer | None,
@@ -108,7 +108,7 @@ def run_share(
 class _Share:
     def __init__(
         self,
-        plan: Plan,
+        plan: VerifyPlan,
         partitions: list[int],
         state: RocksStore,
         again: RocksStore,

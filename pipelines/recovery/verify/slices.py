@@ -6,13 +6,13 @@ is read once and given up soon.
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from connectors.delta.pieces import Piece
+from connectors.delta.pieces import TablePiece
 
 __all__ = ["slices_of"]
 
 
 def slices_of(
-    first: Mapping[str, int], end: Mapping[str, int], pieces: Iterable[Piece], offsets_max: int
+    first: Mapping[str, int], end: Mapping[str, int], pieces: Iterable[TablePiece], offsets_max: int
 ) -> list[dict[str, int]]:
     """Return the end of each source in each slice; the slices follow each other, and tile [first, end).
 
@@ -22,7 +22,7 @@ def slices_of(
         pieces: Those of a table, in the order of writing.
         offsets_max: Offsets of a slice, of all sources together.
 
-    >>> pieces = [Piece("a", 0, {"0": (0, 4), "1": (0, 2)}), Piece("b", 0, {"0": (4, 6)})]
+    >>> pieces = [TablePiece("a", 0, {"0": (0, 4), "1": (0, 2)}), TablePiece("b", 0, {"0": (4, 6)})]
     >>> slices_of({"0": 0, "1": 0}, {"0": 9, "1": 2}, pieces, 4)
     [{'0': 2, '1': 1}, {'0': 4, '1': 2}, {'0': 6, '1': 2}, {'0': 9, '1': 2}]
     """

@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from broker_state.store.rocks_store import OUTBOX, RocksStore
-from connectors.delta.pieces import Piece, Span, read_piece, rows_between, spans_of
+from connectors.delta.pieces import Span, TablePiece, read_piece, rows_between, spans_of
 from connectors.delta.row_comparison import comparable_schema
 from connectors.delta.rows import decode_rows
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_slice
-from pipelines.recovery.verify.plan import Plan
+from pipelines.recovery.verify.plan import VerifyPlan
 from popstream.wire.base_errors import RESTORE, Corrupt
 
 __all__ = ["PieceReader", "audit_readers"]
@@ -68,7 +68,7 @@ class PieceReader:
 
 
 def audit_readers(
-    plan: Plan, share: Sequence[int], state: RocksStore
+    plan: VerifyPlan, share: Sequence[int], state: RocksStore
 ) -> tuple[dict[str, PieceReader], dict[str, PieceReader]]:
     """Return, by audit table, readers of the rows of some partitions: in Delta, and in the outbox only."""
     ours = {str(partition) for partition in share}
@@ -89,7 +89,7 @@ def _within(rows: pa.Table, spans: Mapping[str, Span]) -> pa.Table:
     return rows_between(rows, "partition", "kafka_offset", {int(p): span for p, span in spans.items()})
 
 
-def _file_reader(plan: Plan, name: str, piece: Piece) -> Callable[[], pa.Table]:
+def _file_reader(plan: VerifyPlan, name: str, piece: TablePiece) -> Callable[[], pa.Table]:
     schema = comparable_schema(AUDIT_TABLES[name])
     with_topic = schema.append(pa.field("ops_topic_id", pa.string()))
 

@@ -16,14 +16,14 @@ import pyarrow.compute as pc
 
 from broker_state.consume_queue import ConsumeQueue, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
-from connectors.delta.pieces import Piece, Span, read_piece
+from connectors.delta.pieces import Span, TablePiece, read_piece
 from connectors.delta.row_comparison import Comparison, compare_rows
 from connectors.delta.tables import CONSUME_QUEUE, arrow_schema, table_path
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.build_consume_queue.builder import Queue, read_queues, read_spans, reader_of
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, table_of
 from pipelines.recovery.ops_log import LostRecords
-from pipelines.recovery.verify.plan import Plan, unit_source, unit_sources
+from pipelines.recovery.verify.plan import VerifyPlan, unit_source, unit_sources
 from pipelines.recovery.verify.slices import slices_of
 from pipelines.recovery.verify.table_rows import PieceReader
 from pipelines.recovery.verify.work_folder import replace_file
@@ -65,7 +65,7 @@ class UnitResult(msgspec.Struct, kw_only=True):
 
 
 def compare_units(
-    plan: Plan,
+    plan: VerifyPlan,
     noted: Path,
     logs: Mapping[Queue, MessageLog | str],
     on_progress: Callable[[str, int, int], None],
@@ -128,7 +128,7 @@ def _waiting_spans(store: RocksStore) -> Iterator[tuple[str, Span]]:
             yield unit_source(span.topic, span.queue_id, span.topic_id), (span.first_offset, span.end_offset)
 
 
-def _file_reader(plan: Plan, piece: Piece) -> Callable[[], pa.Table]:
+def _file_reader(plan: VerifyPlan, piece: TablePiece) -> Callable[[], pa.Table]:
     return lambda: read_piece(table_path(Path(plan.delta), CONSUME_QUEUE.name), piece, _DELTA_SCHEMA)
 
 

@@ -17,21 +17,21 @@ import msgspec
 
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.decode import KafkaRecord
-from pipelines.recovery.ops_log import LostRecords, PartitionReader, found_log, ops_record
-from pipelines.recovery.verify.plan import Plan, read_plan
+from pipelines.recovery.ops_log import LostRecords, OpsPartitionReader, found_log, ops_record
+from pipelines.recovery.verify.plan import VerifyPlan, read_plan
 from pipelines.recovery.verify.share import ShareResult, run_share
 from pipelines.recovery.verify.work_folder import WorkFolder
 from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
 from popstream.wire.handle import Signer
 
-__all__ = ["Done", "Failed", "Message", "Noted", "Task", "run_task"]
+__all__ = ["Done", "Failed", "Message", "Noted", "VerifyTask", "run_task"]
 
 PARENT_IS_GONE = 3
 UNITS = -1
 """Number of the task that compares units."""
 
 
-class Task(msgspec.Struct, frozen=True, kw_only=True):
+class VerifyTask(msgspec.Struct, frozen=True, kw_only=True):
     """What a process does: the share of this number, or `UNITS`. `handle_keys`: secrets by id."""
 
     work: str
@@ -67,7 +67,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 Message = Noted | Done | Failed
 
 
-def run_task(task: Task, send: Callable[[Message], None]) -> None:
+def run_task(task: VerifyTask, send: Callable[[Message], None]) -> None:
     """Run a task, and send what there is to say; every error is said, too."""
     try:
         folder = WorkFolder(Path(task.work))
@@ -87,7 +87,7 @@ def run_task(task: Task, send: Callable[[Message], None]) -> None:
         send(Failed("PopstreamError", f"the comparison failed: {type(error).__name__}: {error}{at}", "", []))
 
 
-def _plan_in(folder: WorkFolder) -> Plan:
+def _plan_in(folder: WorkFolder) -> VerifyPlan:
     plan = read_plan(folder.plan)
     if plan is None:
         message = f"{folder.plan} cannot be read: run `popstream verify --fresh`"
@@ -102,7 +102,9 @@ def _kind(error: PopstreamError) -> str:
     return type(error).__name__
 
 
-def _run(task: Task, plan: Plan, folder: WorkFolder, on_progress: Callable[[str, int, int], None]) -> object:
+def _run(
+    task: VerifyTask, plan: VerifyPlan, folder: WorkFolder, on_progress: Callable[[str, int, int], None]
+) -> object:
     with _readers(task.bootstrap_servers) as between:
         if task.number == UNITS:
             return _compare_units(task, plan, folder, between, on_progress)
@@ -116,8 +118,8 @@ def _run(task: Task, plan: Plan, folder: WorkFolder, on_progress: Callable[[str,
 
 
 def _decide_share(
-    task: Task,
-    plan: Plan,
+    task: VerifyTask,
+    plan: VerifyPlan,
     folder: WorkFolder,
     signer: Signer | None,
     between: Callable[[str, int, int, int], Iterator[object]],
@@ -130,8 +132,8 @@ def _decide_share(
 
 
 def _compare_units(
-    task: Task,
-    plan: Plan,
+    task: VerifyTask,
+    plan: VerifyPlan,
     folder: WorkFolder,
     between: Callable[[str, int, int, int], Iterator[object]],
     on_progress: Callable[[str, int, int], None],
@@ -163,12 +165,12 @@ def _compare_units(
 
 @contextlib.contextmanager
 def _readers(bootstrap_servers: str) -> Iterator[Callable[[str, int, int, int], Iterator[object]]]:
-    readers: dict[tuple[str, int], PartitionReader] = {}
+    readers: dict[tuple[str, int], OpsPartitionReader] = {}
 
     def between(topic: str, partition: int, first: int, end: int) -> Iterator[object]:
         place = (topic, partition)
         if place not in readers:
-            readers[place] = PartitionReader(bootstrap_servers, topic, partition)
+            readers[place] = OpsPartitionReader(bootstrap_servers, topic, partition)
         return readers[place].between(first, end)
 
     try:
@@ -200,7 +202,7 @@ def main() -> None:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
         sys.stdout.buffer.flush()
 
-    run_task(msgspec.json.decode(line, type=Task), send)
+    run_task(msgspec.json.decode(line, type=VerifyTask), send)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from pipelines.build_consume_queue.queue_view import QueueRequest
 from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, unit_columns, units_by_queue
 from pipelines.cli.state.queue import opened
 from pipelines.control.job_file import JobFile
-from pipelines.control.queue_views import QueueView, queues_in
+from pipelines.control.lane_views import QueueView, queues_in
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import restore
 from popstream import Consumer, Producer, Transport, tag_hash

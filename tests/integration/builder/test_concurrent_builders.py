@@ -21,7 +21,7 @@ from kafka import KafkaProducer
 
 from broker_state.consume_queue import units_between
 from connectors.kafka.topic_admin import create_message_topic
-from pipelines.control.queue_views import queues_in
+from pipelines.control.lane_views import queues_in
 from popstream import Transport
 from popstream.settings import ClientSettings
 from popstream.testing.memory_job import MemoryJob

@@ -206,6 +206,7 @@ def test_rows_that_somebody_changed_are_noticed_by_the_replay(scene: RestoreScen
     assert "operations has other rows than its log leads to" in str(job.failure)
 
 
+@pytest.mark.long
 def test_a_record_that_was_quarantined_stays_so(scene: RestoreScene) -> None:
     """An older state has not heard of it, and would decide it now: the tables would contradict that for ever."""
     rejected = DeltaTable.forPath(scene.spark, str(table_path(scene.folder.delta, "rejected")))
@@ -219,6 +220,7 @@ def test_a_record_that_was_quarantined_stays_so(scene: RestoreScene) -> None:
     assert scene.drain().verified_rows
 
 
+@pytest.mark.long
 def test_rows_that_no_log_leads_to_any_more_are_given_up_only_with_consent(scene: RestoreScene) -> None:
     """A table was moved away, and retention has taken what it came from. The state is as good as it was."""
     shutil.move(table_path(scene.folder.delta, "deliveries"), scene.root / "away")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from pipelines.recovery.verify import ProgressReport, Verified
     from pipelines.recovery.verify.progress import Progress
-    from pipelines.recovery.verify.worker import Task
+    from pipelines.recovery.verify.worker import VerifyTask
 
 PARTITIONS = 3
 TOPIC_ID = "ops-topic"
@@ -201,7 +201,7 @@ class VerifyScene:
             self.decided.append((partition, record.kafka_offset))
             yield record
 
-    def _run_here(self, tasks: Sequence[Task], progress: Progress) -> dict[int, msgspec.Raw]:
+    def _run_here(self, tasks: Sequence[VerifyTask], progress: Progress) -> dict[int, msgspec.Raw]:
         results = {}
         for task in tasks:
             plan = read_plan(self.work().plan)

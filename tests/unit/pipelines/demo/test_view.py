@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.control.lane_views import LaneView, QueueView
 from pipelines.control.messages import Status
 from pipelines.control.metrics import Totals
-from pipelines.control.queue_views import LaneView, QueueView
 from pipelines.demo import run_demo
 from pipelines.demo.message_source import MessageSource
 from pipelines.demo.tasks import ROLES, group_names, limited_group, tasks_of

@@ -24,7 +24,7 @@ from pipelines.build_consume_queue.builder import Builder, Queue, reader_of
 from pipelines.build_consume_queue.unit_columns import units_by_queue
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify import units as units_module
-from pipelines.recovery.verify.plan import Plan, unit_sources
+from pipelines.recovery.verify.plan import VerifyPlan, unit_sources
 from pipelines.recovery.verify.units import MessageLog, UnitResult, compare_units
 from pipelines.recovery.verify.work_folder import replace_file
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
@@ -114,7 +114,7 @@ class UnitScene:
 
     def compare(self, **logs: str) -> UnitResult:
         columns = ("topic", "queue_id", "topic_id")
-        plan = Plan(
+        plan = VerifyPlan(
             since=None,
             base="",
             topic="",

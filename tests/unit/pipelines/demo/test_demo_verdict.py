@@ -11,9 +11,9 @@ import pytest
 
 from expectations.report import ExpectationResult, QualityReport
 from pipelines.demo.demo_summary import Measurements, Phases, examine, summarize
+from pipelines.demo.demo_verdict import Evidence, Expected, GroupCounts, Letter, Refusal, judge
 from pipelines.demo.message_source import Sent
 from pipelines.demo.planted import Planted
-from pipelines.demo.verdict import Evidence, Expected, GroupCounts, Letter, Refusal, judge
 from popstream.history import check
 from popstream.history.check import Violation, ViolationKind
 

@@ -22,6 +22,7 @@ from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.client import ask
 from pipelines.control.messages import Status, StatusRequest
 from pipelines.demo.demo_summary import DemoSummary, Findings, Measurements, examine, summarize
+from pipelines.demo.demo_verdict import Evidence, Expected
 from pipelines.demo.evidence import (
     count_records,
     read_counts,
@@ -34,7 +35,6 @@ from pipelines.demo.message_source import MessageSource
 from pipelines.demo.planted import read_planted
 from pipelines.demo.processes import WorkerProcesses, peak_mib
 from pipelines.demo.tasks import ORDERLY_GROUP, Task, group_names, limited_group, tasks_of
-from pipelines.demo.verdict import Evidence, Expected
 from pipelines.demo.view import View
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host

@@ -12,7 +12,7 @@ from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from pipelines.cli.app import app
-from pipelines.control.queue_views import lane_detail, queues_in
+from pipelines.control.lane_views import lane_detail, queues_in
 from popstream.wire.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Pop, WrittenRange
 
 QUEUE: dict[str, Any] = {"topic": "orders", "queue_id": 0, "v": 1}
