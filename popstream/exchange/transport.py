@@ -22,8 +22,9 @@ from popstream.errors import ClientClosed
 from popstream.exchange.kafka_link import KafkaLink
 from popstream.exchange.partitioner import ops_key
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations
+from popstream.exchange.send_window import SendWindow
 from popstream.history.recorder import HistoryRecorder
-from popstream.wire.base_errors import Invalid
+from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Command, Pop, encode_command
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Transport:
         self._clock = clock
         self._link: Link = KafkaLink(settings) if link is None else link
         self._pending = PendingOperations(settings.resend_after_ms_max / 1000)
+        self._window = SendWindow()
         self._history = (
             None if settings.history_file is None else HistoryRecorder(settings.history_file, settings.client_id)
         )
@@ -125,7 +127,8 @@ class Transport:
     def submit(self, command: Command, *, timeout_ms: int | None = None) -> Future[Answer]:
         """Send an operation; its future returns the answer, or raises `AnswerTimeout` or `ClientClosed`.
 
-        A command without an op_id gets one; `reply_to` is always set to this transport's partition.
+        Waits while Kafka has not confirmed 10,000 operations, or 8 MiB, that were sent before. A command without an
+        op_id gets one; `reply_to` is always set to this transport's partition.
 
         Args:
             command: The operation.
@@ -160,7 +163,7 @@ class Transport:
         if self._history is not None:
             self._history.follow(addressed, pending.future)
         self._pending.add(pending)
-        self._send(pending)
+        self._send(pending, waits=True)
         return pending.future
 
     def request(self, command: Command, *, timeout_ms: int | None = None) -> Answer:
@@ -173,7 +176,7 @@ class Transport:
         return self.submit(command, timeout_ms=timeout_ms).result()
 
     def post(self, command: Command) -> None:
-        """Send an operation without waiting; it is neither answered nor sent again.
+        """Send an operation that is neither answered nor sent again. Waits for Kafka only as `submit` does.
 
         Raises:
             ClientClosed: The transport is closed.
@@ -189,16 +192,14 @@ class Transport:
 
         if self._history is not None:
             self._history.post(unanswered)
-        try:
-            self._link.send(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent)
-        except Exception as error:  # noqa: BLE001 - the caller does not wait, so it is only logged
-            on_sent(error)
+        self._hand_over(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent, waits=True)
 
     def close(self) -> None:
         """Disconnect; calls that wait raise `ClientClosed`. More calls do nothing."""
         if self._is_closing.is_set():
             return
         self._is_closing.set()
+        self._window.close()
         self._pending.close()
         if threading.current_thread() is not self._thread:
             self._thread.join()
@@ -227,14 +228,23 @@ class Transport:
         if self._history is not None:
             self._history.close()
 
-    def _send(self, pending: PendingOperation) -> None:
+    def _send(self, pending: PendingOperation, *, waits: bool) -> None:
         def on_sent(error: Exception | None) -> None:
             self._pending.sent(pending.op_id, error, self._clock(), RETRY_AFTER_S)
 
+        self._hand_over(pending.key, pending.value, on_sent, waits=waits)
+
+    def _hand_over(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None], *, waits: bool) -> None:
+        """Hand a record to the link, which calls `on_sent`. Without `waits` it fails if there is no room for it."""
+        if not self._window.wait_for_room(len(value), self.settings.delivery_timeout_ms / 1000 if waits else 0.0):
+            message = "Kafka has not confirmed what was sent before"
+            on_sent(Unavailable(message, subject=self.settings.bootstrap_servers))
+            return
+        confirm = self._window.enter(len(value), on_sent)
         try:
-            self._link.send(pending.key, pending.value, on_sent)
-        except Exception as error:  # noqa: BLE001 - after any error the operation is sent again until its deadline
-            on_sent(error)
+            self._link.send(key, value, confirm)
+        except Exception as error:  # noqa: BLE001 - an operation is sent again until its deadline; a post is lost
+            confirm(error)
 
     def _run(self) -> None:
         while not self._is_closing.is_set():
@@ -247,4 +257,4 @@ class Transport:
                 self._is_closing.wait(RECEIVE_RETRY_PAUSE_S)
             for pending in self._pending.due(self._clock()):
                 LOG.info("sending %s again, now for the %d. time", pending.what, pending.sent_count)
-                self._send(pending)
+                self._send(pending, waits=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
@@ -12,13 +13,16 @@ import msgspec
 import pytest
 
 from popstream import AnswerTimeout, ClientClosed, ClientSettings, Transport
+from popstream.exchange import transport as transport_module
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations, join_parts
+from popstream.exchange.send_window import SendWindow
 from popstream.settings import RESEND_WINDOW_MS
 from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.wire.answer import Answer, LeasedRange, Run
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Pop, Tick
 from popstream.wire.reason import Reason
+from tests.support.threads import eventually
 
 TICK = Tick(v=1, topic="orders", queue_id=5)
 decode = msgspec.json.Decoder(Command).decode
@@ -199,3 +203,61 @@ def test_re_sends_end_before_the_job_forgets_the_op_id() -> None:
     sends = [second for second in range(3_600) if exchange.due(second)]
     assert sends[:5] == [5, 15, 35, 75, 135]
     assert RESEND_WINDOW_MS / 1000 - 60 <= sends[-1] < RESEND_WINDOW_MS / 1000
+
+
+class SlowLink(MemoryLink):
+    """A link that confirms nothing by itself."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _key, _value: ())
+        self.unconfirmed: list[Callable[[Exception | None], None]] = []
+
+    def send(self, key: bytes, value: bytes, on_sent: Callable[[Exception | None], None]) -> None:
+        self.unconfirmed.append(on_sent)
+        super().send(key, value, lambda _: None)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Transport, SlowLink]]:
+    monkeypatch.setattr(transport_module, "SendWindow", lambda: SendWindow(records_max=3))
+    link = SlowLink()
+    with Transport(ClientSettings(bootstrap_servers="memory", client_id="c"), link=link) as transport:
+        yield transport, link
+
+
+@pytest.mark.parametrize("kind", ["submit", "post"])
+def test_a_sender_waits_while_kafka_has_not_confirmed_what_was_sent(
+    slow: tuple[Transport, SlowLink], kind: str
+) -> None:
+    transport, link = slow
+    sender = threading.Thread(target=lambda: [getattr(transport, kind)(TICK) for _ in range(5)])
+    sender.start()
+    eventually(lambda: len(link.sent) == 3)
+    sender.join(0.2)
+    assert (sender.is_alive(), len(link.sent)) == (True, 3)
+    link.unconfirmed[0](None)
+    link.unconfirmed[0](None)
+    eventually(lambda: len(link.sent) == 4)
+    link.unconfirmed[1](OSError("refused"))
+    sender.join(60)
+    assert len(link.sent) == 5
+
+
+def test_a_sender_does_not_wait_for_a_transport_that_is_closed(slow: tuple[Transport, SlowLink]) -> None:
+    transport, link = slow
+    sender = threading.Thread(target=lambda: list(map(transport.post, [TICK] * 4)))
+    sender.start()
+    eventually(lambda: len(link.sent) == 3)
+    transport.close()
+    sender.join(60)
+    assert (sender.is_alive(), len(link.sent)) == (False, 3)
+
+
+def test_a_confirmation_never_waits_for_another_one() -> None:
+    """An operation that is sent within it has failed, and is sent again later."""
+    window = SendWindow(records_max=1)
+    found: list[bool] = []
+    confirm = window.enter(1, lambda _: found.append(window.wait_for_room(1, 60)))
+    window.enter(1, lambda _: None)
+    confirm(None)
+    assert found == [False]
