@@ -62,8 +62,8 @@ format: setup ## rewrite the code the way `check` wants it
 integration: setup ## tests with Spark and a real Kafka broker, the longest among them
 	@$(PYTEST) $(PARALLEL) -m "integration and not crash"
 
-bench: setup ## measure; the report names machine, data and command
-	@$(BIN)/python -m tests.benchmarks
+bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends
+	@$(BIN)/python -m tests.benchmarks $(PART)
 
 # make ends with 2 whatever fails; `python -m tests.conformance` with 1 when one fails, with 2 when a file cannot be read.
 conformance: setup ## the kernel beside RocketMQ: VECTORS=FILE, HISTORIES=FILE, or both; without, all of tests/data

@@ -1,6 +1,7 @@
 """`make bench`: measure kernel, store and job on this machine, and write var/bench/<time>.json."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from tests.benchmarks.benchmark_report import PARTS, run_bench
@@ -15,12 +16,12 @@ if __name__ == "__main__":
     chosen = parser.parse_args()
     if unknown := set(chosen.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    print(
-        run_bench(
-            operations=chosen.operations,
-            runs=chosen.runs,
-            seconds=chosen.seconds,
-            var=chosen.var.absolute(),
-            parts=chosen.parts or PARTS,
-        )
+    written, failed = run_bench(
+        operations=chosen.operations,
+        runs=chosen.runs,
+        seconds=chosen.seconds,
+        var=chosen.var.absolute(),
+        parts=chosen.parts or PARTS,
     )
+    print(written)
+    sys.exit(f"failed: {', '.join(failed)}" if failed else 0)

@@ -1,11 +1,11 @@
-"""Runs the measurements and writes `var/bench/<time>.json`, with a key for each part.
+"""Runs the measurements and writes `var/bench/<time>.json`, with a key for each part, as each part ends.
 
 A part is measured by the function `measure_<part>`, in the module whose name begins with it, unless the table names
 another. Parts below the line need a Kafka; the ones before it do not.
 
 part          what is measured
 ------------  ---------------------------------------------------------------------------------------------------------
-machine       cores, load average before and after, Python (here)
+machine       cores, Python; for each part the load average before and after, and how long it took (here)
 kernel        rates of kernel and store, {unit, median, least, greatest, runs}
 orderly       1,000,000 messages through one orderly lane by pops of 10,000 (`kernel`)
 batch_change  1,000 changes of invisible time made durable in three ways, beside the report and in the temporary folder
@@ -30,12 +30,15 @@ fairness      milliseconds send -> answer of pops from other queues, by the part
               150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """
 
+import contextlib
 import json
 import os
 import platform
 import shutil
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +58,10 @@ from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
 from tests.benchmarks.snapshot_delay import measure_snapshot
 
-__all__ = ["PARTS", "run_bench"]
+__all__ = ["PARTS", "run_bench", "time_limit"]
+
+LIMIT_S = 1_800.0
+"""No part takes longer, unless something is wrong."""
 
 _PARTS: dict[str, Callable[[BenchOptions], Any]] = {
     "kernel": measure_kernel,
@@ -85,34 +91,61 @@ def run_bench(
     var: Path = Path("var"),
     parts: Sequence[str] = PARTS,
     on_progress: Callable[[str], None] = print,
-) -> Path:
-    """Measure the chosen parts and write the report; the parameters are those of `BenchOptions`."""
+) -> tuple[Path, list[str]]:
+    """Measure the chosen parts, and write the report anew after each; return its file and the parts that failed.
+
+    A part that raises, or takes longer than LIMIT_S, is in the report as `{"failure": why}`, and the others follow.
+    The parameters are those of `BenchOptions`.
+    """
     folder = var / "bench"
     work = folder / "work"
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
+    file = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
     options = BenchOptions(
         operations=operations, runs=runs, seconds=seconds, var=var, work=work, on_progress=on_progress
     )
-    load_before = os.getloadavg()
-    report: dict[str, Any] = {}
-    for name, measure in _PARTS.items():
+    failed: list[str] = []
+    report: dict[str, Any] = {"machine": {"cores": os.cpu_count(), "python": platform.python_version()}}
+
+    def measure(name: str, call: Callable[[], Any]) -> None:
+        on_progress(f"measuring {name}")
+        load, began_s = os.getloadavg(), time.perf_counter()
+        try:
+            with time_limit(LIMIT_S):
+                report[name] = msgspec.to_builtins(call())
+        except Exception as error:  # noqa: BLE001 - one part must not cost the results of the others
+            report[name] = {"failure": f"{type(error).__name__}: {error}"}
+            failed.append(name)
+            on_progress(f"{name} failed: {error}")
+        measured = {"load_before": load, "load_after": os.getloadavg(), "took_s": round(time.perf_counter() - began_s)}
+        report["machine"][name] = measured
+        file.write_text(json.dumps(report, indent=2))
+
+    for name, measure_part in _PARTS.items():
         if name in parts:
-            on_progress(f"measuring {name}")
-            report[name] = msgspec.to_builtins(measure(options))
+            measure(name, partial(measure_part, options))
     if not _PARTS_WITH_KAFKA.keys().isdisjoint(parts):
         with EmbeddedKafka(work / "kafka", jars=kafka_jars(var)) as kafka:
             for name, measure_with in _PARTS_WITH_KAFKA.items():
                 if name in parts:
-                    on_progress(f"measuring {name}")
-                    report[name] = msgspec.to_builtins(measure_with(options, kafka))
-    report["machine"] = {
-        "cores": os.cpu_count(),
-        "load_before": load_before,
-        "load_after": os.getloadavg(),
-        "python": platform.python_version(),
-    }
+                    measure(name, partial(measure_with, options, kafka))
     shutil.rmtree(work, ignore_errors=True)
-    file = folder / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
-    file.write_text(json.dumps(report, indent=2))
-    return file
+    return file, failed
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float) -> Iterator[None]:
+    """Raise TimeoutError in the block, which must run in the main thread, when it takes longer."""
+
+    def end(_signal: int, _frame: object) -> None:
+        message = f"it took longer than {seconds:g} s"
+        raise TimeoutError(message)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
