@@ -12,7 +12,7 @@ from tests.fuzz.record_cost import CPU_MS_MAX, costs_of, search
 if TYPE_CHECKING:
     import pytest
 
-INPUTS = 20
+INPUTS = 12
 
 
 def test_no_record_of_a_search_costs_too_much() -> None:

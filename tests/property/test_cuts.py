@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from tests.model.reference_model import Record
 
 ROOT = Path(__file__).parents[2]
-SEEDS = range(int(os.environ.get("POPSTREAM_CUT_SEEDS", "3")))
+SEEDS = range(int(os.environ.get("POPSTREAM_CUT_SEEDS", "2")))
 RECORDS = 500
 VALUE_BYTES_MAX = 4096
 U64_MAX = 2**64 - 1

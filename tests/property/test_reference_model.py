@@ -18,7 +18,7 @@ from tests.model.kernel_subject import kernel_subject
 from tests.model.reference_model import LANE_QUOTAS, QUEUE_QUOTAS
 
 FULL = 1_000_000
-RECORDS = int(os.environ.get("POPSTREAM_MODEL_RECORDS", "20000"))
+RECORDS = int(os.environ.get("POPSTREAM_MODEL_RECORDS", "12000"))
 FIRST_SEED = int(os.environ.get("POPSTREAM_MODEL_FIRST_SEED", "0"))
 WORKERS = int(os.environ.get("POPSTREAM_MODEL_WORKERS", str(min(2, os.cpu_count() or 1))))
 

@@ -469,8 +469,9 @@ def test_a_rebuilt_queue_has_the_same_bytes(lab: Lab) -> None:
 
 @pytest.mark.parametrize(
     "queues",
-    [pytest.param("kept", marks=pytest.mark.long), pytest.param("of the snapshot", marks=pytest.mark.long), "lost"],
+    ["kept", "of the snapshot", "lost"],
 )
+@pytest.mark.long
 def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
     """The builder's store is newer than the state that is restored, as old as it, or gone."""
     topic = lab.topic(f"restored-{queues.replace(' ', '-')}")
@@ -503,6 +504,7 @@ def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
     assert lab.pop_all(topic) == list(range(90))
 
 
+@pytest.mark.long
 def test_a_builders_store_from_a_backup_is_refused_and_restored(lab: Lab, tmp_path: Path) -> None:
     """Its own state is as new as ever."""
     topic = lab.topic("backup")

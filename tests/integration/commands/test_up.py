@@ -164,6 +164,7 @@ def test_a_taken_port_is_one_clear_line(up: Up, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
     wait_for(lambda: (status := status_of(up))["delta_seq"] >= status["apply_seq"])
     sql = "SELECT step, count(*) AS messages FROM deliveries_by_message WHERE topic = 't' GROUP BY step ORDER BY step"

@@ -322,6 +322,7 @@ def test_a_restore_between_the_look_and_the_commit_is_told_by_each_start(
     assert known_versions(root, "deliveries", "jobs")[1] == {"epoch-1": 3, "epoch-2": 5}
 
 
+@pytest.mark.long
 def test_a_restore_to_a_timestamp_does_not_say_what_is_left(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
@@ -356,6 +357,7 @@ def test_a_restore_before_the_first_commit_of_a_state_is_told_unless_it_is_known
     assert not found(3)
 
 
+@pytest.mark.long
 def test_a_restore_that_takes_no_rows_changes_nothing(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:

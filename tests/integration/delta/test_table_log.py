@@ -64,8 +64,12 @@ def conf(spark: SparkSession) -> Iterator[Any]:
 
 @pytest.mark.parametrize(
     ("interval", "policy", "part_size"),
-    [("100", "classic", None), ("3", "classic", None), ("3", "classic", "1"), ("3", "v2", None)],
-    ids=["no checkpoint", "classic checkpoints", "checkpoints in parts", "checkpoints of version 2"],
+    [
+        pytest.param("100", "classic", None, id="no checkpoint"),
+        pytest.param("3", "classic", None, id="classic checkpoints"),
+        pytest.param("3", "classic", "1", id="checkpoints in parts", marks=pytest.mark.long),
+        pytest.param("3", "v2", None, id="checkpoints of version 2", marks=pytest.mark.long),
+    ],
 )
 def test_as_spark_reads_it(
     spark: SparkSession, conf: Any, tmp_path: Path, interval: str, policy: str, part_size: str | None
