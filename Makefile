@@ -32,8 +32,9 @@ example: setup ## play docs/examples/coffee_bar: a worker that is killed, and th
 test: setup ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
 	@$(PYTEST) $(PARALLEL) -m "not crash and not long"
 
-quick: setup ## only the tests that need neither Spark nor Kafka, in 90 seconds
-	@$(PYTEST) $(PARALLEL) -m "not integration and not crash and not long"
+NOT_QUICK = tests/integration tests/fuzz tests/packaging tests/conformance/test_conformance_mutants.py
+quick: setup ## in 90 seconds: tests without Spark and Kafka, but for fuzzing, seeded mistakes and the wheel
+	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long"
 
 BUSY_RUNS ?= 3
 busy-test: setup ## run `make test` BUSY_RUNS times beside a program that uses every core

@@ -30,6 +30,13 @@ LONGEST_FIRST = (
     "tests/integration/expectations/test_expectations.py",
     "tests/crash/test_store_kills.py",
     "tests/conformance/test_conformance_mutants.py",
+    "tests/unit/popstream/test_consumer_under_stress.py",
+    "tests/unit/popstream/history/test_check.py",
+    "tests/unit/pipelines/test_printed_commands.py",
+    "tests/property/test_cuts.py",
+    "tests/unit/popstream/pop/test_subscription.py",
+    "tests/unit/pipelines/apply_ops/test_crash_loop.py",
+    "tests/conformance/test_conformance.py",
 )
 
 
