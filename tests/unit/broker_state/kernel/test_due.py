@@ -93,3 +93,20 @@ def test_parked_pops_count_four_each() -> None:
     assert len(lab.decision.answers) == 25 + 1
     lab.do(Dispatch(**QUEUE, ranges=[WrittenRange(0, 0)]))
     assert lab.lane().record.parked == 0
+
+
+def test_what_left_the_log_does_not_expire_with_a_batch_that_was_left_to_the_next_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many skips the lane learns of at once: all are accounted for before its batch is settled."""
+    monkeypatch.setattr(due, "DUE_COST_MAX", 1)
+    lab = LaneLab(written=20)
+    lab.pop(1, 50, group="another")
+    lab.pop(5, 50, order=True)
+    lab.do(Dispatch(**QUEUE, skip=[(12, 12), (1, 3)]), after_ms=1_000)
+    of_lane = [row for row in lab.decision.deliveries if row.group == GROUP]
+    assert [(str(row.step), row.first_offset, row.last_offset) for row in of_lane] == [
+        ("expired_from_log", 1, 3),
+        ("expired", 0, 0),
+        ("expired", 4, 4),
+    ]
