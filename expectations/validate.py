@@ -18,7 +18,7 @@ from great_expectations.data_context.types.base import (
     ProgressBarsConfig,
 )
 
-from connectors.delta.table_log import require_table_log
+from connectors.delta.log.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, table_path
 from expectations.commit_positions_suite import commit_positions_suite
 from expectations.consume_queue_suite import consume_queue_suite

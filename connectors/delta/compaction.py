@@ -32,10 +32,10 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from connectors.delta.commits import Commit, read_commit, sync, sync_commits
+from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
+from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.rows import in_pieces
 from connectors.delta.store import require_columns
-from connectors.delta.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.tables import TABLES, Table, arrow_schema, table_path
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 

@@ -10,10 +10,11 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
 from broker_state.store.generation import generation_of
-from connectors.delta.commits import commits_back_from, read_commit
+from connectors.delta.log.commits import commits_back_from, read_commit
+from connectors.delta.log.table_log import read_table_log
+from connectors.delta.log.transactions import known_versions, versions_by_epoch
 from connectors.delta.row_comparison import ROW_KEY, comparable_schema, compare_rows, described_row
 from connectors.delta.spark_errors import require_undamaged
-from connectors.delta.table_log import read_table_log
 from connectors.delta.tables import (
     AUDIT_TABLES,
     CONSUME_QUEUE,
@@ -21,7 +22,6 @@ from connectors.delta.tables import (
     REJECTED,
     table_path,
 )
-from connectors.delta.transactions import known_versions, versions_by_epoch
 from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Final
 from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 
-from connectors.delta.commits import Commit, commits_after, commits_back_from, commits_up_from, sync_commits
+from connectors.delta.log.commits import Commit, commits_after, commits_back_from, commits_up_from, sync_commits
+from connectors.delta.log.transactions import app_id, known_versions, versions_by_epoch
 from connectors.delta.spark_errors import require_undamaged
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import Table, table_path
-from connectors.delta.transactions import app_id, known_versions, versions_by_epoch
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced
 
 if TYPE_CHECKING:

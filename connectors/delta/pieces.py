@@ -19,15 +19,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from connectors.delta.actions import how_to_repair
-from connectors.delta.table_log import read_data_files
+from connectors.delta.log.actions import how_to_repair
+from connectors.delta.log.table_log import read_data_files
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from connectors.delta.table_log import DataFile
+    from connectors.delta.log.table_log import DataFile
 
 __all__ = ["PiecedTable", "Span", "TablePiece", "find_pieces", "read_piece", "rows_between", "spans_of"]
 

@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from connectors.delta.actions import how_to_repair
-from connectors.delta.table_log import DataFile, checkpoint_damage, read_data_files
+from connectors.delta.log.actions import how_to_repair
+from connectors.delta.log.table_log import DataFile, checkpoint_damage, read_data_files
 from popstream.wire.base_errors import Corrupt, PopstreamError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from connectors.delta.actions import how_to_repair
-from connectors.delta.table_log import read_table_log
+from connectors.delta.log.actions import how_to_repair
+from connectors.delta.log.table_log import read_table_log
 from connectors.delta.tables import Table, spark_schema, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
 

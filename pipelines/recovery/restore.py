@@ -39,9 +39,9 @@ from connectors.delta.covered import (
     whole_versions,
 )
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.log.transactions import known_versions
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
-from connectors.delta.transactions import known_versions
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.outbox import Outbox

@@ -13,8 +13,8 @@ from checkpoints.applied import Applied, applied_of
 from checkpoints.reconcile import LogFound
 from checkpoints.replay import replay_of
 from checkpoints.table_file import verify_tables
-from connectors.delta.commits import commits_up_from
 from connectors.delta.covered import whole_versions
+from connectors.delta.log.commits import commits_up_from
 from connectors.delta.pieces import PiecedTable, find_pieces
 from connectors.delta.store import require_columns
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, table_path

@@ -16,7 +16,7 @@ import pytest
 from connectors.delta import compaction
 from connectors.delta.compaction import Compacted, compact
 from connectors.delta.flusher import AuditFlusher
-from connectors.delta.table_log import DataFile, read_data_files
+from connectors.delta.log.table_log import DataFile, read_data_files
 from connectors.delta.tables import DELIVERIES, table_path
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from tests.support.audit_tables import delta_log, flushed, slices, stored_seqs

@@ -20,14 +20,14 @@ from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
 
 from broker_state.audit import CommitPositionRow, OperationRow, OrderInfoRow, RejectedRow
-from connectors.delta.commits import read_commit
 from connectors.delta.covered import whole_versions
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.log.commits import read_commit
+from connectors.delta.log.transactions import known_versions
 from connectors.delta.rows import encode_rows
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, TABLES
-from connectors.delta.transactions import known_versions
 from connectors.delta.views import register_views
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.audit_tables import NOW_MS, delivery, delta_log, flushed, slices, stored, stored_seqs

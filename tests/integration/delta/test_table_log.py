@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from connectors.delta.table_log import read_table_log
+from connectors.delta.log.table_log import read_table_log
 from popstream.wire.base_errors import Corrupt
 from tests.support.audit_tables import delta_log
 

@@ -22,8 +22,8 @@ from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.log.table_log import require_table_log
 from connectors.delta.rows import encode_rows
-from connectors.delta.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, spark_schema, table_path
 from expectations.results import write_results
 from expectations.validate import suites, validate

@@ -16,7 +16,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from connectors.delta.actions import CommitInfo, how_to_repair, read_actions
+from connectors.delta.log.actions import CommitInfo, how_to_repair, read_actions
 from popstream.wire.base_errors import Corrupt
 from popstream.wire.decoding import DECODE_ERRORS
 

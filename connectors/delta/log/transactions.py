@@ -9,7 +9,7 @@ txnVersion    the last apply_seq whose rows are in the table
 from collections.abc import Mapping
 from pathlib import Path
 
-from connectors.delta.table_log import require_table_log
+from connectors.delta.log.table_log import require_table_log
 from connectors.delta.tables import table_path
 
 __all__ = ["app_id", "known_versions", "versions_by_epoch"]
