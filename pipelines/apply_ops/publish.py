@@ -8,7 +8,7 @@ import msgspec
 import structlog
 
 from connectors.kafka.own_topics import Topics
-from pipelines.apply_ops.dead_letter_copy import DeadLetterReader, copy_of
+from pipelines.apply_ops.dead_letters.dead_letter_copy import DeadLetterReader, copy_of
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_frame, read_notifications
 from pipelines.failpoints import failpoint

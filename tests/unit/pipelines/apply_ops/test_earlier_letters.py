@@ -12,9 +12,9 @@ import msgspec
 import pytest
 from kafka import TopicPartition
 
-from pipelines.apply_ops import dead_letter_copy
-from pipelines.apply_ops.dead_letter_copy import KafkaDeadLetterReader, copy_of
-from pipelines.apply_ops.earlier_letters import MARGIN_MS, EarlierLetters, identity_of
+from pipelines.apply_ops.dead_letters import dead_letter_copy
+from pipelines.apply_ops.dead_letters.dead_letter_copy import KafkaDeadLetterReader, copy_of
+from pipelines.apply_ops.dead_letters.earlier_letters import MARGIN_MS, EarlierLetters, identity_of
 from pipelines.apply_ops.outbox import Entry, EntryKind
 from popstream.wire.dead_letter import DeadLetter
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from kafka import KafkaConsumer, TopicPartition
 
-from pipelines.apply_ops.earlier_letters import EarlierLetters
+from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.headers import (

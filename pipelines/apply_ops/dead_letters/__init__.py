@@ -1,0 +1,1 @@
+"""Dead letters: the copies of messages, and those that an earlier process has sent."""
