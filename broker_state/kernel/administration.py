@@ -5,7 +5,7 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState, QueueState, erase_queue, new_queue
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.orderly_lane import acked_within
-from broker_state.kernel.lanes.skip_catch_up import enter
+from broker_state.kernel.lanes.skip_catch_up import catch_up, enter
 from broker_state.kernel.parked_pops import answer_all_parked
 from broker_state.kernel.quotas import (
     count_new_lane,
@@ -86,13 +86,15 @@ def decide_policy(op: OpContext, command: Policy) -> None:
         if known is None and is_refused(op, exceeded_by_new_lane(op), command.group):
             return
         lane = known or _make_lane(op, command.group)
-        enter(op, lane)
+        catch_up(op, lane)
         record = lane.record
-        if command.orderly is not None and command.orderly != record.orderly:
-            # In a lane without a mode nothing is handed out.
-            if lane.acked.floor < record.next_offset or record.parked:
-                op.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
-                return
+        changes_mode = command.orderly is not None and command.orderly != record.orderly
+        # In a lane without a mode nothing is handed out.
+        if changes_mode and (lane.acked.floor < record.next_offset or record.parked):
+            op.refuse(Reason.WRONG_MODE, "something is handed out, or a pop waits", command.group)
+            return
+        enter(op, lane)
+        if changes_mode:
             lane.begin_era()
             record.orderly = command.orderly
         record.policy = policy

@@ -278,3 +278,17 @@ def test_a_concurrent_lane_with_live_leases_takes_no_orderly_pop() -> None:
 def popped_after_policy(lab: LaneLab) -> list[tuple[int, int, int]]:
     lab.do(Policy(**QUEUE, group=GROUP, orderly=True))
     return popped(lab, 3)[1]
+
+
+def test_a_refused_policy_does_not_end_the_idle_time_of_a_lane() -> None:
+    """Only operations that reach the lane count: the consumed counts are dropped by the first of them."""
+    lab = LaneLab(written=3)
+    lab.pop(2, 1_000, order=True)
+    lab.pop(2, 1_000, order=True, after_ms=2_000)
+    before = lab.lane().order_info.unacked()
+    counts = [member.count for _, _, member in before]
+    refused = lab.do(Policy(**QUEUE, group=GROUP, orderly=False), after_ms=25 * 3_600_000)
+    assert refused is not None
+    assert refused.reason == "WRONG_MODE"
+    assert [member.count for _, _, member in lab.lane().order_info.unacked()] == counts
+    assert any(counts)
