@@ -338,6 +338,9 @@ def _options() -> Options:
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_max_total_wal_size(_WAL_BYTES)
     options.set_max_open_files(512)
+    # The manifest lists the files of all families as of one moment. Else one that was cut off leaves a state beside an
+    # older `applied`, and RocksDB opens it without a word.
+    options.set_atomic_flush(True)
     table = BlockBasedOptions()
     table.set_block_cache(_cache)
     table.set_bloom_filter(10, block_based=False)
