@@ -12,7 +12,6 @@ import os
 import secrets
 import socketserver
 import threading
-import time
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import msgspec
@@ -29,10 +28,9 @@ from pipelines.control.messages import (
     Rebuilt,
     Request,
     SnapshotRequest,
-    Status,
     StatusRequest,
 )
-from pipelines.control.status_report import OperationRate, without_job
+from pipelines.control.status_report import StatusReporter
 from pipelines.recovery.take_snapshot import take_image
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
@@ -96,12 +94,11 @@ class ControlServer:
     def __init__(self, job: ControlledJob, metrics: Metrics) -> None:
         self.token = secrets.token_urlsafe(24)
         self._job = job
-        self._rate = OperationRate(metrics)
+        self._reporter = StatusReporter(metrics)
         self._answering = threading.Condition()
         self._in_flight = 0
         self._not_ready_reason: str | None = None
         """Why no job runs; None: a job is attached."""
-        self._opened_at = time.monotonic()
         path = job.folder.root / SOCKET_FILE
         if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
             path.unlink(missing_ok=True)
@@ -162,11 +159,11 @@ class ControlServer:
 
     def sample(self) -> None:
         """Sample the number of operations; the server does it twice a second."""
-        self._rate.sample()
+        self._reporter.rate.sample()
 
     def operations_per_s(self) -> float:
         """Return the operations decided per second, over the last ten seconds."""
-        return self._rate.per_s()
+        return self._reporter.rate.per_s()
 
     def _answer(self, request: Request) -> Answer:
         with self._answering:
@@ -174,7 +171,7 @@ class ControlServer:
             self._in_flight += reason is None
         if reason is not None:
             if isinstance(request, StatusRequest):
-                return self._status(without_job(self._job.report(), reason))
+                return self._reporter.status_without_job(self._job.report(), reason)
             raise Unavailable(reason)
         try:
             return self._answer_for_job(request)
@@ -187,7 +184,7 @@ class ControlServer:
         job = self._job
         if isinstance(request, StatusRequest):
             queues, is_cut = selected_queues(job.store, request.group, request.topic, request.limit)
-            return msgspec.structs.replace(self._status(job.report()), queues=queues, is_cut=is_cut)
+            return msgspec.structs.replace(self._reporter.status_of(job.report()), queues=queues, is_cut=is_cut)
         if isinstance(request, SnapshotRequest):
             return job.take_snapshot()
         if isinstance(request, ImageRequest):
@@ -200,15 +197,6 @@ class ControlServer:
         if isinstance(request, RebuildRequest):
             return Rebuilt(job.builder.query.rebuild((request.topic, request.queue_id), request.from_offset))
         return job.builder.views(job.store, request)
-
-    def _status(self, report: JobReport) -> Status:
-        return Status(
-            running=True,
-            pid=os.getpid(),
-            up_s=round(time.monotonic() - self._opened_at, 1),
-            operations_per_s=self.operations_per_s(),
-            **msgspec.structs.asdict(report),
-        )
 
 
 class _Handler(socketserver.StreamRequestHandler):
