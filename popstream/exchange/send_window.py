@@ -1,7 +1,7 @@
 """Bounds what is handed to Kafka and not confirmed yet, so that senders slow down to the rate at which Kafka takes it.
 
 A KafkaProducer takes records until its buffer is full, and gives up those that have waited in it for longer than its
-delivery time-out: whoever sends faster than Kafka takes it would lose operations.
+delivery time-out: a sender that is faster than Kafka would lose operations.
 """
 
 from __future__ import annotations
