@@ -88,6 +88,7 @@ def test_lines_are_sent_and_consumed(up: Up) -> None:
     assert sorted(values) == ["one", "three", "two"]
 
 
+@pytest.mark.long
 def test_what_a_killed_consumer_held_is_released(up: Up) -> None:
     assert run(up, "send", "held", "--create", "2", text="one\ntwo\nthree\n").returncode == 0
     for queue_id in (0, 1):
@@ -189,7 +190,7 @@ def test_z_sigterm_stops_it_in_order(up: Up) -> None:
     assert done.returncode == 3
     status = msgspec.json.decode(done.stdout)
     assert status["running"] is False
-    assert {queue["topic"] for queue in status["queues"]} == {"t", "orders", "held", "shown"}
+    assert {queue["topic"] for queue in status["queues"]} >= {"t", "orders", "shown"}
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing_behind(tmp_path: Path) -> None:

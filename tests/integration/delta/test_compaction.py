@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.long
 def test_a_compaction_whose_commit_a_flush_replaces_changes_nothing(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
@@ -64,6 +65,7 @@ def test_spark_reads_the_same_of_what_was_compacted(
     assert compact(root, DELIVERIES) == Compacted(table="deliveries"), "one file alone is left alone"
 
 
+@pytest.mark.long
 def test_what_spark_skips_of_a_compacted_table_has_no_row_that_it_asks_for(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -292,6 +292,7 @@ def test_a_restore_while_the_job_runs_is_noticed_with_the_next_commit(
     assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1}
 
 
+@pytest.mark.long
 def test_a_restore_between_the_look_and_the_commit_is_told_by_each_start(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -342,6 +343,7 @@ def test_a_restore_to_a_timestamp_does_not_say_what_is_left(
     assert whole_versions(root, "deliveries", "jobs") == {"epoch-2": 2}
 
 
+@pytest.mark.long
 def test_a_restore_before_the_first_commit_of_a_state_is_told_unless_it_is_known(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
@@ -520,6 +522,7 @@ def test_a_commit_with_other_rows_than_were_written_is_taken_back(
     assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 2}
 
 
+@pytest.mark.long
 def test_commits_of_others_that_are_gone_are_no_other_writer(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:

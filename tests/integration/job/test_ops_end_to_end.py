@@ -87,7 +87,7 @@ def test_console_producer_sends_and_its_answer_comes(kafka: EmbeddedKafka, wire:
         assert answer["messages"] == [[0, 4, 1]]
 
 
-@pytest.mark.parametrize("size", [20_000, 1_000_000, RECORD_BYTES_MAX])
+@pytest.mark.parametrize("size", [20_000, pytest.param(1_000_000, marks=pytest.mark.long), RECORD_BYTES_MAX])
 def test_long_operations_are_decided(size: int, wire: Wire, queue: str) -> None:
     """The source reads them in its second pass; the last one has the greatest length allowed."""
     operation = wire.operation("pop", queue, group="g", max_messages=10, invisible_time_ms=60_000)
@@ -112,7 +112,7 @@ def test_operations_of_all_lengths_are_decided_in_the_order_of_the_log(wire: Wir
         assert wire.answer(operation["op_id"])["messages"] == [[number, number, 1]]
 
 
-@pytest.mark.parametrize("size", [RECORD_BYTES_MAX + 1, 5_000_000, 8_000_000])
+@pytest.mark.parametrize("size", [RECORD_BYTES_MAX + 1, pytest.param(5_000_000, marks=pytest.mark.long), 8_000_000])
 def test_records_over_the_cap_are_rows(size: int, wire: Wire, queue: str) -> None:
     """The row has the whole value's size and hash and its head; nobody is answered, for nobody can be read."""
     operation = wire.operation("pop", queue, group="g", max_messages=10, invisible_time_ms=60_000)

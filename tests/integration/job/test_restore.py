@@ -453,7 +453,7 @@ def damage_checkpoint(scene: RestoreScene) -> None:
 @pytest.mark.parametrize(
     "harm",
     [
-        pytest.param(delete_checkpoint, id="checkpoint deleted"),
+        pytest.param(delete_checkpoint, id="checkpoint deleted", marks=pytest.mark.long),
         pytest.param(damage_checkpoint, id="spark checkpoint damaged", marks=pytest.mark.long),
     ],
 )
