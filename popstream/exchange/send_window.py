@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["RECORDS_MAX", "SendWindow"]
+__all__ = ["SendWindow"]
 
 RECORDS_MAX = 10_000
 """About what kafka-python sends in a second."""

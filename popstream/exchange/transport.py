@@ -192,7 +192,12 @@ class Transport:
 
         if self._history is not None:
             self._history.post(unanswered)
-        self._hand_over(ops_key(command.topic, command.queue_id), self._encode(unanswered), on_sent, waits=True)
+        try:
+            value = self._encode(unanswered)
+        except Invalid as error:  # too large; the caller does not wait, so it is only logged
+            on_sent(error)
+            return
+        self._hand_over(ops_key(command.topic, command.queue_id), value, on_sent, waits=True)
 
     def close(self) -> None:
         """Disconnect; calls that wait raise `ClientClosed`. More calls do nothing."""

@@ -261,3 +261,10 @@ def test_a_confirmation_never_waits_for_another_one() -> None:
     window.enter(1, lambda _: None)
     confirm(None)
     assert found == [False]
+
+
+def test_a_post_that_is_too_large_is_lost_and_logged(caplog: pytest.LogCaptureFixture) -> None:
+    with transport_with(ops_bytes_max=10) as (transport, link):
+        transport.post(TICK)
+        assert link.sent == []
+    assert "Tick on orders/5 was lost: Tick takes" in caplog.text
