@@ -22,7 +22,7 @@ from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
 from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops.crash_loop import CrashLoopBreaker, UndecidableError
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.order import Ordered, Plans, end_of_micro_batch, in_turns, order
+from pipelines.apply_ops.order import Plans, Turn, end_of_micro_batch, in_turns, order
 from pipelines.apply_ops.outbox import Entry, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of
 from pipelines.apply_ops.prefetch import op_keys_of
@@ -255,11 +255,11 @@ class MicroBatchApplier:
         report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
         return [self._quarantine.decode(record, self._decoder) for record in records]
 
-    def _decide(self, ordered: Ordered, decided: "_Decided") -> None:
-        decided.touched |= fold(self._overlay, ordered.operations, decided.decision)
-        decided.rejected += ordered.rejected
-        decided.ends.update(ordered.ends)
-        decided.records += len(ordered.operations) + len(ordered.rejected)
+    def _decide(self, turn: Turn, decided: "_Decided") -> None:
+        decided.touched |= fold(self._overlay, turn.operations, decided.decision)
+        decided.rejected += turn.rejected
+        decided.ends.update(turn.ends)
+        decided.records += len(turn.operations) + len(turn.rejected)
 
     def _write(self, decided: "_Decided", applied: Applied, report: MicroBatchReport) -> list[Entry]:
         """Write the WriteBatch, and return its outbox entries."""

@@ -14,7 +14,7 @@ from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Rejected
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["Ordered", "Plans", "end_of_micro_batch", "in_turns", "order"]
+__all__ = ["Ordered", "Plans", "Turn", "end_of_micro_batch", "in_turns", "order"]
 
 
 class Plans(Protocol):
@@ -34,13 +34,13 @@ class Ordered(NamedTuple):
     operations: list[OpRecord]
     rejected: list[Rejected]
 
-    @property
-    def ends(self) -> dict[int, int]:
-        """The offset after the last record, by partition."""
-        ends: dict[int, int] = {}
-        for partition, kafka_offset in (*map(_place, self.operations), *(_place(each.row) for each in self.rejected)):
-            ends[partition] = max(ends.get(partition, 0), kafka_offset + 1)
-        return ends
+
+class Turn(NamedTuple):
+    """Records that are decided before the clock is looked at, and the offset after the last one, by partition."""
+
+    operations: list[OpRecord]
+    rejected: list[Rejected]
+    ends: dict[int, int]
 
 
 _place = itemgetter(0, 1)  # partition and kafka_offset of an OpRecord, and of a RejectedRow
@@ -66,7 +66,7 @@ def order(decoded: Iterable[OpRecord | Rejected], next_offset: Mapping[int, int]
     return Ordered(operations, rejected)
 
 
-def in_turns(ordered: Ordered, records_max: int) -> Iterator[Ordered]:
+def in_turns(ordered: Ordered, records_max: int) -> Iterator[Turn]:
     """Yield the records in parts, in the order of each partition, and as far of one partition as of the others.
 
     Decided in this order, the records of a partition do not wait for all those of another one.
@@ -80,9 +80,13 @@ def in_turns(ordered: Ordered, records_max: int) -> Iterator[Ordered]:
         records.sort(key=_place_of)
     partitions = [list(each) for _, each in groupby(records, key=lambda record: _place_of(record)[0])]
     for begin in range(0, max(map(len, partitions), default=0), records_max):
-        turn = [record for partition in partitions for record in partition[begin : begin + records_max]]
-        rejected = [record for record in turn if isinstance(record, Rejected)]
-        yield Ordered([record for record in turn if not isinstance(record, Rejected)], rejected)
+        shares = [share for partition in partitions if (share := partition[begin : begin + records_max])]
+        last_places = [_place_of(share[-1]) for share in shares]
+        yield Turn(
+            [record for share in shares for record in share if not isinstance(record, Rejected)],
+            [record for share in shares for record in share if isinstance(record, Rejected)],
+            {partition: kafka_offset + 1 for partition, kafka_offset in last_places},
+        )
 
 
 def _place_of(record: OpRecord | Rejected) -> tuple[int, int]:
