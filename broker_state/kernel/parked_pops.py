@@ -11,7 +11,6 @@ from broker_state.kernel.op_window import answered_pop, find, store_parked_answe
 from broker_state.kernel.quotas import (
     count_new_lane,
     count_pop,
-    exceeded_by_first_pop,
     exceeded_by_parking,
     exceeded_by_pop,
     is_refused,
@@ -34,17 +33,15 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
     """Decide step 2 of a pop, whose fields are valid; return the lane it waits in, None if it is refused."""
     queue = op.queue
     lane = queue.lane(command.group)
-    if lane is None:
-        if is_refused(op, exceeded_by_first_pop(op), command.group):
-            return None
-        count_new_lane(op)
-        lane = queue.make_lane(command.group, queue.record.min_offset if command.init == "min" else queue.written.floor)
-    elif lane.record.orderly not in (None, command.order):
+    if lane is not None and lane.record.orderly not in (None, command.order):
         mode = "orderly" if lane.record.orderly else "concurrent"
         op.refuse(Reason.WRONG_MODE, f"the lane is {mode}", command.group)
         return None
-    elif is_refused(op, exceeded_by_pop(op, lane, command.client_id), command.group):
+    if is_refused(op, exceeded_by_pop(op, lane, command.client_id), command.group):
         return None
+    if lane is None:
+        count_new_lane(op)
+        lane = queue.make_lane(command.group, queue.record.min_offset if command.init == "min" else queue.written.floor)
     count_pop(op, lane, command.client_id)
     lane.record.orderly = command.order
     enter(op, lane)

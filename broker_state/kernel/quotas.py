@@ -16,7 +16,6 @@ __all__ = [
     "count_new_lane",
     "count_pop",
     "count_reset",
-    "exceeded_by_first_pop",
     "exceeded_by_new_lane",
     "exceeded_by_parking",
     "exceeded_by_pop",
@@ -92,27 +91,22 @@ def exceeded_by_reset(op: OpContext) -> str | None:
     return _exceeded("resets_per_min_max", usage.quota.resets_per_min_max, usage.resets)
 
 
-def exceeded_by_pop(op: OpContext, lane: LaneState, client_id: str | None) -> str | None:
-    """Return the quota that another pop of the client would exceed, if there is one."""
-    of_queue, of_lane = op.queue.usage, _quota_of(lane)
-    exceeded = None
-    if of_queue is not None and of_queue.second == _second(op):
+def exceeded_by_pop(op: OpContext, lane: LaneState | None, client_id: str | None) -> str | None:
+    """Return the quota that another pop of the client would exceed, if there is one; without a lane it makes one."""
+    of_queue = op.queue.usage
+    exceeded = exceeded_by_new_lane(op) if lane is None else None
+    if exceeded is None and of_queue is not None and of_queue.second == _second(op):
         exceeded = _exceeded("queue_pops_per_s_max", of_queue.quota.pops_per_s_max, of_queue.pops)
-    usage = lane.usage
-    if exceeded is None and of_lane is not None and usage is not None and usage.second == _second(op):
-        of_client = usage.clients.get(_counted_client(usage, client_id), 0)
-        exceeded = _exceeded("pops_per_s_max", of_lane.pops_per_s_max, usage.pops)
-        exceeded = exceeded or _exceeded("client_pops_per_s_max", of_lane.client_pops_per_s_max, of_client)
-    return exceeded
-
-
-def exceeded_by_first_pop(op: OpContext) -> str | None:
-    """Return the quota that the first pop of a group, which makes its lane, would exceed, if there is one."""
-    usage = op.queue.usage
-    exceeded = exceeded_by_new_lane(op)
-    if exceeded is None and usage is not None and usage.second == _second(op):
-        exceeded = _exceeded("queue_pops_per_s_max", usage.quota.pops_per_s_max, usage.pops)
-    return exceeded
+    if exceeded is not None or lane is None:
+        return exceeded
+    of_lane = _quota_of(lane)
+    usage = None if of_lane is None else lane.usage
+    if of_lane is None or usage is None or usage.second != _second(op):
+        return None
+    of_client = usage.clients.get(_counted_client(usage, client_id), 0)
+    return _exceeded("pops_per_s_max", of_lane.pops_per_s_max, usage.pops) or _exceeded(
+        "client_pops_per_s_max", of_lane.client_pops_per_s_max, of_client
+    )
 
 
 def exceeded_by_parking(lane: LaneState, client_id: str | None) -> str | None:

@@ -498,8 +498,8 @@ MUTANTS = [
         "refused_pop_makes_a_lane",
         "semantics.md, quotas: an operation that a quota refuses changes nothing",
         "kernel/quotas.py",
-        "    exceeded = exceeded_by_new_lane(op)\n    if exceeded is None and usage is not None",
-        "    exceeded = None\n    if exceeded is None and usage is not None",
+        "    exceeded = exceeded_by_new_lane(op) if lane is None else None\n",
+        "    exceeded = None\n",
     ),
     Mutant(
         "clients_share_a_quota",
