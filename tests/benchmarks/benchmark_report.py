@@ -30,14 +30,12 @@ fairness      milliseconds send -> answer of pops from other queues, by the part
               150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """
 
-import contextlib
 import json
 import os
 import platform
 import shutil
-import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,8 +55,9 @@ from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
 from tests.benchmarks.snapshot_delay import measure_snapshot
+from tests.support.time_limit import time_limit
 
-__all__ = ["PARTS", "run_bench", "time_limit"]
+__all__ = ["PARTS", "run_bench"]
 
 LIMIT_S = 1_800.0
 """No part takes longer, unless something is wrong."""
@@ -112,7 +111,7 @@ def run_bench(
         on_progress(f"measuring {name}")
         load, began_s = os.getloadavg(), time.perf_counter()
         try:
-            with time_limit(LIMIT_S):
+            with time_limit(LIMIT_S, TimeoutError(f"it took longer than {LIMIT_S:g} s")):
                 report[name] = msgspec.to_builtins(call())
         except Exception as error:  # noqa: BLE001 - one part must not cost the results of the others
             report[name] = {"failure": f"{type(error).__name__}: {error}"}
@@ -132,20 +131,3 @@ def run_bench(
                     measure(name, partial(measure_with, options, kafka))
     shutil.rmtree(work, ignore_errors=True)
     return file, failed
-
-
-@contextlib.contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError in the block, which must run in the main thread, when it takes longer."""
-
-    def end(_signal: int, _frame: object) -> None:
-        message = f"it took longer than {seconds:g} s"
-        raise TimeoutError(message)
-
-    before = signal.signal(signal.SIGALRM, end)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

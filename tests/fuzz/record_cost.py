@@ -9,14 +9,11 @@ seems too much is decided again from the same state, and the least time counts.
 """
 
 import argparse
-import contextlib
 import gc
 import random
-import signal
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
-from types import FrameType
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -61,6 +58,7 @@ from tests.fuzz.large_states import (
     group_of,
     handle_of,
 )
+from tests.support.time_limit import time_limit
 
 __all__ = ["CPU_MS_MAX", "GIVE_UP_S", "Cost", "costs_of", "search"]
 
@@ -117,7 +115,7 @@ def _decide(overlay: Overlay, record: OpRecord) -> tuple[float, bool]:
     gc.disable()  # as the job does for a micro-batch
     started = time.thread_time()
     try:
-        with _limited():
+        with time_limit(GIVE_UP_S, _GaveUp(), of_cpu=True):
             decide(overlay, record, decision)
     except _GaveUp:
         is_whole = False
@@ -126,20 +124,6 @@ def _decide(overlay: Overlay, record: OpRecord) -> tuple[float, bool]:
         if was_enabled:
             gc.enable()
     return took_ms, is_whole
-
-
-@contextlib.contextmanager
-def _limited() -> Iterator[None]:
-    def give_up(_number: int, _frame: FrameType | None) -> None:
-        raise _GaveUp
-
-    before = signal.signal(signal.SIGVTALRM, give_up)
-    signal.setitimer(signal.ITIMER_VIRTUAL, GIVE_UP_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(signal.SIGVTALRM, before)
 
 
 def _worst(data: bytes, enough_ms: float, without: Collection[str] = ()) -> Cost:
