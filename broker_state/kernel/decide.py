@@ -18,8 +18,8 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.op_context import OpContext, refuse_without_queue
 from broker_state.kernel.context.queue_state import LaneState, QueueState, load_queue
 from broker_state.kernel.dispatch import decide_dispatch
-from broker_state.kernel.due import take_due
 from broker_state.kernel.end_of_record import close
+from broker_state.kernel.expiry import expire_due
 from broker_state.kernel.lanes.skip_catch_up import catch_up
 from broker_state.kernel.parked_pops import (
     decide_cancel,
@@ -30,7 +30,6 @@ from broker_state.kernel.parked_pops import (
 )
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.overlay import Overlay
-from broker_state.store.state_records import OpWindowEntry
 from popstream.wire.command import (
     Ack,
     Cancel,
@@ -81,7 +80,7 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
     now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)
     op = OpContext(record, decision, queue, now_ms)
     if queue.deadlines.earliest_ms <= now_ms:
-        take_due(op)
+        expire_due(op)
     waiting = _decide_command(op, is_new=is_new)
     _grant(op, waiting)
     close(op)
@@ -99,7 +98,7 @@ def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
     if op_id is not None:
         known = op_window.find(queue, op_id, op.now_ms)
         if known is not None:
-            _repeat(op, op_id, known)
+            op_window.answer_repeated(op, op_id, known)
             return None
     waiting = _decide_by_kind(op, is_new=is_new)
     if op_id is not None and waiting is None:
@@ -143,17 +142,6 @@ def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
         case _:
             assert_never(command)
     return None
-
-
-def _repeat(op: OpContext, op_id: str, known: OpWindowEntry) -> None:
-    """Answer a repeated op_id: the same bytes get the first answer, if there is one yet; others are refused."""
-    if known.digest != op.record.digest:
-        op.refuse(Reason.OP_ID_REUSED, group=group_of(op.command))
-        return
-    op.audit.operation(Reason.OK, group=known.group, repeated=True)
-    if not known.parked and op.command.reply_to is not None:
-        answer = op_window.first_answer(op.queue, op_id, known)
-        op.decision.answers.append((op.command.reply_to, answer))
 
 
 def _store_answer(op: OpContext, op_id: str, *, parked: int) -> None:

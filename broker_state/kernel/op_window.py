@@ -6,12 +6,15 @@ bytes are deleted later, a few entries with every record, oldest first: no recor
 
 import msgspec
 
+from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.keys import QueueTag, op_key
 from broker_state.store.state_records import OP_LOG_ENTRIES, OpLog, OpWindowEntry
 from popstream.wire.answer import Answer
+from popstream.wire.command import group_of
+from popstream.wire.reason import Reason
 
-__all__ = ["answered_pop", "drop_some", "find", "first_answer", "store", "store_parked_answer"]
+__all__ = ["answer_repeated", "answered_pop", "drop_some", "find", "store", "store_parked_answer"]
 
 WINDOW_MINUTES = 10
 
@@ -39,7 +42,17 @@ def find(queue: QueueState, op_id: str, now_ms: int) -> OpWindowEntry | None:
     return None
 
 
-def first_answer(queue: QueueState, op_id: str, entry: OpWindowEntry) -> bytes:
+def answer_repeated(op: OpContext, op_id: str, known: OpWindowEntry) -> None:
+    """Answer a repeated op_id: the same bytes get the first answer, if there is one yet; others are refused."""
+    if known.digest != op.record.digest:
+        op.refuse(Reason.OP_ID_REUSED, group=group_of(op.command))
+        return
+    op.audit.operation(Reason.OK, group=known.group, repeated=True)
+    if not known.parked and op.command.reply_to is not None:
+        op.decision.answers.append((op.command.reply_to, _first_answer(op.queue, op_id, known)))
+
+
+def _first_answer(queue: QueueState, op_id: str, entry: OpWindowEntry) -> bytes:
     """Return the JSON of the stored answer, of all pages."""
     overlay = queue.overlay
     pages = [entry.answer]
@@ -52,7 +65,7 @@ def first_answer(queue: QueueState, op_id: str, entry: OpWindowEntry) -> bytes:
 
 def answered_pop(queue: QueueState, op_id: str, entry: OpWindowEntry) -> Answer:
     """Return the stored answer of a pop."""
-    return _decode_answer(first_answer(queue, op_id, entry))
+    return _decode_answer(_first_answer(queue, op_id, entry))
 
 
 def store(

@@ -1,16 +1,15 @@
-"""Sets of offsets in segments: plain marks, a position (a contiguous prefix and the marks beyond it), a tree.
+"""Sets of offsets in segments: plain marks, and a tree that finds its least member.
 
-A queue's commit position (over written offsets) and a lane's commit offset (over acked ones) are both a `Position`.
-Neither moves back. Segments below the position are deleted, only changed ones are written, and an offset takes at most
-an eighth of a byte, besides the key and tag of its segment.
+Only changed segments are written, and an offset takes at most an eighth of a byte, besides the key and tag of its
+segment.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 from broker_state.store.overlay import Overlay
-from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, mask, ones_from
+from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, mask
 
-__all__ = ["Marks", "Position", "Tree"]
+__all__ = ["Marks", "Tree"]
 
 _LOW = SEGMENT_BITS - 1
 
@@ -78,101 +77,6 @@ class Marks:
         for segment_no in range(first >> SEGMENT_SHIFT, end >> SEGMENT_SHIFT):
             if self.get(segment_no):
                 self.set(segment_no, 0)
-
-
-class Position:
-    """The end of a contiguous prefix, and the marks beyond it.
-
-    `floor` is the first offset not marked; `above` counts the marks after it. The owner stores both; the bits of the
-    floor's own segment below the floor are ones, and no segment is kept while `above` is 0.
-
-    Messages 1, 2 and 5 are written, then 3 and 4:
-
-    >>> from broker_state.store.memory_kv import MemoryKv
-    >>> position = Position(Marks(Overlay(MemoryKv()), b"W"), 1, 0)
-    >>> position.mark(1, 3), position.mark(5, 6), position.floor, position.above, position.unmarked(1, 9)
-    (2, 1, 3, 1, [(3, 5), (6, 9)])
-    >>> position.mark(2, 5), position.floor, position.above, position.mark(1, 6)
-    (2, 6, 0, 0)
-    """
-
-    __slots__ = ("_marks", "above", "floor")
-
-    def __init__(self, marks: Marks, floor: int, above: int) -> None:
-        self._marks = marks
-        self.floor = floor
-        self.above = above
-
-    def mark(self, first: int, end: int) -> int:
-        """Mark first..end-1; return how many of them were not marked before. Takes time per segment, not per offset."""
-        floor = self.floor
-        if first <= floor < end and not self.above:
-            self.floor = end
-            return end - floor
-        first = max(first, floor)
-        if first >= end:
-            return 0
-        if not self.above:
-            self._begin_above()
-        marked = self._marks.add(first, end)
-        self.above += marked
-        if first == floor:
-            self._advance()
-        return marked
-
-    def mark_runs(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Do `mark` for each of `runs`, which are in order, apart, and not below the floor; it is much faster."""
-        if len(runs) == 1:
-            self.mark(*runs[0])
-        elif runs:
-            if not self.above:
-                self._begin_above()
-            self.above += self._marks.add_runs(runs)
-            self._advance()
-
-    def contains(self, offset: int) -> bool:
-        """Return whether `offset` is marked."""
-        if offset < self.floor:
-            return True
-        if not self.above:
-            return False
-        return bool(self._marks.get(offset >> SEGMENT_SHIFT) >> (offset & _LOW) & 1)
-
-    def unmarked(self, first: int, end: int) -> list[tuple[int, int]]:
-        """Return the half-open runs of [first, end) that are not marked, neighbours joined."""
-        first = max(first, self.floor)
-        if first >= end:
-            return []
-        if not self.above:
-            return [(first, end)]
-        return _joined(self._marks.runs(first, end, marked=False))
-
-    def count(self, first: int, end: int) -> int:
-        """Return how many of first..end-1 are marked."""
-        below = max(0, min(end, self.floor) - first)
-        first = max(first, self.floor)
-        return below + (self._marks.count(first, end) if self.above and first < end else 0)
-
-    def _begin_above(self) -> None:
-        """Store the floor's own segment, which begins with ones, before the first mark beyond the floor."""
-        low = self.floor & _LOW
-        if low:
-            self._marks.set(self.floor >> SEGMENT_SHIFT, (1 << low) - 1)
-
-    def _advance(self) -> None:
-        floor, above, marks = self.floor, self.above, self._marks
-        while above:
-            segment_no = floor >> SEGMENT_SHIFT
-            run = ones_from(marks.get(segment_no), floor & _LOW)
-            floor += run
-            above -= run
-            if floor >> SEGMENT_SHIFT == segment_no:
-                break
-            marks.set(segment_no, 0)
-        self.floor = floor
-        self.above = above
-        if not above and floor & _LOW:
-            marks.set(floor >> SEGMENT_SHIFT, 0)
 
 
 class Tree:
@@ -278,13 +182,3 @@ def _windows_of(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         next_base = base + SEGMENT_BITS
     if bits:
         yield at, bits
-
-
-def _joined(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for first, end in runs:
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((first, end))
-    return joined

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from broker_state.store.keys import lane_prefix, queue_prefix
-from broker_state.store.marks import Marks, Position
+from broker_state.store.marks import Marks
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
+from broker_state.store.position import Position
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.kernel import Rate
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from broker_state.kernel import due
+from broker_state.kernel import expiry
 from tests.fuzz import record_cost
 from tests.fuzz.large_states import SHAPES
 from tests.fuzz.record_cost import CPU_MS_MAX, costs_of, search
@@ -23,7 +23,7 @@ def test_no_record_of_a_search_costs_too_much() -> None:
 
 
 def test_a_record_without_a_bound_is_seen_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due, "DUE_COST_MAX", 10**9)
+    monkeypatch.setattr(expiry, "DUE_COST_MAX", 10**9)
     monkeypatch.setattr(record_cost, "GIVE_UP_S", 0.5)
     state = list(SHAPES).index("16,000 pages of 64 leases")
     ticks_when_all_is_due = bytes((state, 2, 1, 6))

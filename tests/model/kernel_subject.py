@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from broker_state.kernel import ack_change_reject, dispatch, due
+from broker_state.kernel import ack_change_reject, dispatch, expiry
 from broker_state.kernel.context import op_context
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.order_info import OrderInfo
@@ -82,7 +82,7 @@ class KernelSubject:
         op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
         with (
             patch.object(op_context, "TAG_SEARCH_COST_MAX", self._limits.search_cost),
-            patch.object(due, "DUE_COST_MAX", self._limits.due_cost),
+            patch.object(expiry, "DUE_COST_MAX", self._limits.due_cost),
             patch.object(concurrent_grant, "AVAILABLE_PAGES_MAX", self._limits.available_pages),
             patch.object(dispatch, "DISPATCH_COST_MAX", self._limits.dispatch_cost),
             patch.object(ack_change_reject, "NAMED_OFFSETS_MAX", self._limits.entry_offsets),

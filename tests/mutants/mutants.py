@@ -37,7 +37,7 @@ MUTANTS = [
     Mutant(
         "lease_expires_a_moment_late",
         "semantics.md, three steps: every deadline at or before `now` takes effect",
-        "kernel/due.py",
+        "kernel/expiry.py",
         "        if 0 < delivery.deadline_ms <= now_ms\n",
         "        if 0 < delivery.deadline_ms < now_ms\n",
     ),
@@ -108,7 +108,7 @@ MUTANTS = [
     Mutant(
         "commit_offset_not_contiguous",
         "design, D3: a position is the end of the contiguous prefix",
-        "store/marks.py",
+        "store/position.py",
         "            run = ones_from(marks.get(segment_no), floor & _LOW)\n",
         "            run = (marks.get(segment_no) >> (floor & _LOW)).bit_count()\n",
     ),

@@ -17,9 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from broker_state.store.marks import Marks, Position
+from broker_state.store.marks import Marks
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
+from broker_state.store.position import Position
 from broker_state.store.segment import (
     FULL,
     SEGMENT_BITS,

@@ -17,9 +17,10 @@ from broker_state.store.keys import (
     lane_prefix,
     queue_prefix,
 )
-from broker_state.store.marks import Marks, Position, Tree
+from broker_state.store.marks import Marks, Tree
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, TagPage
+from broker_state.store.position import Position
 from broker_state.store.state_records import (
     LanePolicy,
     LaneRecord,

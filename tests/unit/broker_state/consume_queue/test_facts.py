@@ -30,9 +30,10 @@ from broker_state.consume_queue import (
     units_from,
 )
 from broker_state.kernel.context.queue_state import load_queue
-from broker_state.store.marks import Marks, Position
+from broker_state.store.marks import Marks
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
+from broker_state.store.position import Position
 from popstream.wire.command import Declare, Dispatch, Policy, QueueType, WrittenRange
 from popstream.wire.reason import Reason
 from tests.support.in_process.lane_lab import QUEUE, LaneLab

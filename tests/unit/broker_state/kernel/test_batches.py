@@ -5,10 +5,11 @@ import random
 import msgspec
 
 from broker_state.kernel.context.order_info import Member, OrderInfo
-from broker_state.store.marks import Marks, Position
+from broker_state.store.marks import Marks
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_OFFSETS, Runs
+from broker_state.store.position import Position
 from broker_state.store.segment import SEGMENT_BITS
 from popstream.wire.command import ChangeEntry, ChangeInvisible, HandleRef, Policy
 from popstream.wire.handle import decode_handle, encode_handle

@@ -10,9 +10,10 @@ import random
 
 import pytest
 
-from broker_state.store.marks import Marks, Position
+from broker_state.store.marks import Marks
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
+from broker_state.store.position import Position
 from broker_state.store.segment import FULL, SEGMENT_BITS
 from popstream.wire.command import Ack, AckEntry, Dispatch, HandleRef, Policy, WrittenRange
 from popstream.wire.limits import OFFSET_MAX

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 import pytest
 from pyroaring import BitMap64
 
-from broker_state.store.marks import Marks, Position, Tree
+from broker_state.store.marks import Marks, Tree
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
+from broker_state.store.position import Position
 from broker_state.store.segment import SEGMENT_BITS, decode_segment, encode_segment
 from tests.benchmarks.positions import position_sizes
 
