@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["Attempts"]
 

@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 from checkpoints.applied import Applied
 from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["Snapshot", "SnapshotFile", "SnapshotStore"]
 

@@ -1,4 +1,4 @@
-"""declare, policy, dispatch, reset_offset, forget_lane: operations on queues and lanes as a whole."""
+"""declare, policy, reset_offset, forget_lane: operations on queues and lanes as a whole."""
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.op_context import OpContext

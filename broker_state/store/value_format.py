@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from popstream.wire.base_errors import RESTORE, Corrupt
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["FORMAT_1", "CorruptValueError", "read_stored"]
 

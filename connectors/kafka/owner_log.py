@@ -23,7 +23,7 @@ from kafka.errors import (
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_internals import require_members
 from popstream.wire.base_errors import Invalid, Unavailable
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

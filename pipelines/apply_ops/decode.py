@@ -28,7 +28,7 @@ from popstream.wire.command import (
     HandleRef,
     RejectEntry,
 )
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.limits import ENTRIES_MAX, RECORD_BYTES_MAX
 from popstream.wire.reason import Reason, code_of

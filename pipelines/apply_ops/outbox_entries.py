@@ -15,7 +15,7 @@ from pipelines.apply_ops.decode import Rejected
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX, Entry, EntryKind
 from popstream.exchange.partitioner import ops_key
 from popstream.wire.answer import Answer, encode_answer
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.notification import Notification
 

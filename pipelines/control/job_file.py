@@ -7,7 +7,7 @@ from typing import Self
 import msgspec
 import structlog
 
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["JobFile"]
 

@@ -16,7 +16,7 @@ from popstream.errors import AnswerTimeout, ClientClosed
 from popstream.exchange.broker_clock import BrokerClock
 from popstream.settings import RESEND_WINDOW_MS
 from popstream.wire.answer import Answer, decode_frame
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -25,7 +25,7 @@ import msgspec
 
 from popstream.payload.message_id import MessageId
 from popstream.wire.base_errors import Corrupt
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.headers import (
     BATCH_BASE_HEADER,
     BATCH_BYTES_HEADER,

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from popstream.payload.fetcher import KafkaPayloads, closed
+from popstream.payload.kafka_payloads import KafkaPayloads, closed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -17,7 +17,7 @@ from kafka.errors import KafkaError
 
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.command import QueueType
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

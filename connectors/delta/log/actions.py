@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from popstream.wire.base_errors import Corrupt
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

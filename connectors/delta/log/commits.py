@@ -18,7 +18,7 @@ import msgspec
 
 from connectors.delta.log.actions import CommitInfo, how_to_repair, read_actions
 from popstream.wire.base_errors import Corrupt
-from popstream.wire.decoding import DECODE_ERRORS
+from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

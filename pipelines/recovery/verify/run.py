@@ -22,10 +22,10 @@ from connectors.delta.spark_errors import damage_in
 from connectors.delta.tables import TABLES, table_path
 from pipelines.recovery.verify import worker
 from pipelines.recovery.verify.base import choose_base
+from pipelines.recovery.verify.decide_again import ShareResult
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
 from pipelines.recovery.verify.planning import facts_of_state, make_plan, require_undamaged, signer_digest, why_unusable
 from pipelines.recovery.verify.progress import Progress, ProgressReport
-from pipelines.recovery.verify.share import ShareResult
 from pipelines.recovery.verify.units import UnitResult
 from pipelines.recovery.verify.verdict import Verified, verdict
 from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, replace_file

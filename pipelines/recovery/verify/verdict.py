@@ -6,7 +6,7 @@ import msgspec
 
 from connectors.delta.row_comparison import Comparison
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
-from pipelines.recovery.verify.share import ShareResult
+from pipelines.recovery.verify.decide_again import ShareResult
 from pipelines.recovery.verify.state_comparison import KeyComparison
 from pipelines.recovery.verify.units import UnitResult
 

@@ -18,8 +18,8 @@ import msgspec
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.recovery.ops_log import LostRecords, OpsPartitionReader, found_log, ops_record
+from pipelines.recovery.verify.decide_again import ShareResult, run_share
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
-from pipelines.recovery.verify.share import ShareResult, run_share
 from pipelines.recovery.verify.work_folder import WorkFolder
 from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
 from popstream.wire.handle import Signer

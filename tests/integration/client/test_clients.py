@@ -30,7 +30,7 @@ from popstream import (
     dispatch_existing,
 )
 from popstream.exchange.partitioner import ops_key, partition_of
-from popstream.payload.fetcher import KafkaPayloads
+from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Dispatch
 from popstream.wire.reason import Reason

@@ -17,7 +17,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
-from popstream.payload.fetcher import KafkaPayloads
+from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.settings import ClientSettings
 from popstream.wire.base_errors import Corrupt, Invalid

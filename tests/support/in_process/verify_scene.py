@@ -23,8 +23,8 @@ from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of, rows_by_table
 from pipelines.recovery.take_snapshot import take_snapshot
 from pipelines.recovery.verify import Inputs, WorkFolder, run, verify
+from pipelines.recovery.verify.decide_again import run_share
 from pipelines.recovery.verify.plan import read_plan
-from pipelines.recovery.verify.share import run_share
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, encode_command
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops

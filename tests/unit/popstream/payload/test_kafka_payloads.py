@@ -32,7 +32,7 @@ from popstream.errors import ClientClosed
 from popstream.payload import partition_reader
 from popstream.payload.block_cache import BlockCache
 from popstream.payload.fetch_progress import FetchProgress
-from popstream.payload.fetcher import KafkaPayloads
+from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.payload.payload_block import PayloadBlock
 from popstream.payload.payloads import FetchCounts, Fetched, Payload
 from popstream.payload.read_planner import ReadPlanner
