@@ -8,11 +8,9 @@ add a, add b, add c  ──read in order, written once──>  one commit: add a
 process, and prints each outcome as a line of JSON. `pipelines.process.maintenance` runs it.
 
 Why not Spark: in the job's JVM, which only has its quick compiler, OPTIMIZE takes eight times the CPU, at the expense
-of micro-batches, and a second JVM may not write to the same table. On a local disk Delta checks whether the file of a
-commit exists and then renames over it, with a lock that holds within one JVM only (`HDFSLogStore`). Here the file is
-linked, which fails if it exists, so a compaction never replaces a flush. A flush between its check and its rename may
-replace a compaction. Then the rows are still in their old files, and nothing else refers to the lost commit: no
-checkpoint of the log is written here, and later compactions leave the new file alone for a while.
+of micro-batches, and a second JVM may replace a commit of this one (`connectors.delta.log.write_commit`). If somebody
+else's Spark replaces a compaction, the rows are still in their old files, and nothing else refers to the lost commit:
+no checkpoint of the log is written here, and later compactions leave the new file alone for a while.
 """
 
 from __future__ import annotations
@@ -32,11 +30,13 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
 from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
+from connectors.delta.log.write_commit import add_action, commit_info, write_commit
 from connectors.delta.rows import in_pieces
 from connectors.delta.store import require_columns
-from connectors.delta.tables import TABLES, Table, arrow_schema, table_path
+from connectors.delta.tables import TABLES, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ PROTOCOL: Final = (1, 2)
 
 PREFIX: Final = "compacted-"
 SETTLED_AFTER_S: Final = 600.0
-"""Longer than any flush takes between its check for a commit and the commit."""
+"""Longer than any Spark takes between its look for a commit and its own."""
 
 ROWS_AT_ONCE: Final = 8192
 """Rows have some kilobytes at most."""
@@ -125,7 +125,7 @@ def _partition(file: DataFile) -> str:
 
 
 def _is_settled(path: Path, file: DataFile) -> bool:
-    """Return whether no flush can replace the commit of the file any more, which would leave its rows twice."""
+    """Return whether no Spark can replace the commit of the file any more, which would leave its rows twice."""
     if not Path(file.path).name.startswith(PREFIX):
         return True
     return (path / unquote(file.path)).stat().st_mtime < time.time() - SETTLED_AFTER_S
@@ -135,33 +135,34 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) 
     """Replace files by one, in one commit. An error leaves nothing behind."""
     name = str(Path(files[0].path).with_name(f"{PREFIX}{secrets.token_hex(16)}.zstd.parquet"))
     made = path / unquote(name)
-    unnamed = path / "_delta_log" / f".{made.name}.commit"
+
+    def require_compatible(commit: Commit) -> None:
+        if commit.changes_table or not {unquote(file.path) for file in files}.isdisjoint(commit.removed_paths):
+            message = f"version {commit.version} of {path.name} is not only an append: compaction left the table alone"
+            raise Unavailable(message, subject=path.name)
+
     try:
         joined = _joined(path, table, files, name)
-        actions = _actions(found.version, files, joined, now_ms=int(time.time() * 1000))
-        unnamed.write_bytes(b"\n".join(map(msgspec.json.encode, actions)) + b"\n")
-        sync(unnamed)
-        version = _committed(path, found.version, files, unnamed)
+        # A power loss must not lose a commit that says which rows are delivered, and keep the rows.
+        _sync_version(path, found.version)
+        write_commit(path, found.version, _actions(found.version, files, joined), require_compatible)
     except Exception:  # not BaseException: a signal may come after the commit
         made.unlink(missing_ok=True)
         raise
-    finally:
-        unnamed.unlink(missing_ok=True)
-    _sync_version(path, version)
 
 
 def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataFile:
     """Write the rows of all files to a new one, synced to disk, which no commit names yet."""
     made = path / unquote(name)
-    schema = pa.schema([field for field in arrow_schema(table) if field.name not in files[0].partition_values])
+    schema = data_schema(table)
     rows = 0
-    with pq.ParquetWriter(made, schema, compression="zstd", write_page_checksum=True) as writer:
+    with parquet_writer(made, schema) as writer:
         for piece in in_pieces(_rows(path, files, schema)):
             writer.write_table(piece)
             rows += piece.num_rows
-    stats = _joined_stats([msgspec.json.decode(file.stats) for file in files if file.stats])
-    if rows != stats["numRecords"] or not all(file.stats for file in files):
-        message = f"files of {table.name} have {rows} rows, and {stats['numRecords']} by the log"
+    by_log = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files if file.stats)
+    if rows != by_log or not all(file.stats for file in files):
+        message = f"files of {table.name} have {rows} rows, and {by_log} by the log"
         raise Corrupt(message, subject=table.name)
     sync(made)
     sync(made.parent)
@@ -171,7 +172,7 @@ def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataF
         # Not the present time: the next compaction needs the order in which the rows came.
         modification_ms=max(file.modification_ms for file in files),
         partition_values=files[0].partition_values,
-        stats=msgspec.json.encode(stats).decode(),
+        stats=msgspec.json.encode(file_statistics(pq.read_metadata(made))).decode(),
     )
 
 
@@ -185,51 +186,6 @@ def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema) -> Iterator[
                 yield pa.table(batch).select(schema.names).cast(schema)
 
 
-def _joined_stats(stats: list[dict[str, Any]]) -> dict[str, Any]:
-    """Merge the statistics of several files ("Per-file Statistics" of Delta's protocol).
-
-    A column without statistics in one file is left out, unless all its values in that file are null.
-
-    >>> a = {"numRecords": 2, "minValues": {"x": 1}, "maxValues": {"x": 5}, "nullCount": {"x": 0}}
-    >>> b = {"numRecords": 1, "minValues": {"x": 3}, "maxValues": {"x": 7}, "nullCount": {"x": 0}}
-    >>> _joined_stats([a, b])
-    {'numRecords': 3, 'minValues': {'x': 1}, 'maxValues': {'x': 7}, 'nullCount': {'x': 0}}
-    """
-    count = sum(each["numRecords"] for each in stats)
-    nulls = [each.get("nullCount", {}) for each in stats]
-    named = set.intersection(*map(set, nulls)) if nulls else set()
-
-    def extreme(kind: str, choose: Any) -> dict[str, Any]:  # noqa: ANN401 - min or max
-        known = {}
-        for name in named:
-            with_values = [each for each in stats if each["nullCount"][name] < each["numRecords"]]
-            values = [each.get(kind, {}).get(name) for each in with_values]
-            if values and None not in values:
-                known[name] = choose(values)
-        return known
-
-    return {
-        "numRecords": count,
-        "minValues": extreme("minValues", min),
-        "maxValues": extreme("maxValues", max),
-        "nullCount": {name: sum(each[name] for each in nulls) for name in named},
-    }
-
-
-def _committed(path: Path, read_version: int, files: list[DataFile], commit: Path) -> int:
-    """Make `commit`, which removes `files`, the first free version, and return that version.
-
-    Earlier commits are synced first: a power loss must not lose a commit that says which rows are delivered, and keep
-    the rows.
-    """
-    _sync_version(path, read_version)
-    version = read_version + 1
-    while not _linked(commit, path / "_delta_log" / f"{version:020d}.json"):
-        sync_commits(path, [_compatible(path, version, files)])
-        version += 1
-    return version
-
-
 def _sync_version(path: Path, version: int) -> None:
     """Make a commit durable, unless Delta has deleted its file because a checkpoint covers it."""
     commit = read_commit(path, version)
@@ -237,57 +193,27 @@ def _sync_version(path: Path, version: int) -> None:
         sync_commits(path, [commit])
 
 
-def _actions(read_version: int, files: list[DataFile], joined: DataFile, now_ms: int) -> Iterator[dict[str, Any]]:
-    yield {
-        "commitInfo": {
-            "timestamp": now_ms,
-            "operation": "OPTIMIZE",
-            "operationParameters": {"predicate": "[]", "zOrderBy": "[]", "auto": False},
-            "readVersion": read_version,
-            "isolationLevel": "SnapshotIsolation",
-            "isBlindAppend": False,
-            "operationMetrics": {"numRemovedFiles": str(len(files)), "numAddedFiles": "1"},
-            "engineInfo": "popstream",
-        }
-    }
+def _actions(read_version: int, files: list[DataFile], joined: DataFile) -> Iterator[dict[str, Any]]:
+    yield commit_info(
+        read_version,
+        "OPTIMIZE",
+        operationParameters={"predicate": "[]", "zOrderBy": "[]", "auto": False},
+        isolationLevel="SnapshotIsolation",
+        isBlindAppend=False,
+        operationMetrics={"numRemovedFiles": str(len(files)), "numAddedFiles": "1"},
+    )
     for file in files:
         yield {
             "remove": {
                 "path": file.path,
-                "deletionTimestamp": now_ms,
+                "deletionTimestamp": int(time.time() * 1000),
                 "dataChange": False,
                 "extendedFileMetadata": True,
                 "partitionValues": file.partition_values,
                 "size": file.size,
             }
         }
-    yield {
-        "add": {
-            "path": joined.path,
-            "partitionValues": joined.partition_values,
-            "size": joined.size,
-            "modificationTime": joined.modification_ms,
-            "dataChange": False,
-            "stats": joined.stats,
-        }
-    }
-
-
-def _linked(source: Path, target: Path) -> bool:
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        return False
-    return True
-
-
-def _compatible(path: Path, version: int, files: Iterable[DataFile]) -> Commit:
-    """Return the commit of another process. Raises Unavailable if it removes some of `files` or changes the table."""
-    commit, ours = read_commit(path, version), {unquote(file.path) for file in files}
-    if commit is None or commit.changes_table or not ours.isdisjoint(commit.removed_paths):
-        message = f"version {version} of {path.name} is not only an append: compaction left the table alone"
-        raise Unavailable(message, subject=path.name)
-    return commit
+    yield add_action(joined, data_change=False)
 
 
 def _end_with_parent() -> None:

@@ -1,23 +1,35 @@
-"""A Delta table to which the rows of each version are committed exactly once.
+"""A Delta table to which the rows of each version are committed exactly once, without Spark.
+
+```
+rows ──> Parquet files below the table, synced ──> one commit: txn (txnAppId, v), add, add ...
+```
 
 Each commit stores its `txnVersion` v by `txnAppId`, so rows and the fact that they are written become durable together.
 A writer that was killed after its commit finds v in the table and leaves out the rows up to v, even if it cuts spans
-differently. Delta has two traps, both covered by tests: it silently skips a version at or below v, so only higher
-versions are passed to it; and RESTORE brings back old rows but not the old v, so a RESTORE is looked for.
+differently. Each commit is made on top of commits that were looked at: none of another writer of the same state, and no
+RESTORE, which brings back old rows but not the old v. What Spark has to do with the table is to make it, and to write
+checkpoints of its log. docs/adr/0011 has the reasons.
 """
 
 from __future__ import annotations
 
-import secrets
 from typing import TYPE_CHECKING, Final
 
-from delta.exceptions import ConcurrentTransactionException
-from delta.tables import DeltaTable
+import structlog
 
-from connectors.delta.log.commits import Commit, commits_after, commits_back_from, commits_up_from, sync_commits
+from connectors.delta.data_files import write_data_files
+from connectors.delta.log.commits import (
+    Commit,
+    commit_file,
+    commits_back_from,
+    commits_up_from,
+    read_commit,
+    sync_commits,
+)
 from connectors.delta.log.transactions import app_id, known_versions, versions_by_epoch
-from connectors.delta.spark_errors import require_undamaged
-from connectors.delta.store import ensure_table
+from connectors.delta.log.write_commit import add_action, commit_info, write_commit
+from connectors.delta.spark_errors import SPARK_ERRORS
+from connectors.delta.store import CHECKPOINT_INTERVAL, ensure_table, require_appendable, write_checkpoint
 from connectors.delta.tables import Table, table_path
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced
 
@@ -25,11 +37,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from pathlib import Path
 
-    from pyspark.sql import DataFrame, SparkSession
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from connectors.delta.log.table_log import DataFile
 
 __all__ = ["NOTHING", "ExactlyOnceTable"]
 
 NOTHING: Final = -1
+
+_log = structlog.get_logger(__name__)
 
 
 class ExactlyOnceTable:
@@ -54,7 +71,8 @@ class ExactlyOnceTable:
             written.
 
     Raises:
-        Invalid: The table has other columns than this version writes.
+        Invalid: The table has other columns than this version writes, or a feature for which rows cannot be appended
+            without Spark.
     """
 
     def __init__(
@@ -70,6 +88,7 @@ class ExactlyOnceTable:
     ) -> None:
         """Create the table if it is missing, and read its versions."""
         self.name = table.name
+        self._table = table
         self._spark = spark
         self._root = root
         self._path = table_path(root, table.name)
@@ -78,8 +97,6 @@ class ExactlyOnceTable:
         self._app_id = app_id(pipeline, table.name, state_epoch)
         self._restores_known = restores_known
         self._durable = durable
-        # Marks the commits of this process. Another writer with the same transaction id would make Delta skip ours.
-        self._token = secrets.token_hex(8)
         ensure_table(spark, root, table)
         self._read()
 
@@ -114,53 +131,105 @@ class ExactlyOnceTable:
             sync_commits(self._path, recent)
         self.delivered = self.delivered_when_opened = self.committed
         self._version = version
+        self._own_commit: tuple[int, int] | None = None
+        """Identity of the file of this process's last commit."""
 
-    def append(self, frame: DataFrame, version: int, rows: int | None = None) -> int:
-        """Commit the rows of versions (v, `version`], and return their number.
+    def append(self, pieces: Iterable[pa.Table], version: int) -> int:
+        """Commit the rows of versions (v, `version`], and return their number. Without rows nothing is committed.
 
         Args:
-            frame: The rows, with the columns of the table.
+            pieces: The rows, with the columns of the table.
             version: Above v.
-            rows: Expected number of rows, if known.
 
         Raises:
             Fenced: Another writer committed for the same state.
-            Corrupt: The table was RESTOREd, accepted another number of rows, or a file of it is damaged.
+            Corrupt: The table was RESTOREd, or its log is damaged.
+            Invalid: Somebody has changed the table so that rows cannot be appended.
+            OSError: The disk is full, for example.
         """
-        assert version > self.delivered, f"{self.name}: Delta would skip version {version}, it has {self.delivered}"
-        foreign = self._fresh_commits()
-        if any(self._app_id in commit.txns for commit in foreign):
-            raise self._fenced(version)
-        if _has_restore(foreign):
-            raise self._restored()
+        self._require_own_commit()
+        counted = _Counted(pieces)
+        files = write_data_files(self._path, self._table, counted, durable=self._durable)
+        if not files:
+            return 0
+        before = self._version
         try:
-            with require_undamaged(self._path):
-                self._save(frame, version)
-        except ConcurrentTransactionException as error:
-            raise self._fenced(version) from error
-        # In a table without commits for a week, the next commit files may be deleted.
-        commits = self._fresh_commits() or commits_after(self._path, self._version)
-        ours = [commit for commit in commits if self._app_id in commit.txns]
-        if [commit.user_metadata for commit in ours] != [self._token]:
-            raise self._fenced(version)
-        added = ours[0].added_rows
-        if rows not in (None, added):
-            raise self._taken_back(ours[0], rows)
-        if _has_restore(commits):
-            raise self._restored()
-        if self._durable:
-            sync_commits(self._path, commits)
-        self._version, self.committed, self.delivered = commits[-1].version, version, version
-        return added
+            assert version > self.delivered, f"{self.name}: {version} is delivered, the table has {self.delivered}"
+            committed = write_commit(
+                self._path,
+                before,
+                self._actions(files, counted.rows, version),
+                lambda commit: self._require_compatible(commit, version),
+                durable=self._durable,
+            )
+        except BaseException:
+            if not self._is_committed(version):
+                for file in files:
+                    (self._path / file.path).unlink(missing_ok=True)
+            raise
+        self._version, self.committed, self.delivered = committed, version, version
+        self._own_commit = _identity(commit_file(self._path, committed))
+        if committed // CHECKPOINT_INTERVAL > before // CHECKPOINT_INTERVAL:
+            self._write_checkpoint()
+        return counted.rows
 
     def skip(self, version: int) -> None:
         """Count the table as delivered up to `version`, which has no rows. Nothing is committed."""
         self.delivered = max(self.delivered, version)
 
-    def _save(self, frame: DataFrame, version: int) -> None:
-        writer = frame.write.format("delta").mode("append").option("userMetadata", self._token)
-        writer = writer.option("txnAppId", self._app_id).option("txnVersion", version)
-        writer.save(str(self._path))
+    def _actions(self, files: list[DataFile], rows: int, version: int) -> Iterator[dict[str, object]]:
+        yield commit_info(
+            self._version,
+            "WRITE",
+            operationParameters={"mode": "Append", "partitionBy": "[]"},
+            isolationLevel="Serializable",
+            isBlindAppend=True,
+            operationMetrics={
+                "numFiles": str(len(files)),
+                "numOutputRows": str(rows),
+                "numOutputBytes": str(sum(file.size for file in files)),
+            },
+        )
+        yield {"txn": {"appId": self._app_id, "version": version, "lastUpdated": files[0].modification_ms}}
+        for file in files:
+            yield add_action(file, data_change=True)
+
+    def _require_compatible(self, commit: Commit, version: int) -> None:
+        """Raise if rows of this state must not follow a commit of somebody else."""
+        if self._app_id in commit.txns:
+            message = (
+                f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"
+            )
+            raise Fenced(message, subject=self.name)
+        if commit.operation == "RESTORE":
+            raise self._restored()
+        if commit.changes_table:
+            require_appendable(self._path, self._table)
+
+    def _require_own_commit(self) -> None:
+        """Raise if the last commit of this process was replaced, as a Spark in another process may do."""
+        try:
+            found = _identity(commit_file(self._path, self._version))
+        except FileNotFoundError:
+            return  # Delta deletes commits that a checkpoint covers, after a week
+        if self._own_commit not in (None, found):
+            message = f"another process has replaced version {self._version} of {self.name}, with rows of it: {RESTORE}"
+            raise Corrupt(message, subject=self.name)
+
+    def _is_committed(self, version: int) -> bool:
+        """Return whether a commit that raised an error is in the log nevertheless."""
+        return any(commit.txns.get(self._app_id) == version for commit in commits_up_from(self._path, self._version))
+
+    def _write_checkpoint(self) -> None:
+        """Let Spark write a checkpoint. Without one, readers only read more commits."""
+        try:
+            write_checkpoint(self._spark, self._path)
+            commit = read_commit(self._path, self._version) if self._durable else None
+        except (*SPARK_ERRORS, Corrupt) as error:
+            _log.warning("no_checkpoint_written", table=self.name, version=self._version, error=str(error)[:500])
+            return
+        if commit is not None:
+            sync_commits(self._path, [commit])
 
     def _down_to_a_commit_of_a_job(self, history: Iterator[Commit]) -> list[Commit]:
         found = []
@@ -174,30 +243,31 @@ class ExactlyOnceTable:
         known = NOTHING if self._restores_known is None else self._restores_known
         return _has_restore(commit for commit in commits if commit.version > known)
 
-    def _fresh_commits(self) -> list[Commit]:
-        """Return the commits since the last look. Read from the log itself, because Delta would run Spark jobs."""
-        return commits_up_from(self._path, self._version)
-
-    def _fenced(self, version: int) -> Fenced:
-        message = f"another process writes to {self.name} for the same state (at apply_seq {version}): stop this one"
-        return Fenced(message, subject=self.name)
-
-    def _taken_back(self, commit: Commit, rows: int | None) -> Corrupt:
-        """Undo a commit with too few rows, whose rows the next start would all count as delivered."""
-        DeltaTable.forPath(self._spark, str(self._path)).restoreToVersion(commit.version - 1)
-        message = (
-            f"{self.name} has taken {commit.added_rows} rows of {rows} in version {commit.version},"
-            f" which was undone: {RESTORE}"
-        )
-        return Corrupt(message, subject=self.name)
-
     def _restored(self) -> Corrupt:
         message = (
             f"{self.name} was RESTOREd after the last commit of the job: rows are missing that Delta still counts as"
-            f" written, and would silently skip: {RESTORE}"
+            f" written: {RESTORE}"
         )
         return Corrupt(message, subject=self.name)
 
 
 def _has_restore(commits: Iterable[Commit]) -> bool:
     return any(commit.operation == "RESTORE" for commit in commits)
+
+
+def _identity(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_mtime_ns  # the number alone is given to the next file
+
+
+class _Counted:
+    """Tables that are counted as they are read."""
+
+    def __init__(self, pieces: Iterable[pa.Table]) -> None:
+        self._pieces = pieces
+        self.rows = 0
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        for piece in self._pieces:
+            self.rows += piece.num_rows
+            yield piece

@@ -10,19 +10,16 @@ Each table is an `ExactlyOnceTable` whose versions are apply_seq.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import shutil
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from connectors.delta.covered import Covered
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
 from connectors.delta.rows import decode_rows, in_pieces
-from connectors.delta.tables import AUDIT_TABLES, arrow_schema, spark_schema
+from connectors.delta.tables import AUDIT_TABLES, arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -71,7 +68,6 @@ class AuditFlusher:
         durable: bool = True,
     ) -> None:
         """Create missing tables and read the versions of each."""
-        self._spark = spark
         self._state_epoch = state_epoch
         self._ops_topic_id = ops_topic_id
         self._in_doubt: set[str] = set()
@@ -81,9 +77,8 @@ class AuditFlusher:
             name: Covered(spark, root, name, ops_topic_id, ends.get(name, {}), loose.get(name, {}))
             for name in AUDIT_TABLES
         }
-        # A killed predecessor may have left files; their rows are in the outbox.
+        # Versions before 0.5 wrote files here first.
         shutil.rmtree(root / ".scratch", ignore_errors=True)
-        self._scratch = root / ".scratch" / secrets.token_hex(8)
         self.tables = {
             name: ExactlyOnceTable(
                 spark,
@@ -129,44 +124,30 @@ class AuditFlusher:
         if table in self._in_doubt:
             writer.reopen()
             self._in_doubt.discard(table)
-        scratch = self._scratch / f"{table}.parquet"
-        scratch.parent.mkdir(parents=True, exist_ok=True)
         try:
-            rows = self._write_scratch(table, _undelivered(slices, writer, upto), scratch)
-            if rows:
-                frame = self._spark.read.schema(spark_schema(AUDIT_TABLES[table])).parquet(str(scratch)).coalesce(1)
-                writer.append(frame, upto, rows)
+            rows = writer.append(self._rows(table, _undelivered(slices, writer, upto)), upto)
         except Exception:
-            # Only Delta knows whether the commit happened, and the next span may be cut differently.
+            # Only the log knows whether the commit happened, and the next span may be cut differently.
             self._in_doubt = set(self.tables)
             raise
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                scratch.unlink()
         writer.skip(upto)
         return rows
 
-    def _write_scratch(self, table: str, slices: Iterator[tuple[int, bytes]], scratch: Path) -> int:
-        """Write the slices as one Parquet file, in pieces, so that memory does not grow with the span.
+    def _rows(self, table: str, slices: Iterator[tuple[int, bytes]]) -> Iterator[pa.Table]:
+        """Yield the rows of the slices in pieces, so that memory does not grow with the span.
 
         Rows that the table had before a restore are compared with the recomputed ones, and left out.
         """
-        rows = 0
         covered = self._covered[table]
         known_pieces: list[pa.Table] = []
-        with pq.ParquetWriter(
-            scratch, arrow_schema(AUDIT_TABLES[table]), compression="lz4", write_statistics=False
-        ) as writer:
-            for piece in in_pieces(self._completed(table, seq, data) for seq, data in slices):
-                known, fresh = covered.split(piece)
-                if known.num_rows:
-                    known_pieces.append(known)
-                if fresh.num_rows:
-                    writer.write_table(fresh)
-                rows += fresh.num_rows
+        for piece in in_pieces(self._completed(table, seq, data) for seq, data in slices):
+            known, fresh = covered.split(piece)
+            if known.num_rows:
+                known_pieces.append(known)
+            if fresh.num_rows:
+                yield fresh
         if known_pieces:  # all at once: rows of one record may be in two pieces
             covered.verify(pa.concat_tables(known_pieces))
-        return rows
 
     def _completed(self, table: str, seq: int, data: bytes) -> pa.Table:
         """Return the rows of one slice with the columns that the outbox does not hold."""

@@ -1,16 +1,16 @@
-"""Creates Delta tables, and checks those that exist."""
+"""Creates Delta tables, checks those that exist, and lets Spark write checkpoints of their logs."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from connectors.delta.log.actions import how_to_repair
-from connectors.delta.log.table_log import read_table_log
+from connectors.delta.log.table_log import read_table_log, require_table_log
 from connectors.delta.tables import Table, spark_schema, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
 
@@ -19,21 +19,39 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-__all__ = ["ensure_table", "require_columns"]
+__all__ = ["CHECKPOINT_INTERVAL", "ensure_table", "require_appendable", "require_columns", "write_checkpoint"]
+
+CHECKPOINT_INTERVAL: Final = 50
+"""Commits after which a checkpoint of the log is due."""
 
 _PROPERTIES: Final = {
-    "delta.checkpointInterval": "50",
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
     "delta.logRetentionDuration": "interval 7 days",
 }
 _FORGETS_TRANSACTIONS: Final = "delta.setTransactionRetentionDuration"
 """After this time Delta forgets a transaction, and accepts the same rows again (measured)."""
+
+_WRITER_MAX: Final = 2
+_WITH_FEATURES: Final = 7
+_FEATURES: Final = {
+    "appendOnly",
+    "invariants",
+    "changeDataFeed",
+    "deletionVectors",
+    "v2Checkpoint",
+    "vacuumProtocolCheck",
+}
+"""Features of Delta tables with which an append is what it is without them."""
+
+_CHECKED_COLUMNS: Final = ("delta.invariants", "delta.generationExpression", "delta.identity")
+_CONSTRAINT: Final = "delta.constraints."
 
 
 def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
     """Create the table if it is missing. Removes the property that would let Delta accept rows twice.
 
     Raises:
-        Invalid: The table exists with other columns.
+        Invalid: The table exists with other columns, or rows cannot be appended without Spark.
     """
     path = table_path(root, table.name)
     log = read_table_log(path)
@@ -42,7 +60,40 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
         return
     if _FORGETS_TRANSACTIONS in log.properties:
         spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')")
+    require_appendable(path, table)
+
+
+def require_appendable(path: Path, table: Table) -> None:
+    """Refuse a table to which rows of `table` cannot be appended without Spark.
+
+    Raises:
+        Invalid: It has other columns, or a feature of Delta with which a writer has more to do.
+        Corrupt: Its log cannot be read.
+    """
+    log = require_table_log(path)
     require_columns(path, table, log.schema)
+    writer = log.protocol.min_writer_version
+    features = set(log.protocol.writer_features or ()) - _FEATURES if writer == _WITH_FEATURES else set()
+    if _WRITER_MAX < writer < _WITH_FEATURES and log.protocol.min_reader_version > 1:
+        features = {"columnMapping"}
+    features |= {"checkConstraints" for name in log.properties if name.startswith(_CONSTRAINT)}
+    features |= {name for name in _CHECKED_COLUMNS if name in log.schema}
+    if features or writer > _WITH_FEATURES:
+        wanted = ", ".join(sorted(features)) or f"writer version {writer}"
+        message = (
+            f"the Delta table at {path} has {wanted}, with which popstream cannot append rows: take it off with ALTER"
+            f" TABLE, or run `popstream restore --rebuild {table.name}`"
+        )
+        raise Invalid(message, subject=table.name)
+
+
+def write_checkpoint(spark: SparkSession, path: Path) -> None:
+    """Let Delta write a checkpoint of a table's newest version, and delete commits that it need not keep any more."""
+    jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for it
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, str(path))  # noqa: SLF001
+    none = jvm.scala.Option.empty()
+    log.update(False, none, none)
+    log.checkpoint()
 
 
 def require_columns(path: Path, table: Table, schema: str) -> None:

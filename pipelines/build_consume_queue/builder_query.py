@@ -55,9 +55,6 @@ FAILURES_MAX = 5
 HEALTHY_AFTER_S = 60.0
 """A query that fails later than this counts as the first failure again."""
 
-KEPT_OFFSETS_MIN = 20_000
-"""Smaller micro-batches are written to Delta from the store, because each kept frame costs Delta a plan."""
-
 
 class _OutdatedError(Exception):
     """The micro-batch is of a query that has ended, or was read from another topic than that of the queue."""
@@ -89,7 +86,7 @@ class BuilderQuery:
         builder: Takes the units; nothing else may append to it.
         sender: Sends the dispatches.
         publisher: Publishes the queue types for producers.
-        unit_flush: Takes the frames of large micro-batches.
+        unit_flush: Writes the units to Delta.
         on_failure: Called once with the error that ended it.
 
     Attributes:
@@ -320,34 +317,21 @@ class BuilderQuery:
             for topic, by_partition in planned_ends(run.checkpoint, batch_id).items()
             for queue_id, end in by_partition.items()
         }
+        table = frame.toArrow()
+        failpoint("build")
+        units = dict(units_by_queue(table, batch_topics=self._batch_topics))
+        self._require_same_logs(run, ends)
         with self._builder.lock:
             self._require_current(run)
-            planned = sum(max(0, end - self._builder.queues[queue].end_offset) for queue, end in ends.items())
-        if planned >= self._settings.build_records_per_batch_max // 2:
-            self._unit_flush.postpone()
-        kept = frame.persist() if planned >= KEPT_OFFSETS_MIN else None
-        try:
-            table = frame.toArrow()
-            failpoint("build")
-            units = dict(units_by_queue(table, batch_topics=self._batch_topics))
-            self._require_same_logs(run, ends)
-            with self._builder.lock:
-                self._require_current(run)
-                scans = {}
-                for queue, end in ends.items():
-                    first_offset = self._builder.queues[queue].end_offset
-                    if end > first_offset:
-                        new_units = units.get(queue, _NO_UNITS).between(first_offset, end)
-                        scans[queue] = Scan(first_offset, end, new_units)
-                entries = self._builder.append(scans)
-                failpoint("build_dispatch")
-                self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
-                if kept is not None and entries:
-                    self._unit_flush.keep(self._builder.built.build_seq, kept, table.num_rows)
-                    kept = None
-        finally:
-            if kept is not None:
-                kept.unpersist()
+            scans = {}
+            for queue, end in ends.items():
+                first_offset = self._builder.queues[queue].end_offset
+                if end > first_offset:
+                    new_units = units.get(queue, _NO_UNITS).between(first_offset, end)
+                    scans[queue] = Scan(first_offset, end, new_units)
+            entries = self._builder.append(scans)
+            failpoint("build_dispatch")
+            self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
         self._failures = 0
         self.units += table.num_rows
 

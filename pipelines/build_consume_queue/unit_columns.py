@@ -12,6 +12,7 @@
 All of it is Spark SQL: it runs in parallel in the JVM, and key, value and other headers never reach Python.
 """
 
+import datetime as dt
 import itertools
 from collections.abc import Collection, Iterator
 
@@ -21,13 +22,17 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from broker_state.consume_queue import Units
+from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
 from pipelines.build_consume_queue.builder import Queue
 from popstream.payload.inner_batch import DIGITS_MAX, KEY_HASH_BYTES
+from popstream.wire.command import QueueType
 from popstream.wire.headers import BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER, TAG_HEADER
 from popstream.wire.limits import INNER_BATCH_KEYS_BYTES_MAX, INNER_BATCH_MESSAGES_MAX
 from popstream.wire.tag import HASH_BYTES
 
-__all__ = ["UNIT_SCHEMA", "table_of", "unit_columns", "units_by_queue"]
+__all__ = ["DELTA_SCHEMA", "UNIT_SCHEMA", "delta_rows", "store_dates", "table_of", "unit_columns", "units_by_queue"]
+
+_OF_THE_BUILD = ("build_seq", "state_epoch", "store_date")
 
 UNIT_SCHEMA = pa.schema(
     [
@@ -43,6 +48,12 @@ UNIT_SCHEMA = pa.schema(
         pa.field("is_readable", pa.bool_()),
     ]
 )
+
+DELTA_SCHEMA = pa.schema([field for field in arrow_schema(CONSUME_QUEUE) if field.name not in _OF_THE_BUILD])
+"""The columns of the table `consume_queue` that follow from the message log."""
+
+_MS_PER_DAY = 86_400_000
+_FIRST_DAY, _LAST_DAY = ((date - dt.date(1970, 1, 1)).days for date in (dt.date.min, dt.date.max))
 
 
 def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> DataFrame:
@@ -121,6 +132,23 @@ def table_of(queue: Queue, units: Units) -> pa.Table:
         "is_readable": units.is_readable,
     }
     return pa.table(columns, schema=UNIT_SCHEMA)
+
+
+def delta_rows(queue: Queue, topic_id: str, queue_type: QueueType, units: Units) -> pa.Table:
+    """Return units as a table of `DELTA_SCHEMA`."""
+    rows = table_of(queue, units)
+    added = {
+        "topic_id": pa.repeat(topic_id, len(units)),
+        "queue_type": pa.repeat(queue_type, len(units)),
+        "message_base": pa.array(units.message_base),
+    }
+    return pa.table([added[name] if name in added else rows[name] for name in DELTA_SCHEMA.names], schema=DELTA_SCHEMA)
+
+
+def store_dates(rows: pa.Table) -> pa.Array:
+    """Return the UTC date of each `store_time_ms`, any number that a producer chose: between the years 1 and 9999."""
+    days = np.clip(rows["store_time_ms"].to_numpy() // _MS_PER_DAY, _FIRST_DAY, _LAST_DAY)
+    return pa.array(days.astype(np.int32)).cast(pa.date32())
 
 
 def _units(columns: dict[str, np.ndarray], rows: np.ndarray, more: list[bytes | None], *, is_batch: bool) -> Units:

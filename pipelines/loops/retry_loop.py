@@ -29,7 +29,6 @@ class RetryLoop:
         interval_s: Seconds between two calls. Longer: larger files and older tables.
         work: Called by one thread at a time.
         on_failure: Called once with the error that ended the thread.
-        is_due: Returns whether to work now. Not asked after a failure.
         problem_prefix: First words of `problem`: what does not work while the work fails.
 
     Attributes:
@@ -42,7 +41,6 @@ class RetryLoop:
         interval_s: float,
         work: Callable[[], object],
         on_failure: Callable[[BaseException], None],
-        is_due: Callable[[], bool] = lambda: True,
         *,
         problem_prefix: str,
     ) -> None:
@@ -50,9 +48,7 @@ class RetryLoop:
         self._interval_s = interval_s
         self._work = work
         self._on_failure = on_failure
-        self._is_due = is_due
         self._problem_prefix = problem_prefix
-        self._wake = threading.Event()
         self._stopping = threading.Event()
         self.problem: str | None = None
         self._thread = InheritableThread(target=self._run, name=name, daemon=True)
@@ -61,15 +57,9 @@ class RetryLoop:
         """Start the thread, which waits for one interval first."""
         self._thread.start()
 
-    def hurry(self) -> None:
-        """Cut the interval short, but not the back-off after a failure."""
-        if self.problem is None:
-            self._wake.set()
-
     def stop(self) -> None:
         """Call the work once more, then end the thread."""
         self._stopping.set()
-        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
@@ -79,13 +69,7 @@ class RetryLoop:
     def _run(self) -> None:
         failures = 0
         try:
-            while not self._stopping.is_set():
-                self._wake.wait(self._pause_s(failures))
-                self._wake.clear()
-                if self._stopping.is_set():
-                    break
-                if not failures and not self._is_due():
-                    continue
+            while not self._stopping.wait(self._pause_s(failures)):
                 try:
                     self._work()
                 except Exception as error:

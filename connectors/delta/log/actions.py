@@ -53,10 +53,12 @@ class MetaData(msgspec.Struct, rename="camel"):
 
 
 class Protocol(msgspec.Struct, rename="camel"):
-    """The required versions of readers and writers."""
+    """The required versions of readers and writers; from writer version 7 on with the features that they need."""
 
     min_reader_version: int
     min_writer_version: int
+    reader_features: list[str] | None = None
+    writer_features: list[str] | None = None
 
 
 class Add(msgspec.Struct, rename="camel"):

@@ -23,7 +23,16 @@ from popstream.wire.decode_errors import DECODE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["Commit", "commits_after", "commits_back_from", "commits_up_from", "read_commit", "sync", "sync_commits"]
+__all__ = [
+    "Commit",
+    "commit_file",
+    "commits_after",
+    "commits_back_from",
+    "commits_up_from",
+    "read_commit",
+    "sync",
+    "sync_commits",
+]
 
 
 class _Stats(msgspec.Struct, rename="camel"):
@@ -65,7 +74,7 @@ def read_commit(table: Path, version: int) -> Commit | None:
     Raises:
         Corrupt: The file cannot be read.
     """
-    file = _commit_file(table, version)
+    file = commit_file(table, version)
     try:
         actions = read_actions(file)
     except FileNotFoundError:
@@ -132,7 +141,8 @@ def sync_commits(table: Path, commits: Iterable[Commit]) -> None:
         sync(folder)
 
 
-def _commit_file(table: Path, version: int) -> Path:
+def commit_file(table: Path, version: int) -> Path:
+    """Return the file of a commit, whether or not it exists."""
     return table / "_delta_log" / f"{version:020d}.json"
 
 

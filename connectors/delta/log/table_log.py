@@ -44,12 +44,14 @@ class TableLog(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         version: The newest version.
+        protocol: What readers and writers need.
         schema: JSON of Spark's StructType.
         properties: Properties of the table.
         txns: The last `txnVersion` by `txnAppId`.
     """
 
     version: int
+    protocol: Protocol
     schema: str
     properties: dict[str, str]
     txns: dict[str, int]
@@ -109,7 +111,7 @@ def read_table_log(table: Path) -> TableLog | None:
     Raises:
         Corrupt: A commit is missing, a file cannot be read, or there is no commit or checkpoint to start from.
     """
-    return _newest(table, ("txn", "metaData"), _table_log)
+    return _newest(table, ("txn", "protocol", "metaData"), _table_log)
 
 
 def read_data_files(table: Path) -> DataFiles | None:
@@ -163,14 +165,21 @@ def _newest(
 
 def _table_log(table: Path, version: int, actions: Iterator[Action]) -> TableLog:
     txns: dict[str, int] = {}
+    protocol: Protocol | None = None
     metadata: MetaData | None = None
     for action in actions:
         if action.txn is not None:
             txns[action.txn.app_id] = action.txn.version
+        protocol = action.protocol or protocol
         metadata = action.meta_data or metadata
     metadata = _required(metadata, table, "metaData")
-    properties = dict(metadata.configuration or {})
-    return TableLog(version=version, schema=metadata.schema_string, properties=properties, txns=txns)
+    return TableLog(
+        version=version,
+        protocol=_required(protocol, table, "protocol"),
+        schema=metadata.schema_string,
+        properties=dict(metadata.configuration or {}),
+        txns=txns,
+    )
 
 
 def _data_files(table: Path, version: int, actions: Iterator[Action]) -> DataFiles:

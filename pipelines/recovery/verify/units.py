@@ -18,10 +18,10 @@ from broker_state.consume_queue import ConsumeQueue, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from connectors.delta.pieces import Span, TablePiece, read_piece
 from connectors.delta.row_comparison import Comparison, compare_rows
-from connectors.delta.tables import CONSUME_QUEUE, arrow_schema, table_path
+from connectors.delta.tables import CONSUME_QUEUE, table_path
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.build_consume_queue.builder import Queue, read_queues, read_spans, reader_of
-from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, table_of
+from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify.plan import VerifyPlan, unit_source, unit_sources
 from pipelines.recovery.verify.slices import slices_of
@@ -35,8 +35,6 @@ from popstream.wire.tag import tag_hash, tag_value
 __all__ = ["MessageLog", "UnitResult", "compare_units"]
 
 SLICE_OFFSETS = 50_000
-_NOT_COMPARED = ("build_seq", "state_epoch", "store_date")
-_DELTA_SCHEMA = pa.schema([field for field in arrow_schema(CONSUME_QUEUE) if field.name not in _NOT_COMPARED])
 
 
 class MessageLog(msgspec.Struct, frozen=True):
@@ -96,7 +94,7 @@ def compare_units(
         ends = [first, *slices]
         for number in range(result.slices, len(slices)):
             slice_ = {source: (ends[number][source], ends[number + 1][source]) for source in queues}
-            found = pa.concat_tables([_DELTA_SCHEMA.empty_table(), *reader.between(slice_)])
+            found = pa.concat_tables([DELTA_SCHEMA.empty_table(), *reader.between(slice_)])
             sources = unit_sources(found)
             for source, span in slice_.items():
                 if span[0] == span[1]:
@@ -129,7 +127,7 @@ def _waiting_spans(store: RocksStore) -> Iterator[tuple[str, Span]]:
 
 
 def _file_reader(plan: VerifyPlan, piece: TablePiece) -> Callable[[], pa.Table]:
-    return lambda: read_piece(table_path(Path(plan.delta), CONSUME_QUEUE.name), piece, _DELTA_SCHEMA)
+    return lambda: read_piece(table_path(Path(plan.delta), CONSUME_QUEUE.name), piece, DELTA_SCHEMA)
 
 
 def _within(rows: pa.Table, spans: Mapping[str, Span]) -> pa.Table:
@@ -149,7 +147,7 @@ def _compare_with_delta(
     found: pa.Table,
     waiting: Iterable[tuple[str, Span]],
 ) -> None:
-    wanted = _delta_rows(queue, record, units)
+    wanted = delta_rows(queue, record.topic_id, record.queue_type, units)
     source = unit_source(*queue, record.topic_id)
     in_outbox = np.zeros(wanted.num_rows, np.bool_)
     for of, (first, end) in waiting:
@@ -176,19 +174,6 @@ def _compare_with_log(
     if record.queue_type == "sparse":
         wanted = wanted.filter(pc.is_in(wanted["queue_offset"], found["queue_offset"].combine_chunks()))
     result.in_log.add(compare_rows(wanted, found, ("queue_offset",), _described))
-
-
-def _delta_rows(queue: Queue, record: ConsumeQueue, units: Units) -> pa.Table:
-    rows = table_of(queue, units)
-    count = rows.num_rows
-    added = {
-        "topic_id": pa.repeat(record.topic_id, count),
-        "queue_type": pa.repeat(record.queue_type, count),
-        "message_base": pa.array(units.message_base),
-    }
-    return pa.table(
-        [added[name] if name in added else rows[name] for name in _DELTA_SCHEMA.names], schema=_DELTA_SCHEMA
-    )
 
 
 def _log_rows(queue: Queue, record: ConsumeQueue, records: Iterable[Any]) -> pa.Table:

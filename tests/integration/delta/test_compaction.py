@@ -17,6 +17,7 @@ from connectors.delta import compaction
 from connectors.delta.compaction import Compacted, compact
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.log.table_log import DataFile, read_data_files
+from connectors.delta.log.write_commit import write_commit
 from connectors.delta.tables import DELIVERIES, table_path
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 from tests.support.audit_tables import delta_log, flushed, slices, stored_seqs
@@ -30,10 +31,10 @@ pytestmark = pytest.mark.integration
 
 
 @pytest.mark.long
-def test_a_compaction_whose_commit_a_flush_replaces_changes_nothing(
+def test_a_compaction_whose_commit_was_replaced_changes_nothing(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
-    """A flush that looked for the commit just before it was there; no checkpoint of the log may know of it then."""
+    """As by a Spark that looked for the commit just before it was there; no checkpoint may know of it then."""
     flusher = start()
     path = table_path(root, "deliveries")
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.checkpointInterval' = '1')")
@@ -87,7 +88,7 @@ def test_of_two_compactions_at_the_same_time_one_gives_up(
     flushed(start(), 3)
     before = names_in_log(root)
     with monkeypatch.context() as patched:
-        patched.setattr(compaction, "_committed", during(compaction._committed, lambda: compact(root, DELIVERIES)))
+        patched.setattr(compaction, "write_commit", during(write_commit, lambda: compact(root, DELIVERIES)))
         with pytest.raises(Unavailable, match="is not only an append"):
             compact(root, DELIVERIES)
     assert names_on_disk(root) == names_in_log(root) | before
@@ -98,8 +99,8 @@ def test_rows_that_are_added_during_a_compaction_stay(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flusher = flushed(start(), 3)
-    flush = during(compaction._committed, lambda: flusher.flush("deliveries", slices([4]), 4))
-    monkeypatch.setattr(compaction, "_committed", flush)
+    flush = during(write_commit, lambda: flusher.flush("deliveries", slices([4]), 4))
+    monkeypatch.setattr(compaction, "write_commit", flush)
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=3, into=1)
     assert len(data_files(root)) == 2
     assert stored_seqs(spark, root) == sorted([1, 2, 3, 4] * 2)
@@ -141,23 +142,25 @@ def test_what_came_before_is_on_the_disk_before_the_compaction_is_there(
     careless = flushed(AuditFlusher(spark, root, "jobs", "epoch-1", ops_topic_id="topic-1", durable=False), 2)
     synced: set[Path] = set()
     synced_before: list[set[Path]] = []
-    linked = compaction._linked
+    link = os.link
 
-    def flushed_and_linked(commit: Path, target: Path) -> bool:
+    def flush_and_link(commit: Path, target: Path) -> None:
         synced_before.append({*synced})
         if len(synced_before) == 1:
-            careless.flush("deliveries", slices([3]), 3)
-        return linked(commit, target)
+            with monkeypatch.context() as unchanged:
+                unchanged.setattr(os, "link", link)
+                careless.flush("deliveries", slices([3]), 3)
+        link(commit, target)
 
     monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
-    monkeypatch.setattr(compaction, "_linked", flushed_and_linked)
+    monkeypatch.setattr(os, "link", flush_and_link)
     compact(root, DELIVERIES)
     read, later = (table_path(root, "deliveries") / "_delta_log" / f"{version:020d}.json" for version in (2, 3))
     before_first, before_second = synced_before
     assert (read in before_first, later in before_first, later in before_second) == (True, False, True)
 
 
-def test_a_joined_file_is_left_alone_for_as_long_as_a_flush_may_replace_its_commit(
+def test_a_joined_file_is_left_alone_for_as_long_as_spark_may_replace_its_commit(
     root: Path, start: Callable[..., AuditFlusher]
 ) -> None:
     flusher = flushed(start(), 2)
@@ -219,12 +222,12 @@ def data_files(root: Path) -> list[DataFile]:
 
 
 def during(committed: Callable[..., int], act: Callable[[], object]) -> Callable[..., int]:
-    """`_committed`, once `act` was done; for one commit."""
+    """`write_commit`, once `act` was done; for one commit."""
     acts = [act]
 
-    def after(*arguments: Any) -> int:
+    def after(*arguments: Any, **named: Any) -> int:
         while acts:
             acts.pop()()
-        return committed(*arguments)
+        return committed(*arguments, **named)
 
     return after

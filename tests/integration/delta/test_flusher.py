@@ -6,6 +6,7 @@ restart is a new flusher on the same folder.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -15,16 +16,20 @@ from pathlib import Path
 from threading import Barrier
 from typing import TYPE_CHECKING, Any
 
+import pyarrow.parquet as pq
 import pytest
-from delta.exceptions import ConcurrentTransactionException
 from delta.tables import DeltaTable
+from pyspark.errors import PySparkException
 
 from broker_state.audit import CommitPositionRow, OperationRow, OrderInfoRow, RejectedRow
+from connectors.delta import exactly_once
 from connectors.delta.covered import whole_versions
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.log.commits import read_commit
+from connectors.delta.log.table_log import read_data_files
 from connectors.delta.log.transactions import known_versions
+from connectors.delta.log.write_commit import write_commit
 from connectors.delta.rows import encode_rows
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, TABLES
@@ -35,11 +40,22 @@ from tests.support.audit_tables import NOW_MS, delivery, delta_log, flushed, sli
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 pytestmark = pytest.mark.integration
 
 MIDNIGHT_MS = 1_795_305_600_000
+
+
+def parquet_names(root: Path) -> set[str]:
+    table = root / "deliveries"
+    return {str(file.relative_to(table)) for file in table.glob("op_date=*/*.parquet")}
+
+
+def names_in_log(root: Path) -> set[str]:
+    found = read_data_files(root / "deliveries")
+    assert found is not None
+    return {file.path for file in found.files}
 
 
 def restore_to(spark: SparkSession, root: Path, version: int) -> None:
@@ -113,14 +129,14 @@ def test_a_span_is_one_commit_with_one_file_a_date(
     assert by_date == {1: "2026-11-22"}
 
 
-def unlucky_after(save: Callable[..., None]) -> Callable[..., None]:
+def unlucky_after(commit: Callable[..., int]) -> Callable[..., int]:
     """Commits, and dies of it."""
 
-    def saved(*arguments: object) -> None:
-        save(*arguments)
+    def committed(*arguments: object, **named: object) -> int:
+        commit(*arguments, **named)
         raise OSError(5, "input/output error")
 
-    return saved
+    return committed
 
 
 def test_a_kill_between_commit_and_note_and_another_cut(
@@ -128,7 +144,7 @@ def test_a_kill_between_commit_and_note_and_another_cut(
 ) -> None:
     first = start()
     with monkeypatch.context() as killed:
-        killed.setattr(ExactlyOnceTable, "_save", unlucky_after(ExactlyOnceTable._save))
+        killed.setattr(exactly_once, "write_commit", unlucky_after(write_commit))
         with pytest.raises(OSError, match="input/output"):
             first.flush("deliveries", slices([1, 2, 3, 4, 5]), 5)
 
@@ -146,7 +162,7 @@ def test_a_flush_that_failed_after_its_commit_can_be_asked_again(
 ) -> None:
     flusher = start()
     with monkeypatch.context() as broken:
-        broken.setattr(ExactlyOnceTable, "_save", unlucky_after(ExactlyOnceTable._save))
+        broken.setattr(exactly_once, "write_commit", unlucky_after(write_commit))
         with pytest.raises(OSError, match="input/output"):
             flusher.flush("deliveries", slices([1, 2]), 2)
 
@@ -215,32 +231,18 @@ def test_a_second_writer_of_the_same_state_is_fenced(
     assert stored_seqs(spark, root) == [1, 1, 2, 2]
 
 
-def test_a_second_writer_that_passed_the_first_look_is_fenced_too(
-    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
-) -> None:
-    older, newer = start(), start()
-    newer.flush("deliveries", slices([1, 2]), 2)
-    # As if `newer` had committed right after `older` looked: Delta takes the same version for done and says nothing.
-    older.tables["deliveries"]._version = 1
-
-    with pytest.raises(Fenced, match="another process"):
-        older.flush("deliveries", slices([1, 2]), 2)
-
-    assert stored_seqs(spark, root) == [1, 1, 2, 2]
-
-
 def test_two_writers_of_one_transaction_id_at_the_same_moment(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Both have looked, and both commit: one of them stands, and the other is told."""
+    """Both see that the version is free, and both link: one of them stands, and the other is told."""
     both_have_looked = Barrier(2, timeout=60)
-    save = ExactlyOnceTable._save
+    link = os.link
 
-    def save_together(self: ExactlyOnceTable, frame: DataFrame, version: int) -> None:
+    def link_together(commit: Path, target: Path) -> None:
         both_have_looked.wait()
-        save(self, frame, version)
+        link(commit, target)
 
-    monkeypatch.setattr(ExactlyOnceTable, "_save", save_together)
+    monkeypatch.setattr(os, "link", link_together)
     for seq in (1, 2, 3):
         writers = [start(), start()]
         with ThreadPoolExecutor(2) as threads:
@@ -248,19 +250,6 @@ def test_two_writers_of_one_transaction_id_at_the_same_moment(
         failures = [attempt.exception() for attempt in tries]
         assert [type(failure) for failure in failures if failure is not None] == [Fenced], failures
     assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
-
-
-def test_a_conflict_that_delta_finds_is_a_fence(
-    start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def conflict(*_: object) -> None:
-        raise ConcurrentTransactionException("both wrote version 1")
-
-    flusher = start()
-    monkeypatch.setattr(ExactlyOnceTable, "_save", conflict)
-
-    with pytest.raises(Fenced, match="at apply_seq 1"):
-        flusher.flush("deliveries", slices([1]), 1)
 
 
 def test_a_restored_table_is_refused_until_the_state_is_another(
@@ -292,21 +281,33 @@ def test_a_restore_while_the_job_runs_is_noticed_with_the_next_commit(
     assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1}
 
 
-@pytest.mark.long
-def test_a_restore_between_the_look_and_the_commit_is_told_by_each_start(
+def test_a_restore_while_rows_are_written_is_noticed_before_they_are_committed(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flusher = flushed(start(), 2)
-    deliveries = flusher.tables["deliveries"]
-    save = deliveries._save
+    link = os.link
 
-    def restore_and_save(frame: DataFrame, version: int) -> None:
+    def restore_and_link(commit: Path, target: Path) -> None:
         restore_to(spark, root, 1)
-        save(frame, version)
+        link(commit, target)
 
-    monkeypatch.setattr(deliveries, "_save", restore_and_save)
+    monkeypatch.setattr(os, "link", restore_and_link)
     with pytest.raises(Corrupt, match="RESTOREd"):
         flusher.flush("deliveries", slices([3]), 3)
+    assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 1}
+    assert len(parquet_names(root)) == 2, "the rows are gone from the disk, too"
+
+
+@pytest.mark.long
+def test_a_restore_below_a_commit_is_told_by_each_start(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As versions that committed by Spark may have left it: nothing stands between Spark's look and its commit."""
+    flusher = flushed(start(), 2)
+    restore_to(spark, root, 1)
+    monkeypatch.setattr(ExactlyOnceTable, "_require_compatible", lambda *_: None)
+    flusher.flush("deliveries", slices([3]), 3)
+    monkeypatch.undo()
     again = start().tables["deliveries"]
     assert again.delivered == 3
     assert again.was_restored
@@ -442,7 +443,31 @@ def test_a_flush_returns_when_its_commit_is_on_the_disk(
     table = root / "deliveries"
     (data,) = table.rglob("part-*.parquet")
     log = table / "_delta_log"
-    assert {data, data.parent, table, log, log / f"{1:020d}.json", log / f".{1:020d}.json.crc"} <= synced
+    assert {data, data.parent, table, log} <= synced
+    assert [path.suffix for path in synced if path.parent == log] == [".commit"]
+
+
+def test_no_commit_names_a_file_that_is_not_on_the_disk(
+    root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss at any moment leaves a table that can be read."""
+    synced: set[Path] = set()
+    synced_before: list[set[Path]] = []
+    link = os.link
+
+    def link_noted(commit: Path, target: Path) -> None:
+        synced_before.append({*synced})
+        link(commit, target)
+
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    monkeypatch.setattr(os, "link", link_noted)
+
+    start().flush("deliveries", slices([1]), 1)
+
+    (data,) = (root / "deliveries").rglob("part-*.parquet")
+    (before,) = synced_before
+    assert {data, data.parent, data.parent.parent} <= before
+    assert any(path.suffix == ".commit" for path in before)
 
 
 def test_what_a_killed_process_may_not_have_synced_is_synced_at_start(
@@ -508,18 +533,102 @@ def test_views_have_a_row_for_each_message(spark: SparkSession, root: Path, star
     assert [tuple(row) for row in answers] == [(0, 5), (0, 6), (0, 7), (1, None), (2, None)]
 
 
-def test_a_commit_with_other_rows_than_were_written_is_taken_back(
+@pytest.mark.parametrize("step", ["write", "link"])
+def test_a_full_disk_leaves_nothing_behind_and_loses_nothing(
+    step: str, spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flusher = flushed(start(), 1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full:
+        if step == "write":
+            full.setattr(pq.ParquetWriter, "write_table", refuse)
+        else:
+            full.setattr(os, "link", refuse)
+        with pytest.raises(OSError, match="No space left"):
+            flusher.flush("deliveries", slices([2]), 2)
+
+    assert parquet_names(root) == names_in_log(root)
+    assert not [*(root / "deliveries" / "_delta_log").glob(".*.commit")]
+    assert flusher.flush("deliveries", slices([2, 3]), 3) == 4
+    assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
+
+
+def test_a_commit_that_was_replaced_is_noticed(root: Path, start: Callable[..., AuditFlusher]) -> None:
+    """As by a Spark of another process, which looked for it just before it was there."""
+    flusher = flushed(start(), 2)
+    commit = root / "deliveries" / "_delta_log" / f"{2:020d}.json"
+    data = commit.read_bytes()
+    commit.unlink()
+    commit.write_bytes(data)
+
+    with pytest.raises(Corrupt, match=r"replaced version 2 of deliveries.*popstream restore"):
+        flusher.flush("deliveries", slices([3]), 3)
+
+
+def test_a_checkpoint_is_written_every_50_commits(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = flushed(start(), 101)
+    log = root / "deliveries" / "_delta_log"
+    assert sorted(file.name[:20] for file in log.glob("*.checkpoint*.parquet")) == [f"{50:020d}", f"{100:020d}"]
+    for version in range(100):
+        (log / f"{version:020d}.json").unlink()
+    assert start().delivered("deliveries") == 101
+    assert flusher.flush("deliveries", slices([102]), 102) == 2
+    assert stored_seqs(spark, root) == [seq for seq in range(1, 103) for _ in range(2)]
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_nothing(
     spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flusher = flushed(start(), 2)
-    deliveries = flusher.tables["deliveries"]
-    save = deliveries._save
-    monkeypatch.setattr(deliveries, "_save", lambda frame, version: save(frame.limit(1), version))
-    with pytest.raises(Corrupt, match=r"deliveries has taken 1 rows of 2 in version 3.*popstream restore"):
-        flusher.flush("deliveries", slices([3]), 3)
-    assert stored_seqs(spark, root) == [1, 1, 2, 2]
-    assert start().tables["deliveries"].was_restored, "the next start must not take them for delivered"
-    assert whole_versions(root, "deliveries", "jobs") == {"epoch-1": 2}
+    def refuse(*_: object) -> None:
+        raise PySparkException("no memory")
+
+    monkeypatch.setattr(exactly_once, "CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(exactly_once, "write_checkpoint", refuse)
+    flushed(start(), 3)
+    assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name", ["delta.enableChangeDataFeed", "delta.enableDeletionVectors"])
+def test_features_that_change_no_append_are_welcome(
+    name: str, spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = flushed(start(), 1)
+    path = root / "deliveries"
+    spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('{name}' = 'true')")
+    flusher.flush("deliveries", slices([2]), 2)
+    start().flush("deliveries", slices([3]), 3)
+    if name == "delta.enableChangeDataFeed":
+        changes = (
+            spark.read.format("delta").options(readChangeFeed="true", startingVersion="3").load(str(path)).collect()
+        )
+        assert sorted(row["apply_seq"] for row in changes) == [2, 2, 3, 3]
+    assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("ADD CONSTRAINT positive CHECK (epoch > 0)", "checkConstraints"),
+        ("SET TBLPROPERTIES ('delta.columnMapping.mode' = 'name')", "columnMapping"),
+        ("SET TBLPROPERTIES ('delta.enableRowTracking' = 'true')", "rowTracking"),
+        ("ADD COLUMNS (note STRING)", "other columns"),
+    ],
+)
+def test_a_change_with_which_rows_cannot_be_appended_is_refused(
+    change: str, named: str, spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    flusher = flushed(start(), 1)
+    spark.sql(f"ALTER TABLE delta.`{root / 'deliveries'}` {change}")
+    with pytest.raises(Invalid, match=named):
+        flusher.flush("deliveries", slices([2]), 2)
+    with pytest.raises(Invalid, match=named):
+        start()
+    assert stored_seqs(spark, root) == [1, 1]
 
 
 @pytest.mark.long
@@ -532,6 +641,7 @@ def test_commits_of_others_that_are_gone_are_no_other_writer(
     for property_ in ("a", "b"):
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('x.{property_}' = '1')")
     delta_log(spark, path).checkpoint()
-    (path / "_delta_log" / f"{3:020d}.json").unlink()
+    for version in range(4):
+        (path / "_delta_log" / f"{version:020d}.json").unlink()
     assert flusher.flush("deliveries", slices([3]), 3) == 2
     assert stored_seqs(spark, root) == [1, 1, 2, 2, 3, 3]

@@ -5,7 +5,6 @@ Method: work that fails as it is told, on the real thread, with pauses of some m
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -43,10 +42,8 @@ def failures() -> list[BaseException]:
     return []
 
 
-def started(
-    work: Callable[[], None], failures: list[BaseException], interval_s: float = 0.005, *, is_due: bool = True
-) -> RetryLoop:
-    loop = RetryLoop("work", interval_s, work, failures.append, lambda: is_due, problem_prefix="no Delta")
+def started(work: Callable[[], None], failures: list[BaseException], interval_s: float = 0.005) -> RetryLoop:
+    loop = RetryLoop("work", interval_s, work, failures.append, problem_prefix="no Delta")
     loop.start()
     return loop
 
@@ -83,33 +80,3 @@ def test_an_error_of_the_last_call_is_reported(failures: list[BaseException]) ->
     away = OSError("away")
     started(Work(away), failures, NEVER_S).stop()
     assert failures == [away]
-
-
-def test_work_that_is_not_due_is_done_at_the_end(failures: list[BaseException]) -> None:
-    work = Work()
-    loop = started(work, failures, NEVER_S, is_due=False)
-    loop.hurry()
-    loop.stop()
-    assert (failures, work.calls) == ([], 1)
-
-
-def test_hurry_cuts_the_interval_short_but_not_the_back_off(
-    failures: list[BaseException], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(retry_loop_module, "RETRY_S", retry_loop_module.RETRY_S_MAX)
-    worked = threading.Semaphore(0)
-    work = Work(OSError("away"))
-
-    def told() -> None:
-        worked.release()
-        work()
-
-    loop = started(told, failures, NEVER_S)
-    loop.hurry()
-    assert worked.acquire(timeout=60)
-    wait_for(lambda: loop.problem)
-    for _ in range(100):
-        loop.hurry()
-    assert work.calls == 1
-    loop.stop()
-    assert work.calls == 2

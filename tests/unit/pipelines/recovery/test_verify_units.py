@@ -21,7 +21,7 @@ from connectors.delta.pieces import find_pieces
 from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.build_consume_queue.builder import Builder, Queue, reader_of
-from pipelines.build_consume_queue.unit_columns import units_by_queue
+from pipelines.build_consume_queue.unit_columns import delta_rows, units_by_queue
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify import units as units_module
 from pipelines.recovery.verify.plan import VerifyPlan, unit_sources
@@ -98,7 +98,7 @@ class UnitScene:
     def rows(self, builder: Builder, store: RocksStore, queue: Queue, first: int, end: int) -> pa.Table:
         known = builder.queues[queue]
         units: Units = units_between(known, reader_of(store, queue), first, end)
-        rows = units_module._delta_rows(queue, known, units)
+        rows = delta_rows(queue, known.topic_id, known.queue_type, units)
         count = rows.num_rows
         rows = rows.append_column("build_seq", pa.array([1] * count, pa.int64()))
         rows = rows.append_column("state_epoch", pa.repeat("epoch", count))

@@ -1,0 +1,170 @@
+"""Writes the Parquet files of a Delta table, one for each partition, with the statistics that Delta keeps of each.
+
+The files belong to the table once a commit adds them (`connectors.delta.log.write_commit`); until then no reader sees
+them, and VACUUM deletes those that no commit ever adds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from connectors.delta.log.commits import sync
+from connectors.delta.log.table_log import DataFile
+from connectors.delta.tables import arrow_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+    from connectors.delta.tables import Table
+
+__all__ = ["data_schema", "file_statistics", "parquet_writer", "write_data_files"]
+
+_OPEN_MAX: Final = 32
+"""Files that are open at a time. Rows of more dates than this, in no order, make several files a date."""
+
+_TEXT_MAX: Final = 32
+"""Characters of a text in the statistics, as many as Spark keeps."""
+
+_LAST_CHARACTER: Final = "\U0010ffff"
+
+
+def write_data_files(path: Path, table: Table, pieces: Iterable[pa.Table], *, durable: bool = True) -> list[DataFile]:
+    """Write rows as Parquet below the folder of a table, and return the files. An error leaves no file behind.
+
+    Args:
+        path: Folder of the table.
+        table: Its columns.
+        pieces: The rows, with all columns of the table.
+        durable: Make the files survive a power loss. The commit that adds them comes later, so no commit ever names a
+            file that is not whole.
+    """
+    written: list[_OpenFile] = []
+    try:
+        open_files: dict[str, _OpenFile] = {}
+        with contextlib.ExitStack() as stack:
+            for piece in pieces:
+                for value, rows in _by_partition(table, piece):
+                    if value not in open_files:
+                        if len(open_files) == _OPEN_MAX:
+                            stack.close()
+                            open_files.clear()
+                        open_files[value] = stack.enter_context(_OpenFile(path, table, value))
+                        written.append(open_files[value])
+                    open_files[value].writer.write_table(rows)
+        if durable:
+            for made in written:
+                sync(made.path)
+            for folder in {made.path.parent for made in written} | {path}:
+                sync(folder)
+        return [made.data_file() for made in written]
+    except BaseException:
+        for made in written:
+            made.path.unlink(missing_ok=True)
+        raise
+
+
+def data_schema(table: Table) -> pa.Schema:
+    """Return the columns that are in the files: all but that by which the table is partitioned."""
+    return pa.schema([field for field in arrow_schema(table) if field.name != table.partitioned_by])
+
+
+def parquet_writer(file: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    """Open a new file for rows."""
+    return pq.ParquetWriter(file, schema, compression="zstd", write_page_checksum=True)
+
+
+def file_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
+    """Return what Delta keeps of the rows of a file ("Per-file Statistics" of Delta's protocol), by its footer.
+
+    A column of which the least or greatest value is not known, as of booleans and long texts, has no entry for it.
+    """
+    columns: dict[str, list[pq.Statistics | None]] = {}
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        for place in range(group.num_columns):
+            column = group.column(place)
+            columns.setdefault(column.path_in_schema, []).append(column.statistics)
+    least: dict[str, Any] = {}
+    greatest: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    for name, found in columns.items():
+        if any(each is None or not each.has_null_count for each in found):
+            continue
+        statistics = [each for each in found if each is not None]
+        nulls[name] = sum(each.null_count for each in statistics)
+        with_values = [each for each in statistics if each.num_values]
+        if with_values and all(each.has_min_max for each in with_values):
+            low, high = min(each.min for each in with_values), max(each.max for each in with_values)
+            if (low := _least(low)) is not None:
+                least[name] = low
+            if (high := _greatest(high)) is not None:
+                greatest[name] = high
+    return {"numRecords": metadata.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls}
+
+
+class _OpenFile(contextlib.AbstractContextManager["_OpenFile"]):
+    """A file of one partition; its writer is closed on leaving."""
+
+    def __init__(self, root: Path, table: Table, value: str) -> None:
+        self._root = root
+        self._values: dict[str, str | None] = {} if table.partitioned_by is None else {table.partitioned_by: value}
+        folder = root.joinpath(*(f"{name}={each}" for name, each in self._values.items()))
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / f"part-{secrets.token_hex(16)}.zstd.parquet"
+        self.writer = parquet_writer(self.path, data_schema(table))
+
+    def __exit__(self, *_: object) -> None:
+        self.writer.close()
+
+    def data_file(self) -> DataFile:
+        """Return the file, which has been closed, as a commit names it."""
+        return DataFile(
+            path=str(self.path.relative_to(self._root)),
+            size=self.path.stat().st_size,
+            modification_ms=int(time.time() * 1000),
+            partition_values=self._values,
+            stats=msgspec.json.encode(file_statistics(pq.read_metadata(self.path))).decode(),
+        )
+
+
+def _by_partition(table: Table, piece: pa.Table) -> Iterator[tuple[str, pa.Table]]:
+    """Yield the rows of each partition without its column, and its value as text."""
+    if table.partitioned_by is None:
+        yield "", piece
+        return
+    dates = piece[table.partitioned_by]
+    rows = piece.drop_columns(table.partitioned_by)
+    values = dates.unique().to_pylist()
+    for value in values:
+        yield value.isoformat(), rows if len(values) == 1 else rows.filter(pc.equal(dates, value))
+
+
+def _least(value: object) -> object:
+    """Return a value that is not greater, in JSON; None: it is left out."""
+    if isinstance(value, str):
+        return value[:_TEXT_MAX]
+    return _exact(value)
+
+
+def _greatest(value: object) -> object:
+    """Return a value that is not less, in JSON; None: it is left out."""
+    if isinstance(value, str):
+        cut = value if len(value) <= _TEXT_MAX else value[:_TEXT_MAX] + _LAST_CHARACTER
+        return cut if cut >= value else None
+    return _exact(value)
+
+
+def _exact(value: object) -> object:
+    if isinstance(value, dt.date) and not isinstance(value, dt.datetime):
+        return value.isoformat()
+    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,111 @@
+"""Adds a commit to the log of a Delta table, without Spark.
+
+```
+.<random>.commit  ── synced ──> link to 00000000000000000042.json, the first version that is free
+```
+
+A link fails if its name exists, whoever made it, so a commit made here never replaces another. Spark, on a local disk,
+looks whether the file exists and then renames over it, with a lock that holds within one JVM only (`HDFSLogStore`): a
+Spark of somebody else, in the moment between its look and its rename, may replace a commit made here.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from connectors.delta.log.commits import Commit, commit_file, commits_after, commits_up_from, sync, sync_commits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+    from connectors.delta.log.table_log import DataFile
+
+__all__ = ["add_action", "commit_info", "write_commit"]
+
+
+def write_commit(
+    table: Path,
+    read_version: int,
+    actions: Iterable[Mapping[str, Any]],
+    examine: Callable[[Commit], None],
+    *,
+    durable: bool = True,
+) -> int:
+    """Make `actions` the first free version after `read_version`, and return that version.
+
+    Args:
+        table: Folder of the table.
+        read_version: A version that exists, or existed.
+        actions: The lines of the commit. Their data files are on the disk.
+        examine: Called with each commit after `read_version`, in order, before one is made on top of it. Raises if
+            there must be none.
+        durable: Make the commits after `read_version`, and this one, survive a power loss.
+
+    Raises:
+        Corrupt: A commit in between cannot be read.
+        OSError: The disk is full, for example. Nothing was committed, unless syncing the folder failed.
+    """
+    log = table / "_delta_log"
+    unnamed = log / f".{secrets.token_hex(16)}.commit"
+    try:
+        unnamed.write_bytes(b"\n".join(map(msgspec.json.encode, actions)) + b"\n")
+        if durable:
+            sync(unnamed)
+        version = _linked_after(table, read_version, unnamed, examine, durable=durable)
+    finally:
+        unnamed.unlink(missing_ok=True)
+    # What a power loss has left of a lost commit with this version: Hadoop would compare this one with it.
+    (log / f".{version:020d}.json.crc").unlink(missing_ok=True)
+    if durable:
+        sync(log)
+    return version
+
+
+def commit_info(read_version: int, operation: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+    """Return the action that says who made a commit, and how."""
+    info = {"timestamp": int(time.time() * 1000), "operation": operation, "readVersion": read_version, **fields}
+    return {"commitInfo": {**info, "engineInfo": "popstream"}}
+
+
+def add_action(file: DataFile, *, data_change: bool) -> dict[str, Any]:
+    """Return the action that adds a file to the table. `data_change`: its rows are not those of removed files."""
+    return {
+        "add": {
+            "path": file.path,
+            "partitionValues": file.partition_values,
+            "size": file.size,
+            "modificationTime": file.modification_ms,
+            "dataChange": data_change,
+            "stats": file.stats,
+        }
+    }
+
+
+def _linked_after(table: Path, version: int, unnamed: Path, examine: Callable[[Commit], None], *, durable: bool) -> int:
+    while True:
+        for commit in _commits_since(table, version):
+            examine(commit)
+            if durable:
+                sync_commits(table, [commit])
+            version = commit.version
+        try:
+            os.link(unnamed, commit_file(table, version + 1))
+        except FileExistsError:
+            continue
+        return version + 1
+
+
+def _commits_since(table: Path, version: int) -> list[Commit]:
+    """Return the commits after `version`.
+
+    Delta deletes files that a checkpoint covers after 7 days. Then the next version looks free, and is not.
+    """
+    if commit_file(table, version).exists():
+        return commits_up_from(table, version)
+    return commits_after(table, version)
