@@ -4,7 +4,7 @@
 .<random>.commit  ── synced ──> link to 00000000000000000042.json, the first version that is free
 ```
 
-A link fails if its name exists, whoever made it, so a commit made here never replaces another. Spark, on a local disk,
+A link fails if its name exists, in any process, so a commit made here never replaces another. Spark, on a local disk,
 looks whether the file exists and then renames over it, with a lock that holds within one JVM only (`HDFSLogStore`): a
 Spark of somebody else, in the moment between its look and its rename, may replace a commit made here.
 """
