@@ -14,7 +14,7 @@ from broker_state.kernel.lanes.entry_claim import Claim, Piece, RunOutcome
 from broker_state.kernel.lanes.orderly_lane import decide_in_order
 from broker_state.kernel.lanes.skip_catch_up import catch_up, enter
 from broker_state.kernel.validation import is_of_lite_topic, is_range
-from broker_state.store.pages import Delivery
+from broker_state.store.facts import Delivery
 from popstream.wire.answer import Run
 from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Entry, EntryCommand, Reject, cause_of
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, read_handle
@@ -78,13 +78,16 @@ class _Named:
         return cuts
 
 
-class _Subject(msgspec.Struct, frozen=True):
+class _Subject:
     """A handle of the record, its lane, and the offsets that the record has named in its group."""
 
-    lane: LaneState
-    handle: Handle
-    text: str
-    named: _Named
+    __slots__ = ("handle", "lane", "named", "text")
+
+    def __init__(self, lane: LaneState, handle: Handle, text: str, named: _Named) -> None:
+        self.lane = lane
+        self.handle = handle
+        self.text = text
+        self.named = named
 
 
 class _Request:

@@ -16,8 +16,8 @@ from broker_state.kernel.quotas import (
     set_lane_quota,
     set_queue_quota,
 )
+from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.overlay import Overlay
-from broker_state.store.pages import Delivery, DeliveryState
 from broker_state.store.state_records import LanePolicy, QueueRecord
 from popstream.wire.command import Declare, ForgetLane, Policy, ResetOffset
 from popstream.wire.reason import Reason

@@ -3,7 +3,8 @@
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.validation import is_range
-from broker_state.store.pages import PAGE_SHIFT, TagPage, UnitFacts, windows
+from broker_state.store.facts import UnitFacts
+from broker_state.store.pages import PAGE_SHIFT, TagPage, windows
 from broker_state.store.segment import SEGMENT_SHIFT
 from popstream.wire.answer import Run
 from popstream.wire.command import Dispatch, WrittenRange

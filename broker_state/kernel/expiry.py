@@ -1,8 +1,6 @@
 """Step 1 of an operation: deadlines at or before `now` take effect."""
 
-from typing import assert_never
-
-import msgspec
+from typing import NamedTuple, assert_never
 
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.op_context import OpContext
@@ -12,8 +10,9 @@ from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.kernel.lanes.orderly_lane import settle_batch
 from broker_state.kernel.lanes.skip_catch_up import catch_up
 from broker_state.kernel.parked_pops import time_out
+from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.keys import DEADLINE_BATCH, DEADLINE_PAGE, DEADLINE_PARKED, DEADLINE_SEARCH, DeadlineRef
-from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
+from broker_state.store.pages import DeliveryPage
 from broker_state.store.state_records import ParkedPop
 
 __all__ = ["expire_due"]
@@ -30,7 +29,7 @@ ORPHANS_MAX = 32_768
 _LEASE, _PARKED, _SEARCH = range(3)
 
 
-class _DueRun(msgspec.Struct, frozen=True, gc=False):
+class _DueRun(NamedTuple):
     """Offsets first..end-1 of a page whose lease or back-off ends."""
 
     page: DeliveryPage
@@ -39,11 +38,11 @@ class _DueRun(msgspec.Struct, frozen=True, gc=False):
     delivery: Delivery
 
 
-class _DueSearch(msgspec.Struct, frozen=True, gc=False):
+class _DueSearch(NamedTuple):
     """A search for tags that goes on."""
 
 
-class _DueEvent(msgspec.Struct, frozen=True, gc=False):
+class _DueEvent(NamedTuple):
     """Something that is due, and its place in the order in which deadlines take effect."""
 
     deadline_ms: int

@@ -15,7 +15,8 @@ from broker_state.kernel.quotas import (
     exceeded_by_pop,
     is_refused,
 )
-from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, client_hash, windows
+from broker_state.store.facts import Delivery, DeliveryState, client_hash
+from broker_state.store.pages import DeliveryPage, windows
 from broker_state.store.span import Span, append_span
 from broker_state.store.state_records import ParkedPop
 from popstream.wire.answer import Answer, LeasedRange

@@ -34,7 +34,7 @@ and the deadlines of its pages leave the index when they are due.
 
 import struct
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from popstream.wire.limits import INT64_MAX
 
@@ -73,31 +73,31 @@ _DEADLINE = struct.Struct(">QIBQ")
 class QueueTag:
     """The byte that follows `<queue>` in a state key."""
 
-    RECORD = b"Q"
-    LANE = b"N"
-    GROUP = b"L"
-    WRITTEN = b"W"
-    HOLES = b"H"
-    LATE_SKIP = b"K"
-    UNIT_FACTS = b"T"
-    WATCHING = b"S"
-    OP_LOG = b"F"
-    USAGE = b"R"
-    LANE_DATA = b"P"
+    RECORD: Final = b"Q"
+    LANE: Final = b"N"
+    GROUP: Final = b"L"
+    WRITTEN: Final = b"W"
+    HOLES: Final = b"H"
+    LATE_SKIP: Final = b"K"
+    UNIT_FACTS: Final = b"T"
+    WATCHING: Final = b"S"
+    OP_LOG: Final = b"F"
+    USAGE: Final = b"R"
+    LANE_DATA: Final = b"P"
 
 
 class LaneTag:
     """The byte that follows `<lane>` in a state key."""
 
-    ACKED = b"a"
-    DELIVERIES = b"d"
-    AVAILABLE = b"v"
-    PARKED = b"w"
-    CLIENT = b"c"
-    BATCH = b"o"
-    MEMBERS = b"m"
-    SEARCH = b"s"
-    USAGE = b"q"
+    ACKED: Final = b"a"
+    DELIVERIES: Final = b"d"
+    AVAILABLE: Final = b"v"
+    PARKED: Final = b"w"
+    CLIENT: Final = b"c"
+    BATCH: Final = b"o"
+    MEMBERS: Final = b"m"
+    SEARCH: Final = b"s"
+    USAGE: Final = b"q"
 
 
 class DeadlineRef(NamedTuple):

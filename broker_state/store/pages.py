@@ -4,25 +4,20 @@ A page's value is one format byte and MessagePack: a flat array with a fixed cou
 widest numbers stay below 4 KiB; that is why a page has 64 offsets, and a segment 4096.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import lru_cache
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import msgspec
 
+from broker_state.store.facts import Delivery, UnitFacts
 from broker_state.store.value_format import read_stored
 
 __all__ = [
     "PAGE_OFFSETS",
     "PAGE_SHIFT",
-    "Delivery",
     "DeliveryPage",
-    "DeliveryState",
     "Runs",
     "TagPage",
-    "UnitFacts",
-    "client_hash",
     "decode_ints",
     "encode_ints",
     "windows",
@@ -42,84 +37,6 @@ Asker = TypeVar("Asker")
 
 _NO_RUN: tuple[int, int, Any] = (1 << 64, 1 << 64, None)
 """Follows the last run: beyond every offset."""
-
-
-class DeliveryState:
-    """State of a message that was handed out and is not acked."""
-
-    LEASED = 0
-    """Invisible until the deadline."""
-    BACKING_OFF = 1
-    """The lease ended; the message is available again at the deadline."""
-    AVAILABLE = 2
-    """The next pop may take the message."""
-
-
-class Delivery(msgspec.Struct, frozen=True, gc=False):
-    """The last delivery of a message; messages for which all of it is equal share the object."""
-
-    epoch: int
-    """Number of the pop within its lane, from 1; its upper half is the generation (store/generation.py)."""
-    revision: int
-    """Changes of this delivery so far."""
-    pop_time_ms: int
-    """Time of the pop, or of the last change."""
-    deadline_ms: int
-    """End of the lease, or of the back-off; 0 when available."""
-    invisible_time_ms: int
-    """Length of the lease from `pop_time_ms`."""
-    client: int
-    """`client_hash` of the client that popped; 0 when it gave no id."""
-    attempt: int
-    """Number of the delivery, from 1."""
-    state: int
-    """A `DeliveryState`."""
-    suspended: bool
-    """The next delivery does not count as a further attempt."""
-
-    def changed(self, *, now_ms: int, invisible_time_ms: int, suspend: bool) -> "Delivery":
-        """Return the delivery after a change_invisible."""
-        return Delivery(
-            epoch=self.epoch,
-            revision=self.revision + 1,
-            pop_time_ms=now_ms,
-            deadline_ms=now_ms + invisible_time_ms,
-            invisible_time_ms=invisible_time_ms,
-            client=self.client,
-            attempt=self.attempt,
-            state=DeliveryState.LEASED,
-            suspended=suspend,
-        )
-
-    def offered_again(self, *, suspended: bool, back_off_until_ms: int = 0) -> "Delivery":
-        """Return the delivery after its lease: available now, or (unless 0) at `back_off_until_ms`."""
-        return Delivery(
-            epoch=self.epoch,
-            revision=self.revision,
-            pop_time_ms=self.pop_time_ms,
-            deadline_ms=back_off_until_ms,
-            invisible_time_ms=self.invisible_time_ms,
-            client=self.client,
-            attempt=self.attempt,
-            state=DeliveryState.BACKING_OFF if back_off_until_ms else DeliveryState.AVAILABLE,
-            suspended=suspended,
-        )
-
-
-@lru_cache(maxsize=4096)
-def client_hash(client_id: str) -> int:
-    """Return the 64 bits that stand for a client id in the pages; never 0, which means none."""
-    digest = hashlib.blake2b(client_id.encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") or 1
-
-
-class UnitFacts(msgspec.Struct, frozen=True, gc=False):
-    """Facts about a unit, as its dispatch gave them."""
-
-    tag: int
-    """Hash of its tag; 0: none."""
-    count: int
-    """Messages in it."""
 
 
 class Runs(Generic[Fact]):
@@ -233,8 +150,8 @@ class DeliveryPage(Runs[Delivery]):
 
     __slots__ = ("clients", "due_ms", "page_no")
 
-    _FORMAT = b"\x01"
-    _WIDTH = 10
+    _FORMAT: ClassVar[bytes] = b"\x01"
+    _WIDTH: ClassVar[int] = 10
 
     def __init__(self, page_no: int, due_ms: int, clients: list[int], runs: list[tuple[int, int, Delivery]]) -> None:
         super().__init__(runs)
@@ -307,7 +224,7 @@ class TagPage(Runs[UnitFacts]):
 
     __slots__ = ("page_no",)
 
-    _FORMAT = b"\x01"
+    _FORMAT: ClassVar[bytes] = b"\x01"
 
     def __init__(self, page_no: int, runs: list[tuple[int, int, UnitFacts]]) -> None:
         super().__init__(runs)

@@ -22,6 +22,7 @@ __all__ = [
     "LateSkip",
     "OpLog",
     "OpWindowEntry",
+    "OrderInfoHead",
     "ParkedPop",
     "QueueQuota",
     "QueueRecord",
@@ -304,3 +305,39 @@ class OpLog(_Stored):
 
 OP_LOG_ENTRIES = 28
 """Entries of a page of the log: this many op_ids of the greatest length stay below 4 KiB."""
+
+
+class OrderInfoHead(_Stored):
+    """The batch of an orderly lane as a whole (kernel/context/order_info.py); its members are in pages."""
+
+    epoch: int
+    """The lane's epoch in the pop that returned the batch; 0: there is no batch, as before the first pop and after a
+    reset. RocketMQ identifies a pop by its time, which two pops can share."""
+    pop_time_ms: int
+    """When that pop was served; 0 without a batch."""
+    invisible_time_ms: int
+    """For how long that pop made its members invisible, in ms; 0 without a batch."""
+    attempt_id: str | None
+    """The attempt id of that pop; None: it had none."""
+    client: int
+    """64-bit hash of the client id of that pop; 0: it had none."""
+    first: int
+    """Queue offset of the first member; 0 without a batch."""
+    end: int
+    """Queue offset after the last member; 0 without a batch."""
+    member_count: int
+    """How many offsets in [first, end) are members, acked or not; 0 without a batch."""
+    acked_count: int
+    """How many members are acked."""
+    next_offset: int
+    """Queue offset of the first unacked member; `end` when all are acked, 0 without a batch."""
+    first_page_no: int
+    """The first member page; -1: there is none."""
+    last_consume_ms: int
+    """When the batch was stored: RocketMQ's lastConsumeTimestamp; 0 without a batch."""
+    last_op_ms: int
+    """When an operation last acted on the lane; 0: never, or not since a reset."""
+    due_ms: int = 0
+    """The lane's stored deadline: when its last unacked member becomes visible. 0: no member blocks the lane."""
+    least_count: int = 0
+    """The least `count` of the members as the pop left it; 0 unless each of them has one."""

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_state.kernel.context.order_info import Member, MemberPage, OrderInfoHead
+from broker_state.kernel.context.order_info import MemberPage
+from broker_state.store.facts import Delivery, DeliveryState, Member, UnitFacts, client_hash
 from broker_state.store.keys import (
     DEADLINE_BATCH,
     DEADLINE_PAGE,
@@ -21,15 +22,7 @@ from broker_state.store.keys import (
     queue_prefix,
 )
 from broker_state.store.overlay import OPS, STATE, Family
-from broker_state.store.pages import (
-    PAGE_OFFSETS,
-    Delivery,
-    DeliveryPage,
-    DeliveryState,
-    TagPage,
-    UnitFacts,
-    client_hash,
-)
+from broker_state.store.pages import PAGE_OFFSETS, DeliveryPage, TagPage
 from broker_state.store.segment import FULL, SEGMENT_BITS, encode_segment
 from broker_state.store.state_records import (
     OP_LOG_ENTRIES,
@@ -38,6 +31,7 @@ from broker_state.store.state_records import (
     LateSkip,
     OpLog,
     OpWindowEntry,
+    OrderInfoHead,
     ParkedPop,
     QueueRecord,
     Text,

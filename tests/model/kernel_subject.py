@@ -19,10 +19,11 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.kernel.fold import fold
 from broker_state.kernel.lanes import concurrent_grant
+from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.keys import LaneTag, QueueTag, lane_prefix, queue_prefix
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import STATE, Overlay
-from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState
+from broker_state.store.pages import DeliveryPage
 from broker_state.store.state_records import LaneRecord, ParkedPop, QueueRecord
 from popstream.wire.answer import Answer
 from popstream.wire.command import Command

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker_state.store.facts import Delivery, DeliveryState, UnitFacts
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import CACHE_BYTES, OPS, STATE
-from broker_state.store.pages import Delivery, DeliveryPage, DeliveryState, TagPage, UnitFacts
+from broker_state.store.pages import DeliveryPage, TagPage
 from broker_state.store.rocks_store import RocksStore
 from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from broker_state.audit import AuditRows
+from broker_state.kernel.context.audit_trail import AuditRows
 from popstream.wire.command import Command
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.notification import Notification

@@ -2,10 +2,11 @@
 
 import msgspec
 
-from broker_state.audit import TEXT_CHARACTERS_MAX, AuditTrail, Origin, shortened
+from broker_state.audit import TEXT_CHARACTERS_MAX, Origin, shortened
+from broker_state.kernel.context.audit_trail import AuditTrail
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import LaneState, QueueState
-from broker_state.store.pages import Delivery
+from broker_state.store.facts import Delivery
 from popstream.wire.answer import Answer, encode_answer
 from popstream.wire.command import kind_of
 from popstream.wire.dead_letter import DeadLetter

@@ -10,32 +10,17 @@ linked in their order. Every value stays below 4 KiB, however many members a pop
 
 import heapq
 from collections.abc import Iterable, Iterator
+from typing import ClassVar
 
-import msgspec
+from msgspec.structs import replace
 
+from broker_state.store.facts import Member
 from broker_state.store.keys import LaneTag
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Runs, decode_ints, encode_ints, windows
-from broker_state.store.value_format import FORMAT_1, read_stored
+from broker_state.store.state_records import OrderInfoHead
 
-__all__ = ["Member", "MemberPage", "MemberRun", "OrderInfo", "OrderInfoHead"]
-
-
-class Member(msgspec.Struct, frozen=True, gc=False):
-    """What is known of an offset of the batch; neighbouring offsets with the same facts share one object."""
-
-    is_member: bool
-    """False: the latest pop did not return this offset; only its `count` is kept."""
-    acked: bool = False
-    """Acked, rejected, dead-lettered or expired from the log."""
-    next_visible_ms: int = -1
-    """When it is visible again, ms since 1970; -1: at the deadline of the pop."""
-    count: int = 0
-    """Deliveries before this one, as RocketMQ counts them."""
-    suspended: bool = False
-    """The next delivery has the same count as this one."""
-    ended: bool = False
-    """The lease has ended and its end was audited; a change of the visible time begins another lease."""
+__all__ = ["MemberPage", "MemberRun", "OrderInfo"]
 
 
 MemberRun = tuple[int, int, Member]
@@ -50,7 +35,7 @@ class MemberPage(Runs[Member]):
 
     __slots__ = ("latest_ms", "next_no", "page_no")
 
-    _FORMAT = b"\x01"
+    _FORMAT: ClassVar[bytes] = b"\x01"
 
     def __init__(self, page_no: int, next_no: int, runs: list[MemberRun]) -> None:
         super().__init__(runs)
@@ -83,48 +68,8 @@ class MemberPage(Runs[Member]):
         return cls(flat[0], flat[1], runs)
 
 
-class OrderInfoHead(msgspec.Struct, array_like=True):
-    """The batch as a whole. Value: 0x01, MessagePack of the fields in order; times are ms since 1970."""
-
-    epoch: int
-    """The lane's epoch in the pop that returned the batch; 0: there is no batch, as before the first pop and after a
-    reset. RocketMQ identifies a pop by its time, which two pops can share."""
-    pop_time_ms: int
-    """When that pop was served; 0 without a batch."""
-    invisible_time_ms: int
-    """For how long that pop made its members invisible, in ms; 0 without a batch."""
-    attempt_id: str | None
-    """The attempt id of that pop; None: it had none."""
-    client: int
-    """64-bit hash of the client id of that pop; 0: it had none."""
-    first: int
-    """Queue offset of the first member; 0 without a batch."""
-    end: int
-    """Queue offset after the last member; 0 without a batch."""
-    member_count: int
-    """How many offsets in [first, end) are members, acked or not; 0 without a batch."""
-    acked_count: int
-    """How many members are acked."""
-    next_offset: int
-    """Queue offset of the first unacked member; `end` when all are acked, 0 without a batch."""
-    first_page_no: int
-    """The first member page; -1: there is none."""
-    last_consume_ms: int
-    """When the batch was stored: RocketMQ's lastConsumeTimestamp; 0 without a batch."""
-    last_op_ms: int
-    """When an operation last acted on the lane; 0: never, or not since a reset."""
-    due_ms: int = 0
-    """The lane's stored deadline: when its last unacked member becomes visible. 0: no member blocks the lane."""
-    least_count: int = 0
-    """The least `count` of the members as the pop left it; 0 unless each of them has one."""
-
-
 def _no_batch() -> OrderInfoHead:
     return OrderInfoHead(0, 0, 0, None, 0, 0, 0, 0, 0, 0, -1, 0, 0)
-
-
-_encode_head = msgspec.msgpack.Encoder().encode
-_decode_head = msgspec.msgpack.Decoder(OrderInfoHead).decode
 
 
 class OrderInfo:
@@ -151,11 +96,11 @@ class OrderInfo:
         are skipped when they reach the top. None: to be built."""
         self.is_changed = False
         """The record being decided has changed what a row of `order_info` reports; OpContext resets it."""
-        self.head = _no_batch() if stored is None else read_stored("order info", FORMAT_1, stored, _decode_head)
+        self.head = _no_batch() if stored is None else OrderInfoHead.decode(stored)
 
     def encode(self) -> bytes:
         """Stored form of the head."""
-        return FORMAT_1 + _encode_head(self.head)
+        return self.head.encode()
 
     def touch(self) -> None:
         """Store the head, which was changed, and have a row of `order_info` written for the record."""
@@ -277,11 +222,7 @@ class OrderInfo:
     def forget_counts(self) -> None:
         """Set the count of every member to 0, and drop the offsets that are kept for their counts alone."""
         for page in self._pages(0):
-            page.runs = [
-                (first, end, msgspec.structs.replace(member, count=0))
-                for first, end, member in page.runs
-                if member.is_member
-            ]
+            page.runs = [(first, end, replace(member, count=0)) for first, end, member in page.runs if member.is_member]
             self._settle(page)
         self.head.least_count = 0
         self.touch()

@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Iterator
 
 from broker_state.kernel.context.order_info import OrderInfo
+from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.keys import (
     DEADLINE_BATCH,
     DEADLINE_PAGE,
@@ -19,7 +20,7 @@ from broker_state.store.keys import (
 )
 from broker_state.store.marks import Marks, Tree
 from broker_state.store.overlay import Overlay
-from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, TagPage
+from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, TagPage
 from broker_state.store.position import Position
 from broker_state.store.state_records import (
     LanePolicy,

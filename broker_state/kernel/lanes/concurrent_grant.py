@@ -6,7 +6,8 @@ from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.pop_filter import PopFilter
-from broker_state.store.pages import Delivery, DeliveryState, client_hash, windows
+from broker_state.store.facts import Delivery, DeliveryState, client_hash
+from broker_state.store.pages import windows
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
 from popstream.wire.answer import LeasedRange
 

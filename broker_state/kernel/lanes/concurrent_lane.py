@@ -11,7 +11,8 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.entry_claim import Claim, Header, Piece
 from broker_state.kernel.lanes.lease_end import end_lease
-from broker_state.store.pages import PAGE_SHIFT, Delivery, DeliveryPage, DeliveryState, windows
+from broker_state.store.facts import Delivery, DeliveryState
+from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, windows
 from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry, cause_of
 from popstream.wire.handle import Handle
 from popstream.wire.reason import Reason

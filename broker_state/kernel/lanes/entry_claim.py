@@ -3,7 +3,7 @@
 import msgspec
 
 from broker_state.audit import OperationOutcome
-from broker_state.store.pages import Delivery
+from broker_state.store.facts import Delivery
 from popstream.wire.command import Entry
 from popstream.wire.handle import Handle
 from popstream.wire.reason import Reason

@@ -3,7 +3,7 @@
 from broker_state.audit import DeliveryStep
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
-from broker_state.store.pages import Delivery
+from broker_state.store.facts import Delivery
 
 __all__ = ["ack_range", "end_lease"]
 

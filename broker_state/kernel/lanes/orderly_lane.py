@@ -17,13 +17,14 @@ from msgspec.structs import replace
 
 from broker_state.audit import DeliveryStep, shortened
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.order_info import Member, MemberRun, OrderInfo
+from broker_state.kernel.context.order_info import MemberRun, OrderInfo
 from broker_state.kernel.context.queue_state import LaneState, QueueState
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.entry_claim import NO_HEADER, Claim, Header, Piece
 from broker_state.kernel.lanes.pop_filter import PopFilter
+from broker_state.store.facts import Delivery, DeliveryState, Member, client_hash
 from broker_state.store.keys import DEADLINE_BATCH
-from broker_state.store.pages import Delivery, DeliveryState, Runs, client_hash
+from broker_state.store.pages import Runs
 from broker_state.store.span import Span, append_span
 from popstream.wire.answer import LeasedRange
 from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry

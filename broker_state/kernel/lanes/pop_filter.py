@@ -4,7 +4,8 @@ from collections.abc import Iterator
 
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
-from broker_state.store.pages import TagPage, UnitFacts, windows
+from broker_state.store.facts import UnitFacts
+from broker_state.store.pages import TagPage, windows
 
 __all__ = ["PopFilter"]
 

@@ -6,7 +6,8 @@ from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.lease_end import ack_range
 from broker_state.kernel.lanes.orderly_lane import expire_members, note_operation, settle_batch
-from broker_state.store.pages import DeliveryState, windows
+from broker_state.store.facts import DeliveryState
+from broker_state.store.pages import windows
 
 __all__ = ["catch_up", "enter"]
 

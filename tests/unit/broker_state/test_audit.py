@@ -5,8 +5,6 @@ without names; this test finds two columns of one type that are swapped.
 """
 
 from broker_state.audit import (
-    AuditRows,
-    AuditTrail,
     CommitPositionRow,
     DeliveryRow,
     DeliveryStep,
@@ -15,7 +13,8 @@ from broker_state.audit import (
     OrderInfoRow,
     Origin,
 )
-from broker_state.store.pages import Delivery, DeliveryState
+from broker_state.kernel.context.audit_trail import AuditRows, AuditTrail
+from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.state_records import LaneRecord, QueueRecord
 from popstream.wire.reason import Reason
 

@@ -4,7 +4,8 @@ import random
 
 import msgspec
 
-from broker_state.kernel.context.order_info import Member, OrderInfo
+from broker_state.kernel.context.order_info import OrderInfo
+from broker_state.store.facts import Member
 from broker_state.store.marks import Marks
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
