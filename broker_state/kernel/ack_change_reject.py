@@ -13,6 +13,7 @@ from broker_state.kernel.lanes.concurrent_lane import decide_concurrently
 from broker_state.kernel.lanes.entry_claim import Claim, Piece, RunOutcome
 from broker_state.kernel.lanes.orderly_lane import decide_in_order
 from broker_state.kernel.lanes.skip_catch_up import catch_up, enter
+from broker_state.kernel.lone_ack import decide_lone_ack
 from broker_state.kernel.validation import is_of_lite_topic, is_range
 from broker_state.store.facts import Delivery
 from popstream.wire.answer import Run
@@ -330,6 +331,8 @@ class _Request:
 
 def decide_entries(op: OpContext, command: EntryCommand) -> None:
     """Decide every entry, and answer with the runs."""
+    if isinstance(command, Ack) and decide_lone_ack(op, command):
+        return
     request = _Request(op, command)
     entries: Sequence[Entry] = command.entries
     for index, entry in enumerate(entries):

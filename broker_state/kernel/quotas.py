@@ -94,6 +94,8 @@ def exceeded_by_reset(op: OpContext) -> str | None:
 def exceeded_by_pop(op: OpContext, lane: LaneState | None, client_id: str | None) -> str | None:
     """Return the quota that another pop of the client would exceed, if there is one; without a lane it makes one."""
     of_queue = op.queue.usage
+    if of_queue is None and (lane is None or lane.record.policy is None):
+        return None
     exceeded = exceeded_by_new_lane(op) if lane is None else None
     if exceeded is None and of_queue is not None and of_queue.second == _second(op):
         exceeded = _exceeded("queue_pops_per_s_max", of_queue.quota.pops_per_s_max, of_queue.pops)
@@ -123,8 +125,11 @@ def exceeded_by_parking(lane: LaneState, client_id: str | None) -> str | None:
 
 def count_pop(op: OpContext, lane: LaneState, client_id: str | None) -> None:
     """Count a pop that no quota refuses."""
+    of_queue = op.queue.usage
+    if of_queue is None and lane.record.policy is None:
+        return
     overlay, second = op.queue.overlay, _second(op)
-    of_queue, of_lane = op.queue.usage, _quota_of(lane)
+    of_lane = _quota_of(lane)
     if of_queue is not None:
         of_queue.pops = 1 + (of_queue.pops if of_queue.second == second else 0)
         of_queue.second = second

@@ -4,6 +4,7 @@ A page's value is one format byte and MessagePack: a flat array with a fixed cou
 widest numbers stay below 4 KiB; that is why a page has 64 offsets, and a segment 4096.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -66,6 +67,15 @@ class Runs(Generic[Fact]):
             out.append((at, end, None))
         return out
 
+    def shared_by(self, first: int, end: int) -> Fact | None:
+        """Return the fact of the run that has all of [first, end); None if none has."""
+        run_first, run_end, fact = self.runs[self._place(first)] if self.runs else _NO_RUN
+        return fact if run_first <= first and end <= run_end else None
+
+    def _place(self, offset: int) -> int:
+        """Return the index of the last run that begins at `offset` or before; of the first run if none does."""
+        return max(0, bisect_right(self.runs, (offset, _NO_RUN[1])) - 1)
+
     def within_each(self, ranges: Iterable[tuple[int, int, Asker]]) -> list[tuple[int, int, Fact | None, Asker]]:
         """Return `within` of each of `ranges`, which are in order and apart, with the third value of its range."""
         out: list[tuple[int, int, Fact | None, Asker]] = []
@@ -92,9 +102,9 @@ class Runs(Generic[Fact]):
             if fact is not None:
                 runs.append((first, end, fact))
             return
-        low = 0
         count = len(runs)
-        while low < count and runs[low][1] <= first:
+        low = self._place(first)
+        if runs[low][1] <= first:
             low += 1
         high = low
         pieces: list[tuple[int, int, Fact]] = []
@@ -259,13 +269,17 @@ class TagPage(Runs[UnitFacts]):
         )
 
 
-def windows(first: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (page no, first, end) for each page that [first, end), not empty, touches.
+def windows(first: int, end: int) -> Iterable[tuple[int, int, int]]:
+    """Return (page no, first, end) for each page that [first, end), not empty, touches.
 
     >>> list(windows(60, 130))
     [(0, 60, 64), (1, 64, 128), (2, 128, 130)]
     """
     page_no, last = first >> PAGE_SHIFT, (end - 1) >> PAGE_SHIFT
+    return ((page_no, first, end),) if page_no == last else _each_window(first, end, page_no, last)
+
+
+def _each_window(first: int, end: int, page_no: int, last: int) -> Iterator[tuple[int, int, int]]:
     while page_no < last:
         stop = (page_no + 1) << PAGE_SHIFT
         yield page_no, first, stop

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from broker_state.kernel import ack_change_reject
+from broker_state.kernel.context.op_context import OpContext
 from broker_state.store.facts import Delivery, DeliveryState, UnitFacts
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import CACHE_BYTES, OPS, STATE
@@ -27,6 +29,7 @@ from broker_state.store.rocks_store import RocksStore
 from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
 from popstream.exchange.partitioner import ops_key
+from popstream.wire.command import Ack
 from tests.support.in_process.folding import KERNEL_FAMILIES, Folded, Folding, random_cuts, records_of
 
 if TYPE_CHECKING:
@@ -96,6 +99,15 @@ def differences(one: Bytes, other: Bytes) -> list[str]:
     ]
 
 
+def assert_same(seed: int, families: Bytes, folded: Folded) -> None:
+    wanted, wanted_folded = reference(seed)
+    assert differences(wanted, families) == []
+    assert folded.answers == wanted_folded.answers
+    assert folded.rows == wanted_folded.rows
+    assert folded.notifications == wanted_folded.notifications
+    assert folded.dead_letters == wanted_folded.dead_letters
+
+
 def assert_small(families: Bytes, folded: Folded) -> None:
     for family in (STATE, OPS):
         key, value = max(families[family].items(), key=lambda item: len(item[1]), default=(b"", b""))
@@ -107,13 +119,24 @@ def assert_small(families: Bytes, folded: Folded) -> None:
 @pytest.mark.parametrize("how", ["each alone", "random cuts", "no cache"])
 def test_any_cut_gives_the_same_bytes(seed: int, how: str) -> None:
     families, folded = fold_in_memory(seed, how)
-    wanted, wanted_folded = reference(seed)
-    assert differences(wanted, families) == []
-    assert folded.answers == wanted_folded.answers
-    assert folded.rows == wanted_folded.rows
-    assert folded.notifications == wanted_folded.notifications
-    assert folded.dead_letters == wanted_folded.dead_letters
+    assert_same(seed, families, folded)
     assert_small(families, folded)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_lone_ack_is_decided_as_any_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = reference(seed)[1]
+    short_cuts = 0
+
+    def decide_the_general_way(_: OpContext, command: Ack) -> bool:
+        nonlocal short_cuts
+        short_cuts += len(command.entries) == len(command.handles) == 1
+        return False
+
+    monkeypatch.setattr(ack_change_reject, "decide_lone_ack", decide_the_general_way)
+    assert_same(seed, *fold_in_memory(seed, "random cuts"))
+    assert short_cuts > 0
+    assert any(row.kind == "ack" and row.applied for row in wanted.rows["operations"])
 
 
 def test_the_logs_are_worth_it() -> None:

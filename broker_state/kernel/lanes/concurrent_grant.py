@@ -126,25 +126,34 @@ def _grant_available(work: _Grant) -> None:
 
 
 def _grant_fresh(work: _Grant) -> None:
-    lane = work.lane
-    record = lane.record
+    lane, choice = work.lane, work.choice
+    queue = lane.queue
+    if not queue.record.holes and choice.takes_any:
+        _lease_fresh(work, *choice.cut_alike(lane.record.next_offset, queue.written.floor))
+        return
     for first, end in _fresh_runs(lane):
-        for low, high, given in work.choice.cut(first, end):
-            record.next_offset = high
-            if not given:
+        for low, high, is_given in choice.cut(first, end):
+            if is_given:
+                _lease_fresh(work, low, high)
+            else:
+                lane.record.next_offset = high
                 _pass_over(lane, low, high)
-                continue
-            delivery = work.delivery(1)
-            for page_no, page_first, page_end in windows(low, high):
-                page = lane.page_to_fill(page_no)
-                page.replace(page_first, page_end, delivery)
-                if work.client:
-                    lane.add_client_page(work.client, page)
-                lane.settle_fresh(page, delivery.deadline_ms)
-            work.record(low, high, delivery)
-        if not work.choice.is_open():
+        if not choice.is_open():
             break
     absorb_holes(lane)
+
+
+def _lease_fresh(work: _Grant, first: int, end: int) -> None:
+    """Lease [first, end), the next offsets that were never handed out."""
+    lane, delivery = work.lane, work.delivery(1)
+    lane.record.next_offset = end
+    for page_no, page_first, page_end in windows(first, end):
+        page = lane.page_to_fill(page_no)
+        page.replace(page_first, page_end, delivery)
+        if work.client:
+            lane.add_client_page(work.client, page)
+        lane.settle_fresh(page, delivery.deadline_ms)
+    work.record(first, end, delivery)
 
 
 def _fresh_runs(lane: LaneState) -> Iterator[tuple[int, int]]:

@@ -13,11 +13,11 @@ from broker_state.kernel.lanes.entry_claim import Claim, Header, Piece
 from broker_state.kernel.lanes.lease_end import end_lease
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, windows
-from popstream.wire.command import AckEntry, ChangeEntry, RejectEntry, cause_of
+from popstream.wire.command import AckEntry, ChangeEntry, Entry, RejectEntry, cause_of
 from popstream.wire.handle import Handle
 from popstream.wire.reason import Reason
 
-__all__ = ["decide_concurrently"]
+__all__ = ["ack_run", "decide_concurrently", "judge"]
 
 _LEASED = DeliveryState.LEASED
 
@@ -37,6 +37,37 @@ def decide_concurrently(op: OpContext, lane: LaneState, claims: Sequence[Claim])
             work.decide_page(page, parts)
     lane.acked.mark_runs(work.acked)
     return work.pieces
+
+
+def judge(lane: LaneState, entry: Entry, handle: Handle, delivery: Delivery) -> Reason:
+    """Judge an entry for messages in flight by their delivery: OK, or the reason why it is refused."""
+    if delivery.epoch != handle.epoch:
+        is_late = delivery.epoch > handle.epoch or handle.epoch <= lane.record.reset_epoch
+        return Reason.STALE_HANDLE if is_late else Reason.OUTSIDE_POP
+    if isinstance(entry, ChangeEntry) and delivery.revision != handle.revision:
+        return Reason.SUPERSEDED
+    return Reason.OK
+
+
+def ack_run(
+    op: OpContext, lane: LaneState, entry: AckEntry | RejectEntry, first: int, end: int, before: Delivery
+) -> None:
+    """Count and report neighbours with one delivery as acked or rejected; the caller changes page and position."""
+    record = lane.record
+    if before.state == _LEASED:
+        record.leased -= end - first
+    else:
+        record.available -= end - first
+    record.acked += end - first
+    cause: str
+    if isinstance(entry, AckEntry):
+        cause = entry.cause or "ack"
+        op.audit.step(record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
+    else:
+        cause = shortened(entry.cause) or "rejected"
+        record.dead_lettered += end - first
+        op.audit.step(record, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
+        op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
 
 
 _Part = tuple[int, int, Claim]
@@ -106,14 +137,12 @@ class _Work:
             end, handle, entry = alike[-1][1], claim.handle, claim.entry
             if delivery is None:
                 pieces += _judge_not_in_flight(lane, handle, first, end)
-            elif delivery.epoch != handle.epoch:
-                late = delivery.epoch > handle.epoch or handle.epoch <= lane.record.reset_epoch
-                pieces.append(Piece(first, end, Reason.STALE_HANDLE if late else Reason.OUTSIDE_POP, delivery))
+            elif (reason := judge(lane, entry, handle, delivery)) is not Reason.OK:
+                current = delivery if reason is Reason.SUPERSEDED else None
+                pieces.append(Piece(first, end, reason, delivery, current))
             elif not isinstance(entry, ChangeEntry):
                 self._ack(entry, first, end, delivery)
                 changed.append((first, end, None))
-            elif delivery.revision != handle.revision:
-                pieces.append(Piece(first, end, Reason.SUPERSEDED, delivery, delivery))
             else:
                 after = self._change(entry, first, end, delivery)
                 changed += [(at, stop, after) for at, stop, _, _ in alike]
@@ -122,28 +151,12 @@ class _Work:
             lane.settle(page)
 
     def _ack(self, entry: AckEntry | RejectEntry, first: int, end: int, before: Delivery) -> None:
-        op, lane, acked = self.op, self.lane, self.acked
-        record = lane.record
-        if before.state == _LEASED:
-            record.leased -= end - first
-        else:
-            record.available -= end - first
-        record.acked += end - first
+        acked = self.acked
         if acked and acked[-1][1] == first:
             acked[-1] = (acked[-1][0], end)
         else:
             acked.append((first, end))
-        cause: str
-        if isinstance(entry, AckEntry):
-            cause = entry.cause or "ack"
-            op.audit.step(lane.record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
-        else:
-            cause = shortened(entry.cause) or "rejected"
-            record.dead_lettered += end - first
-            op.audit.step(
-                lane.record, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id
-            )
-            op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
+        ack_run(self.op, self.lane, entry, first, end, before)
         self.pieces.append(Piece(first, end, Reason.OK, before))
 
     def _change(self, entry: ChangeEntry, first: int, end: int, before: Delivery) -> Delivery | None:

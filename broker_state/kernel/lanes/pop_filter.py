@@ -50,7 +50,10 @@ class PopFilter:
         What is not given does not have the tags, and is passed over.
         """
         if not self._queue.record.has_unit_facts:
-            yield self._cut_alike(first, end)
+            if self.tags is None:
+                yield *self.cut_alike(first, end), True
+            else:
+                yield first, end, False
             return
         passed_from = at = first
         for page_no, low, high in windows(first, end):
@@ -83,14 +86,17 @@ class PopFilter:
         if passed_from < at:
             yield passed_from, at, False
 
-    def _cut_alike(self, first: int, end: int) -> tuple[int, int, bool]:
-        """Cut units of one message each without tags."""
-        if self.tags is not None:
-            return first, end, False
+    @property
+    def takes_any(self) -> bool:
+        """Whether units are alike to the pop: it asked for no tags, and all have one message."""
+        return self.tags is None and not self._queue.record.has_unit_facts
+
+    def cut_alike(self, first: int, end: int) -> tuple[int, int]:
+        """Return what is given of [first, end), which are alike to the pop: from `first` on."""
         count = min(self.budget, self.units, end - first)
         self.budget -= count
         self.units -= count
-        return first, first + count, True
+        return first, first + count
 
     def _may_search(self, page_no: int, page: TagPage | None) -> bool:
         """Charge the record for a page, unless its search is over."""
