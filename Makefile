@@ -15,59 +15,65 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help setup demo example test quick busy-test all-tests model check format integration bench conformance soak simulate fuzz mutants crash lock lock-jars clean
+.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench conformance soak simulate fuzz mutants crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: ## make .venv and fetch the jars; does nothing when both are up to date
+environment:
 	@scripts/setup.sh
 
-demo: setup ## run the whole pipeline once, on this machine
+setup: environment ## make .venv, fetch the jars and compile the kernel; does nothing when all is up to date
+	@$(BIN)/python -m scripts.compile_kernel
+
+demo: environment ## run the whole pipeline once, on this machine
 	@$(BIN)/popstream demo
 
-example: setup ## play docs/examples/coffee_bar: a worker that is killed, and the account of every delivery
+example: environment ## play docs/examples/coffee_bar: a worker that is killed, and the account of every delivery
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
-test: setup ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
+test: environment ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
 	@$(PYTEST) $(PARALLEL) -m "not crash and not long"
 
 NOT_QUICK = tests/integration tests/fuzz tests/packaging tests/conformance/test_conformance_mutants.py
-quick: setup ## in 90 seconds: tests without Spark and Kafka, but for fuzzing, seeded mistakes and the wheel
+quick: environment ## in 90 seconds: tests without Spark and Kafka, but for fuzzing, seeded mistakes and the wheel
 	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long"
 
+compiled-test: setup ## the tests of the kernel, with the kernel compiled
+	@POPSTREAM_TEST_FORM=compiled $(PYTEST) $(PARALLEL) tests/property tests/unit/broker_state tests/conformance -m "not pure and not long"
+
 BUSY_RUNS ?= 3
-busy-test: setup ## run `make test` BUSY_RUNS times beside a program that uses every core
+busy-test: environment ## run `make test` BUSY_RUNS times beside a program that uses every core
 	@scripts/busy_test.sh $(BUSY_RUNS)
 
-SUITES ?= check quick integration crash model mutants conformance simulate fuzz example
-all-tests: setup ## run every suite (SUITES), also after one has failed, and print what ran, its result and its duration
+SUITES ?= check quick compiled-test integration crash model mutants conformance simulate fuzz example
+all-tests: environment ## run every suite (SUITES), also after one has failed, and print what ran, its result and its duration
 	@scripts/all_tests.sh $(SUITES)
 
-model: setup ## the kernel against the reference model over 1,000,000 records; the other property tests with more seeds
+model: environment ## the kernel against the reference model over 1,000,000 records; the other property tests with more seeds
 	@export POPSTREAM_MODEL_RECORDS=1000000 POPSTREAM_CUT_SEEDS=20 POPSTREAM_ORDERLY_HISTORIES=1500 \
 		POPSTREAM_POSITION_HISTORIES=300 POPSTREAM_UNIT_HISTORIES=200; \
 		$(PYTEST) tests/property --timeout 3600
 
-check: setup ## format, lint, types, layers and words
+check: environment ## format, lint, types, layers and words
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_words.py
 
-format: setup ## rewrite the code the way `check` wants it
+format: environment ## rewrite the code the way `check` wants it
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-integration: setup ## tests with Spark and a real Kafka broker, the longest among them
+integration: environment ## tests with Spark and a real Kafka broker, the longest among them
 	@$(PYTEST) $(PARALLEL) -m "integration and not crash"
 
 bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends
 	@$(BIN)/python -m tests.benchmarks $(PART)
 
 # make ends with 2 whatever fails; `python -m tests.conformance` with 1 when one fails, with 2 when a file cannot be read.
-conformance: setup ## the kernel beside RocketMQ: VECTORS=FILE, HISTORIES=FILE, or both; without, all of tests/data
+conformance: environment ## the kernel beside RocketMQ: VECTORS=FILE, HISTORIES=FILE, or both; without, all of tests/data
 	@status=0; \
 	$(if $(or $(VECTORS),$(if $(HISTORIES),,all)),$(BIN)/python -m tests.conformance vectors \
 		$(or $(VECTORS),$(wildcard tests/data/*_vectors.json)) || status=$$?;) \
@@ -80,19 +86,19 @@ soak: setup ## SOAK_MINUTES of half the load this machine can bear, with kills a
 	@$(BIN)/python -m tests.soak.soak_job --minutes $(SOAK_MINUTES)
 
 SEEDS ?= 10000
-simulate: setup ## the protocol with simulated Kafka, Delta and deaths; SEEDS=10000, SEEDS=500-600, or one: SEEDS==4711
+simulate: environment ## the protocol with simulated Kafka, Delta and deaths; SEEDS=10000, SEEDS=500-600, or one: SEEDS==4711
 	@$(BIN)/python -m tests.simulation.check_seeds '$(SEEDS)'
 
 FUZZ_INPUTS ?= 1000000
-fuzz: setup ## fuzz five targets with FUZZ_INPUTS inputs each, and search the costliest record; inputs that fail stay in var/fuzz
+fuzz: environment ## fuzz five targets with FUZZ_INPUTS inputs each, and search the costliest record; inputs that fail stay in var/fuzz
 	@status=0; for target in record_decoder handle_parser value_codecs settings_loader kernel; do \
 		$(BIN)/python -m tests.fuzz.fuzz_target $$target --inputs $(FUZZ_INPUTS) || status=1; done; \
 		$(BIN)/python -m tests.fuzz.record_cost --inputs $$(($(FUZZ_INPUTS) / 100)) || status=1; exit $$status
 
-mutants: setup ## each of the seeded mistakes in the kernel has to fail the suite
+mutants: environment ## each of the seeded mistakes in the kernel has to fail the suite
 	@$(PYTEST) -n $(WORKERS) tests/mutants tests/conformance/test_conformance_mutants.py
 
-crash: setup ## kill the job at its fail-points and compare what it left
+crash: environment ## kill the job at its fail-points and compare what it left
 	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900 POPSTREAM_CRASHES=60 POPSTREAM_DAMAGES=200 POPSTREAM_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
 
 lock: ## resolve requirements/*.txt anew (needs uv)

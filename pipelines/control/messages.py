@@ -77,6 +77,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         folder: The job's folder.
+        kernel_form: `compiled` or `pure`: the form of the kernel (`broker_state.compiled_form`).
         apply_seq: Micro-batches decided since the state was created.
         bootstrap_servers: The Kafka of the job.
         prefix: Prefix of the job's topics.
@@ -96,6 +97,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: str
     apply_seq: int
+    kernel_form: str | None = None
     bootstrap_servers: str | None = None
     prefix: str | None = None
     failure: str | None = None

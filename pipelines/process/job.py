@@ -13,6 +13,7 @@ import structlog
 from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
+from broker_state import KERNEL_FORM
 from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
@@ -204,6 +205,7 @@ class Job:
         snapshot = self.snapshot_loop.last
         return JobReport(
             folder=str(self.folder.root),
+            kernel_form=KERNEL_FORM,
             apply_seq=self.applied.apply_seq,
             bootstrap_servers=self.bootstrap_servers,
             prefix=self.settings.topic_prefix,
@@ -247,7 +249,7 @@ class Job:
         """Open the state, and return how far it has decided the log, once it agrees with the log and the tables."""
         self.store = self._stack.enter_context(RocksStore(self.folder.state))
         applied = self._reconcile()
-        _log.info("reconciled", apply_seq=applied.apply_seq)
+        _log.info("reconciled", apply_seq=applied.apply_seq, kernel=KERNEL_FORM)
         self.outbox = Outbox(self.store)
         self.quarantine = Quarantine(self.store, self._require_ownership)
         return applied

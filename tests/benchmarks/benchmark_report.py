@@ -5,7 +5,7 @@ another. Parts below the line need a Kafka; the ones before it do not.
 
 part          what is measured
 ------------  ---------------------------------------------------------------------------------------------------------
-machine       cores, Python; for each part the load average before and after, and how long it took (here)
+machine       cores, Python, form of the kernel; for each part the load before and after, and how long it took
 kernel        rates of kernel and store, {unit, median, least, greatest, runs}
 orderly       1,000,000 messages through one orderly lane by pops of 10,000 (`kernel`)
 batch_change  1,000 changes of invisible time made durable in three ways, beside the report and in the temporary folder
@@ -42,6 +42,7 @@ from typing import Any
 
 import msgspec
 
+from broker_state import KERNEL_FORM
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from tests.benchmarks.batch_change import measure_batch_change
@@ -105,7 +106,13 @@ def run_bench(
         operations=operations, runs=runs, seconds=seconds, var=var, work=work, on_progress=on_progress
     )
     failed: list[str] = []
-    report: dict[str, Any] = {"machine": {"cores": os.cpu_count(), "python": platform.python_version()}}
+    report: dict[str, Any] = {
+        "machine": {
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "kernel": KERNEL_FORM,
+        }
+    }
 
     def measure(name: str, call: Callable[[], Any]) -> None:
         on_progress(f"measuring {name}")

@@ -5,6 +5,7 @@ The log is cut into micro-batches of changing length, and now and then all decod
 compared at the end of each micro-batch.
 """
 
+import copy
 import hashlib
 import random
 from collections.abc import Callable, Iterable
@@ -72,6 +73,14 @@ class KernelSubject:
         self._random = random.Random(seed)
         self._cut = 1.0 if seed is None else self._random.choice([0.02, 0.2, 1])
         self._cold = 1.0 if seed is None else self._random.choice([0.1, 0.5])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "KernelSubject":
+        assert self._cut == 1, "what is decided is in the store"  # a compiled overlay cannot be copied
+        subject = KernelSubject(None, self._groups, limits=self._limits)
+        subject.decision = self.decision
+        subject._kv = copy.deepcopy(self._kv, memo)
+        subject._overlay = Overlay(subject._kv)
+        return subject
 
     def __call__(self, record: Record) -> Decided:
         """Decide one record."""

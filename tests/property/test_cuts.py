@@ -123,6 +123,7 @@ def test_any_cut_gives_the_same_bytes(seed: int, how: str) -> None:
     assert_small(families, folded)
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_lone_ack_is_decided_as_any_other(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = reference(seed)[1]

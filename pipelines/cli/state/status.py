@@ -66,7 +66,7 @@ def _print(console: Console, status: Status) -> None:
     facts = {}
     if status.running:
         up = timedelta(seconds=int(status.up_s or 0))
-        facts["job"] = f"process {status.pid}, up {up}, prefix {status.prefix}"
+        facts["job"] = f"process {status.pid}, up {up}, prefix {status.prefix}, kernel {status.kernel_form}"
         facts["Kafka"] = status.bootstrap_servers or ""
     facts["folder"] = status.folder
     facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was created"

@@ -39,5 +39,5 @@ def test_a_part_that_fails_or_hangs_costs_no_other_its_results(tmp_path: Path, m
     assert report["broken"] == {"failure": "OSError: no disk"}
     assert report["stuck"] == {"failure": "TimeoutError: it took longer than 0.2 s"}
     assert report["whole"] == 7
-    assert set(report["machine"]) == {"cores", "python", "broken", "stuck", "whole"}
+    assert set(report["machine"]) == {"cores", "python", "kernel", "broken", "stuck", "whole"}
     assert set(seen[0]) == {"machine", "broken", "stuck"}, "written as each part ends"

@@ -1,0 +1,78 @@
+"""The compiled kernel is used for the sources it was made of, on demand not at all, and decides the same bytes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from broker_state import compiled_form
+from broker_state.compiled_form import EXTENSION, GROUP, build_folder, choose_form, compiled_sources
+
+ROOT = Path(__file__).parents[3]
+SOURCES = ROOT / "broker_state"
+
+
+def test_no_compiled_module_defines_a_value() -> None:
+    """A compiled msgspec.Struct is silently not frozen, and equal to itself alone."""
+    found = compiled_sources()
+    assert Path("kernel/decide.py") in found
+    for source in found:
+        classes = [
+            node for node in ast.walk(ast.parse((SOURCES / source).read_text())) if isinstance(node, ast.ClassDef)
+        ]
+        bases = {ast.unparse(base) for node in classes for base in node.bases}
+        assert not {base for base in bases if "Struct" in base or base.startswith("_Stored")}, source
+
+
+def test_an_edit_of_any_source_leaves_the_build_unused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "broker_state"
+    (sources / "kernel").mkdir(parents=True)
+    (sources / "kernel" / "decide.py").write_text("a = 1\n")
+    monkeypatch.setattr(compiled_form, "_SOURCES", sources)
+    before = build_folder()
+    assert before == build_folder()
+    (sources / "kernel" / "decide.py").write_text("a = 2\n")
+    assert build_folder() != before
+    before.mkdir(parents=True)
+    (before / f"{GROUP}__mypyc{EXTENSION}").write_bytes(b"of other sources")
+    path = [str(sources)]
+    assert choose_form(path) == "pure"
+    assert path == [str(sources)]
+
+
+def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "broker_state"
+    sources.mkdir()
+    monkeypatch.setattr(compiled_form, "_SOURCES", sources)
+    folder = build_folder()
+    folder.mkdir(parents=True)
+    (folder / f"{GROUP}__mypyc{EXTENSION}").write_bytes(b"no library")
+    monkeypatch.setenv("POPSTREAM_PURE", "1")
+    assert choose_form([]) == "pure"
+
+
+@pytest.mark.skipif(not build_folder().is_dir(), reason="the kernel is not compiled here (make setup says why)")
+def test_both_forms_decide_the_same_bytes() -> None:
+    """Answers, rows and state of logs that lease, expire, change, park and refuse."""
+    program = (
+        "import broker_state\n"
+        "from tests.property.test_cuts import SEEDS, fold_in_memory, one_digest\n"
+        "print(broker_state.KERNEL_FORM, *[one_digest(*fold_in_memory(seed, 'random cuts')) for seed in SEEDS[:2]])\n"
+    )
+    said = []
+    for pure in ("0", "1"):
+        environment = {**os.environ, "POPSTREAM_PURE": pure, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, cwd=ROOT
+        )
+        form, *digests = done.stdout.split()
+        said.append((form, digests))
+    (one, compiled_digests), (other, pure_digests) = said
+    assert (one, other) == ("compiled", "pure")
+    assert len(compiled_digests) == 4
+    assert compiled_digests == pure_digests
