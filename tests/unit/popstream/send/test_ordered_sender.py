@@ -72,8 +72,8 @@ def writer() -> Writer:
 
 
 @pytest.fixture
-def sender(writer: Writer) -> Iterator[OrderedSender]:
-    made = OrderedSender("test", BatchLimits(hold_ms=1, batch_bytes_max=8), writer)
+def sender(writer: Writer, request: pytest.FixtureRequest) -> Iterator[OrderedSender]:
+    made = OrderedSender("test", BatchLimits(hold_ms=getattr(request, "param", 1), batch_bytes_max=8), writer)
     yield made
     made.close()
     made.end()
@@ -135,6 +135,7 @@ def test_a_send_that_takes_long_holds_up_no_other_queue(sender: OrderedSender, w
     writer.answer()
 
 
+@pytest.mark.parametrize("sender", [30_000], indirect=True)  # a batch closes when it has 8 bytes
 def test_a_refused_batch_is_sent_again_one_by_one_ahead_of_what_follows(sender: OrderedSender, writer: Writer) -> None:
     """The one that Kafka refuses by itself too fails alone."""
 
@@ -147,14 +148,14 @@ def test_a_refused_batch_is_sent_again_one_by_one_ahead_of_what_follows(sender: 
     writer.judge = judge
     futures = [send(sender, value, key=b"k") for value in (b"one", b"bad", b"two")]
     until(lambda: writer.held)
-    behind = send(sender, b"behind", key=b"k")
+    behind = send(sender, b"behind it", key=b"k")
     writer.holds = False
     writer.answer()
     assert behind.result(WAIT_S).queue_offset == 2
     assert [futures[0].result(0).queue_offset, futures[2].result(0).queue_offset] == [0, 1]
     with pytest.raises(Invalid, match="refused"):
         futures[1].result(0)
-    assert writer.values == [[b"one", b"bad", b"two"], [b"one"], [b"bad"], [b"two"], [b"behind"]]
+    assert writer.values == [[b"one", b"bad", b"two"], [b"one"], [b"bad"], [b"two"], [b"behind it"]]
     assert not any(shipment.is_unit for shipment in writer.shipments[1:])
 
 
