@@ -13,6 +13,7 @@ certain until the store is opened again. The process must stop.
 rocksdict raises bare `Exception`, of which only the text says what happened. No such error leaves this module.
 """
 
+import contextlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator
@@ -63,6 +64,13 @@ BUILDER_FAMILIES = (QUEUES, UNITS, OUTBOX, META)
 Erasure = tuple[Family, bytes, bytes]
 """(family, first key, end): deletes all keys in [first, end)."""
 
+_MOMENT_KEY = b"\0"
+"""In each family: a number of the last WriteBatch. No other key begins so, and scans leave it out.
+
+RocksDB's manifest lists the files of each family. One that was cut off, and opens without a word, may list those of
+different moments: rocksdict flushes one family after the other when it closes. Then these numbers differ.
+"""
+
 _BLOCK_CACHE_BYTES = 32 * 1024 * 1024
 _WRITE_BUFFER_BYTES = 16 * 1024 * 1024
 _WAL_BYTES = 256 * 1024 * 1024
@@ -109,6 +117,18 @@ class RocksStore:
         self._failed: PopstreamError | None = None
         self.batches_written = 0
         """WriteBatches that this process wrote, one per micro-batch."""
+        try:
+            self._require_one_moment()
+        except PopstreamError:
+            with contextlib.suppress(PopstreamError):
+                self.close()
+            raise
+
+    def _require_one_moment(self) -> None:
+        moments = {self.get(name, _MOMENT_KEY) for name in self._families}
+        if len(moments) > 1:  # a store that was written before there were such numbers has none
+            message = f"the state in {self.path} is torn: its column families are of different moments"
+            raise Corrupt(f"{message}: {RESTORE}", subject=str(self.path))
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See `Kv.get`."""
@@ -137,7 +157,9 @@ class RocksStore:
             iterator = self._families[family].iter(options)
             iterator.seek(first)
             while iterator.valid():
-                yield iterator.key(), iterator.value()
+                key = iterator.key()
+                if key != _MOMENT_KEY:
+                    yield key, iterator.value()
                 iterator.next()
             iterator.status()  # after an error the iterator ends, and only this call raises it
         except Exception as error:  # rocksdict raises bare Exception
@@ -190,6 +212,11 @@ class RocksStore:
                 delete(key, handles[family])
             else:
                 put(key, value, handles[family])
+        moment = self._db.latest_sequence_number().to_bytes(8, "big")
+        for (
+            family
+        ) in handles:  # no variable may hold a handle: in the traceback of an error it would keep the files open
+            put(_MOMENT_KEY, moment, handles[family])
         size = batch.size_in_bytes()
         try:
             self._db.write(batch, self._sync)
@@ -338,8 +365,7 @@ def _options() -> Options:
     options.set_write_buffer_size(_WRITE_BUFFER_BYTES)
     options.set_max_total_wal_size(_WAL_BYTES)
     options.set_max_open_files(512)
-    # The manifest lists the files of all families as of one moment. Else one that was cut off leaves a state beside an
-    # older `applied`, and RocksDB opens it without a word.
+    # The manifest lists the files of all families as of one moment, but for those of an orderly close.
     options.set_atomic_flush(True)
     table = BlockBasedOptions()
     table.set_block_cache(_cache)

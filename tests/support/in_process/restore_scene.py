@@ -63,7 +63,7 @@ class RestoreScene:
         # With its WAL, as a killed process leaves it. Reading RocksDB's LOCK would let go of it.
         shutil.copytree(self.folder.state, self.folder.root / "image", ignore=shutil.ignore_patterns("LOCK"))
         job.stop()
-        assert job.failure is None
+        assert job.failure is None, job.failure
 
     def wait_until_all_is_in_delta(self, job: Job) -> None:
         wait_for(lambda: job.apply_ops.applied.next_offset == end_offsets(self.servers, self.topics.ops), job)
@@ -75,7 +75,7 @@ class RestoreScene:
         end = end_offsets(self.servers, self.topics.ops)
         wait_for(lambda: job.apply_ops.applied.next_offset == end, job)
         job.stop()
-        assert job.failure is None
+        assert job.failure is None, job.failure
         return job
 
     def refusal(self) -> str:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 TOPIC = "popstream.ops"
-READS = {"get", "iter", "get_column_family", "get_column_family_handle", "close"}
+READS = {"get", "iter", "get_column_family", "get_column_family_handle", "latest_sequence_number", "close"}
 
 
 class Disk:

@@ -23,8 +23,7 @@ def write_queues(path: Path, value: bytes) -> None:
 
 
 def damage(path: Path) -> None:
-    (victim,) = path.glob("*.sst")
-    flip_byte(victim)
+    flip_byte(max(path.glob("*.sst"), key=lambda file: file.stat().st_size))
 
 
 def queues_in_place(folder: JobFolder) -> bytes | None:
