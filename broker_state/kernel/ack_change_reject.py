@@ -331,7 +331,7 @@ class _Request:
 
 def decide_entries(op: OpContext, command: EntryCommand) -> None:
     """Decide every entry, and answer with the runs."""
-    if isinstance(command, Ack) and decide_lone_ack(op, command):
+    if isinstance(command, Ack) and decide_lone_ack(op, command, NAMED_OFFSETS_MAX):
         return
     request = _Request(op, command)
     entries: Sequence[Entry] = command.entries

@@ -16,8 +16,11 @@ from popstream.wire.reason import Reason
 __all__ = ["decide_lone_ack"]
 
 
-def decide_lone_ack(op: OpContext, command: Ack) -> bool:
-    """Decide an ack with one handle, one entry and one range, if it is good; return whether it was decided."""
+def decide_lone_ack(op: OpContext, command: Ack, offsets_max: int) -> bool:
+    """Decide an ack with one handle, one entry and one range, if it is good; return whether it was decided.
+
+    `offsets_max`: what a record may name.
+    """
     entries, handles = command.entries, command.handles
     if len(entries) != 1 or len(handles) != 1 or op.record.forged:
         return False
@@ -26,7 +29,9 @@ def decide_lone_ack(op: OpContext, command: Ack) -> bool:
         return False
     first, last = entry.offsets[0]
     page_no = first >> PAGE_SHIFT
-    if not queue.record.min_offset <= first <= last < queue.written.floor or last >> PAGE_SHIFT != page_no:
+    if not queue.record.min_offset <= first <= last < queue.written.floor:
+        return False
+    if last >> PAGE_SHIFT != page_no or last - first >= offsets_max:
         return False
     lane = queue.lane(ref.group)
     if lane is None or lane.record.orderly or lane.is_behind:

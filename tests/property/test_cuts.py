@@ -129,7 +129,7 @@ def test_a_lone_ack_is_decided_as_any_other(seed: int, monkeypatch: pytest.Monke
     wanted = reference(seed)[1]
     short_cuts = 0
 
-    def decide_the_general_way(_: OpContext, command: Ack) -> bool:
+    def decide_the_general_way(_: OpContext, command: Ack, __: int) -> bool:
         nonlocal short_cuts
         short_cuts += len(command.entries) == len(command.handles) == 1
         return False
