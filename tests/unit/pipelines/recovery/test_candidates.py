@@ -93,7 +93,7 @@ def test_a_state_that_cannot_even_be_closed_is_passed_over(folder: JobFolder) ->
     write_state(folder.state, 500)
     snapshot = keep_snapshot(folder, 300)
     with RocksStore(folder.state) as store:
-        for number in range(3):
+        for number in range(2):  # after four files of a family a compaction would delete files while they are copied
             store.write_changes([(STATE, b"%06d" % key, chance.randbytes(200)) for key in range(2_000)])
             store.checkpoint(folder.root / f"flushed-{number}")
         store.write_changes([(STATE, b"in the log", b"1")])
