@@ -77,7 +77,7 @@ class AuditFlusher:
             name: Covered(spark, root, name, ops_topic_id, ends.get(name, {}), loose.get(name, {}))
             for name in AUDIT_TABLES
         }
-        # Versions before 0.5 wrote files here first.
+        # Where versions that committed through Spark wrote files first; a killed one has left some.
         shutil.rmtree(root / ".scratch", ignore_errors=True)
         self.tables = {
             name: ExactlyOnceTable(

@@ -67,8 +67,6 @@ _CONF: Final = {
     "spark.databricks.delta.vacuum.logging.enabled": "false",
     # VACUUM lists its files with this number of tasks: the default of 10,000 takes minutes on two cores.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "4",
-    # A flush spans one date, or two around midnight. With a writer for each, Spark need not sort the rows by date.
-    "spark.sql.maxConcurrentOutputFileWriters": "4",
     # Promoted short-lived objects slowly fill the old generation, which is collected only when it is full. Spark's
     # default interval for a collection is 30 minutes. Memory that still grows is a leak.
     "spark.cleaner.periodicGC.interval": "5min",

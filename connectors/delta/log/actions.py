@@ -82,7 +82,6 @@ class CommitInfo(msgspec.Struct, rename="camel"):
 
     operation: str = ""
     operation_parameters: dict[str, Any] | None = None
-    user_metadata: str | None = None
 
 
 class Action(msgspec.Struct, rename="camel"):

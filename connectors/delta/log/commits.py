@@ -48,7 +48,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         version: Version of the table that the commit made.
         operation: Delta's name of the operation.
-        user_metadata: The writer's own mark.
         txns: Last `txnVersion` by `txnAppId`.
         added_paths: Files with rows that the commit added.
         added_rows: Rows in these files.
@@ -59,7 +58,6 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     operation: str
-    user_metadata: str | None
     txns: dict[str, int]
     added_paths: list[str]
     added_rows: int
@@ -90,7 +88,6 @@ def read_commit(table: Path, version: int) -> Commit | None:
             version=version,
             restored_version=None if restored is None else int(restored),
             operation=info.operation,
-            user_metadata=info.user_metadata,
             txns={action.txn.app_id: action.txn.version for action in actions if action.txn is not None},
             added_paths=[unquote(add.path) for add in added],
             removed_paths=[unquote(action.remove.path) for action in actions if action.remove is not None],
