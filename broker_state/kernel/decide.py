@@ -79,7 +79,10 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
         is_new = True
     now_ms = queue.record.now_ms = max(queue.record.now_ms, record.timestamp_ms)
     op = OpContext(record, decision, queue, now_ms)
-    if queue.deadlines.earliest_ms <= now_ms:
+    is_due = queue.deadlines.earliest_ms <= now_ms
+    if queue.unsettled and (is_due or not isinstance(command, Ack | Pop)):
+        queue.settle()
+    if is_due:
         expire_due(op)
     waiting = _decide_command(op, is_new=is_new)
     _grant(op, waiting)

@@ -20,4 +20,6 @@ def fold(overlay: Overlay, records: Iterable[OpRecord], decision: Decision) -> s
         queue = decide(overlay, record, decision)
         if queue is not None:
             touched.add(queue)
+    for queue in touched:
+        queue.settle()
     return touched

@@ -371,6 +371,20 @@ MUTANTS = [
         "next_visible_ms=next_visible_ms, suspended=False, ended=is_release)\n",
     ),
     Mutant(
+        "pages_wait_beyond_the_micro_batch",
+        "design.md: the state does not depend on how the log was cut into micro-batches",
+        "kernel/fold.py",
+        "    for queue in touched:\n        queue.settle()\n",
+        "",
+    ),
+    Mutant(
+        "pages_wait_while_their_lane_is_forgotten",
+        "design.md: the state does not depend on how the log was cut into micro-batches",
+        "kernel/decide.py",
+        "        queue.settle()\n",
+        "        pass\n",
+    ),
+    Mutant(
         "parked_pop_never_served",
         "semantics.md, grant: parked pops are served as soon as there is something",
         "kernel/decide.py",

@@ -23,6 +23,7 @@ SUITE = (
     "tests/property/test_reference_model.py::test_kernel_and_model_agree_on_every_record",
     "tests/property/test_orderly_histories.py",
     "tests/property/test_batch_is_singles.py",
+    "tests/property/test_cuts.py",
 )
 FEW = {
     "POPSTREAM_MODEL_RECORDS": "16000",

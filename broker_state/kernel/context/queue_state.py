@@ -253,6 +253,7 @@ class LaneState:
 
     def settle(self, page: DeliveryPage) -> None:
         """Bring a page's deadline, the tree of available pages and its key in line after a change."""
+        self.queue.unsettled.pop(page, None)
         self._set_due(
             page, min([delivery.deadline_ms for _, _, delivery in page.runs if delivery.deadline_ms], default=0)
         )
@@ -266,6 +267,19 @@ class LaneState:
             for client in page.clients:
                 self.discard_client_page(client, page.page_no)
             self._overlay.delete(self._page_key(page.page_no))
+
+    def settle_acked(self, page: DeliveryPage, deadline_ms: int) -> None:
+        """Do `settle` for a page from which only leases with this deadline were removed.
+
+        It takes a look at all runs of the page, unless it waits for `QueueState.settle`: a deadline can only have moved
+        later. (After a change of invisible time it cannot wait: a deadline may have moved earlier.)
+        """
+        if not page.runs:
+            self.settle(page)
+            return
+        self._overlay.put(self._page_key(page.page_no), page)
+        if deadline_ms == page.due_ms:
+            self.queue.unsettled[page] = self
 
     def settle_fresh(self, page: DeliveryPage, deadline_ms: int) -> None:
         """Do `settle` for a page to which only leases of fresh messages were added."""
@@ -419,6 +433,7 @@ class QueueState:
         "queue_id",
         "record",
         "topic",
+        "unsettled",
         "usage_key",
         "watching",
         "written",
@@ -441,6 +456,8 @@ class QueueState:
         self._deadlines = Deadlines(overlay, self.prefix)
         self.oldest_op_minute = 0
         """No op_id in the window is older, in minutes; 0 until it is read."""
+        self.unsettled: dict[DeliveryPage, LaneState] = {}
+        """Pages whose deadline may be earlier than that of any of their leases, with their lanes (`settle`)."""
 
     def encode(self) -> bytes:
         """Return the stored form of the record, with its position and tree as they are now."""
@@ -462,6 +479,16 @@ class QueueState:
     def touch(self) -> None:
         """Note that the queue changed."""
         self.overlay.put(self.key, self)
+
+    def settle(self) -> None:
+        """Settle the pages that wait for it.
+
+        To be called before anything but an ack or a pop is decided, before deadlines are looked at, and before the
+        changes are written: then nothing can show that a page has waited.
+        """
+        while self.unsettled:
+            page, lane = self.unsettled.popitem()
+            lane.settle(page)
 
     @property
     def deadlines(self) -> Deadlines:

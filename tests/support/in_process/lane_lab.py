@@ -42,6 +42,7 @@ class LaneLab:
         self.now_ms = 1_000_000
         self.decision = Decision()
         self.answers: dict[str, Answer] = {}
+        self.records: list[OpRecord] = []
         self._number = 0
         self.do(Declare(**QUEUE, topic_id="id"))
         if written:
@@ -55,6 +56,7 @@ class LaneLab:
             command = msgspec.structs.replace(command, op_id=f"op-{self._number}")
         self.decision = Decision()
         record = OpRecord(0, self._number, self.now_ms, command, digest or str(self._number).encode())
+        self.records.append(record)
         fold(self.overlay, [record], self.decision)
         self.kv.write(self.overlay)
         for _, encoded in self.decision.answers:
