@@ -85,8 +85,10 @@ class RejectReason(enum.StrEnum):
 
 
 class Rejected(NamedTuple):
-    """The audit row of a rejected record, and the encoded answer for `reply_to`, if the sender can be answered."""
+    """A record without a command: its place, its audit row, the encoded answer if its sender can be answered."""
 
+    partition: int
+    kafka_offset: int
     row: RejectedRow
     reply_to: int | None
     answer: bytes | None
@@ -228,7 +230,7 @@ def _reject(record: KafkaRecord, reason: RejectReason, detail: str, fields: dict
         op_id=op_id,
         reply_to=reply_to,
     )
-    return Rejected(row, reply_to, answer)
+    return Rejected(record.partition, record.kafka_offset, row, reply_to, answer)
 
 
 def _answer_to_rejected(

@@ -4,8 +4,8 @@ The end comes from the range that Spark planned, not from the records that arriv
 range are holes (control records, aborted transactions), and count as applied with the records around them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from itertools import groupby
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple, Protocol
 
@@ -43,7 +43,10 @@ class Turn(NamedTuple):
     ends: dict[int, int]
 
 
-_place = itemgetter(0, 1)  # partition and kafka_offset of an OpRecord, and of a RejectedRow
+_partition, _place = (
+    itemgetter(0),
+    itemgetter(0, 1),
+)  # partition, and with it the Kafka offset, of either kind of record
 
 
 def order(decoded: Iterable[OpRecord | Rejected], next_offset: Mapping[int, int]) -> Ordered:
@@ -53,17 +56,10 @@ def order(decoded: Iterable[OpRecord | Rejected], next_offset: Mapping[int, int]
         decoded: In any order.
         next_offset: By partition, the offset up to which the log is applied; 0 for partitions that are missing.
     """
-    operations: list[OpRecord] = []
-    rejected: list[Rejected] = []
-    for record in decoded:
-        if isinstance(record, Rejected):
-            if record.row.kafka_offset >= next_offset.get(record.row.partition, 0):
-                rejected.append(record)
-        elif record.kafka_offset >= next_offset.get(record.partition, 0):
-            operations.append(record)
-    operations.sort(key=_place)
-    rejected.sort(key=lambda each: _place(each.row))
-    return Ordered(operations, rejected)
+    applied_up_to = next_offset.get
+    records = [record for record in decoded if record[1] >= applied_up_to(record[0], 0)]
+    records.sort(key=_place)
+    return _apart(records)
 
 
 def in_turns(ordered: Ordered, records_max: int) -> Iterator[Turn]:
@@ -75,23 +71,18 @@ def in_turns(ordered: Ordered, records_max: int) -> Iterator[Turn]:
         ordered: A micro-batch, or a slice of it.
         records_max: Records of one partition in a part.
     """
-    records: list[OpRecord | Rejected] = [*ordered.operations, *ordered.rejected]
-    if ordered.rejected:
-        records.sort(key=_place_of)
-    partitions = [list(each) for _, each in groupby(records, key=lambda record: _place_of(record)[0])]
+    operations, rejected = ordered
+    records: list[OpRecord | Rejected] = [*operations, *rejected]
+    records.sort(key=_place)
+    partitions = [list(each) for _, each in groupby(records, key=_partition)]
     for begin in range(0, max(map(len, partitions), default=0), records_max):
         shares = [share for partition in partitions if (share := partition[begin : begin + records_max])]
-        last_places = [_place_of(share[-1]) for share in shares]
-        yield Turn(
-            [record for share in shares for record in share if not isinstance(record, Rejected)],
-            [record for share in shares for record in share if isinstance(record, Rejected)],
-            {partition: kafka_offset + 1 for partition, kafka_offset in last_places},
-        )
+        yield Turn(*_apart([*chain.from_iterable(shares)]), {share[-1][0]: share[-1][1] + 1 for share in shares})
 
 
-def _place_of(record: OpRecord | Rejected) -> tuple[int, int]:
-    at = record.row if isinstance(record, Rejected) else record
-    return at.partition, at.kafka_offset
+def _apart(records: Sequence[OpRecord | Rejected]) -> Ordered:
+    rejected = [record for record in records if isinstance(record, Rejected)]
+    return Ordered([record for record in records if not isinstance(record, Rejected)], rejected)
 
 
 def end_of_micro_batch(plans: Plans, batch_id: int, applied: Applied) -> dict[int, int]:
