@@ -16,6 +16,7 @@ from pipelines.process.host import Host
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, encode_command
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
+from tests.benchmarks.cpu_use import CpuUse, is_spark
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops
 
 __all__ = ["measure_drain"]
@@ -67,7 +68,7 @@ def _drain(
         flush_interval_s=flush_interval_s,
     )
     with Host(settings, var=var, take_over=True) as host:  # from the drain before
-        started = time.perf_counter()
+        started, cpu = time.perf_counter(), CpuUse()
         answered_s = 0.0
         lags: list[tuple[float, int]] = []
         peaks = {"jvm": 0, "python": 0}
@@ -87,6 +88,7 @@ def _drain(
                 raise host.job.failure
             time.sleep(_SAMPLE_S)
         delta_s = time.perf_counter() - started
+        cpu_us = cpu.us_per_record(records)
         seconds = host.job.metrics.step_seconds()
     third = len(lags) // 3
     return {
@@ -99,6 +101,7 @@ def _drain(
             max((lag for _, lag in lags[i * third : (i + 1) * third]), default=0) for i in range(3)
         ],
         "us_per_record_by_step": {step: round(s * 1e6 / records, 2) for step, s in seconds.items()},
+        "cpu_us_per_record": cpu_us,
         "write_batch_bytes_max": totals.write_batch_bytes_max,
         "resident_bytes_max": peaks,
     }
@@ -117,7 +120,7 @@ def _note_memory(peaks: dict[str, int]) -> None:
     peaks["python"] = max(peaks["python"], own.memory_info().rss)
     for child in own.children(recursive=True):
         try:
-            if child.name() == "java" and any("spark" in part for part in child.cmdline()):
+            if is_spark(child):
                 peaks["jvm"] = max(peaks["jvm"], child.memory_info().rss)
         except psutil.NoSuchProcess:
             continue

@@ -5,13 +5,15 @@ import time
 
 import psutil
 
+from tests.benchmarks.cpu_use import is_spark
+
 __all__ = ["idle_shares"]
 
 
 def idle_shares(seconds: int) -> dict[str, float]:
     """Return the CPU use of this process and its JVM as shares of one core, by a sample a second."""
     own = psutil.Process()
-    jvm = next(child for child in own.children(recursive=True) if child.name() == "java" and _is_spark(child))
+    jvm = next(child for child in own.children(recursive=True) if is_spark(child))
     time.sleep(5)
     shares = []
     for _ in range(seconds):
@@ -25,7 +27,3 @@ def idle_shares(seconds: int) -> dict[str, float]:
 def _cpu_s(process: psutil.Process) -> float:
     times = process.cpu_times()
     return float(times.user + times.system)
-
-
-def _is_spark(process: psutil.Process) -> bool:
-    return any("spark" in part for part in process.cmdline())
