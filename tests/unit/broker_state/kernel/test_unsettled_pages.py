@@ -1,4 +1,4 @@
-"""After an ack, a page may wait before its earliest deadline is looked for; nothing that is stored shows that it did."""
+"""After an ack a page may wait before its earliest deadline is looked for; what is stored does not show that it did."""
 
 import pytest
 
