@@ -95,6 +95,14 @@ class TopicAdmin:
         """Return the effective settings of topics, set on the topic or inherited from the broker, by name."""
         return _retried(lambda: self._configs(names))
 
+    def delete(self, name: str) -> None:
+        """Delete a topic, if it exists.
+
+        Raises:
+            Invalid: Kafka refuses it.
+        """
+        _retried(lambda: self._delete(name))
+
     def _create(self, wanted: Sequence[NewTopic]) -> None:
         request = {
             new.name: {
@@ -116,6 +124,15 @@ class TopicAdmin:
             message = f"Kafka refuses to create {len(refused)} of {len(wanted)} topics:"
             raise Invalid(message, subject=", ".join(request), details=refused)
         self._admin.wait_for_topics(list(request))
+
+    def _delete(self, name: str) -> None:
+        (topic,) = self._admin.delete_topics([name], raise_errors=False)["topics"]
+        error = for_code(topic["error_code"])
+        if error.retriable and error is not UnknownTopicOrPartitionError:
+            raise _TransientError(error.__name__)
+        if error not in (NoError, UnknownTopicOrPartitionError):
+            message = f"Kafka refuses to delete topic {name}: {error.__name__}"
+            raise Invalid(message, subject=name)
 
     def _describe(self, names: Sequence[str]) -> dict[str, TopicFacts]:
         facts = {}

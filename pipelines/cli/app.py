@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.clients.message_commands import consume, ops, release, send
+from pipelines.cli.clients.message_commands import consume, ops, perf, release, send
 from pipelines.cli.exits import EPILOG, Group
 from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
@@ -31,7 +31,7 @@ app = typer.Typer(
 
 COMMANDS = (
     *(up, demo),
-    *(ops, send, consume, release),
+    *(ops, send, consume, perf, release),
     *(status, queue, snapshot, restore, verify),
     *(query, maintain, check),
 )

@@ -57,7 +57,7 @@ def run_suite(folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "mutant_guard.py").write_text(GUARD)
     path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
     # A mutant may loop: the limit of a test is a failure too, and not the end of this process.
-    command = ["-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "mutant_guard", "--timeout=30"]
+    command = ["-m", "pytest", "-x", "-q", "--tb=line", "-p", "no:cacheprovider", "-p", "mutant_guard", "--timeout=60"]
     return subprocess.run(
         # -P: the folder that this is run in must not come before the path.
         [sys.executable, "-P", *command, *SUITE],
@@ -66,7 +66,7 @@ def run_suite(folder: Path) -> subprocess.CompletedProcess[str]:
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=1_200,
     )
 
 

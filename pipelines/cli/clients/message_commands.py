@@ -1,4 +1,4 @@
-"""The commands that are clients of a job: `ops`, `send`, `consume` and `release`."""
+"""The commands that are clients of a job: `ops`, `send`, `consume`, `perf` and `release`."""
 
 # ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
 from pathlib import Path
@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, with_options
 
-__all__ = ["consume", "ops", "release", "send"]
+__all__ = ["consume", "ops", "perf", "release", "send"]
 
 HALF_A_MINUTE = Duration(30_000)
+A_MINUTE = Duration(60_000)
 A_MOMENT = Duration(3_000)
 Timeout = Annotated[
     Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="how long to wait for the answers")
@@ -107,6 +109,72 @@ def consume(
         ack=not no_ack,
         as_json=as_json,
     )
+
+
+@with_options(target=TargetOptions)
+def perf(
+    messages: Annotated[int, typer.Option(help="messages to send", min=1)] = 100_000,
+    size: Annotated[int, typer.Option(help="bytes of a value", min=24, max=1_000_000)] = 100,
+    rate: Annotated[
+        float,
+        typer.Option(help="messages sent in a second while workers consume; 0: all first, as fast as it goes", min=0),
+    ] = 0.0,
+    topic: Annotated[
+        str | None, typer.Option(help="message topic; by default a new one, deleted at the end", show_default=False)
+    ] = None,
+    queues: Annotated[int, typer.Option(help="queues of a new topic", min=1)] = 8,
+    groups: Annotated[int, typer.Option(help="consumer groups; each consumes all messages", min=1)] = 1,
+    workers: Annotated[int, typer.Option(help="consumers of a group, each a process", min=1)] = 1,
+    threads: Annotated[int, typer.Option(help="threads of a worker", min=1)] = 1,
+    ack: Annotated[
+        AckForm,
+        typer.Option(
+            help="message: each alone, by `run`; set: those of a call of the handler, by `run_sets`;"
+            " pop: those of a pop, before the next one"
+        ),
+    ] = AckForm.MESSAGE,
+    pop_size: Annotated[
+        int, typer.Option(help="messages of a pop, or of a call of the handler of sets", min=1, max=10_000)
+    ] = 100,
+    prefetch: Annotated[int, typer.Option(help="messages that a worker leases ahead", min=1)] = 1_000,
+    invisible_time: Annotated[
+        Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="invisible time of each message")
+    ] = A_MINUTE,
+    timeout: Annotated[
+        Duration,
+        typer.Option(parser=Duration.parse, metavar="DURATION", help="give up when nothing moves for this time"),
+    ] = A_MINUTE,
+    keep: Annotated[bool, typer.Option("--keep", help="leave the topic and the lanes of the groups")] = False,  # noqa: FBT002
+    *,
+    target: TargetOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Put a load on a running job; print throughput and latencies.
+
+    At the end every message is accounted for in every group. Exit code 1: one is missing, or was not acked.
+
+    popstream perf --messages 1000000 --workers 2 --ack set | popstream perf --messages 30000 --rate 500
+    """
+    from pipelines.cli.clients.perf.run_perf import new_plan, run_perf
+    from pipelines.cli.target import find_target
+
+    plan = new_plan(
+        find_target(target),
+        topic=topic,
+        queues=queues,
+        messages=messages,
+        message_bytes=size,
+        rate=rate,
+        groups=groups,
+        workers=workers,
+        threads=threads,
+        ack=ack,
+        pop_size=pop_size,
+        prefetch=prefetch,
+        invisible_time_ms=int(invisible_time),
+        stall_s=int(timeout) / 1000,
+    )
+    run_perf(plan, keep=keep, as_json=as_json)
 
 
 @with_options(target=TargetOptions)

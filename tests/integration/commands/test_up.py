@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import psutil
 import pytest
 
 from pipelines.process.maintenance import Maintained
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
-from tests.support.processes.job_process import ROOT
-from tests.support.processes.up_process import Up, run, status_of
+from tests.support.processes.job_process import POPSTREAM, ROOT
+from tests.support.processes.up_process import STOP_TIMEOUT_S, Up, environment, run, status_of
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -147,6 +148,47 @@ def test_a_queue_is_shown_searched_and_rebuilt(up: Up) -> None:
     unknown = run(up, "queue", "popstream.ops")
     assert unknown.returncode == 2
     assert "no queue of popstream.ops is built" in unknown.stderr
+
+
+def test_a_load_accounts_for_every_message_and_leaves_nothing(up: Up) -> None:
+    done = run(up, "perf", "--messages", "2000", "--groups", "2", "--workers", "2", "--queues", "3", "--json")
+    assert done.returncode == 0, done.stderr
+    report = msgspec.json.decode(done.stdout)
+    assert (report["complete"], report["sent"], report["failures"]) == (True, 2000, [])
+    assert [(each["delivered"], each["unacked"]) for each in report["groups"].values()] == [(2000, 0)] * 2
+    assert report["consumed_per_s"] > 0
+    assert set(report["ack_ms"]) == {"p50", "p95", "p99", "p999", "max"}
+    lanes = [lane for queue in status_of(up)["queues"] for lane in queue["lanes"]]
+    assert not [lane for lane in lanes if lane["group"].startswith("perf-")]
+
+
+def test_a_load_whose_worker_dies_ends_and_says_so(up: Up) -> None:
+    command = [
+        str(POPSTREAM),
+        "perf",
+        "--folder",
+        str(up.folder),
+        "--messages",
+        "100000",
+        "--rate",
+        "50",
+        "--queues",
+        "1",
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment()) as load:
+        assert load.stderr is not None
+        try:
+            while " sent, " not in (line := load.stderr.readline()) or line.startswith("popstream: 0 "):
+                assert line, "it ended"
+            children = psutil.Process(load.pid).children()
+            worker = next(child for child in children if "spawn_main" in " ".join(child.cmdline()))
+            worker.kill()
+            said = load.stderr.read()
+            assert load.wait(STOP_TIMEOUT_S) == 1
+        finally:
+            load.kill()
+    assert f"process {worker.pid} ended with -9" in said
+    assert "the load is not complete" in said
 
 
 def test_a_second_job_in_the_folder_is_refused(up: Up) -> None:

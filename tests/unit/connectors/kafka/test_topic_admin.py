@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from kafka.errors import LeaderNotAvailableError, TopicAuthorizationFailedError
+from kafka.errors import LeaderNotAvailableError, TopicAuthorizationFailedError, UnknownTopicOrPartitionError
 
 from connectors.kafka import topic_admin
 from connectors.kafka.topic_admin import NewTopic, TopicAdmin
@@ -35,6 +35,10 @@ class Admin:
         assert not raise_errors
         return {"topics": [{"name": name, "error_code": self._next(), "error_message": "no"} for name in request]}
 
+    def delete_topics(self, names: list[str], *, raise_errors: bool) -> dict[str, Any]:
+        assert not raise_errors
+        return {"topics": [{"name": name, "error_code": self._next()} for name in names]}
+
     def wait_for_topics(self, names: list[str]) -> None:
         assert names == ["orders"]
 
@@ -49,11 +53,17 @@ def test_transient_errors_are_retried() -> None:
     assert admin.describe(["orders"])["orders"].partition_count == 2
 
 
+def test_a_topic_that_does_not_exist_counts_as_deleted() -> None:
+    TopicAdmin(Admin(LEADERLESS, UnknownTopicOrPartitionError.errno)).delete("orders")
+
+
 def test_a_permanent_error_is_reported_at_once() -> None:
     with pytest.raises(Invalid, match="refuses to describe topic orders: TopicAuthorizationFailedError"):
         TopicAdmin(Admin(FORBIDDEN)).describe(["orders"])
     with pytest.raises(Invalid, match="refuses to create 1 of 1 topics") as caught:
         TopicAdmin(Admin(FORBIDDEN)).create([NewTopic("orders", 2, -1, {})])
+    with pytest.raises(Invalid, match="refuses to delete topic orders"):
+        TopicAdmin(Admin(FORBIDDEN)).delete("orders")
     assert caught.value.details == ("orders: TopicAuthorizationFailedError: no",)
 
 

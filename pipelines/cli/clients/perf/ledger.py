@@ -1,0 +1,130 @@
+"""The account of a load: what became of each message in each group, in memory that all its processes share."""
+
+import ctypes
+from array import array
+from collections.abc import Sequence
+from multiprocessing.context import SpawnContext
+from typing import Any, Final
+
+import msgspec
+
+__all__ = ["GroupLedger", "GroupResult", "ProcessCounts", "quantiles_of", "seconds_between"]
+
+_DELIVERIES_MAX: Final = 255
+_QUANTILES: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "p999": 0.999, "max": 1.0}
+
+
+class ProcessCounts(ctypes.Structure):
+    """Counters of the sender or of a worker, which alone writes them."""
+
+    messages: int
+    """Messages that were sent and can be popped, or that the worker got."""
+    others: int
+    """Those among them that are not of this load."""
+    refused: int
+    """Acks that were not applied: the lease had ended."""
+    first_ns: int
+    """When the first one was sent, or came, as `time.time_ns`; 0: not yet."""
+    last_ns: int
+    """When the last one was confirmed, or an ack had its outcome, as `time.time_ns`; 0: not yet."""
+    _fields_ = tuple((name, ctypes.c_int64) for name in ("messages", "others", "refused", "first_ns", "last_ns"))
+
+
+class GroupResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of the messages of a load in one group.
+
+    Attributes:
+        delivered: Messages that a consumer got.
+        missing: Messages that no consumer got.
+        unacked: Messages that a consumer got, but no ack of which was applied.
+        redelivered: Deliveries beyond the first one of each message, of which at most 254 are counted.
+        refused: Acks that were not applied: the lease had ended.
+        others: Messages in the topic that are not of this load.
+    """
+
+    delivered: int
+    missing: int
+    unacked: int
+    redelivered: int
+    refused: int
+    others: int
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether each message was delivered and acked."""
+        return not self.missing and not self.unacked
+
+
+class GroupLedger:
+    """The messages of a load in one group, by number: 10 bytes a message.
+
+    Two workers that get a message at the same moment may count as one delivery; none can hide one.
+
+    Args:
+        context: Of the processes that share it.
+        messages: Messages of the load.
+    """
+
+    def __init__(self, context: SpawnContext, messages: int) -> None:
+        self._messages = messages
+        self._deliveries: Any = context.RawArray(ctypes.c_uint8, messages)
+        self._acked: Any = context.RawArray(ctypes.c_uint8, messages)
+        self._delivery_ms: Any = context.RawArray(ctypes.c_float, messages)
+        self._ack_ms: Any = context.RawArray(ctypes.c_float, messages)
+
+    def note_delivery(self, number: int, since_sent_ms: float) -> None:
+        """Note that a consumer got a message."""
+        count = self._deliveries[number]
+        if not count:
+            self._delivery_ms[number] = since_sent_ms
+        self._deliveries[number] = min(count + 1, _DELIVERIES_MAX)
+
+    def note_ack(self, number: int, took_ms: float) -> None:
+        """Note that the ack of a message was applied."""
+        self._ack_ms[number] = took_ms
+        self._acked[number] = 1
+
+    def result(self, workers: Sequence[ProcessCounts]) -> GroupResult:
+        """Return what is known now."""
+        deliveries = bytes(self._deliveries)
+        missing = deliveries.count(0)
+        delivered = self._messages - missing
+        return GroupResult(
+            delivered=delivered,
+            missing=missing,
+            unacked=delivered - bytes(self._acked).count(1),
+            redelivered=sum(deliveries) - delivered,
+            refused=sum(each.refused for each in workers),
+            others=sum(each.others for each in workers),
+        )
+
+    def delivery_times_ms(self) -> "array[float]":
+        """Return the milliseconds from send to first delivery of each message that was delivered."""
+        return self._known(self._deliveries, self._delivery_ms)
+
+    def ack_times_ms(self) -> "array[float]":
+        """Return the milliseconds from ack to outcome of each message whose ack was applied."""
+        return self._known(self._acked, self._ack_ms)
+
+    def _known(self, counts: Any, times_ms: Any) -> "array[float]":  # noqa: ANN401 - ctypes has no types
+        return array("f", (ms for count, ms in zip(counts, times_ms, strict=True) if count))
+
+
+def seconds_between(processes: Sequence[ProcessCounts]) -> float:
+    """Return the seconds from the first message of any of the processes to the last confirmation or outcome."""
+    active = [each for each in processes if each.last_ns]
+    if not active:
+        return 0.0
+    return (max(each.last_ns for each in active) - min(each.first_ns for each in active)) / 1e9
+
+
+def quantiles_of(values: Sequence[float]) -> dict[str, float] | None:
+    """Return p50, p95, p99, p999 and max, each the least value that so many values do not exceed; None of nothing.
+
+    >>> quantiles_of([5.0, 1.0, 3.0])
+    {'p50': 3.0, 'p95': 5.0, 'p99': 5.0, 'p999': 5.0, 'max': 5.0}
+    """
+    if not values:
+        return None
+    ordered = sorted(values)
+    return {name: round(ordered[max(0, -int(-share * len(ordered) // 1) - 1)], 2) for name, share in _QUANTILES.items()}
