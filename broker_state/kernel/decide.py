@@ -29,6 +29,7 @@ from broker_state.kernel.parked_pops import (
     serve_new,
 )
 from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
+from broker_state.store.keys import op_key
 from broker_state.store.overlay import Overlay
 from popstream.wire.command import (
     Ack,
@@ -99,9 +100,10 @@ def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
         op.refuse(Reason.INVALID_PARAMETER, wrong, group_of(command))
         return None
     if op_id is not None:
-        known = op_window.find(queue, op_id, op.now_ms)
+        op.op_key = op_key(queue.prefix, op_id)
+        known = op_window.find(queue, op.op_key, op.now_ms)
         if known is not None:
-            op_window.answer_repeated(op, op_id, known)
+            op_window.answer_repeated(op, known)
             return None
     waiting = _decide_by_kind(op, is_new=is_new)
     if op_id is not None and waiting is None:
@@ -148,16 +150,7 @@ def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
 
 
 def _store_answer(op: OpContext, op_id: str, *, parked: int) -> None:
-    op_window.store(
-        op.queue,
-        op_id,
-        digest=op.record.digest,
-        kind=op.kind,
-        group=known_group(group_of(op.command)),
-        answer=op.answer,
-        parked=parked,
-        now_ms=op.now_ms,
-    )
+    op_window.store(op, op_id, group=known_group(group_of(op.command)), parked=parked)
 
 
 def _grant(op: OpContext, waiting: LaneState | None) -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
-from broker_state.store.keys import QueueTag, op_key
+from broker_state.store.keys import QueueTag, op_key, op_page_key
 from broker_state.store.state_records import OP_LOG_ENTRIES, OpLog, OpWindowEntry
 from popstream.wire.answer import Answer
 from popstream.wire.command import group_of
@@ -26,9 +26,9 @@ _PAGE_BYTES = 3_500
 _decode_answer = msgspec.json.Decoder(Answer).decode
 
 
-def find(queue: QueueState, op_id: str, now_ms: int) -> OpWindowEntry | None:
-    """Return the entry of an op_id that is within the window, or whose pop is still parked."""
-    stored = queue.overlay.get_op(op_key(queue.prefix, op_id))
+def find(queue: QueueState, key: bytes, now_ms: int) -> OpWindowEntry | None:
+    """Return the entry of an op_id that is within the window, or whose pop is still parked; `key`: its `op_key`."""
+    stored = queue.overlay.get_op(key)
     if stored is None:
         return None
     entry = OpWindowEntry.decode(stored)
@@ -36,63 +36,61 @@ def find(queue: QueueState, op_id: str, now_ms: int) -> OpWindowEntry | None:
         return entry
     # The op_id is free again. What is older leaves the log with its old use, as far as one record may delete it.
     for _ in range(_DROPPED_FOR_REUSE_MAX):
-        if queue.overlay.get_op(op_key(queue.prefix, op_id)) is None:
+        if queue.overlay.get_op(key) is None:
             break
         assert _drop_oldest(queue, now_ms), "an old entry is in the log"
     return None
 
 
-def answer_repeated(op: OpContext, op_id: str, known: OpWindowEntry) -> None:
+def answer_repeated(op: OpContext, known: OpWindowEntry) -> None:
     """Answer a repeated op_id: the same bytes get the first answer, if there is one yet; others are refused."""
     if known.digest != op.record.digest:
         op.refuse(Reason.OP_ID_REUSED, group=group_of(op.command))
         return
     op.audit.operation(Reason.OK, group=known.group, repeated=True)
     if not known.parked and op.command.reply_to is not None:
-        op.decision.answers.append((op.command.reply_to, _first_answer(op.queue, op_id, known)))
+        op.decision.answers.append((op.command.reply_to, _first_answer(op.queue, op.op_key, known)))
 
 
-def _first_answer(queue: QueueState, op_id: str, entry: OpWindowEntry) -> bytes:
+def _first_answer(queue: QueueState, key: bytes, entry: OpWindowEntry) -> bytes:
     """Return the JSON of the stored answer, of all pages."""
     overlay = queue.overlay
     pages = [entry.answer]
     for page in range(1, entry.pages):
-        stored = overlay.get_op(op_key(queue.prefix, op_id, page))
+        stored = overlay.get_op(op_page_key(key, page))
         assert stored is not None, "every page of an answer is stored"
         pages.append(stored[1:])
     return b"".join(pages)
 
 
-def answered_pop(queue: QueueState, op_id: str, entry: OpWindowEntry) -> Answer:
-    """Return the stored answer of a pop."""
-    return _decode_answer(_first_answer(queue, op_id, entry))
+def answered_pop(queue: QueueState, key: bytes, entry: OpWindowEntry) -> Answer:
+    """Return the stored answer of a pop; `key`: the `op_key` of its op_id."""
+    return _decode_answer(_first_answer(queue, key, entry))
 
 
-def store(
-    queue: QueueState,
-    op_id: str,
-    *,
-    digest: bytes,
-    kind: str,
-    group: str | None,
-    answer: bytes | None,
-    parked: int,
-    now_ms: int,
-) -> None:
-    """Store the answer to an op_id; None: its pop is parked with the number `parked`, or there is no answer."""
-    entry = OpWindowEntry(now_ms // _MINUTE_MS, digest, kind, group, parked, 0, b"")
-    _store(queue, op_id, entry, answer or b"")
-    _log(queue, op_id, entry.minute, 0 if parked else entry.pages)
+def store(op: OpContext, op_id: str, *, group: str | None, parked: int) -> None:
+    """Store the answer to the record's own operation.
+
+    Args:
+        op: The operation.
+        op_id: Its op_id.
+        group: The group that its command names.
+        parked: Number of its pop, if that is parked; 0: it is not.
+    """
+    entry = OpWindowEntry(op.now_ms // _MINUTE_MS, op.record.digest, op.kind, group, parked, 0, b"")
+    _store(op.queue, op.op_key, entry, op.answer or b"")
+    _log(op.queue, op_id, entry.minute, 0 if parked else entry.pages)
 
 
 def store_parked_answer(queue: QueueState, op_id: str, answer: bytes, now_ms: int) -> None:
     """Store the answer to a parked pop, and begin its window."""
-    stored = queue.overlay.get_op(op_key(queue.prefix, op_id))
+    key = op_key(queue.prefix, op_id)
+    stored = queue.overlay.get_op(key)
     assert stored is not None, "a parked pop has an entry"
     entry = OpWindowEntry.decode(stored)
     entry.minute = now_ms // _MINUTE_MS
     entry.parked = 0
-    _store(queue, op_id, entry, answer)
+    _store(queue, key, entry, answer)
     _log(queue, op_id, entry.minute, entry.pages)
 
 
@@ -105,14 +103,14 @@ def drop_some(queue: QueueState, now_ms: int) -> None:
             return
 
 
-def _store(queue: QueueState, op_id: str, entry: OpWindowEntry, answer: bytes) -> None:
+def _store(queue: QueueState, key: bytes, entry: OpWindowEntry, answer: bytes) -> None:
     overlay = queue.overlay
     entry.pages = max(1, -(-len(answer) // _PAGE_BYTES))
     entry.answer = answer[:_PAGE_BYTES]
-    overlay.set_op(op_key(queue.prefix, op_id), entry.encode())
+    overlay.set_op(key, entry.encode())
     for page in range(1, entry.pages):
         part = answer[page * _PAGE_BYTES : (page + 1) * _PAGE_BYTES]
-        overlay.set_op(op_key(queue.prefix, op_id, page), b"\x01" + part)
+        overlay.set_op(op_page_key(key, page), b"\x01" + part)
 
 
 def _log(queue: QueueState, op_id: str, minute: int, pages: int) -> None:
@@ -142,19 +140,19 @@ def _drop_oldest(queue: QueueState, now_ms: int) -> bool:
     if minute + WINDOW_MINUTES > now_ms // _MINUTE_MS:
         queue.oldest_op_minute = minute
         return False
-    overlay = queue.overlay
+    overlay, first = queue.overlay, op_key(queue.prefix, op_id)
     # Of a parked pop no page: its answer is logged again further on. Of an op_id in use again, what its old use left.
-    for page in range(_pages_in_use(queue, op_id, minute) if pages else 0, pages):
-        overlay.set_op(op_key(queue.prefix, op_id, page), None)
+    for page in range(_pages_in_use(queue, first, minute) if pages else 0, pages):
+        overlay.set_op(op_page_key(first, page), None)
     record.op_log_first = number + 1
     if index == OP_LOG_ENTRIES - 1:
         overlay.delete(key)
     return True
 
 
-def _pages_in_use(queue: QueueState, op_id: str, minute: int) -> int:
+def _pages_in_use(queue: QueueState, key: bytes, minute: int) -> int:
     """Return how many pages belong to a use of the op_id after that of `minute`."""
-    stored = queue.overlay.get_op(op_key(queue.prefix, op_id))
+    stored = queue.overlay.get_op(key)
     entry = OpWindowEntry.decode(stored) if stored is not None else None
     return max(1, entry.pages) if entry is not None and entry.minute > minute else 0
 

@@ -16,6 +16,7 @@ from broker_state.kernel.quotas import (
     is_refused,
 )
 from broker_state.store.facts import Delivery, DeliveryState, client_hash
+from broker_state.store.keys import op_key
 from broker_state.store.pages import DeliveryPage, windows
 from broker_state.store.span import Span, append_span
 from broker_state.store.state_records import ParkedPop
@@ -125,7 +126,8 @@ def answer_all_parked(op: OpContext, lane: LaneState, reason: Reason, client_id:
 
 def decide_cancel(op: OpContext, command: Cancel) -> None:
     """Take a pop back: unpark it, or release the messages it still holds as if they had not been delivered."""
-    entry = find(op.queue, command.target_op_id, op.now_ms)
+    target = op_key(op.queue.prefix, command.target_op_id)
+    entry = find(op.queue, target, op.now_ms)
     if entry is None:
         op.refuse(Reason.UNKNOWN_HANDLE, "no such op_id within the window")
         return
@@ -144,7 +146,7 @@ def decide_cancel(op: OpContext, command: Cancel) -> None:
             _answer_parked(op, lane, pop, Reason.CANCELLED, None)
             applied = True
         else:
-            released = _release_answered(op, lane, answered_pop(op.queue, command.target_op_id, entry))
+            released = _release_answered(op, lane, answered_pop(op.queue, target, entry))
             applied = bool(released)
     op.audit.operation(Reason.OK, applied=applied, group=entry.group, detail=command.target_op_id)
     op.respond(Reason.OK, applied=applied, released=_inclusive(released))

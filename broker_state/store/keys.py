@@ -51,6 +51,7 @@ __all__ = [
     "end_of_prefix",
     "lane_prefix",
     "op_key",
+    "op_page_key",
     "queue_prefix",
     "read_deadline_key",
 ]
@@ -68,6 +69,7 @@ NEVER_MS = INT64_MAX
 """Later than every deadline."""
 
 _DEADLINE = struct.Struct(">QIBQ")
+_FIRST_PAGE: Final = bytes(2)
 
 
 class QueueTag:
@@ -125,10 +127,15 @@ def lane_prefix(queue: bytes, lane_no: int) -> bytes:
     return queue + QueueTag.LANE_DATA + lane_no.to_bytes(4, "big")
 
 
-def op_key(queue: bytes, op_id: str, page: int = 0) -> bytes:
-    """Return the key of the answer of an op_id, or of a further page of it."""
+def op_key(queue: bytes, op_id: str) -> bytes:
+    """Return the key of the answer of an op_id: of its first page."""
     name = op_id.encode()
-    return queue + bytes((len(name),)) + name + page.to_bytes(2, "big")
+    return queue + bytes((len(name),)) + name + _FIRST_PAGE
+
+
+def op_page_key(first: bytes, page: int) -> bytes:
+    """Return the key of a page of an answer; `first` is that of the first one, `op_key`."""
+    return first[: -len(_FIRST_PAGE)] + page.to_bytes(len(_FIRST_PAGE), "big")
 
 
 def deadline_key(queue: bytes, ref: DeadlineRef) -> bytes:

@@ -54,9 +54,9 @@ class AuditTrail:
     __slots__ = (
         "_commit_positions",
         "_deliveries",
-        "_last_step",
         "_operations",
         "_order_info",
+        "_step_end",
         "client_id",
         "kafka_offset",
         "kind",
@@ -93,8 +93,8 @@ class AuditTrail:
         self._deliveries = 0
         self._commit_positions = 0
         self._order_info = 0
-        self._last_step: tuple[tuple[object, ...], int] | None = None
-        """(columns that the last row of `deliveries` shares with a row that may lengthen it, end of its range)"""
+        self._step_end = -1
+        """End of the range of the last row of `deliveries`, if it is of this record."""
 
     @property
     def delivery_rows(self) -> int:
@@ -197,12 +197,16 @@ class AuditTrail:
         """
         deliveries = self.rows.deliveries
         at = self.now_ms if at_ms is None else at_ms
-        same = (lane.group, step, delivery.epoch, delivery.revision, delivery.attempt, at, delivery.deadline_ms, cause)
-        if self._last_step == (same, first):
-            deliveries[-1] = deliveries[-1]._replace(last_offset=end - 1)
-            self._last_step = (same, end)
-            return
-        self._last_step = (same, end)
+        deadline_ms = delivery.deadline_ms or None
+        if first == self._step_end:
+            row = deliveries[-1]
+            before = (row.group, row.step, row.epoch, row.revision, row.attempt, row.at_ms, row.deadline_ms, row.cause)
+            facts = (lane.group, step, delivery.epoch, delivery.revision, delivery.attempt, at, deadline_ms, cause)
+            if before == facts:
+                deliveries[-1] = row._replace(last_offset=end - 1)
+                self._step_end = end
+                return
+        self._step_end = end
         deliveries.append(
             _new(
                 DeliveryRow,
@@ -221,7 +225,7 @@ class AuditTrail:
                     delivery.revision,
                     delivery.attempt,
                     at,
-                    delivery.deadline_ms or None,
+                    deadline_ms,
                     cause,
                     client_id,
                 ),

@@ -34,6 +34,7 @@ class OpContext:
         "kind",
         "now_ms",
         "op_id",
+        "op_key",
         "queue",
         "record",
         "serve_watching",
@@ -64,6 +65,8 @@ class OpContext:
         """Whether the lanes that wait for messages are served although the commit position has not moved."""
         self.tag_search_left = TAG_SEARCH_COST_MAX
         """What the record may still spend on the search for tags."""
+        self.op_key = b""
+        """Key of the op_id in the window, once it is known to be one."""
         self.answer: bytes | None = None
         """Answer to the record's own command, once it is known."""
         self._lanes: dict[str, tuple[LaneState, int]] = {}
