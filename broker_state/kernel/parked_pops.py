@@ -70,8 +70,7 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     if lane.is_poppable or is_again:
         granted = _give(op, lane, command, tags)
     if granted is not None:
-        fields = _granted_fields(op, lane, granted, None)
-        op.respond(Reason.OK, applied=True, **fields)
+        _answer_granted(op, lane, granted, None)
         return None
     if not command.poll_time_ms:
         op.refuse(Reason.NO_MESSAGE, group=command.group)
@@ -229,15 +228,11 @@ def _inclusive(spans: list[Span]) -> list[OffsetRange]:
     return [(first, end - 1) for first, end in spans]
 
 
-def _granted_fields(
-    op: OpContext,
-    lane: LaneState,
-    granted: _Granted,
-    origin: Origin | None,
-) -> dict[str, object]:
-    """Write a row of `operations` for each range of a served pop; return the fields of its answer."""
+def _answer_granted(op: OpContext, lane: LaneState, granted: _Granted, parked: ParkedPop | None) -> bytes | None:
+    """Write a row of `operations` for each range that a pop got, and answer it; `parked` None: the record's own."""
     delivery, start_offset, ranges = granted
     text = lane.handle_text(delivery, start_offset)
+    origin = None if parked is None else Origin("pop", parked.op_id, parked.client_id)
     for leased in ranges:
         op.audit.operation(
             Reason.OK,
@@ -250,13 +245,16 @@ def _granted_fields(
             attempt=leased.attempt,
             origin=origin,
         )
-    return {
-        "handle": text,
-        "messages": ranges,
-        "pop_time_ms": delivery.pop_time_ms,
-        "invisible_time_ms": delivery.invisible_time_ms,
-        "revive_queue_id": lane.revive_queue_id,
-    }
+    return op.respond(
+        Reason.OK,
+        applied=True,
+        parked=parked,
+        handle=text,
+        messages=ranges,
+        pop_time_ms=delivery.pop_time_ms,
+        invisible_time_ms=delivery.invisible_time_ms,
+        revive_queue_id=lane.revive_queue_id,
+    )
 
 
 def _park(op: OpContext, lane: LaneState, command: Pop, tags: tuple[int, ...] | None) -> ParkedPop:
@@ -285,13 +283,10 @@ def _answer_parked(
     reason: Reason,
     granted: _Granted | None,
 ) -> None:
-    origin = Origin("pop", pop.op_id, pop.client_id)
-    fields: dict[str, object] = {}
     if granted is not None:
-        fields = _granted_fields(op, lane, granted, origin)
+        encoded = _answer_granted(op, lane, granted, pop)
     else:
-        op.audit.operation(reason, group=lane.record.group, origin=origin)
-    if pop.op_id is None:
-        return
-    encoded = op.reply("pop", pop.op_id, pop.reply_to, reason, fields, applied=granted is not None)
-    store_parked_answer(op.queue, pop.op_id, encoded, op.now_ms)
+        op.audit.operation(reason, group=lane.record.group, origin=Origin("pop", pop.op_id, pop.client_id))
+        encoded = op.respond(reason, parked=pop)
+    if pop.op_id is not None and encoded is not None:
+        store_parked_answer(op.queue, pop.op_id, encoded, op.now_ms)

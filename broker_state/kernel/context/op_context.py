@@ -1,5 +1,7 @@
 """The context of one operation: its record and its time, the queue it acts on, the lanes it touches, its answer."""
 
+from typing import Final
+
 import msgspec
 
 from broker_state.audit import TEXT_CHARACTERS_MAX, Origin, shortened
@@ -7,8 +9,9 @@ from broker_state.kernel.context.audit_trail import AuditTrail
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import LaneState, QueueState
 from broker_state.store.facts import Delivery
-from popstream.wire.answer import Answer, encode_answer
-from popstream.wire.command import kind_of
+from broker_state.store.state_records import ParkedPop
+from popstream.wire.answer import Answer, LeasedRange, Run, encode_answer
+from popstream.wire.command import OffsetRange, kind_of
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.reason import Reason, code_of
 
@@ -18,6 +21,12 @@ TAG_SEARCH_COST_MAX = 32_768
 """What one record may spend on the search for tags: 1 for a page of 64 offsets, and 1 for each run of tags in it.
 
 2 million offsets without a tag or 1 million with one tag, about 100 ms. The search goes on in a later record."""
+
+_NO_MESSAGES: Final[list[LeasedRange]] = []
+_NO_RUNS: Final[list[Run]] = []
+_NO_HANDLES: Final[list[str]] = []
+_NO_RANGES: Final[list[OffsetRange]] = []
+_NO_OFFSETS: Final[dict[str, int]] = {}
 
 
 class OpContext:
@@ -94,15 +103,38 @@ class OpContext:
         """Note that the lane is deleted."""
         self._lanes.pop(lane.record.group, None)
 
-    def respond(self, reason: Reason, *, applied: bool = False, **fields: object) -> None:
-        """Answer the record's own command, unless it has no op_id to identify the answer by."""
-        if self.op_id is not None:
-            self.answer = self.reply(self.kind, self.op_id, self.command.reply_to, reason, fields, applied=applied)
+    def respond(
+        self,
+        reason: Reason,
+        *,
+        applied: bool = False,
+        parked: ParkedPop | None = None,
+        handle: str | None = None,
+        messages: list[LeasedRange] = _NO_MESSAGES,
+        pop_time_ms: int | None = None,
+        invisible_time_ms: int | None = None,
+        revive_queue_id: int | None = None,
+        runs: list[Run] = _NO_RUNS,
+        handles: list[str] = _NO_HANDLES,
+        released: list[OffsetRange] = _NO_RANGES,
+        commit_offsets: dict[str, int] = _NO_OFFSETS,
+        commit_offset: int | None = None,
+        commit_position: int | None = None,
+        detail: str | None = None,
+    ) -> bytes | None:
+        """Answer the record's own command, or a parked pop; what can be answered is described at `Answer`.
 
-    def reply(
-        self, kind: str, op_id: str, reply_to: int | None, reason: Reason, fields: dict[str, object], *, applied: bool
-    ) -> bytes:
-        """Encode the answer to an operation on the record's queue, and send it if `reply_to` names a partition."""
+        Returns:
+            The encoded answer, which is sent if its operation has a `reply_to`. None: that has no op_id, by which its
+            sender would know the answer.
+        """
+        if parked is None:
+            kind, op_id, reply_to = self.kind, self.op_id, self.command.reply_to
+        else:
+            kind, op_id, reply_to = "pop", parked.op_id, parked.reply_to
+        if op_id is None:
+            return None
+        # Each field by its name: to collect them in a dictionary first takes longer than to encode them.
         answer = Answer(
             op_id=op_id[:TEXT_CHARACTERS_MAX],
             type=kind,
@@ -112,11 +144,24 @@ class OpContext:
             topic=self.command.topic,
             queue_id=self.command.queue_id,
             now_ms=self.now_ms,
-            **fields,  # type: ignore[arg-type]
+            handle=handle,
+            messages=messages,
+            pop_time_ms=pop_time_ms,
+            invisible_time_ms=invisible_time_ms,
+            revive_queue_id=revive_queue_id,
+            runs=runs,
+            handles=handles,
+            released=released,
+            commit_offsets=commit_offsets,
+            commit_offset=commit_offset,
+            commit_position=commit_position,
+            detail=detail,
         )
         encoded = encode_answer(answer)
         if reply_to is not None:
             self.decision.answers.append((reply_to, encoded))
+        if parked is None:
+            self.answer = encoded
         return encoded
 
     def refuse(self, reason: Reason, detail: str | None = None, group: str | None = None) -> None:
