@@ -119,7 +119,7 @@ def seconds_between(processes: Sequence[ProcessCounts]) -> float:
 
 
 def quantiles_of(values: Sequence[float]) -> dict[str, float] | None:
-    """Return p50, p95, p99, p999 and max, each the least value that so many values do not exceed; None of nothing.
+    """Return p50, p95, p99, p999 and max, each the least value that this share of all does not exceed; None of nothing.
 
     >>> quantiles_of([5.0, 1.0, 3.0])
     {'p50': 3.0, 'p95': 5.0, 'p99': 5.0, 'p999': 5.0, 'max': 5.0}
