@@ -26,6 +26,8 @@ latency       milliseconds: `operation` send -> answer, `message` send -> handle
               `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once;
               `idle`: shares of a core that an idle job and its JVM use, a sample a second;
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
+timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
+              `operation` send -> answer, `spark` and `job` for each micro-batch
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
               150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """
@@ -56,6 +58,7 @@ from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
 from tests.benchmarks.snapshot_delay import measure_snapshot
+from tests.benchmarks.timeline import measure_timeline
 from tests.support.time_limit import time_limit
 
 __all__ = ["PARTS", "run_bench"]
@@ -78,6 +81,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "drain": measure_drain,
     "build": measure_build,
     "latency": measure_latency,
+    "timeline": measure_timeline,
     "fairness": measure_fairness,
 }
 PARTS = (*_PARTS, *_PARTS_WITH_KAFKA)
