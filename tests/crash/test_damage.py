@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from connectors.delta.store import write_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.cli.exits import Exit, exit_code
 from pipelines.recovery.restore import move_tables_away
@@ -75,10 +76,8 @@ def _each(files: Iterator[Path]) -> list[list[Path]]:
 def played(spark: SparkSession, kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> RestoreScene:
     scene = RestoreScene(spark, kafka.bootstrap_servers, tmp_path_factory.mktemp("played"))
     scene.play()
-    jvm: Any = spark._jvm
     for table in AUDIT_TABLES:
-        path = str(table_path(scene.folder.delta, table))
-        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path).checkpoint()
+        write_checkpoint(spark, table_path(scene.folder.delta, table))
     shutil.rmtree(scene.folder.root / "image")
     return scene
 

@@ -31,11 +31,11 @@ from connectors.delta.log.table_log import read_data_files
 from connectors.delta.log.transactions import known_versions
 from connectors.delta.log.write_commit import write_commit
 from connectors.delta.rows import encode_rows
-from connectors.delta.store import ensure_table
+from connectors.delta.store import ensure_table, write_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, TABLES
 from connectors.delta.views import register_views
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid
-from tests.support.audit_tables import NOW_MS, delivery, delta_log, flushed, slices, stored, stored_seqs
+from tests.support.audit_tables import NOW_MS, delivery, flushed, slices, stored, stored_seqs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -640,7 +640,7 @@ def test_commits_of_others_that_are_gone_are_no_other_writer(
     path = root / "deliveries"
     for property_ in ("a", "b"):
         spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('x.{property_}' = '1')")
-    delta_log(spark, path).checkpoint()
+    write_checkpoint(spark, path)
     for version in range(4):
         (path / "_delta_log" / f"{version:020d}.json").unlink()
     assert flusher.flush("deliveries", slices([3]), 3) == 2
