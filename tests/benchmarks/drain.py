@@ -71,9 +71,12 @@ def _drain(
         started, cpu = time.perf_counter(), CpuUse()
         answered_s = 0.0
         lags: list[tuple[float, int]] = []
-        peaks = {"jvm": 0, "python": 0}
+        own = psutil.Process()
+        # Found once: to look for it costs more than the memory of both, in an interpreter that the job needs.
+        processes = {"jvm": next(each for each in own.children(recursive=True) if is_spark(each)), "python": own}
+        peaks = dict.fromkeys(processes, 0)
         while True:
-            _note_memory(peaks)
+            _note_memory(peaks, processes)
             totals = host.job.metrics.totals()
             now = time.perf_counter() - started
             lags.append((round(now, 1), host.job.outbox.undelivered_bytes))
@@ -115,12 +118,6 @@ def _interleaved(messages: int, queues: int) -> Iterator[Command]:
         yield from itertools.chain(commands)
 
 
-def _note_memory(peaks: dict[str, int]) -> None:
-    own = psutil.Process()
-    peaks["python"] = max(peaks["python"], own.memory_info().rss)
-    for child in own.children(recursive=True):
-        try:
-            if is_spark(child):
-                peaks["jvm"] = max(peaks["jvm"], child.memory_info().rss)
-        except psutil.NoSuchProcess:
-            continue
+def _note_memory(peaks: dict[str, int], processes: dict[str, psutil.Process]) -> None:
+    for name, process in processes.items():
+        peaks[name] = max(peaks[name], process.memory_info().rss)
