@@ -14,6 +14,7 @@ profile       the ten functions in which the kernel spends most of its own time 
 snapshot      milliseconds of the longest of many writes beside each snapshot of 1,000,000 leases, and without one
 positions     a position alone: stored `bytes` of 1,000,000 offsets by pattern, `rates` of marks (a range counts once),
               `ns_a_mark` by the span of offsets over which marks are spread, [median, least, greatest]
+long_log      a table with 10,000 commits: milliseconds of a flush at its beginning and end (medians), and to open it
 client        `renewal`: CPU seconds of a client that renews 100,000 messages; `ack_bytes_a_message` on the wire
 ------------  ---------------------------------------------------------------------------------------------------------
 producer      messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;
@@ -55,6 +56,7 @@ from tests.benchmarks.drain import measure_drain
 from tests.benchmarks.fairness import measure_fairness
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
 from tests.benchmarks.latency import measure_latency
+from tests.benchmarks.long_log import measure_long_log
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
 from tests.benchmarks.snapshot_delay import measure_snapshot
@@ -74,6 +76,7 @@ _PARTS: dict[str, Callable[[BenchOptions], Any]] = {
     "profile": measure_profile,
     "snapshot": measure_snapshot,
     "positions": measure_positions,
+    "long_log": measure_long_log,
     "client": measure_client,
 }
 _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
