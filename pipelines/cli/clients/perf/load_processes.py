@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -24,8 +24,6 @@ POLL_MS = 1_000
 UNDECLARED_PAUSE_S = 0.2
 CLOSE_MS = 10_000
 LOOK_S = 0.05
-
-Fail = Callable[[str], None]
 
 
 def send_load(plan: Plan, counts: ProcessCounts, stopping: Any, failures: Any) -> None:  # noqa: ANN401 - multiprocessing's own
