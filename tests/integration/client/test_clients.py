@@ -6,6 +6,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self
 
 import msgspec
@@ -34,6 +35,8 @@ from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Dispatch
 from popstream.wire.reason import Reason
+from tests.support.left_behind import end_offsets
+from tests.support.wire import wait_for
 
 pytestmark = pytest.mark.integration
 
@@ -250,9 +253,18 @@ def test_an_answer_that_comes_late_is_asked_for_again_and_decided_once(
 ) -> None:
     fill(servers, topic, [b"0"])
     dispatch_existing(servers, topic, queue_ids=[0], prefix=topic_prefix)
-    with Consumer(servers, group="g", prefix=topic_prefix, resend_after_ms=200) as consumer:
-        job.is_paused.set()
-        threading.Timer(1.5, job.is_paused.clear).start()
+    job.is_paused.set()
+    before = sum(end_offsets(servers, job.topics.ops).values())
+
+    def go_on_after_three() -> None:
+        wait_for(lambda: sum(end_offsets(servers, job.topics.ops).values()) >= before + 3)
+        job.is_paused.clear()
+
+    with (
+        Consumer(servers, group="g", prefix=topic_prefix, resend_after_ms=200) as consumer,
+        ThreadPoolExecutor(1) as waiting,
+    ):
+        waiting.submit(go_on_after_three)
         (message,) = consumer.pop(topic, 0).messages
         assert (message.attempt, all_applied(consumer.ack([message]))) == (1, True)
     pops = [command for command in job.commands if command.op_id and getattr(command, "group", "") == "g"]
