@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from connectors.delta.store import write_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from pipelines.cli.exits import Exit, exit_code
 from pipelines.recovery.restore import move_tables_away
@@ -76,8 +75,10 @@ def _each(files: Iterator[Path]) -> list[list[Path]]:
 def played(spark: SparkSession, kafka: EmbeddedKafka, tmp_path_factory: pytest.TempPathFactory) -> RestoreScene:
     scene = RestoreScene(spark, kafka.bootstrap_servers, tmp_path_factory.mktemp("played"))
     scene.play()
+    jvm: Any = spark._jvm
     for table in AUDIT_TABLES:
-        write_checkpoint(spark, table_path(scene.folder.delta, table))
+        path = str(table_path(scene.folder.delta, table))
+        jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path).checkpoint()
     shutil.rmtree(scene.folder.root / "image")
     return scene
 
