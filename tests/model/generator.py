@@ -33,6 +33,8 @@ RECORDS_PER_SEED = 2_000
 
 QUEUES = [("orders", 0), ("orders", 1), ("parcels", 0), ("parcels", 1), ("%LMQ%$orders$urgent", 0)]
 GROUPS = ["billing", "audit", "search"]
+POLICY_GROUPS = [f"policy-{number}" for number in range(30)]
+"""Groups that only policies name: each makes a lane, so that the quota of new lanes meets policies too."""
 CLIENTS = ["c1", "c2", "c3"]
 TAGS = [0, 1, 2, 3, 2**64 - 1]
 ATTEMPTS = ["attempt 1", "attempt 2"]
@@ -280,7 +282,7 @@ class World:
         r = self.random
         operation: dict[str, Any] = {"type": "policy"}
         if r.random() < 0.7:
-            operation["group"] = r.choice(GROUPS)
+            operation["group"] = r.choice(GROUPS if r.random() < 0.75 else POLICY_GROUPS)
         if r.random() < 0.6:
             operation["max_attempts"] = r.choice([1, 2, 2, 3, 5, 65_535])
         if r.random() < 0.5:
@@ -293,10 +295,12 @@ class World:
             operation["in_flight_max"] = r.choice([1, 3, 5, 20, 2**31 - 1])
         if r.random() < 0.2:
             operation["window_max"] = r.choice([1_000_000, 1_073_741_824])
-        if r.random() < (0.25 if "group" in operation else 0.5):
-            for quota in ("pops_per_s_max", "client_pops_per_s_max", "client_parked_max", "queue_pops_per_s_max"):
+        if r.random() < 0.5:
+            for quota in ("pops_per_s_max", "client_pops_per_s_max", "queue_pops_per_s_max"):
                 if r.random() < 0.5:
                     operation[quota] = r.choice([1, 1, 2, 3])
+            if r.random() < 0.9:
+                operation["client_parked_max"] = 1  # more pops of a client seldom wait
             for quota in ("queue_parked_max", "new_lanes_per_min_max", "resets_per_min_max"):
                 if r.random() < 0.5:
                     operation[quota] = r.choice([1, 1, 2, 4])

@@ -30,7 +30,7 @@ from popstream.wire.answer import Answer
 from popstream.wire.command import Command
 from popstream.wire.dead_letter import DeadLetter
 from tests.model.comparison import Decided, Subject
-from tests.model.generator import GROUPS, PARTITIONS
+from tests.model.generator import GROUPS, PARTITIONS, POLICY_GROUPS
 from tests.model.reference_model import WORK_LIMITS, Record, WorkLimits, partition_of, queue_key
 
 __all__ = ["KernelSubject", "kernel_subject"]
@@ -61,7 +61,7 @@ class KernelSubject:
     def __init__(
         self,
         seed: int | None,
-        groups: Iterable[str] = (*GROUPS, "nobody"),
+        groups: Iterable[str] = (*GROUPS, *POLICY_GROUPS, "nobody"),
         *,
         limits: WorkLimits = WORK_LIMITS,
     ) -> None:
