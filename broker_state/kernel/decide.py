@@ -28,7 +28,7 @@ from broker_state.kernel.parked_pops import (
     serve,
     serve_new,
 )
-from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
+from broker_state.kernel.validation import is_op_id, is_queue_name, what_is_invalid
 from broker_state.store.keys import op_key
 from broker_state.store.overlay import Overlay
 from popstream.wire.command import (
@@ -107,7 +107,7 @@ def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
             return None
     waiting = _decide_by_kind(op, is_new=is_new)
     if op_id is not None and waiting is None:
-        _store_answer(op, op_id, parked=0)
+        op_window.store(op, op_id, parked=0)
     return waiting
 
 
@@ -149,10 +149,6 @@ def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
     return None
 
 
-def _store_answer(op: OpContext, op_id: str, *, parked: int) -> None:
-    op_window.store(op, op_id, group=known_group(group_of(op.command)), parked=parked)
-
-
 def _grant(op: OpContext, waiting: LaneState | None) -> None:
     """Step 3: serve pops, by lane in the order of their groups: parked pops as they came, then the record's own."""
     queue = op.queue
@@ -166,4 +162,4 @@ def _grant(op: OpContext, waiting: LaneState | None) -> None:
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
-                _store_answer(op, op.op_id, parked=parked.number if parked else 0)
+                op_window.store(op, op.op_id, parked=parked.number if parked else 0)

@@ -7,7 +7,6 @@ shorter. Whatever is not plainly good is left to the general way: nothing has ch
 from broker_state.audit import OperationOutcome
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.lanes.concurrent_lane import ack_run, judge
-from broker_state.store.facts import DeliveryState
 from broker_state.store.pages import PAGE_SHIFT
 from popstream.wire.answer import Run
 from popstream.wire.command import Ack
@@ -47,10 +46,7 @@ def decide_lone_ack(op: OpContext, command: Ack, offsets_max: int) -> bool:
     op.touch(lane)
     ack_run(op, lane, entry, first, last + 1, before)
     page.replace(first, last + 1, None)
-    if before.state == DeliveryState.LEASED:
-        lane.settle_acked(page, before.deadline_ms)
-    else:
-        lane.settle(page)
+    lane.settle_acked(page, before)
     lane.acked.mark(first, last + 1)
     outcome = OperationOutcome(Reason.OK, 0, True, None, before.deadline_ms or None, None, before.attempt)
     op.audit.operation_runs(ref.group, ((0, first, last, ref.handle, entry.cause, outcome),))

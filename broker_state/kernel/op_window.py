@@ -8,6 +8,7 @@ import msgspec
 
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import QueueState
+from broker_state.kernel.validation import known_group
 from broker_state.store.keys import QueueTag, op_key, op_page_key
 from broker_state.store.state_records import OP_LOG_ENTRIES, OpLog, OpWindowEntry
 from popstream.wire.answer import Answer
@@ -68,15 +69,9 @@ def answered_pop(queue: QueueState, key: bytes, entry: OpWindowEntry) -> Answer:
     return _decode_answer(_first_answer(queue, key, entry))
 
 
-def store(op: OpContext, op_id: str, *, group: str | None, parked: int) -> None:
-    """Store the answer to the record's own operation.
-
-    Args:
-        op: The operation.
-        op_id: Its op_id.
-        group: The group that its command names.
-        parked: Number of its pop, if that is parked; 0: it is not.
-    """
+def store(op: OpContext, op_id: str, *, parked: int) -> None:
+    """Store the answer to the record's own operation; `parked`: number of its pop, if that is parked, else 0."""
+    group = known_group(group_of(op.command))
     entry = OpWindowEntry(op.now_ms // _MINUTE_MS, op.record.digest, op.kind, group, parked, 0, b"")
     _store(op.queue, op.op_key, entry, op.answer or b"")
     _log(op.queue, op_id, entry.minute, 0 if parked else entry.pages)

@@ -43,10 +43,9 @@ class Turn(NamedTuple):
     ends: dict[int, int]
 
 
-_partition, _place = (
-    itemgetter(0),
-    itemgetter(0, 1),
-)  # partition, and with it the Kafka offset, of either kind of record
+# Of either kind of record: its partition, and that with its Kafka offset.
+_partition = itemgetter(0)
+_place = itemgetter(0, 1)
 
 
 def order(decoded: Iterable[OpRecord | Rejected], next_offset: Mapping[int, int]) -> Ordered:
@@ -73,7 +72,8 @@ def in_turns(ordered: Ordered, records_max: int) -> Iterator[Turn]:
     """
     operations, rejected = ordered
     records: list[OpRecord | Rejected] = [*operations, *rejected]
-    records.sort(key=_place)
+    if rejected:
+        records.sort(key=_place)
     partitions = [list(each) for _, each in groupby(records, key=_partition)]
     for begin in range(0, max(map(len, partitions), default=0), records_max):
         shares = [share for partition in partitions if (share := partition[begin : begin + records_max])]

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 import psutil
 
-__all__ = ["CpuUse", "is_spark"]
+__all__ = ["CpuUse", "cpu_s", "is_spark"]
 
 
 class CpuUse:
@@ -24,6 +24,12 @@ class CpuUse:
         return {"total": round(sum(used.values()), 2), **{name: round(us, 2) for name, us in most_first if us > 0}}
 
 
+def cpu_s(process: psutil.Process) -> float:
+    """Return the seconds of CPU that a process has used, in user mode and in the system."""
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
 def is_spark(process: psutil.Process) -> bool:
     """Whether this is the JVM of a Spark session."""
     return process.name() == "java" and any("spark" in part for part in process.cmdline())
@@ -33,14 +39,12 @@ def _seconds() -> defaultdict[str, float]:
     own = psutil.Process()
     seconds: defaultdict[str, float] = defaultdict(float)
     names = {thread.native_id: thread.name for thread in threading.enumerate()}
-    times = own.cpu_times()
-    seconds["other_threads"] = times.user + times.system
+    seconds["other_threads"] = cpu_s(own)
     for thread in own.threads():
         if thread.id in names:
             seconds[names[thread.id]] += thread.user_time + thread.system_time
             seconds["other_threads"] -= thread.user_time + thread.system_time
     for child in own.children(recursive=True):
         if child.name() == "java":
-            times = child.cpu_times()
-            seconds["spark_jvm" if is_spark(child) else "kafka_jvm"] += times.user + times.system
+            seconds["spark_jvm" if is_spark(child) else "kafka_jvm"] += cpu_s(child)
     return seconds

@@ -5,7 +5,7 @@ import time
 
 import psutil
 
-from tests.benchmarks.cpu_use import is_spark
+from tests.benchmarks.cpu_use import cpu_s, is_spark
 
 __all__ = ["idle_shares"]
 
@@ -17,13 +17,8 @@ def idle_shares(seconds: int) -> dict[str, float]:
     time.sleep(5)
     shares = []
     for _ in range(seconds):
-        before = _cpu_s(own) + _cpu_s(jvm)
+        before = cpu_s(own) + cpu_s(jvm)
         began = time.perf_counter()
         time.sleep(1)
-        shares.append((_cpu_s(own) + _cpu_s(jvm) - before) / (time.perf_counter() - began))
+        shares.append((cpu_s(own) + cpu_s(jvm) - before) / (time.perf_counter() - began))
     return {"median": round(statistics.median(shares), 3), "max": round(max(shares), 3)}
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)

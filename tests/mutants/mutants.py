@@ -400,12 +400,12 @@ MUTANTS = [
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
-                _store_answer(op, op.op_id, parked=parked.number if parked else 0)
+                op_window.store(op, op.op_id, parked=parked.number if parked else 0)
 """,
         """        if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
-                _store_answer(op, op.op_id, parked=parked.number if parked else 0)
+                op_window.store(op, op.op_id, parked=parked.number if parked else 0)
         if lane.record.parked:
             serve(op, lane)
 """,

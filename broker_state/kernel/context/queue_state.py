@@ -38,7 +38,7 @@ __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", 
 
 _SCAN_MAX = 1_000
 _U32_MAX = (1 << 32) - 1
-_AVAILABLE = DeliveryState.AVAILABLE
+_AVAILABLE, _LEASED = DeliveryState.AVAILABLE, DeliveryState.LEASED
 _ERA_TAGS = (
     LaneTag.ACKED,
     LaneTag.DELIVERIES,
@@ -268,17 +268,17 @@ class LaneState:
                 self.discard_client_page(client, page.page_no)
             self._overlay.delete(self._page_key(page.page_no))
 
-    def settle_acked(self, page: DeliveryPage, deadline_ms: int) -> None:
-        """Do `settle` for a page from which only leases with this deadline were removed.
+    def settle_acked(self, page: DeliveryPage, acked: Delivery) -> None:
+        """Do `settle` for a page from which only messages with this delivery were removed.
 
-        It takes a look at all runs of the page, unless it waits for `QueueState.settle`: a deadline can only have moved
-        later. (After a change of invisible time it cannot wait: a deadline may have moved earlier.)
+        To find the page's earliest deadline takes a look at all its runs. That waits for `QueueState.settle`, because
+        after an ack it can only have moved later. (After a change of invisible time it cannot wait.)
         """
-        if not page.runs:
+        if acked.state != _LEASED or not page.runs:
             self.settle(page)
             return
         self._overlay.put(self._page_key(page.page_no), page)
-        if deadline_ms == page.due_ms:
+        if acked.deadline_ms == page.due_ms:
             self.queue.unsettled[page] = self
 
     def settle_fresh(self, page: DeliveryPage, deadline_ms: int) -> None:

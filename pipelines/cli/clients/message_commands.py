@@ -7,10 +7,14 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.clients.perf.ack_form import AckForm
+from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN
 from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, with_options
 
 __all__ = ["consume", "ops", "perf", "release", "send"]
 
+InvisibleTime = Annotated[
+    Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="invisible time of each message")
+]
 HALF_A_MINUTE = Duration(30_000)
 A_MINUTE = Duration(60_000)
 A_MOMENT = Duration(3_000)
@@ -78,10 +82,7 @@ def consume(
     count_max: Annotated[
         int, typer.Option("--max", metavar="N", help="stop after this number of messages; 0: no limit", min=0)
     ] = 0,
-    invisible_time: Annotated[
-        Duration,
-        typer.Option(parser=Duration.parse, metavar="DURATION", help="invisible time of each message"),
-    ] = HALF_A_MINUTE,
+    invisible_time: InvisibleTime = HALF_A_MINUTE,
     wait: Annotated[
         Duration,
         typer.Option(parser=Duration.parse, metavar="DURATION", help="stop when no message has arrived for this time"),
@@ -114,7 +115,7 @@ def consume(
 @with_options(target=TargetOptions)
 def perf(
     messages: Annotated[int, typer.Option(help="messages to send", min=1)] = 100_000,
-    size: Annotated[int, typer.Option(help="bytes of a value", min=24, max=1_000_000)] = 100,
+    size: Annotated[int, typer.Option(help="bytes of a value", min=VALUE_BYTES_MIN, max=1_000_000)] = 100,
     rate: Annotated[
         float,
         typer.Option(help="messages sent in a second while workers consume; 0: all first, as fast as it goes", min=0),
@@ -137,9 +138,7 @@ def perf(
         int, typer.Option(help="messages of a pop, or of a call of the handler of sets", min=1, max=10_000)
     ] = 100,
     prefetch: Annotated[int, typer.Option(help="messages that a worker leases ahead", min=1)] = 1_000,
-    invisible_time: Annotated[
-        Duration, typer.Option(parser=Duration.parse, metavar="DURATION", help="invisible time of each message")
-    ] = A_MINUTE,
+    invisible_time: InvisibleTime = A_MINUTE,
     timeout: Annotated[
         Duration,
         typer.Option(parser=Duration.parse, metavar="DURATION", help="give up when nothing moves for this time"),

@@ -13,17 +13,18 @@ from typing import Any
 
 from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts
-from pipelines.cli.clients.perf.plan import Plan, made_value, read_value
+from pipelines.cli.clients.perf.load_message import made_value, read_value
+from pipelines.cli.clients.perf.plan import Plan
+from pipelines.cli.clients.send_and_consume import POLL_MS, UNDECLARED_PAUSE_S
 from popstream import Consumer, Message, NotDeclared, Outcome, Producer, SendResult
 
-__all__ = ["Worker", "consume_load", "send_load"]
+__all__ = ["LOOK_S", "Worker", "consume_load", "send_load"]
 
 UNCONFIRMED_MAX = 20_000
 """Messages that the sender has on the way at most."""
-POLL_MS = 1_000
-UNDECLARED_PAUSE_S = 0.2
 CLOSE_MS = 10_000
 LOOK_S = 0.05
+"""How often a process looks at what the others have set."""
 
 
 def send_load(plan: Plan, counts: ProcessCounts, stopping: Any, failures: Any) -> None:  # noqa: ANN401 - multiprocessing's own
@@ -137,30 +138,29 @@ class Worker:
 
     def _take(self, messages: Sequence[Message]) -> Future[list[Outcome]]:
         """Enter messages, and ack them."""
-        numbers = []
+        numbers: list[int | None] = []  # None: of somebody else
         for message in messages:
             found = read_value(self._plan, message.value)
+            numbers.append(None if found is None else found[0])
             if found is not None:
-                numbers.append(found[0])
                 self._ledger.note_delivery(*found)
         now_ns = time.time_ns()
         with self._lock:
             self._counts.messages += len(messages)
-            self._counts.others += len(messages) - len(numbers)
+            self._counts.others += numbers.count(None)
             self._counts.first_ns = self._counts.first_ns or now_ns
         outcomes = self._consumer.ack_async(messages)
-        outcomes.add_done_callback(functools.partial(self._acked, messages, now_ns))
+        outcomes.add_done_callback(functools.partial(self._acked, numbers, now_ns))
         return outcomes
 
-    def _acked(self, messages: Sequence[Message], began_ns: int, outcomes: Future[list[Outcome]]) -> None:
+    def _acked(self, numbers: Sequence[int | None], began_ns: int, outcomes: Future[list[Outcome]]) -> None:
         now_ns = time.time_ns()
         refused = 0
-        for message, outcome in zip(messages, outcomes.result(), strict=True):
-            found = read_value(self._plan, message.value)
+        for number, outcome in zip(numbers, outcomes.result(), strict=True):
             if not outcome.applied:
                 refused += 1
-            elif found is not None:
-                self._ledger.note_ack(found[0], (now_ns - began_ns) / 1e6)
+            elif number is not None:
+                self._ledger.note_ack(number, (now_ns - began_ns) / 1e6)
         with self._lock:
             self._counts.refused += refused
             self._counts.last_ns = now_ns

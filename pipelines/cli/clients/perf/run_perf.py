@@ -15,7 +15,7 @@ import typer
 
 from connectors.kafka.topic_admin import create_message_topic, describe, open_admin
 from pipelines.cli.clients.perf.ledger import GroupLedger, GroupResult, ProcessCounts, quantiles_of, seconds_between
-from pipelines.cli.clients.perf.load_processes import consume_load, send_load
+from pipelines.cli.clients.perf.load_processes import LOOK_S, consume_load, send_load
 from pipelines.cli.clients.perf.plan import Plan
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
@@ -27,7 +27,6 @@ from popstream.wire.command import ForgetLane
 __all__ = ["LoadReport", "new_plan", "run_perf"]
 
 PROGRESS_S = 2.0
-LOOK_S = 0.05
 JOIN_S = 30.0
 
 

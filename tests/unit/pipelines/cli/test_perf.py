@@ -12,8 +12,9 @@ import pytest
 
 from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.clients.perf.ledger import GroupLedger, ProcessCounts, quantiles_of, seconds_between
+from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN, made_value, read_value
 from pipelines.cli.clients.perf.load_processes import Worker
-from pipelines.cli.clients.perf.plan import VALUE_BYTES_MIN, Plan, made_value, read_value
+from pipelines.cli.clients.perf.plan import Plan
 from pipelines.cli.clients.perf.run_perf import new_plan
 from pipelines.cli.target import Target
 from popstream.testing import MemoryJob
