@@ -296,19 +296,25 @@ class World:
         if r.random() < 0.2:
             operation["window_max"] = r.choice([1_000_000, 1_073_741_824])
         if r.random() < 0.5:
-            for quota in ("pops_per_s_max", "client_pops_per_s_max", "queue_pops_per_s_max"):
-                if r.random() < 0.5:
-                    operation[quota] = r.choice([1, 1, 2, 3])
-            if r.random() < 0.9:
-                operation["client_parked_max"] = 1  # more pops of a client seldom wait
-            for quota in ("queue_parked_max", "new_lanes_per_min_max", "resets_per_min_max"):
-                if r.random() < 0.5:
-                    operation[quota] = r.choice([1, 1, 2, 4])
+            operation |= self._quotas()
         if r.random() < (0.5 if "group" in operation else 0.05):
             operation["orderly"] = r.random() < self._order.get(operation.get("group", ""), 0.5)
             if r.random() < 0.4:
                 operation["orderly"] = not operation["orderly"]
         return operation
+
+    def _quotas(self) -> dict[str, Any]:
+        r = self.random
+        quotas: dict[str, Any] = {}
+        for quota in ("pops_per_s_max", "client_pops_per_s_max", "queue_pops_per_s_max"):
+            if r.random() < 0.5:
+                quotas[quota] = r.choice([1, 1, 2, 3])
+        if r.random() < 0.9:
+            quotas["client_parked_max"] = 1  # more pops of a client seldom wait
+        for quota in ("queue_parked_max", "new_lanes_per_min_max", "resets_per_min_max"):
+            if r.random() < 0.5:
+                quotas[quota] = r.choice([1, 1, 2, 4])
+        return quotas
 
     def _dispatch(self, queue: tuple[str, int]) -> dict[str, Any]:
         r = self.random

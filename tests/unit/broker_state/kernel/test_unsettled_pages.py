@@ -4,10 +4,11 @@ import pytest
 
 from broker_state.kernel.context.decision import Decision
 from broker_state.kernel.fold import fold
+from broker_state.store.keys import queue_prefix, read_deadline_key
 from broker_state.store.memory_kv import MemoryKv
-from broker_state.store.overlay import Family, Overlay
+from broker_state.store.overlay import DEADLINES, Family, Overlay
 from popstream.wire.command import Cancel, Command, Declare, ForgetLane, Pop, ResetOffset, ReturnClient, Tick
-from tests.support.in_process.lane_lab import GROUP, QUEUE, LaneLab
+from tests.support.in_process.lane_lab import GROUP, QUEUE, TOPIC, LaneLab
 
 
 def stored(kv: MemoryKv) -> dict[Family, dict[bytes, bytes]]:
@@ -45,3 +46,15 @@ def test_decided_together_and_one_by_one_leave_the_same_bytes(command: Command, 
     together.write(overlay)
     assert stored(together) == stored(lab.kv)
     assert len(decision.operations) >= len(lab.records)
+
+
+def test_after_a_micro_batch_no_page_waits() -> None:
+    lab = LaneLab(written=4)
+    first = lab.pop(1, 1_000)
+    lab.pop(1, 50_000)
+    lab.ack(first.handle, (0, 0))
+    page = lab.lane().page(0)
+    assert page is not None
+    assert page.due_ms == lab.now_ms + 50_000
+    (key,) = lab.kv.families[DEADLINES]
+    assert read_deadline_key(queue_prefix(TOPIC, 0), key).deadline_ms == page.due_ms
