@@ -56,8 +56,9 @@ _CONF: Final = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Without native libraries the default starts a process for the mode of each new file, and writes a checksum file.
-    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+    # Without native libraries Hadoop's own starts `chmod` for each new file, two in every micro-batch, and its default
+    # writes a checksum file beside each.
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.NakedLocalFileSystem",
     # Vectored reads, meant for object stores, need direct memory of the size of a row group. Beyond
     # MaxDirectMemorySize a query waits 300 s and fails (a file of 66 MB).
     "spark.hadoop.parquet.hadoop.vectored.io.enabled": "false",
@@ -114,7 +115,8 @@ def build_session(
         .master(master)
         .config("spark.driver.memory", driver_memory)
         .config("spark.driver.extraJavaOptions", " ".join(options))
-        .config("spark.jars", ",".join(str(jar) for jar in jars))
+        # Not `spark.jars`, which are copied at each start, and whose classes no archive of classes can have.
+        .config("spark.driver.extraClassPath", os.pathsep.join(str(jar) for jar in jars))
     )
     for key, value in {**_CONF, **(conf or {})}.items():
         builder = builder.config(key, value)

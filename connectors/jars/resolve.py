@@ -53,7 +53,7 @@ def jars_dir(var: Path) -> Path:
 
 
 def spark_jars(var: Path) -> list[Path]:
-    """Return the jars to add to PySpark's own, for `spark.jars`.
+    """Return the jars to add to PySpark's own.
 
     Raises:
         JarError: One of them is missing.
