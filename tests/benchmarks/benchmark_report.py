@@ -15,11 +15,15 @@ snapshot      milliseconds of the longest of many writes beside each snapshot of
 positions     a position alone: stored `bytes` of 1,000,000 offsets by pattern, `rates` of marks (a range counts once),
               `ns_a_mark` by the span of offsets over which marks are spread, [median, least, greatest]
 long_log      a table with 10,000 commits: milliseconds of a flush at its beginning and end (medians), and to open it
+size          operations a second of kernel and store: `leases`, single ones beside 1,000 and beside 10,000,000 leases;
+              `lanes`, in turn over 10 and over 100,000 lanes of a queue
 client        `renewal`: CPU seconds of a client that renews 100,000 messages; `ack_bytes_a_message` on the wire
 ------------  ---------------------------------------------------------------------------------------------------------
 producer      messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;
               `waited_by_threads` with batches and without, `delay_ms...` [median, 99 of 100], `memory...` in use
 drain         the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
+batches       the same for acks of 1,000 entries each, and for pops of 10,000 messages that are acked as a whole
+restart       a job with 10,000,000 leases: `bytes_a_lease` in its state, `first_answer_s` from a start with no JVM
 build         `filled`: from a filled topic of messages of 100 bytes until all are poppable, the first one cold, and
               until all units are in Delta; `poppable`: milliseconds from the send of a message until it can be popped
 latency       milliseconds: `operation` send -> answer, `message` send -> handler of a waiting consumer,
@@ -52,13 +56,14 @@ from tests.benchmarks.batch_change import measure_batch_change
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.build import measure_build
 from tests.benchmarks.client_cost import measure_client
-from tests.benchmarks.drain import measure_drain
+from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
 from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.long_log import measure_long_log
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
+from tests.benchmarks.size import measure_restart, measure_size
 from tests.benchmarks.snapshot_delay import measure_snapshot
 from tests.benchmarks.timeline import measure_timeline
 from tests.support.time_limit import time_limit
@@ -77,11 +82,14 @@ _PARTS: dict[str, Callable[[BenchOptions], Any]] = {
     "snapshot": measure_snapshot,
     "positions": measure_positions,
     "long_log": measure_long_log,
+    "size": measure_size,
     "client": measure_client,
 }
 _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "producer": measure_producer,
     "drain": measure_drain,
+    "batches": measure_batches,
+    "restart": measure_restart,
     "build": measure_build,
     "latency": measure_latency,
     "timeline": measure_timeline,

@@ -1,8 +1,8 @@
-"""The job drains a topic that was filled before it started, with flushes to Delta meanwhile, and afterwards."""
+"""The job drains a topic that was filled before it started: single operations, batches of entries, whole pops."""
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, encode_command
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 from tests.benchmarks.cpu_use import CpuUse, is_spark
-from tests.benchmarks.measured_operations import declare_queue, single_entry_ops
+from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
 
-__all__ = ["measure_drain"]
+__all__ = ["drain", "fill", "measure_batches", "measure_drain"]
 
 _TOPIC = "bench"
 _GROUP = "group"
@@ -27,24 +27,67 @@ _SAMPLE_S = 0.5
 
 
 def measure_drain(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
-    """Fill a topic once, and drain it twice."""
-    records = _fill(kafka, "bench", options.operations, QUEUES, options.on_progress)
+    """Fill a topic once with operations of one entry, and drain it with flushes to Delta meanwhile, and afterwards."""
+    messages = options.operations // 2 // QUEUES
+    streams = [single_entry_ops(_TOPIC, queue_id, _GROUP, messages, reply_to=queue_id) for queue_id in range(QUEUES)]
+    records = fill(kafka, "bench", _TOPIC, messages, streams, options.on_progress)
     return {
-        name: _drain(kafka, "bench", options.work / name, options.var, records, flush_interval_s=interval_s)
+        name: drain(kafka, "bench", options.work / name, options.var, records, flush_interval_s=interval_s)
         for name, interval_s in (("delta_beside", 5.0), ("delta_after", 3600.0))
     }
 
 
-def _fill(kafka: EmbeddedKafka, prefix: str, operations: int, queues: int, on_progress: Callable[[str], None]) -> int:
-    """Write `operations` single-entry operations to a new ops topic; return the number of records."""
+def measure_batches(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
+    """Drain acks of 1,000 entries, and then pops of 10,000 messages that one entry acks as a whole.
+
+    A message counts twice in `messages_per_s_until_answered`: it is leased, and acked. `acked_per_s` counts acks alone.
+    """
+    report: dict[str, Any] = {}
+    for name, messages_a_pop, entry_offsets, operations in (
+        ("entries", 1_000, 1, options.operations),
+        ("whole_pops", 10_000, 10_000, options.operations * 20),
+    ):
+        pops = max(1, operations // messages_a_pop // QUEUES)
+        streams = [
+            whole_pop_ops(
+                _TOPIC, queue_id, _GROUP, pops, messages_a_pop, entry_offsets=entry_offsets, reply_to=queue_id
+            )
+            for queue_id in range(QUEUES)
+        ]
+        records = fill(kafka, name, _TOPIC, pops * messages_a_pop, streams, options.on_progress)
+        drained = drain(kafka, name, options.work / name, options.var, records, flush_interval_s=5.0)
+        messages = pops * messages_a_pop * QUEUES
+        acked_per_s = round(messages / drained["seconds_until_answered"])
+        report[name] = {
+            "messages": messages,
+            "acked_per_s": acked_per_s,
+            "messages_per_s_until_answered": 2 * acked_per_s,
+            **drained,
+        }
+    return report
+
+
+def fill(
+    kafka: EmbeddedKafka,
+    prefix: str,
+    topic: str,
+    messages: int,
+    streams: Sequence[Iterable[Command]],
+    on_progress: Callable[[str], None],
+) -> int:
+    """Write operations to a new ops topic, those of the streams by turns; return the number of records.
+
+    Before them come the records that declare a queue of `messages` for each stream.
+    """
     topics = Topics.of(prefix)
     facts = ensure_topics(kafka.bootstrap_servers, topics, TopicSettings())[topics.ops]
     producer = KafkaProducer(
         bootstrap_servers=kafka.bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024, max_request_size=1 << 24
     )
-    messages = operations // 2 // queues
+    declared = (command for number in range(len(streams)) for command in declare_queue(topic, number, messages))
     sent = 0
-    for command in _interleaved(messages, queues):
+    in_turn = itertools.chain.from_iterable(zip(*streams, strict=True))
+    for command in itertools.chain(declared, in_turn):
         key = ops_key(command.topic, command.queue_id)
         producer.send(
             topics.ops, key=key, value=encode_command(command), partition=partition_of(key, facts.partition_count)
@@ -57,9 +100,9 @@ def _fill(kafka: EmbeddedKafka, prefix: str, operations: int, queues: int, on_pr
     return sent
 
 
-def _drain(
+def drain(
     kafka: EmbeddedKafka, prefix: str, folder: Path, var: Path, records: int, *, flush_interval_s: float
-) -> dict[str, object]:
+) -> dict[str, Any]:
     """Start a job on the filled topic; return the rates until all is answered, and until Delta has all rows."""
     settings = JobSettings(
         folder=folder,
@@ -108,14 +151,6 @@ def _drain(
         "write_batch_bytes_max": totals.write_batch_bytes_max,
         "resident_bytes_max": peaks,
     }
-
-
-def _interleaved(messages: int, queues: int) -> Iterator[Command]:
-    for queue_id in range(queues):
-        yield from declare_queue(_TOPIC, queue_id, messages)
-    streams = [single_entry_ops(_TOPIC, queue_id, _GROUP, messages, reply_to=queue_id) for queue_id in range(queues)]
-    for commands in zip(*streams, strict=True):
-        yield from itertools.chain(commands)
 
 
 def _note_memory(peaks: dict[str, int], processes: dict[str, psutil.Process]) -> None:

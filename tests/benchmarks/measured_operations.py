@@ -90,6 +90,7 @@ def whole_pop_ops(
     order: bool = False,
     every: int = 1,
     times_ms: Sequence[int] = (),
+    reply_to: int | None = None,
 ) -> Iterator[Command]:
     """Yield pops of many messages, each acked by one record with an entry for every `entry_offsets` offsets.
 
@@ -101,6 +102,7 @@ def whole_pop_ops(
             queue_id=queue_id,
             v=1,
             op_id=f"{group}.P{number}",
+            reply_to=reply_to,
             group=group,
             max_messages=messages_a_pop,
             invisible_time_ms=3_600_000,
@@ -112,7 +114,8 @@ def whole_pop_ops(
             (0, at, at + entry_offsets - 1) for at in range(first, first + messages_a_pop, every * entry_offsets)
         ]
         op_id = f"{group}.A{number}"
-        yield batch(topic, queue_id, group, op_id, [(number + 1, first)], entries, order=order, times_ms=times_ms)
+        pop = [(number + 1, first)]
+        yield batch(topic, queue_id, group, op_id, pop, entries, order=order, times_ms=times_ms, reply_to=reply_to)
 
 
 def single_pops_one_batch(
@@ -135,6 +138,7 @@ def batch(
     *,
     order: bool = False,
     times_ms: Sequence[int] = (),
+    reply_to: int | None = None,
 ) -> Ack | ChangeInvisible:
     """Return one record: `pops` gives (epoch, first offset) of its handles, `entries` (handle index, first, last)."""
     check = lane_check(topic, queue_id, group)
@@ -145,12 +149,14 @@ def batch(
     ]
     if not times_ms:
         acked = [AckEntry(index, [(first, last)]) for index, first, last in entries]
-        return Ack(topic=topic, queue_id=queue_id, v=1, op_id=op_id, handles=handles, entries=acked)
+        return Ack(topic=topic, queue_id=queue_id, v=1, op_id=op_id, reply_to=reply_to, handles=handles, entries=acked)
     changed = [
         ChangeEntry(index, [(first, last)], time_ms)
         for (index, first, last), time_ms in zip(entries, itertools.cycle(times_ms), strict=False)
     ]
-    return ChangeInvisible(topic=topic, queue_id=queue_id, v=1, op_id=op_id, handles=handles, entries=changed)
+    return ChangeInvisible(
+        topic=topic, queue_id=queue_id, v=1, op_id=op_id, reply_to=reply_to, handles=handles, entries=changed
+    )
 
 
 def _ack(
