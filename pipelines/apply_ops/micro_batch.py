@@ -22,7 +22,7 @@ from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
 from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops.crash_loop import CrashLoopBreaker, UndecidableError
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.order import Plans, Turn, end_of_micro_batch, in_turns, order
+from pipelines.apply_ops.order import Plans, Turn, TurnLength, end_of_micro_batch, in_turns, order
 from pipelines.apply_ops.outbox import Entry, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of
 from pipelines.apply_ops.prefetch import op_keys_of
@@ -44,8 +44,6 @@ STEPS = ("decode", "order", "prefetch", "decide", "write", "publish")
 
 WRITE_AFTER_S = 0.5
 """A WriteBatch ends when its records have taken this long to decide. Where it ends has no effect on decisions."""
-TURN_RECORDS_MAX = 64
-"""Records of one partition that are decided before those of the next; in between the clock is looked at."""
 
 
 class RecordSource(Protocol):
@@ -177,6 +175,7 @@ class MicroBatchApplier:
         self._publish = publish
         self._after_batch = after_batch
         self._overlay = Overlay(store)
+        self._turn_length = TurnLength()
 
     def __call__(self, micro_batch: MicroBatch) -> None:
         """Apply one micro-batch; any exception ends the job."""
@@ -233,13 +232,15 @@ class MicroBatchApplier:
                 # Step 3: prefetch
                 with report.step("prefetch"):
                     self._overlay.prefetch_ops(op_keys_of(ordered.operations))
-            for turn in in_turns(ordered, TURN_RECORDS_MAX):
+            for turn in in_turns(ordered, self._turn_length):
                 if decided.takes_long:
                     self._finish(decided, {**self.applied.next_offset, **decided.ends}, batch_id, report)
                     decided = _Decided()
                 # Step 4: decide
+                began_s = time.perf_counter()
                 with _pure(), report.step("decide"):
                     self._decide(turn, decided)
+                self._turn_length.took(time.perf_counter() - began_s)
         if decided.records or end_offset != self.applied.next_offset:
             self._finish(decided, end_offset, batch_id, report)
 

@@ -14,7 +14,12 @@ from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Rejected
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["Ordered", "Plans", "Turn", "end_of_micro_batch", "in_turns", "order"]
+__all__ = ["Ordered", "Plans", "Turn", "TurnLength", "end_of_micro_batch", "in_turns", "order"]
+
+TURN_S = 0.05
+"""How long a turn of the partitions takes, about: then the clock is looked at."""
+TURN_RECORDS_MAX = 512
+"""Records of one partition in a turn."""
 
 
 class Plans(Protocol):
@@ -43,6 +48,31 @@ class Turn(NamedTuple):
     ends: dict[int, int]
 
 
+class TurnLength:
+    """How many records of a partition are decided before those of the next: as many as take about `TURN_S` in all.
+
+    A thousand light operations, or one with ten thousand entries. Where a turn ends has no effect on decisions.
+
+    >>> length = TurnLength(64)
+    >>> length.took(0.004); length.records
+    128
+    >>> length.took(0.2); length.took(0.2); length.records
+    32
+    """
+
+    __slots__ = ("records",)
+
+    def __init__(self, records: int = 64) -> None:
+        self.records = records
+
+    def took(self, seconds: float) -> None:
+        """Learn how long the last turn has taken."""
+        if seconds > TURN_S:
+            self.records = max(1, self.records // 2)
+        elif seconds < TURN_S / 4:
+            self.records = min(TURN_RECORDS_MAX, self.records * 2)
+
+
 # Of either kind of record: its partition, and that with its Kafka offset.
 _partition = itemgetter(0)
 _place = itemgetter(0, 1)
@@ -61,22 +91,25 @@ def order(decoded: Iterable[OpRecord | Rejected], next_offset: Mapping[int, int]
     return _apart(records)
 
 
-def in_turns(ordered: Ordered, records_max: int) -> Iterator[Turn]:
-    """Yield the records in parts, in the order of each partition, and as far of one partition as of the others.
+def in_turns(ordered: Ordered, length: TurnLength) -> Iterator[Turn]:
+    """Yield the records in turns, in the order of each partition, and as far of one partition as of the others.
 
     Decided in this order, the records of a partition do not wait for all those of another one.
 
     Args:
         ordered: A micro-batch, or a slice of it.
-        records_max: Records of one partition in a part.
+        length: Records of one partition in a turn; looked at before each turn, so that it may change meanwhile.
     """
     operations, rejected = ordered
     records: list[OpRecord | Rejected] = [*operations, *rejected]
     if rejected:
         records.sort(key=_place)
     partitions = [list(each) for _, each in groupby(records, key=_partition)]
-    for begin in range(0, max(map(len, partitions), default=0), records_max):
-        shares = [share for partition in partitions if (share := partition[begin : begin + records_max])]
+    begin, longest = 0, max(map(len, partitions), default=0)
+    while begin < longest:
+        end = begin + length.records
+        shares = [share for partition in partitions if (share := partition[begin:end])]
+        begin = end
         yield Turn(*_apart([*chain.from_iterable(shares)]), {share[-1][0]: share[-1][1] + 1 for share in shares})
 
 

@@ -1,6 +1,7 @@
 """Claim: a micro-batch passes six steps, and code, fail-points, laps and docs/design.md name them alike."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from broker_state.store.rocks_store import RocksStore
 from pipelines import failpoints
 from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.micro_batch import STEPS
+from pipelines.apply_ops.order import TurnLength
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
 ROOT = Path(__file__).parents[4]
@@ -61,8 +63,9 @@ def test_what_takes_long_is_written_in_parts(tmp_path: Path, monkeypatch: pytest
     """Whatever the parts are, state, answers and rows are those of one WriteBatch."""
     records = [DECLARE, written_to(0, 99), *[POP] * 30]
     left = []
+    monkeypatch.setattr(TurnLength, "took", lambda *_: None)
     for name, turn, seconds in (("whole", 1_000, 3_600.0), ("parts", 3, 0.0)):
-        monkeypatch.setattr(micro_batch, "TURN_RECORDS_MAX", turn)
+        monkeypatch.setattr(micro_batch, "TurnLength", partial(TurnLength, turn))
         monkeypatch.setattr(micro_batch, "WRITE_AFTER_S", seconds)
         with RocksStore(tmp_path / name / "state") as store:
             job = SmallJob(tmp_path / name, store)

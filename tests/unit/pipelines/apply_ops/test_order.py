@@ -7,7 +7,7 @@ import pytest
 from broker_state.kernel.context.decision import OpRecord
 from checkpoints.applied import Applied
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.order import Ordered, end_of_micro_batch, in_turns, order
+from pipelines.apply_ops.order import Ordered, TurnLength, end_of_micro_batch, in_turns, order
 from popstream.exchange.partitioner import ops_key
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.command import Tick, encode_command
@@ -68,7 +68,7 @@ def test_a_plan_that_starts_after_the_applied_offsets_is_refused() -> None:
 def test_partitions_take_turns_and_keep_their_order() -> None:
     records = [decoded(0, at, TICK if at % 4 else b"no command") for at in range(10)]
     records += [decoded(1, at, TICK) for at in range(3)] + [decoded(3, 0, b"no command")]
-    turns = list(in_turns(order(records, {}), 4))
+    turns = list(in_turns(order(records, {}), TurnLength(4)))
     assert [turn.ends for turn in turns] == [{0: 4, 1: 3, 3: 1}, {0: 8}, {0: 10}]
     assert [[at.kafka_offset for at in turn.operations if at.partition == 0] for turn in turns] == [
         [1, 2, 3],
@@ -76,4 +76,19 @@ def test_partitions_take_turns_and_keep_their_order() -> None:
         [9],
     ]
     assert [[each.row[:2] for each in turn.rejected] for turn in turns] == [[(0, 0), (3, 0)], [(0, 4)], [(0, 8)]]
-    assert list(in_turns(Ordered([], []), 4)) == []
+    assert list(in_turns(Ordered([], []), TurnLength(4))) == []
+
+
+def test_the_length_of_a_turn_may_change_between_two_turns() -> None:
+    length = TurnLength(4)
+    turns = in_turns(order([decoded(0, at, TICK) for at in range(12)], {}), length)
+    counts = [len(next(turns).operations)]
+    length.took(1.0)
+    counts.append(len(next(turns).operations))
+    for _ in range(20):
+        length.took(0.0)
+    counts += [len(turn.operations) for turn in turns]
+    assert counts == [4, 2, 6]
+    for _ in range(20):
+        length.took(1.0)
+    assert length.records == 1
