@@ -112,7 +112,7 @@ class EntrySender:
             closed = ClientClosed(message, subject=self._client_id)
             _fail(requests, closed)
             raise closed from error
-        self._let_go(requests, MessageState.FINISHED)
+        self.let_go((request.receipt for request in requests), MessageState.FINISHED)
         return future
 
     def change(
@@ -128,8 +128,9 @@ class EntrySender:
             timeout_ms: How long to wait for the answers; default: `answer_timeout_ms`.
         """
         requests, future = self._requests(changes)
-        self._let_go(
-            [request for request in requests if not (keeps and request.label.invisible_time_ms)], MessageState.RETURNED
+        self.let_go(
+            (request.receipt for request in requests if not (keeps and request.label.invisible_time_ms)),
+            MessageState.RETURNED,
         )
         good = self._without_expired(requests)
         if keeps:
@@ -140,9 +141,17 @@ class EntrySender:
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
         """Reject messages now."""
         requests, future = self._requests((receipt, cause) for receipt in receipts)
-        self._let_go(requests, MessageState.FINISHED)
+        self.let_go((request.receipt for request in requests), MessageState.FINISHED)
         self._send_now(_REJECT, requests, None)
         return future
+
+    def let_go(self, receipts: Iterable[Receipt], state: MessageState) -> None:
+        """Hold messages no longer, and record how they are settled, unless they were before."""
+        listed = list(receipts)
+        for receipt in listed:
+            if isinstance(receipt, Message) and not receipt.is_settled:
+                receipt.state = state
+        self._held.release(listed)
 
     def send_waiting(self) -> None:
         """Send the acks that wait for others: the next operation was asked for after them."""
@@ -183,12 +192,6 @@ class EntrySender:
     def _forget(self, future: OutcomesFuture) -> None:
         with self._lock:
             self._unanswered.discard(future)
-
-    def _let_go(self, requests: list[MessageRequest[Any]], state: MessageState) -> None:
-        for request in requests:
-            if isinstance(request.receipt, Message) and not request.receipt.is_settled:
-                request.receipt.state = state
-        self._held.release(request.receipt for request in requests)
 
     def _keep(self, requests: list[MessageRequest[Change]]) -> None:
         """Hold the messages that are extended but not held, because their lease seemed to have ended."""

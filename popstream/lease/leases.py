@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.settlement import Resender
+    from popstream.outcome import QueueKey
 
 __all__ = ["Leases", "left_s"]
 
@@ -74,6 +75,10 @@ class Leases:
     def renew_due(self) -> None:
         """Renew the leases that are due, and forget those that have ended."""
         self._renewer.check(time.monotonic())
+
+    def let_go(self, queue: QueueKey) -> None:
+        """Hold no message of a queue any more, because the caller is about to release them all."""
+        self._renewer.let_go(queue)
 
     def send_waiting_acks(self) -> None:
         """Send the acks that wait for others: the next operation was asked for after them."""

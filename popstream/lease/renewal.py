@@ -13,7 +13,7 @@ import msgspec
 
 from popstream.errors import AnswerTimeout
 from popstream.lease.entries import DELIVERY_OVER, Change
-from popstream.message import Message, MessageState
+from popstream.message import MessageState
 from popstream.outcome import queue_of
 from popstream.wire.base_errors import Invalid
 
@@ -83,6 +83,7 @@ class LeaseRenewer:
         self._held = held
         self._entries = entries
         self._policy = policy
+        self._checking = threading.Lock()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._next_check_s = float("inf")
@@ -113,6 +114,16 @@ class LeaseRenewer:
 
     def check(self, now_s: float) -> float:
         """Renew due leases, release the messages of ended threads, forget ended leases; return the next check time."""
+        with self._checking:
+            return self._check(now_s)
+
+    def let_go(self, queue: QueueKey) -> None:
+        """Renew no lease of a queue any more, because the caller is about to release them all."""
+        with self._checking:  # a check that has begun would renew them afterwards
+            receipts = [holding.receipt for holding in self._held.holdings()]
+            self._entries.let_go((one for one in receipts if queue_of(one) == queue), MessageState.RETURNED)
+
+    def _check(self, now_s: float) -> float:
         holdings = self._held.holdings()
         due: list[HeldMessage] = []
         over: list[HeldMessage] = []
@@ -160,10 +171,7 @@ class LeaseRenewer:
     def _forget(self, over: list[HeldMessage]) -> None:
         if over:
             LOG.info("%s: %d leases expired before their messages were settled", self._name, len(over))
-            for holding in over:
-                if isinstance(holding.receipt, Message) and not holding.receipt.is_settled:
-                    holding.receipt.state = MessageState.RETURNED
-            self._held.release([holding.receipt for holding in over])
+            self._entries.let_go((holding.receipt for holding in over), MessageState.RETURNED)
 
     def _return(self, orphans: list[HeldMessage]) -> None:
         if orphans:

@@ -19,6 +19,7 @@ from popstream import (
     PopResult,
     Receipt,
     Refused,
+    RenewalPolicy,
     all_applied,
     new_op_id,
 )
@@ -290,6 +291,21 @@ def test_return_client_gives_back_what_a_client_holds(job: MemoryJob, consumer: 
     with job.consumer("billing") as other:
         assert other.return_client("orders", 0, "c1") == [(0, 3)]
         assert len(other.pop("orders", 0, max_messages=10)) == 10
+
+
+def test_what_a_consumer_gives_back_of_itself_is_not_renewed_any_more(job: MemoryJob) -> None:
+    job.write("orders", 1, [b"x"])
+    always = RenewalPolicy(ahead_ms=10**9)
+    with job.consumer("billing", client_id="c1", renewal=always) as consumer, job.consumer("billing") as other:
+        messages = consumer.pop("orders", 0, max_messages=4, renew=True).messages
+        consumer.pop("orders", 1, renew=True)
+        assert consumer.return_client("orders", 0) == [(0, 3)]
+        assert all(message.is_settled for message in messages)
+        assert consumer.held_count == 1
+        renewals = len(sent(job, ChangeInvisible))
+        consumer.renew_due()
+        assert [change.queue_id for change in sent(job, ChangeInvisible)[renewals:]] == [1]
+        assert [message.queue_offset for message in other.pop("orders", 0, max_messages=4)] == [0, 1, 2, 3]
 
 
 def test_close_finishes_acks_and_gives_back_the_rest_by_one_operation_a_queue(job: MemoryJob) -> None:
