@@ -346,14 +346,16 @@ class Consumer:
             queue_id: Its partition.
             queue_offset: The first record to read; if it does not exist, the next one that does.
             count: Maximum number of messages; fewer are returned at the end of the queue.
-            inner_index: Skip the messages of the first record before this one.
+            inner_index: Skip the messages of the record at `queue_offset` before this one, which may be all of them.
 
         Raises:
             Invalid: The queue does not exist.
             Unavailable: Kafka does not answer.
         """
         self._require_open()
-        found = self._payloads.read(topic, queue_id, queue_offset, count, self._fetch_timeout_s)
+        # All messages of the first record may be left out, and each other record has one at least.
+        record_count = count + (inner_index > 0)
+        found = self._payloads.read(topic, queue_id, queue_offset, record_count, self._fetch_timeout_s)
         records = [record for at, payload in found for record in records_of(topic, queue_id, at, payload)]
         is_before = (record.queue_offset == queue_offset and record.inner_index < inner_index for record in records)
         return [record for record, left_out in zip(records, is_before, strict=True) if not left_out][:count]

@@ -463,6 +463,9 @@ def test_reading_from_the_middle_of_a_unit_gives_what_was_asked(job: MemoryJob) 
         (record,) = consumer.read("orders", 0, 0, 1, inner_index=3)
         assert (record.inner_index, record.inner_count, record.message_id[-1]) == (3, 4, "3")
         assert values(consumer.read("orders", 0, 1, 9, inner_index=0)) == [b"plain"]
+        assert values(consumer.read("orders", 0, 0, 1, inner_index=4)) == [b"plain"]
+        assert values(consumer.read("orders", 0, 0, 9, inner_index=40)) == [b"plain"]
+        assert values(consumer.read("orders", 0, 1, 9, inner_index=1)) == []
 
 
 @pytest.mark.usefixtures("unit")
