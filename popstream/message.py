@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
@@ -252,13 +252,12 @@ class LeasedUnit:
         """Whether some of its messages are settled, and would be delivered twice if the unit were redelivered."""
         return any(message.state is not MessageState.OPEN for message in self.messages)
 
-    def finish(self, message: Message, state: MessageState) -> bool:
-        """Record that a message is settled; return True for the last message of the unit."""
+    def finish(self, messages: Iterable[Message]) -> bool:
+        """Record that messages are done with; return True if the last open ones of the unit are among them."""
         with self._lock:
-            message.state = state
-            was_open = message.inner_index in self._open
-            self._open.discard(message.inner_index)
-            return was_open and not self._open
+            open_before = len(self._open)
+            self._open.difference_update(message.inner_index for message in messages)
+            return open_before > 0 and not self._open
 
     def renewed(self) -> None:
         """Copy the new end of the lease, and the new handle, to the messages."""

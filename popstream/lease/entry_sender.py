@@ -145,6 +145,11 @@ class EntrySender:
         self._send_now(_REJECT, requests, None)
         return future
 
+    def has_expired(self, receipt: Receipt) -> bool:
+        """Tell whether the lease of a message has ended by the broker's clock."""
+        now_ms = self._transport.broker_clock.now_ms(time.monotonic())
+        return now_ms is not None and _is_expired(receipt, now_ms)
+
     def let_go(self, receipts: Iterable[Receipt], state: MessageState) -> None:
         """Hold messages no longer, and record how they are settled, unless they were before."""
         listed = list(receipts)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import defaultdict
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
@@ -95,25 +96,27 @@ class Settlement:
     def ack(self, receipts: Iterable[Receipt], cause: Cause | None) -> OutcomesFuture:
         """Like `EntrySender.ack`. The last message of a unit to be settled acks the unit."""
 
-        def ack_part(call: _Call, part: _Part) -> None:
-            if not self._is_over(call, part):
-                self._finish(call, part, MessageState.FINISHED)
+        def ack_parts(call: _Call, parts: list[_Part]) -> None:
+            if finished := [part for part in parts if self._settle(call, part)]:
+                self._finish(call, finished)
 
-        return self._request(receipts, lambda whole, _: self._entries.ack(whole, cause), ack_part)
+        return self._request(receipts, lambda whole, _: self._entries.ack(whole, cause), ack_parts)
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
         """Like `EntrySender.reject`. A unit with a rejected message is rejected when all its messages are settled."""
 
-        def reject_part(call: _Call, part: _Part) -> None:
-            if self._is_over(call, part):
-                return
+        def reject_parts(call: _Call, parts: list[_Part]) -> None:
             if self._resender is not None:
-                self._send_again(call, part, Redelivery(self._group, part.message.attempt, reject=cause or ""))
-            else:
-                part.unit.cause = part.unit.cause or cause or ""
-                self._finish(call, part, MessageState.FINISHED)
+                for part in parts:
+                    if not self._was_settled(call, part):
+                        rejected = Redelivery(self._group, part.message.attempt, reject=cause or "")
+                        self._send_again(call, part, rejected)
+            elif finished := [part for part in parts if self._settle(call, part)]:
+                unit = finished[0].unit
+                unit.cause = unit.cause or cause or ""
+                self._finish(call, finished)
 
-        return self._request(receipts, lambda whole, _: self._entries.reject(whole, cause), reject_part)
+        return self._request(receipts, lambda whole, _: self._entries.reject(whole, cause), reject_parts)
 
     def change(self, changes: Iterable[tuple[Receipt, Change]], *, keeps: bool = True) -> OutcomesFuture:
         """Like `EntrySender.change`. A unit is renewed, or redelivered, with all its messages."""
@@ -123,12 +126,15 @@ class Settlement:
             labels = (listed[index][1] for index in indices)
             return self._entries.change(zip(whole, labels, strict=True), keeps=keeps)
 
-        def change_part(call: _Call, part: _Part) -> None:
-            change = listed[part.index][1]
+        def change_parts(call: _Call, parts: list[_Part]) -> None:
+            for part in parts:
+                change_part(call, part, listed[part.index][1])
+
+        def change_part(call: _Call, part: _Part, change: Change) -> None:
             goes_back = not (keeps and change.invisible_time_ms)
             if id(part.unit) in call.units:
                 call.follow(call.units[id(part.unit)], [part.index])
-            elif self._is_over(call, part):
+            elif self._was_settled(call, part):
                 return
             elif goes_back and self._resender is not None and (part.unit.is_begun or not change.suspend):
                 attempts = part.message.attempt - change.suspend
@@ -136,7 +142,7 @@ class Settlement:
             else:
                 self._change_unit(call, part, change, keeps=not goes_back)
 
-        return self._request((receipt for receipt, _ in listed), change_whole, change_part)
+        return self._request((receipt for receipt, _ in listed), change_whole, change_parts)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the messages that are sent again are written, and their units are settled.
@@ -153,9 +159,9 @@ class Settlement:
         self,
         receipts: Iterable[Receipt],
         request_whole: Callable[[list[Receipt], Sequence[int]], OutcomesFuture],
-        request_part: Callable[[_Call, _Part], None],
+        request_parts: Callable[[_Call, list[_Part]], None],
     ) -> OutcomesFuture:
-        """Request messages that are leased alone by `request_whole`, and messages of units by `request_part`."""
+        """Request messages leased alone by `request_whole`, and the messages of each unit by `request_parts`."""
         listed = list(receipts)
         parts = [
             _Part(index, receipt, receipt.unit)
@@ -168,31 +174,46 @@ class Settlement:
         of_parts = {part.index for part in parts}
         if whole := [index for index in range(len(listed)) if index not in of_parts]:
             call.follow(request_whole([listed[index] for index in whole], whole), whole)
+        units: defaultdict[int, list[_Part]] = defaultdict(list)
         for part in parts:
-            request_part(call, part)
+            units[id(part.unit)].append(part)
+        for of_unit in units.values():
+            request_parts(call, of_unit)
         return call.batch_future.future
 
     @staticmethod
-    def _is_over(call: _Call, part: _Part) -> bool:
+    def _was_settled(call: _Call, part: _Part) -> bool:
         """Tell whether a message was settled before; its outcome is then known here."""
         if not part.message.is_settled:
             return False
         was_done = part.message.state is MessageState.FINISHED
-        call.batch_future.settle([(part.index, DONE_BEFORE if was_done else EXPIRED_LOCALLY)])
+        call.settle([part], DONE_BEFORE if was_done else EXPIRED_LOCALLY)
         return True
 
-    def _finish(self, call: _Call, part: _Part, state: MessageState) -> None:
-        unit = part.unit
+    def _settle(self, call: _Call, part: _Part) -> bool:
+        """Record that a message is finished; return False if it was settled before."""
+        if self._was_settled(call, part):
+            return False
+        part.message.state = MessageState.FINISHED
+        return True
+
+    def _finish(self, call: _Call, parts: Sequence[_Part]) -> None:
+        """Settle a unit if these messages, which are settled, are its last ones: its outcome is theirs then."""
+        unit = parts[0].unit
         if unit.message.is_settled:
             # The unit is redelivered, or another consumer has it.
-            call.batch_future.settle([(part.index, EXPIRED_LOCALLY)])
-        elif not unit.finish(part.message, state):
-            call.batch_future.settle([(part.index, NOTED)])
+            call.settle(parts, EXPIRED_LOCALLY)
+        elif not unit.finish(part.message for part in parts):
+            # The job takes an ack after the deadline, but nobody knows yet whether it will be in time for this unit.
+            call.settle(parts, EXPIRED_LOCALLY if self._entries.has_expired(unit.message) else NOTED)
             self._held.changed()
-        elif unit.cause is not None:
-            call.follow(self._entries.reject([unit.message], unit.cause or None), [part.index])
         else:
-            call.follow(self._entries.ack([unit.message], None), [part.index])
+            if unit.cause is not None:
+                future = self._entries.reject([unit.message], unit.cause or None)
+            else:
+                future = self._entries.ack([unit.message], None)
+            for part in parts:
+                call.follow(future, [part.index])
 
     def _change_unit(self, call: _Call, part: _Part, change: Change, *, keeps: bool) -> None:
         unit = part.unit
@@ -226,7 +247,7 @@ class Settlement:
         def on_sent(done: Future[SendResult]) -> None:
             try:
                 if (error := done.exception()) is None:
-                    self._finish(call, part, MessageState.RETURNED)
+                    self._finish(call, [part])
                 else:
                     LOG.warning("%s could not be sent again, so its unit is redelivered: %s", where, error)
                     self._change_unit(call, part, REDELIVER_UNIT, keeps=False)
@@ -255,8 +276,12 @@ class _Call:
         self.batch_future = BatchFuture(count)
         self.units: dict[int, OutcomesFuture] = {}
 
+    def settle(self, parts: Iterable[_Part], outcome: Outcome) -> None:
+        """Record the outcome of messages of a unit."""
+        self.batch_future.settle((part.index, outcome) for part in parts)
+
     def follow(self, future: OutcomesFuture, indices: Sequence[int]) -> None:
-        """Take over the outcomes of a request: one for each index, or one for all of them."""
+        """Take over the outcomes of a request, one for each index."""
 
         def settle(done: OutcomesFuture) -> None:
             error = done.exception()

@@ -19,7 +19,6 @@ from popstream import (
     RenewalPolicy,
     all_applied,
 )
-from popstream.message import MessageState
 from popstream.payload.redelivery import Redelivery
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
@@ -199,9 +198,31 @@ def test_a_message_that_is_acked_twice_counts_once(job: MemoryJob) -> None:
         messages = consumer.pop("orders", 0, max_messages=4).messages
         unit = messages[0].unit
         assert unit is not None
-        assert [unit.finish(messages[0], MessageState.FINISHED) for _ in range(4)] == [False] * 4
-        assert [unit.finish(message, MessageState.FINISHED) for message in messages[1:]] == [False, False, True]
-        assert not unit.finish(messages[3], MessageState.FINISHED)
+        assert [unit.finish(messages[:1]) for _ in range(4)] == [False] * 4
+        assert [unit.finish(messages[:2]), unit.finish(messages[2:]), unit.finish(messages[3:])] == [False, True, False]
+
+
+@pytest.mark.usefixtures("unit")
+def test_all_acks_of_a_unit_in_one_call_have_the_outcome_of_the_unit(job: MemoryJob) -> None:
+    with job.consumer("g") as consumer, job.consumer("g") as other:
+        messages = consumer.pop("orders", 0, max_messages=4, invisible_time_ms=1_000).messages
+        job.advance(1_000)
+        assert len(other.pop("orders", 0, max_messages=4)) == 4
+        outcomes = consumer.ack(messages)
+        assert [(outcome.applied, outcome.reason) for outcome in outcomes] == [(False, Reason.STALE_HANDLE)] * 4
+
+
+@pytest.mark.usefixtures("unit")
+def test_an_ack_in_an_expired_unit_claims_no_success_before_the_job_has_decided(job: MemoryJob) -> None:
+    with job.consumer("g") as consumer:
+        messages = consumer.pop("orders", 0, max_messages=4, invisible_time_ms=1_000).messages
+        assert consumer.ack(messages[:1])[0].applied
+        job.advance(1_000)
+        consumer.return_client("orders", 0, "nobody")  # the answer shows the broker's time
+        outcomes = consumer.ack(messages[1:3])
+        assert [(outcome.applied, outcome.reason) for outcome in outcomes] == [(False, Reason.EXPIRED_LOCALLY)] * 2
+        assert consumer.ack(messages[3:])[0].applied, "nobody else has got it, so the job takes the ack"
+        assert values(consumer.pop("orders", 0, max_messages=8)) == [b"plain"]
 
 
 @pytest.mark.usefixtures("unit")
