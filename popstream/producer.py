@@ -330,7 +330,7 @@ class Producer:
                 key=key,
                 headers=list(headers) if headers else (),
                 queue_id=queue_id,
-                tag=tag or None,
+                tag=tag,
                 wait_for_store=wait_for_store,
             )
             destination = self._destinations.of(message)

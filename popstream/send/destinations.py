@@ -109,7 +109,7 @@ class Destinations:
         if message.key is None and queue_type == "sparse":
             text = f"{topic} is a sparse topic, which Kafka compacts by key: a message needs one"
             raise Invalid(text, subject=topic)
-        return Destination(topic, queue_id, message.wait_for_store, message.tag, queue_type == "batch")
+        return Destination(topic, queue_id, message.wait_for_store, message.tag or None, queue_type == "batch")
 
     def _await_metadata(self, topic: str, *, wait_for_store: bool) -> None:
         """Wait until Kafka has returned the partitions of a topic.

@@ -228,6 +228,16 @@ def test_types_and_transactions_that_cannot_be_are_refused_at_once(kafka: Memory
         Producer("memory", kafka_producer=kafka, kafka={"transactional_id": "t"})
 
 
+def test_an_empty_tag_is_no_tag_however_it_is_sent(producer: Producer, kafka: MemoryKafka) -> None:
+    tags: list[str | None] = ["", None]
+    producer.send_many([OutgoingMessage(topic="units", value=b"v", queue_id=0, tag=tag) for tag in tags])
+    for tag in tags:
+        producer.send("orders", b"v", tag=tag)
+    producer.flush()
+    assert [is_batch(record) for record in kafka.sent] == [True, False, False]
+    assert not any(TAG_HEADER in dict(record["headers"]) for record in kafka.sent)
+
+
 def test_what_kafka_python_does_not_take_is_not_written(producer: Producer, kafka: MemoryKafka) -> None:
     """It raises before it keeps anything; a time-out may pass, so that is tried again."""
     asked = []
