@@ -19,6 +19,7 @@ from popstream.lease.settlement import Resender
 from popstream.message import FilterVerdict, Message, MessageFilter, PopResult
 from popstream.outcome import Outcome, Receipt, ReceiptHandle, Record, SendResult, all_applied
 from popstream.payload.payloads import FetchCounts
+from popstream.payload.redelivery import Redelivery
 from popstream.producer import Producer
 from popstream.send.backfill import DispatchReport, dispatch_existing
 from popstream.send.outgoing import OutgoingMessage
@@ -58,6 +59,7 @@ __all__ = [
     "Receipt",
     "ReceiptHandle",
     "Record",
+    "Redelivery",
     "Refused",
     "RenewalPolicy",
     "Resender",

@@ -12,7 +12,6 @@ import msgspec
 from popstream.errors import ClientClosed
 from popstream.outcome import Outcome, Receipt
 from popstream.wire.reason import Reason
-from popstream.wire.tag import tag_value
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -72,12 +71,14 @@ class Message(Receipt, kw_only=True, eq=False):
 
     Attributes:
         attempt: Number of this delivery; 1 is the first.
+        headers: Names and values as they were sent, without those that popstream adds to a record.
         timestamp_ms: Timestamp of the record.
         pop_time_ms: When the lease began or was last changed, by the broker's clock; in an orderly lane always when it
             began.
         next_visible_time_ms: When the lease ends unless it is changed, by the broker's clock.
         settler: Carries out the methods; None: the message was not handed out by a consumer.
         state: How far it was settled here.
+        tag: Set by the sender; empty when there is none.
         message_id: Set by our producer; empty for messages of other producers.
         inner_index: Its place among the messages of its record.
         inner_count: Number of messages that its record carries.
@@ -94,6 +95,7 @@ class Message(Receipt, kw_only=True, eq=False):
     next_visible_time_ms: int
     settler: Settler | None = None
     state: MessageState = MessageState.OPEN
+    tag: str = ""
     message_id: str = ""
     inner_index: int = 0
     inner_count: int = 1
@@ -109,11 +111,6 @@ class Message(Receipt, kw_only=True, eq=False):
     def is_settled(self) -> bool:
         """Whether it was acked, rejected or released, alone or with its unit."""
         return self.state is not MessageState.OPEN or (self.unit is not None and self.unit.message.is_settled)
-
-    @property
-    def tag(self) -> str:
-        """Tag set by the sender; empty when there is none."""
-        return tag_value(self.leased.headers).decode(errors="replace")
 
     @property
     def receipt(self) -> Receipt:

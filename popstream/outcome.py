@@ -54,7 +54,7 @@ class Receipt(msgspec.Struct, kw_only=True, eq=False):
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):
-    """A message that was read from its queue without a lease."""
+    """A message that was read from its queue without a lease; its fields are those of `Message`."""
 
     topic: str
     queue_id: int
@@ -63,6 +63,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
     timestamp_ms: int
+    tag: str = ""
     message_id: str = ""
     inner_index: int = 0
     inner_count: int = 1

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
+    from popstream.message import Message
+    from popstream.payload.redelivery import Redelivery
+
     TypeOf = Callable[[str], QueueType | None]
 
 __all__ = ["Producer"]
@@ -177,7 +180,7 @@ class Producer:
             topic: Message topic.
             value: Payload; None deletes the key from a compacted topic.
             key: Messages with the same key go to the same queue, as with any Kafka producer. Required without a value.
-            headers: Names and values; names may repeat.
+            headers: Names and values; names may repeat. None may begin with `popstream-`.
             queue_id: Partition to send to, whatever the key.
             tag: Short text by which pops can select.
             wait_for_store: Wait for all in-sync replicas (acks=all); otherwise for one (acks=1), without retries.
@@ -220,8 +223,8 @@ class Producer:
         On a topic of the type `batch` they become one unit. On other topics each is a record in the queue of its key.
 
         Args:
-            messages: At most 10,000, all of one topic and with the same `wait_for_store`; no redeliveries. The messages
-                of a unit must also have the same tag and the same queue: by their `queue_id`, or by their keys.
+            messages: At most 10,000, all of one topic and with the same `wait_for_store`. The messages of a unit must
+                also have the same tag and the same queue: by their `queue_id`, or by their keys.
 
         Raises:
             ClientClosed: The producer is closed.
@@ -245,6 +248,26 @@ class Producer:
             ]
         )
         return [one.future for one in outgoing]
+
+    def send_again(self, message: Message, redelivery: Redelivery) -> Future[SendResult]:
+        """Send a message of a unit again, as a record of its own for one group; see `Consumer(resend_with=)`.
+
+        Raises:
+            ClientClosed: The producer is closed.
+        """
+        headers = [(name, value or b"") for name, value in message.headers]
+        return self._send(
+            message.topic,
+            message.value,
+            message.key,
+            headers,
+            message.queue_id,
+            message.tag,
+            wait_for_store=True,
+            is_waited=False,
+            message_id=message.message_id,
+            redelivery=redelivery,
+        )
 
     def flush(self, timeout_ms: int = FLUSH_TIMEOUT_MS) -> None:
         """Send the messages that wait for others, and wait until every message has its result.
@@ -319,6 +342,8 @@ class Producer:
         wait_for_store: bool,  # noqa: FBT001 - as in the public methods
         *,
         is_waited: bool,
+        message_id: str = "",
+        redelivery: Redelivery | None = None,
     ) -> Future[SendResult]:
         self._require_open()
         if is_waited:
@@ -338,14 +363,22 @@ class Producer:
             refused = SendFuture()
             refused.set_exception(error if isinstance(error, PopstreamError) else Invalid(str(error), subject=topic))
             return refused
-        outgoing = self._outgoing(message, is_waited=is_waited)
-        is_alone = not self._auto_batch or not message.is_batchable
+        outgoing = self._outgoing(message, is_waited=is_waited, message_id=message_id, redelivery=redelivery)
+        is_alone = not self._auto_batch or not outgoing.is_batchable
         self._sender.submit(destination, outgoing, is_waited=is_waited, is_alone=is_alone)
         return outgoing.future
 
-    def _outgoing(self, message: OutgoingMessage, *, is_waited: bool = False) -> Outgoing:
+    def _outgoing(
+        self,
+        message: OutgoingMessage,
+        *,
+        is_waited: bool = False,
+        message_id: str = "",
+        redelivery: Redelivery | None = None,
+    ) -> Outgoing:
         sent = SendFuture() if is_waited else SendFuture(self._shared_condition())
-        return Outgoing(message, sent, int(time.time() * 1000), time.monotonic() + self._delivery_timeout_s)
+        deadline_s = time.monotonic() + self._delivery_timeout_s
+        return Outgoing(message, sent, int(time.time() * 1000), deadline_s, redelivery, message_id)
 
     def _shared_condition(self) -> threading.Condition:
         """Return the condition of the next future; only some futures share it, as a result wakes all their waiters."""

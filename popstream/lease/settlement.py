@@ -25,7 +25,6 @@ from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
 from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import PopstreamError
-from popstream.wire.headers import MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
@@ -53,16 +52,8 @@ REDELIVER_UNIT = Change(1_000)
 class Resender(Protocol):
     """Sends a failed message again; a `Producer` is one."""
 
-    def send(
-        self,
-        topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
-        headers: Iterable[tuple[str, bytes]] | None = None,
-        queue_id: int | None = None,
-        tag: str | None = None,
-    ) -> Future[SendResult]:
-        """Send a message; the future is done when the message is written."""
+    def send_again(self, message: Message, redelivery: Redelivery) -> Future[SendResult]:
+        """Send a message as a record of its own; the future is done when the record is written."""
 
 
 class Settlement:
@@ -227,16 +218,11 @@ class Settlement:
     def _send_again(self, call: _Call, part: _Part, resent: Redelivery) -> None:
         """Send a message by itself, which settles it when it is written; otherwise its unit is redelivered."""
         assert self._resender is not None
-        message, unit = part.message, part.unit
+        message = part.message
         message.state = MessageState.RETURNED
-        own = {REDELIVERY_HEADER, MESSAGE_ID_HEADER, TAG_HEADER}
-        headers = [(name, value or b"") for name, value in message.headers if name not in own]
-        headers += [(MESSAGE_ID_HEADER, message.message_id.encode()), resent.header()]
         where = f"message {message.inner_index} of {message.topic}/{message.queue_id} offset {message.queue_offset}"
         try:
-            sent = self._resender.send(
-                message.topic, message.value, message.key, headers, message.queue_id, unit.message.tag or None
-            )
+            sent = self._resender.send_again(message, resent)
         except PopstreamError as error:
             LOG.warning("%s cannot be sent again, so its unit is redelivered: %s", where, error)
             self._change_unit(call, part, REDELIVER_UNIT, keeps=False)

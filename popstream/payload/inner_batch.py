@@ -32,9 +32,11 @@ from popstream.wire.headers import (
     BATCH_COUNT_HEADER,
     BATCH_KEYS_HEADER,
     TAG_HEADER,
+    without_own_headers,
 )
 from popstream.wire.key_hash import key_hash
 from popstream.wire.limits import INNER_BATCH_KEYS_BYTES_MAX, INNER_BATCH_MESSAGES_MAX
+from popstream.wire.tag import tag_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -80,6 +82,7 @@ class Unwrapped(msgspec.Struct, frozen=True):
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
     timestamp_ms: int
+    tag: str
     message_id: str
     inner_index: int
     inner_count: int
@@ -133,12 +136,14 @@ def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
         message = f"an inner batch of version {inner.version} has {found_count} messages, and its header says {count}"
         raise Corrupt(message)
     base = MessageId.parse(found.get(BATCH_BASE_HEADER))
+    tag = tag_text(headers)
     return [
         Unwrapped(
             one.key,
             one.value,
-            one.headers,
+            without_own_headers(one.headers) if one.headers else one.headers,
             inner.created_ms + one.after_ms,
+            tag,
             base.text_of(index) if base is not None else "",
             index,
             count,

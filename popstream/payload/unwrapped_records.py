@@ -11,6 +11,8 @@ from popstream.outcome import Record
 from popstream.payload.inner_batch import unwrap
 from popstream.payload.message_id import message_id_of
 from popstream.wire.base_errors import Corrupt
+from popstream.wire.headers import without_own_headers
+from popstream.wire.tag import tag_text
 
 if TYPE_CHECKING:
     from popstream.payload.payloads import Payload
@@ -26,5 +28,14 @@ def records_of(topic: str, queue_id: int, queue_offset: int, payload: Payload) -
     except Corrupt:
         unwrapped = None
     if unwrapped is None:
-        return [place(**msgspec.structs.asdict(payload), message_id=message_id_of(payload.headers))]
+        return [
+            place(
+                key=payload.key,
+                value=payload.value,
+                headers=without_own_headers(payload.headers),
+                timestamp_ms=payload.timestamp_ms,
+                tag=tag_text(payload.headers),
+                message_id=message_id_of(payload.headers),
+            )
+        ]
     return [place(**msgspec.structs.asdict(one)) for one in unwrapped]

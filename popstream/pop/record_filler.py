@@ -26,7 +26,9 @@ from popstream.payload.inner_batch import unwrap
 from popstream.payload.message_id import message_id_of
 from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import Corrupt
+from popstream.wire.headers import without_own_headers
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
+from popstream.wire.tag import tag_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -174,9 +176,9 @@ class RecordFiller:
         found: list[Message] = []
         malformed: list[Message] = []
         for queue_offset in sorted(fetched.payloads):
-            message = by_offset[queue_offset]
+            message, payload = by_offset[queue_offset], fetched.payloads[queue_offset]
             try:
-                unwrapped = unwrap(message.value, message.headers)
+                unwrapped = unwrap(payload.value, payload.headers)
             except Corrupt as error:
                 LOG.warning(
                     "offset %d of %s/%d is unreadable: %s", queue_offset, message.topic, message.queue_id, error
@@ -185,15 +187,14 @@ class RecordFiller:
                 continue
             if unwrapped is not None:
                 found += LeasedUnit(message, unwrapped).messages
-            elif self._is_for_now(message, broker_ms):
+            elif self._is_for_now(message, Redelivery.parse(payload.headers), broker_ms):
                 found.append(message)
         if malformed:
             self._settlement.reject(malformed, "UNREADABLE")
         return found, malformed
 
-    def _is_for_now(self, message: Message, broker_ms: int) -> bool:
+    def _is_for_now(self, message: Message, redelivery: Redelivery | None, broker_ms: int) -> bool:
         """Tell whether to hand out a message; settle a redelivery that is for another group, or for later."""
-        redelivery = Redelivery.parse(message.headers)
         if redelivery is None:
             return True
         if redelivery.group != self._group:
@@ -210,8 +211,8 @@ class RecordFiller:
 
     def _take_payload(self, message: Message, payload: Payload) -> None:
         message.key, message.value = payload.key, payload.value
-        message.headers, message.timestamp_ms = payload.headers, payload.timestamp_ms
-        message.message_id = message_id_of(payload.headers)
+        message.headers, message.timestamp_ms = without_own_headers(payload.headers), payload.timestamp_ms
+        message.tag, message.message_id = tag_text(payload.headers), message_id_of(payload.headers)
         self._held.filled(message, payload.size_bytes)
 
     def _filtered(self, messages: list[Message]) -> list[Message]:

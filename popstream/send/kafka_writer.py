@@ -145,13 +145,13 @@ class KafkaWriter:
         outcomes = _RecordOutcomes(len(shipment.messages), on_done)
         for index, (outgoing, fresh_id) in enumerate(zip(shipment.messages, ids, strict=True)):
             message = outgoing.message
-            outgoing.message_id = outgoing.message_id or message.message_id or fresh_id
+            outgoing.message_id = outgoing.message_id or fresh_id
             try:
                 sent = kafka.send(
                     shipment.topic,
                     value=message.value,
                     key=message.key,
-                    headers=message.record_headers(outgoing.message_id),
+                    headers=outgoing.record_headers,
                     partition=shipment.queue_id,
                     timestamp_ms=outgoing.created_ms,
                 )

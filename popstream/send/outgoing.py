@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from popstream.payload.message_id import message_id_of
+from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import Invalid
-from popstream.wire.headers import MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER
+from popstream.wire.headers import MESSAGE_ID_HEADER, OWN_PREFIX, TAG_HEADER, is_own_header
 from popstream.wire.limits import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message for `Producer.send_many`; the fields are those of `Producer.send`.
 
     Raises:
-        Invalid: A field has the wrong type, or there is neither value nor key.
+        Invalid: A field has the wrong type, a header is one of popstream's own, or there is neither value nor key.
     """
 
     topic: str
@@ -58,7 +58,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     wait_for_store: bool = True
 
     def __post_init__(self) -> None:
-        """Check the types: Kafka takes bytes."""
+        """Check the types, since Kafka takes bytes, and the names of the headers."""
         is_plain = self.key is None and self.tag is None and self.queue_id is None and not self.headers
         if is_plain and type(self.value) is bytes and type(self.topic) is str and self.topic:
             return  # most messages, at high rates
@@ -85,6 +85,9 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         if wrong:
             message = "the message cannot be sent; Kafka takes bytes, so serialize it first"
             raise Invalid(message, subject=str(self.topic), details=wrong)
+        if own := [name for name, _ in self.headers if is_own_header(name)]:
+            message = f"headers that begin with {OWN_PREFIX} are set by the producer; a tag is an argument of its own"
+            raise Invalid(message, subject=self.topic, details=own)
 
     @property
     def body_bytes(self) -> int:
@@ -104,28 +107,6 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             return Order.WHOLE_QUEUE
         return Order.NONE if self.key is None else self.key
 
-    @property
-    def is_batchable(self) -> bool:
-        """Whether it may share a batch: a redelivery may not, nor a message that deletes its key."""
-        return self.value is not None and not self.is_redelivery
-
-    @property
-    def is_redelivery(self) -> bool:
-        """Whether it is sent again after a delivery inside a unit."""
-        return bool(self.headers) and any(name == REDELIVERY_HEADER for name, _ in self.headers)
-
-    @property
-    def message_id(self) -> str:
-        """The id in its headers, which a redelivery has; otherwise empty."""
-        return message_id_of(self.headers) if self.headers else ""
-
-    def record_headers(self, message_id: str) -> list[tuple[str, bytes]]:
-        """Return the headers of the record that carries this message alone."""
-        headers = [*self.headers, (MESSAGE_ID_HEADER, message_id.encode())]
-        if self.tag:
-            headers.append((TAG_HEADER, self.tag.encode()))
-        return headers
-
 
 def require_alike(messages: Sequence[OutgoingMessage]) -> None:
     """Check that messages can be one batch (RocketMQ: MessageBatch.generateFromList; vectors ACC-04 to ACC-08).
@@ -141,8 +122,6 @@ def require_alike(messages: Sequence[OutgoingMessage]) -> None:
         wrong.append("its messages are of several topics")
     if any(message.wait_for_store != first.wait_for_store for message in messages):
         wrong.append("some of its messages are to wait for the store, and some are not")
-    if any(message.is_redelivery for message in messages):
-        wrong.append("a message that is sent again, or delayed, must be sent by itself")
     if wrong:
         text = "the messages cannot be one batch"
         raise Invalid(text, subject=first.topic, details=wrong)
@@ -217,7 +196,8 @@ class Outgoing(msgspec.Struct, eq=False, gc=False):
     Attributes:
         created_ms: Timestamp of the record, in milliseconds of the Unix epoch.
         deadline_s: After this time it is not handed to Kafka any more.
-        message_id: Its id at the last attempt.
+        redelivery: For a message that a consumer sends again out of a unit: for whom, and how it goes on there.
+        message_id: Its id at the last attempt; a redelivery has it from the beginning.
         buffered_bytes: Its part of the `buffered_bytes` of the producer; 0 when it has a result.
         epoch: Number of calls of `flush` before it.
         last_error: Why the last attempt has not written it.
@@ -227,7 +207,23 @@ class Outgoing(msgspec.Struct, eq=False, gc=False):
     future: SendFuture
     created_ms: int
     deadline_s: float
+    redelivery: Redelivery | None = None
     message_id: str = ""
     buffered_bytes: int = 0
     epoch: int = 0
     last_error: Exception | None = None
+
+    @property
+    def is_batchable(self) -> bool:
+        """Whether it may share a batch: a redelivery may not, nor a message that deletes its key."""
+        return self.message.value is not None and self.redelivery is None
+
+    @property
+    def record_headers(self) -> list[tuple[str, bytes]]:
+        """The headers of the record that carries this message alone."""
+        headers = [*self.message.headers, (MESSAGE_ID_HEADER, self.message_id.encode())]
+        if self.message.tag:
+            headers.append((TAG_HEADER, self.message.tag.encode()))
+        if self.redelivery is not None:
+            headers.append(self.redelivery.header())
+        return headers

@@ -1,5 +1,12 @@
 """Names of the headers that popstream gives to Kafka records; of several headers of one name the last one counts."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 __all__ = [
     "BATCH_BASE_HEADER",
     "BATCH_BYTES_HEADER",
@@ -17,7 +24,12 @@ __all__ = [
     "MESSAGE_ID_HEADER",
     "REDELIVERY_HEADER",
     "TAG_HEADER",
+    "is_own_header",
+    "without_own_headers",
 ]
+
+OWN_PREFIX = "popstream-"
+"""Names of message headers that begin so belong to popstream: a producer sets them, and a consumer removes them."""
 
 TAG_HEADER = "popstream-tag"
 """Tag of a message, or of all messages of an inner batch, in UTF-8 (popstream.wire.tag)."""
@@ -70,3 +82,17 @@ DEAD_LETTER_GONE_HEADER = "popstream.gone"
 
 DEAD_LETTER_TOO_LARGE_HEADER = "popstream.too_large"
 """Present when the message is too long to be copied; the record has no value then."""
+
+
+def is_own_header(name: str) -> bool:
+    """Tell whether a header of a message belongs to popstream, and not to the sender of the message.
+
+    >>> is_own_header("popstream-tag"), is_own_header("popstream.reason"), is_own_header("trace")
+    (True, False, False)
+    """
+    return name.startswith(OWN_PREFIX)
+
+
+def without_own_headers(headers: Iterable[tuple[str, bytes | None]]) -> list[tuple[str, bytes | None]]:
+    """Return the headers of a message as its sender gave them."""
+    return [header for header in headers if not is_own_header(header[0])]

@@ -16,7 +16,7 @@ from popstream.wire.headers import TAG_HEADER
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["HASH_BYTES", "NO_TAG", "tag_hash", "tag_value"]
+__all__ = ["HASH_BYTES", "NO_TAG", "tag_hash", "tag_text", "tag_value"]
 
 NO_TAG = 0
 """Hash of a message without a tag."""
@@ -48,3 +48,8 @@ def tag_value(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
         if name == TAG_HEADER:
             value = found or b""
     return value
+
+
+def tag_text(headers: Iterable[tuple[str, bytes | None]]) -> str:
+    """Return the tag in the headers of a record as text; empty when there is none."""
+    return tag_value(headers).decode(errors="replace")

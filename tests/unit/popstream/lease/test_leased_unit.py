@@ -19,11 +19,18 @@ from popstream import (
     RenewalPolicy,
     all_applied,
 )
+from popstream.payload.payloads import Payload
 from popstream.payload.redelivery import Redelivery
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Ack, ChangeInvisible, Command, Reject
-from popstream.wire.headers import REDELIVERY_HEADER
+from popstream.wire.headers import (
+    BATCH_BYTES_HEADER,
+    BATCH_COUNT_HEADER,
+    MESSAGE_ID_HEADER,
+    REDELIVERY_HEADER,
+    TAG_HEADER,
+)
 from popstream.wire.reason import Reason
 from tests.support.in_process.memory_kafka import MemoryKafka
 from tests.support.threads import eventually
@@ -58,6 +65,11 @@ def unit(producer: Producer) -> None:
 
 def sent(job: MemoryJob, kind: type[Command]) -> list[Any]:
     return [record for record in job.records if isinstance(record, kind)]
+
+
+def append(job: MemoryJob, value: bytes, *headers: tuple[str, bytes]) -> None:
+    """Write a record as a producer that is not ours may."""
+    job.append("orders", 0, Payload(None, value, [*headers], job.now_ms))
 
 
 def values(messages: Any) -> list[bytes | None]:
@@ -167,7 +179,41 @@ def test_a_failed_message_is_sent_again_by_itself_and_its_unit_is_done(
         assert values(other.pop("orders", 0, max_messages=8)) == [b"0", b"1", b"2", b"3", b"plain"]
         other.flush()
         assert other.held_count == 5 - 3
-    assert kafka.sent[-1]["partition"] == 0
+    record = kafka.sent[-1]
+    assert record["partition"] == 0
+    assert sorted(name for name, _ in record["headers"]) == [MESSAGE_ID_HEADER, REDELIVERY_HEADER, TAG_HEADER]
+
+
+@pytest.mark.usefixtures("unit")
+def test_a_message_can_be_forwarded_with_its_headers(job: MemoryJob, kafka: MemoryKafka, producer: Producer) -> None:
+    """What popstream adds to a record is about that record: its tag, its id, its group, the number of its messages."""
+    traced = [
+        OutgoingMessage(topic="orders", value=value, headers=[("trace", value)], tag="new") for value in (b"a", b"b")
+    ]
+    for future in [*producer.send_many(traced), producer.send("orders", b"c", headers=[("trace", b"c")], tag="new")]:
+        future.result(WAIT_S)
+    append(job, b"d", ("trace", b"d"), Redelivery("g", attempts=1).header())
+    with job.consumer("g", resend_with=producer) as consumer:
+        messages = consumer.pop("orders", 0, max_messages=16).messages[5:]
+        assert [(one.value, one.headers, one.tag) for one in messages] == [
+            (value, [("trace", value)], tag) for value, tag in ((b"a", "new"), (b"b", "new"), (b"c", "new"), (b"d", ""))
+        ]
+        records = consumer.read("orders", 0, 2, 9)
+        assert [(one.headers, one.tag) for one in records] == [(one.headers, one.tag) for one in messages]
+        for message in messages:
+            headers = [(name, value or b"") for name, value in message.headers]
+            producer.send("forwarded", message.value, headers=headers).result(WAIT_S)
+    for record in kafka.sent[-4:]:
+        assert [name for name, _ in record["headers"]] == ["trace", MESSAGE_ID_HEADER]
+
+
+@pytest.mark.parametrize(
+    "name", [TAG_HEADER, MESSAGE_ID_HEADER, REDELIVERY_HEADER, BATCH_COUNT_HEADER, "popstream-new"]
+)
+def test_a_sender_cannot_set_the_headers_of_popstream(kafka: MemoryKafka, producer: Producer, name: str) -> None:
+    with pytest.raises(Invalid, match="set by the producer"):
+        producer.send("orders", b"v", headers=[("trace", b"1"), (name, b"1")]).result(WAIT_S)
+    assert kafka.sent == []
 
 
 @pytest.mark.usefixtures("unit")
@@ -247,13 +293,12 @@ def test_a_unit_that_the_filter_returns_is_not_handed_out_in_part(job: MemoryJob
         assert values(consumer.pop("orders", 0, max_messages=8)) == [b"plain"]
 
 
-def test_a_unit_that_nobody_can_read_goes_to_the_dead_letters(job: MemoryJob, producer: Producer) -> None:
+def test_a_unit_that_nobody_can_read_goes_to_the_dead_letters(job: MemoryJob) -> None:
     """Names that are no text, values nested without end: what Python raises for it is an outcome too."""
     header = b"\xa1\xff"
     for body in (b"\x93\x01\x00\x91\x94\xc4\x01v\x00\xc0\x91\x92" + header + b"\xc0", b"\x91" * 100_000, b""):
-        headers = [("popstream-batch-count", b"1"), ("popstream-batch-bytes", b"%d" % len(body))]
-        producer.send("orders", body, headers=headers).result(WAIT_S)
-    producer.send("orders", b"good", headers=[(REDELIVERY_HEADER, b'{"group":"\xff"}')]).result(WAIT_S)
+        append(job, body, (BATCH_COUNT_HEADER, b"1"), (BATCH_BYTES_HEADER, b"%d" % len(body)))
+    append(job, b"good", (REDELIVERY_HEADER, b'{"group":"\xff"}'))
     with job.consumer("g") as consumer:
         assert values(consumer.pop("orders", 0, max_messages=8)) == [b"good"]
         consumer.flush()
@@ -522,8 +567,8 @@ def test_stopping_returns_what_was_held_back_of_an_orderly_unit(job: MemoryJob) 
         assert {message.attempt for message in again} == {1}
 
 
-def test_a_header_that_nobody_can_read_is_no_matter(job: MemoryJob, producer: Producer) -> None:
-    producer.send("orders", b"v", headers=[(REDELIVERY_HEADER, b"{")]).result(WAIT_S)
-    producer.send("orders", b"w", headers=[Redelivery("else").header()]).result(WAIT_S)
+def test_a_header_that_nobody_can_read_is_no_matter(job: MemoryJob) -> None:
+    append(job, b"v", (REDELIVERY_HEADER, b"{"))
+    append(job, b"w", Redelivery("else").header())
     with job.consumer("g") as consumer:
         assert values(consumer.pop("orders", 0, max_messages=8)) == [b"v"]

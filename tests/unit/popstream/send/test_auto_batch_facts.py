@@ -76,29 +76,32 @@ def goes_to_the_named_queue(fact: dict[str, Any]) -> None:
 
 
 def may_be_one_batch(fact: dict[str, Any]) -> None:
-    """Delay levels: what is sent again, or later, carries our header for it."""
+    """What is sent again, or later, carries a header that only `Producer.send_again` sets, which takes one message."""
     (op,) = fact["ops"]
     topics = op.get("topics", ["topic1", "topic1"])
     flags = op.get("wait", [True, True])
     delays = op.get("delayLevel", [0, 0])
-    messages = [
-        OutgoingMessage(
-            topic=topic,
-            value=b"v",
-            queue_id=0,
-            wait_for_store=flag,
-            headers=[("popstream-resent", b'{"group":"g"}')] if delay or topic.startswith("%RETRY%") else [],
-        )
-        for topic, flag, delay in zip(topics, flags, delays, strict=True)
-    ]
+
+    def messages() -> list[OutgoingMessage]:
+        return [
+            OutgoingMessage(
+                topic=topic,
+                value=b"v",
+                queue_id=0,
+                wait_for_store=flag,
+                headers=[("popstream-resent", b'{"group":"g"}')] if delay or topic.startswith("%RETRY%") else [],
+            )
+            for topic, flag, delay in zip(topics, flags, delays, strict=True)
+        ]
+
     producer, kafka = make(MemoryJob(), "batch")
     with producer:
         if fact["expect"].get("ok"):
-            producer.send_many(messages)[0].result(WAIT_S)
+            producer.send_many(messages())[0].result(WAIT_S)
             assert len(kafka.sent) == 1
         else:
             with pytest.raises(Invalid):
-                producer.send_many(messages)
+                producer.send_many(messages())
             assert kafka.sent == []
 
 
