@@ -30,6 +30,8 @@ __all__ = ["LeaseRenewer", "RenewalPolicy"]
 LOG = logging.getLogger(__name__)
 
 PAUSE_S_MIN = 0.01
+ORPHANED = Change(1_000)
+"""For a message of a thread that has ended, as for one whose handler has failed: the cause may last for a while."""
 
 
 class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -176,7 +178,7 @@ class LeaseRenewer:
     def _return(self, orphans: list[HeldMessage]) -> None:
         if orphans:
             LOG.warning("%s: releasing %d messages of threads that have ended", self._name, len(orphans))
-            self._entries.change(((holding.receipt, Change(0)) for holding in orphans), keeps=False)
+            self._entries.change(((holding.receipt, ORPHANED) for holding in orphans), keeps=False)
 
     def _renew(self, due: list[HeldMessage]) -> None:
         by_queue: defaultdict[QueueKey, list[HeldMessage]] = defaultdict(list)

@@ -392,7 +392,7 @@ def test_what_was_popped_for_a_while_stays_when_its_thread_has_handed_it_on(job:
         assert all(outcome.applied for outcome in consumer.ack(popped))
 
 
-def test_what_a_dead_thread_held_goes_back(job: MemoryJob) -> None:
+def test_what_a_dead_thread_held_goes_back_as_if_its_handler_had_failed(job: MemoryJob) -> None:
     policy = RenewalPolicy(check_ms=20)
     with job.consumer("billing", renewal=policy) as consumer:
         in_thread(lambda: consumer.pop("orders", 0, 4, renew=True)).join()
@@ -400,7 +400,7 @@ def test_what_a_dead_thread_held_goes_back(job: MemoryJob) -> None:
         consumer.flush()
         (change,) = sent(job, ChangeInvisible)
         assert isinstance(change, ChangeInvisible)
-        assert [(entry.offsets, entry.invisible_time_ms) for entry in change.entries] == [([(0, 3)], 0)]
+        assert [(entry.offsets, entry.invisible_time_ms) for entry in change.entries] == [([(0, 3)], 1_000)]
 
 
 # Renewal.
