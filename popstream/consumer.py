@@ -314,7 +314,7 @@ class Consumer:
             Refused: A parameter is out of range, or the lane is in use in the other mode.
             Invalid: The topic does not exist.
             AnswerTimeout: The job does not answer. A `cancel` is sent, so that messages it leases later are released.
-            PayloadMissing: None of the records could be read; the messages were released.
+            PayloadMissing: None of the records could be read; the messages were released for one second.
             ClientClosed: The consumer was closed.
         """
         self._require_open()

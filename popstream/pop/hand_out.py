@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from popstream.lease.entries import RETURNED
 from popstream.pop.popped_set import PoppedSet
-from popstream.pop.record_filler import LATE, UNREADABLE, Filled
-from popstream.wire.base_errors import Corrupt, PopstreamError
+from popstream.pop.record_filler import Filled, release_after
+from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
     import threading
@@ -166,8 +166,7 @@ class HandOut:
             filled = self._filler.fill(part, bytes_max=reserved_bytes)
         except PopstreamError as error:
             LOG.warning("%d leased messages cannot be handed out: %s", len(part), error)
-            change = UNREADABLE if isinstance(error, Corrupt) else LATE
-            self._settlement.change(((message, change) for message in part), keeps=False)
+            self._settlement.change(((message, release_after(error)) for message in part), keeps=False)
         except BaseException:
             self._settlement.change(((message, RETURNED) for message in part), keeps=False)
             raise

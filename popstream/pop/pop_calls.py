@@ -12,8 +12,8 @@ from popstream.message import PopResult
 from popstream.pop.pop_any_queue import PopAnyQueue
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.pops import POP_RESULTS
-from popstream.pop.record_filler import UNREADABLE
-from popstream.wire.base_errors import Corrupt, PopstreamError
+from popstream.pop.record_filler import release_after
+from popstream.wire.base_errors import PopstreamError
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -87,16 +87,17 @@ class PopCalls:
         failure: PopstreamError | None = None
         try:
             leased += (self._pops.lease(answer, is_renewed=is_renewed) for answer in with_messages)
-            for answer, messages in zip(with_messages, leased, strict=True):
+            for messages in leased:
                 try:
                     filled.append(self._fill(messages, is_orderly=is_orderly))
                 except PopstreamError as error:
                     failure = error
-                    self._release(answer, messages, error)
+                    self._settlement.change(((message, release_after(error)) for message in messages), keeps=False)
         except BaseException:
             # After an interrupt none of the messages will be processed.
             for answer, messages in zip(with_messages, leased, strict=False):
-                self._release(answer, messages, None)
+                self._held.release(messages)
+                self._pops.abandon(answer.topic, answer.queue_id, answer.op_id)
             raise
         if failure is not None:
             if not filled:
@@ -124,13 +125,6 @@ class PopCalls:
             self._settlement.change(((message, RETURNED) for message in behind), keeps=False)
             filled.messages[:] = [message for message in filled.messages if not message.is_settled]
         return filled
-
-    def _release(self, answer: Answer, messages: Sequence[Message], error: PopstreamError | None) -> None:
-        if isinstance(error, Corrupt):
-            self._settlement.change(((message, UNREADABLE) for message in messages), keeps=False)
-        else:
-            self._held.release(messages)
-            self._pops.abandon(answer.topic, answer.queue_id, answer.op_id)
 
 
 def require(answer: Answer, expected: Collection[Reason]) -> Answer:

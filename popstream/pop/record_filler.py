@@ -25,7 +25,7 @@ from popstream.message import FilterVerdict, LeasedUnit, Message
 from popstream.payload.inner_batch import unwrap
 from popstream.payload.message_id import message_id_of
 from popstream.payload.redelivery import Redelivery
-from popstream.wire.base_errors import Corrupt
+from popstream.wire.base_errors import Corrupt, PopstreamError
 from popstream.wire.headers import without_own_headers
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.tag import tag_text
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from popstream.message import MessageFilter
     from popstream.payload.payloads import Fetched, Payload, Payloads
 
-__all__ = ["LATE", "UNREADABLE", "Filled", "RecordFiller"]
+__all__ = ["Filled", "RecordFiller", "release_after"]
 
 LOG = logging.getLogger(__name__)
 
@@ -239,3 +239,8 @@ class RecordFiller:
 
 def _at(by_offset: dict[int, Message], ranges: Iterable[tuple[int, int]]) -> list[Message]:
     return [by_offset[offset] for first, last in ranges for offset in range(first, last + 1)]
+
+
+def release_after(error: PopstreamError) -> Change:
+    """Return how to release messages when `RecordFiller.fill` has raised."""
+    return UNREADABLE if isinstance(error, Corrupt) else LATE

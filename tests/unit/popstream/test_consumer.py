@@ -207,13 +207,21 @@ def test_what_cannot_be_read_yet_is_given_back_for_a_moment(job: MemoryJob, cons
     assert [(message.queue_offset, message.attempt) for message in again] == [(1, 1)]
 
 
-def test_a_pop_whose_records_cannot_be_read_is_taken_back(job: MemoryJob, consumer: Consumer) -> None:
-    job.payloads.late = {("orders", 0, 0)}
-    with pytest.raises(PayloadMissing):
-        consumer.pop("orders", 0, max_messages=1)
-    job.payloads.late.clear()
-    again = consumer.pop("orders", 0, max_messages=1).messages
-    assert [(message.queue_offset, message.attempt) for message in again] == [(0, 1)]
+@pytest.mark.parametrize("by", ["pop", "iteration"])
+def test_a_pop_none_of_whose_records_can_be_read_yet_is_given_back_for_a_moment_too(job: MemoryJob, by: str) -> None:
+    job.write("parcels", 0, [b"v"])
+    job.payloads.late = {("parcels", 0, 0)}
+    with job.consumer("billing", topics=["parcels"]) as consumer:
+        if by == "pop":
+            with pytest.raises(PayloadMissing):
+                consumer.pop("parcels", 0)
+        else:
+            assert consumer.subscribe().take(1, timeout_s=0.5) == []
+    with job.consumer("billing") as consumer:
+        job.payloads.late.clear()
+        assert len(consumer.pop("parcels", 0)) == 0
+        job.advance(1_000)
+        assert [message.attempt for message in consumer.pop("parcels", 0)] == [1]
 
 
 def test_an_interrupt_takes_the_pop_back(job: MemoryJob, consumer: Consumer, monkeypatch: pytest.MonkeyPatch) -> None:
