@@ -35,6 +35,7 @@ __all__ = [
     "covered_offsets",
     "generation_used",
     "has_rows_of_others",
+    "message_base_in_units",
     "quarantined",
     "unit_ends",
     "whole_versions",
@@ -67,6 +68,30 @@ def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int
         groups = spark.read.format("delta").load(str(path)).groupBy("topic", "queue_id", "topic_id")
         ends = groups.agg((f.max("queue_offset") + 1).alias("end")).collect()
     return {(row["topic"], row["queue_id"], row["topic_id"]): int(row["end"]) for row in ends}
+
+
+def message_base_in_units(
+    spark: SparkSession, root: Path, topic: str, queue_id: int, topic_id: str, queue_offset: int
+) -> int | None:
+    """Return the message base at an offset of a queue by the units in the table; None: it has none of the queue.
+
+    At an offset after the last unit it is the number of messages up to the end of that unit.
+    """
+    path = table_path(root, CONSUME_QUEUE.name)
+    if read_table_log(path) is None:
+        return None
+    with require_undamaged(path):
+        units = spark.read.format("delta").load(str(path))
+        of_queue = units.where(
+            (f.col("topic") == topic) & (f.col("queue_id") == queue_id) & (f.col("topic_id") == topic_id)
+        )
+        found = of_queue.agg(
+            f.min(f.when(f.col("queue_offset") >= queue_offset, f.col("message_base"))).alias("at_offset"),
+            f.max(f.col("message_base") + f.col("inner_count")).alias("at_end"),
+        ).first()
+    if found is None or found["at_end"] is None:
+        return None
+    return int(found["at_end"] if found["at_offset"] is None else found["at_offset"])
 
 
 def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:

@@ -13,7 +13,7 @@ a micro-batch that is read again is recognised, and a restarted builder continue
 """
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 import msgspec
@@ -109,6 +109,10 @@ class UnitsInDelta(NamedTuple):
     topic_ids: Mapping[str, str]
 
 
+MessageBaseInDelta = Callable[[str, int, str, int], int | None]
+"""Returns the message base at (topic, queue id, topic id, queue offset) by the Delta table; None: it has no units."""
+
+
 class Builder:
     """The only writer of the builder's store. Safe for use by several threads: each change holds `lock`.
 
@@ -116,12 +120,20 @@ class Builder:
         store: A store with the builder's families.
         outbox: The outbox in it.
         state_epoch: The epoch of the store, if it is new.
+        message_base_in_delta: Where a batch queue goes on to count, of which only the table still has units.
     """
 
-    def __init__(self, store: RocksStore, outbox: Outbox, state_epoch: str) -> None:
+    def __init__(
+        self,
+        store: RocksStore,
+        outbox: Outbox,
+        state_epoch: str,
+        message_base_in_delta: MessageBaseInDelta = lambda *_: None,
+    ) -> None:
         self.lock = threading.RLock()
         self._store = store
         self._outbox = outbox
+        self._message_base_in_delta = message_base_in_delta
         stored = store.get(META, BUILT_KEY)
         self.is_new = stored is None
         """The store was empty."""
@@ -244,7 +256,8 @@ class Builder:
             if known is not None:
                 _log.warning("topic_recreated", topic=queue[0], queue_id=queue[1], topic_id=topic_id)
                 write_batch.remove_units(queue)
-            write_batch.put_queue(queue, ConsumeQueue.new(topic_id, queue_type, start))
+            base = self._message_base(queue, topic_id, queue_type, start)
+            write_batch.put_queue(queue, ConsumeQueue.new(topic_id, queue_type, start, base))
             write_batch.commands.append(declare_of(queue, write_batch.queues[queue]))
         elif known.queue_type != queue_type:
             message = f"{queue[0]}/{queue[1]} exists as a {known.queue_type} queue, and cannot become {queue_type}"
@@ -252,6 +265,12 @@ class Builder:
         elif start > known.start_offset:
             write_batch.revise(queue, move_start(known, self.get(queue), start))
             write_batch.dispatch(known, skips_of(*queue, known.start_offset, start))
+
+    def _message_base(self, queue: Queue, topic_id: str, queue_type: QueueType, start: int) -> int | None:
+        """Return the anchor of a new queue, or None to count from 0: this store may be new, and the queue not."""
+        if queue_type != "batch" or not self._delta_end(queue):
+            return None
+        return self._message_base_in_delta(*queue, topic_id, start)
 
     def _delta_end(self, queue: Queue) -> int:
         stored = self._store.get(META, _delta_end_key(queue))

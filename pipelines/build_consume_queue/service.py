@@ -3,6 +3,7 @@
 import contextlib
 import uuid
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Self
 
 from pyspark.sql import SparkSession
@@ -10,6 +11,7 @@ from pyspark.sql import SparkSession
 from broker_state.consume_queue import ConsumeQueue
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
+from connectors.delta.covered import message_base_in_units
 from connectors.kafka.own_topics import Topics
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.build_consume_queue.builder import Builder, Queue, declare_of
@@ -114,7 +116,8 @@ class BuilderService:
         """Open the store, and check that it is not older than the table."""
         self.store = self._stack.enter_context(RocksStore(self._folder.queues, BUILDER_FAMILIES))
         self.outbox = Outbox(self.store)
-        self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex)
+        counted = partial(message_base_in_units, self._spark, self._folder.delta)
+        self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex, counted)
         if self.builder.is_new:  # perhaps because the old store was lost: the table may have units
             in_delta = units_in_delta(self._spark, self._folder.delta, self._bootstrap_servers)
             self.builder.begin_epoch(self.builder.built.state_epoch, in_delta)

@@ -7,6 +7,7 @@ memory (MemoryJob), behind the real transport.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,6 +43,12 @@ def scan(first: int, end: int, *offsets: int) -> Scan:
     return Scan(first, end, Units.simple(found, found * 0 + 100, found * 0 + 1_000))
 
 
+def tens(first: int, end: int) -> Scan:
+    """Units of ten messages each."""
+    units = scan(first, end).units
+    return Scan(first, end, replace(units, inner_count=units.inner_count * 10))
+
+
 def nothing(first: int, end: int) -> Scan:
     return Scan(first, end, Units.of([]))
 
@@ -51,12 +58,14 @@ class Lab:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self.counted: dict[tuple[str, int, str, int], int] = {}
+        """What the table says where the messages of a queue are counted on."""
         self.open()
 
     def open(self) -> None:
         self.store = RocksStore(self._folder, BUILDER_FAMILIES)
         self.outbox = Outbox(self.store)
-        self.builder = Builder(self.store, self.outbox, "epoch")
+        self.builder = Builder(self.store, self.outbox, "epoch", lambda *place: self.counted.get(place))
 
     def reopen(self) -> None:
         self.store.close()
@@ -201,6 +210,27 @@ def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     assert lab.spans() == [(6, 10, 4)]
+
+
+@pytest.mark.parametrize(("start", "base"), [(0, 0), (5, 50), (10, 100), (12, 100)])
+def test_a_new_store_goes_on_to_count_the_messages_of_the_one_that_was_lost(lab: Lab, start: int, base: int) -> None:
+    """Of ten units with ten messages each, which only the table still has, the log has those from `start` on."""
+    lab.counted[(*QUEUE, "id-1", start)] = base
+    lab.builder.begin_epoch("another", in_delta("id-1", 10))
+    lab.reopen()
+    lab.builder.update_topics(topic(start=start), {TOPIC: "batch"})
+    lab.builder.append({QUEUE: tens(start, 15)})
+    (span,) = [span for entry in lab.outbox.undelivered(EntryKind.UNIT_SPANS) for span in read_spans(entry)]
+    first = max(10, start)
+    assert (span.first_offset, span.message_base) == (first, 100)
+    assert lab.builder.queues[QUEUE].end_message_base == 100 + 10 * (15 - first)
+
+
+def test_a_recreated_topic_counts_its_messages_from_0(lab: Lab) -> None:
+    lab.counted[(*QUEUE, "id-1", 0)] = 70
+    lab.builder.begin_epoch("another", in_delta("id-1", 10))
+    lab.builder.update_topics(topic("id-2"), {TOPIC: "batch"})
+    assert lab.builder.queues[QUEUE].start_message_base == 0
 
 
 def test_a_restored_store_of_an_earlier_topic_keeps_what_the_table_has_of_the_present_one(lab: Lab) -> None:
