@@ -26,6 +26,7 @@ from popstream.pop.record_filler import RecordFiller
 from popstream.pop.subscription import Subscription, SubscriptionOptions
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
+from popstream.topics.queue_types import QueueTypes
 from popstream.wire.base_errors import Invalid, PopstreamError
 from popstream.wire.command import Cancel, Pop, ReturnClient
 from popstream.wire.limits import POP_MESSAGES_MAX
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from popstream.lease.settlement import Resender
     from popstream.message import Message, MessageFilter, PopResult
     from popstream.outcome import Receipt, Record
+    from popstream.payload.inner_batch import TypeOf
     from popstream.payload.payloads import FetchCounts, Payloads
     from popstream.pop.notifications import Listen
     from popstream.wire.answer import Answer
@@ -106,6 +108,7 @@ class Consumer:
         transport: Share the transport of another client, which closes it.
         payloads: A source of records other than Kafka, for tests.
         notifications: A source of notifications other than Kafka, for tests; see `Subscription`.
+        job_types: A source of the types that the job reports other than Kafka, for tests.
         **settings: Other fields of `ClientSettings`.
 
     Raises:
@@ -138,6 +141,7 @@ class Consumer:
         transport: Transport | None = None,
         payloads: Payloads | None = None,
         notifications: Listen | None = None,
+        job_types: TypeOf | None = None,
         **settings: Any,  # noqa: ANN401 - ClientSettings checks them
     ) -> None:
         if isinstance(topics, str):
@@ -172,6 +176,14 @@ class Consumer:
             self._payloads: Payloads = payloads or opened.enter_context(
                 contextlib.closing(shared_payloads(self.settings))
             )
+            self._queue_types = QueueTypes(
+                bootstrap_servers,
+                self.settings.queue_types,
+                client_id=f"{self.client_id}-queue-types",
+                kafka=self.settings.kafka,
+            )
+            opened.callback(self._queue_types.close)
+            self._type_of = job_types or self._queue_types.of
             self._listen: Listen = notifications or partial(listen, self.settings, group)
             self._leases = Leases(
                 self._transport,
@@ -190,6 +202,7 @@ class Consumer:
                 group=group,
                 fetch_timeout_ms=fetch_timeout_ms,
                 message_filter=message_filter,
+                type_of=self._type_of,
             )
             self._pops = Pops(
                 self._transport,
@@ -356,7 +369,9 @@ class Consumer:
         # All messages of the first record may be left out, and each other record has one at least.
         record_count = count + (inner_index > 0)
         found = self._payloads.read(topic, queue_id, queue_offset, record_count, self._fetch_timeout_s)
-        records = [record for at, payload in found for record in records_of(topic, queue_id, at, payload)]
+        records = [
+            record for at, payload in found for record in records_of(topic, queue_id, at, payload, self._type_of)
+        ]
         is_before = (record.queue_offset == queue_offset and record.inner_index < inner_index for record in records)
         return [record for record, left_out in zip(records, is_before, strict=True) if not left_out][:count]
 
@@ -503,6 +518,7 @@ class Consumer:
                 self._transport.close()
             LOG.info("%s is closed; records of this process so far: %s", self.client_id, self._payloads.counts())
             self._payloads.close()
+            self._queue_types.close()
             self._unregister_at_exit()
 
     def __enter__(self) -> Self:

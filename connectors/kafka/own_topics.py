@@ -6,7 +6,7 @@
 | `<prefix>.results` | delete, 1 hour, 32 partitions | answers; each client reads one partition |
 | `<prefix>.notifications` | delete, 1 hour | wake-ups of waiting clients; a lost one costs a poll |
 | `<prefix>.dead_letters` | delete, kept forever, 16 MiB | messages that no consumer could process |
-| `<prefix>.queue_types` | compact, 1 partition | the type of each message topic, for producers |
+| `<prefix>.queue_types` | compact, 1 partition | the type of each message topic, for clients |
 | `<prefix>.owner` | compact, 1 partition | the job that owns the prefix; only its last record counts |
 """
 

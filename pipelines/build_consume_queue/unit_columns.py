@@ -96,7 +96,7 @@ def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset(
 
     Args:
         table: Of `UNIT_SCHEMA`.
-        batch_topics: Topics whose units may have many messages; all other units count as one message.
+        batch_topics: Topics whose records may be inner batches; all other units are one message that can be read.
     """
     table = table.combine_chunks()
     topics = table["topic"].combine_chunks().dictionary_encode()
@@ -166,7 +166,7 @@ def _units(columns: dict[str, np.ndarray], rows: np.ndarray, more: list[bytes | 
         if more
         else 0 * ones,
         more_key_hashes=np.frombuffer(b"".join(keys or b"" for keys in more), ">u8").astype(np.uint64),
-        is_readable=columns["is_readable"][rows].astype(np.bool_),
+        is_readable=columns["is_readable"][rows].astype(np.bool_) if is_batch else ones.astype(np.bool_),
     )
 
 

@@ -6,6 +6,8 @@
     popstream-batch-keys    hashes of the keys and message ids inside, 8 bytes each, big-endian; optional
     popstream-tag           tag of all messages
 
+Only records of topics of the type batch are inner batches; elsewhere these headers have no meaning.
+
 The value is MessagePack, `[1, created_ms, [[value, after_ms, key, headers], ...]]`: `after_ms` is the time from
 `created_ms` until the message was sent; headers are pairs of name and value.
 
@@ -39,9 +41,13 @@ from popstream.wire.limits import INNER_BATCH_KEYS_BYTES_MAX, INNER_BATCH_MESSAG
 from popstream.wire.tag import tag_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from popstream.outcome import Headers
+    from popstream.payload.payloads import Payload
+    from popstream.wire.command import QueueType
+
+    TypeOf = Callable[[str], QueueType | None]
 
 __all__ = [
     "DIGITS_MAX",
@@ -51,6 +57,7 @@ __all__ = [
     "encode_inner_batch",
     "inner_count",
     "unwrap",
+    "unwrap_payload",
 ]
 
 DIGITS_MAX = 10
@@ -114,6 +121,24 @@ def encode_inner_batch(
     if tag:
         headers.append((TAG_HEADER, tag.encode()))
     return value, headers
+
+
+def unwrap_payload(topic: str, payload: Payload, type_of: TypeOf) -> list[Unwrapped] | None:
+    """Return the messages of an inner batch; None: the record is a single message.
+
+    Args:
+        topic: Its topic.
+        payload: The record.
+        type_of: Returns the type of a topic; None: the job does not build it, so who dispatches a record says what it
+            is. It is called only for records with the header of an inner batch.
+
+    Raises:
+        Corrupt: The headers contradict each other or the value.
+    """
+    has_header = any(name == BATCH_COUNT_HEADER for name, _ in payload.headers)
+    if not has_header or type_of(topic) not in (None, "batch"):
+        return None
+    return unwrap(payload.value, payload.headers)
 
 
 def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:

@@ -22,7 +22,7 @@ from popstream.errors import PayloadMissing
 from popstream.exchange.coalescer import ranges_of
 from popstream.lease.entries import Change
 from popstream.message import FilterVerdict, LeasedUnit, Message
-from popstream.payload.inner_batch import unwrap
+from popstream.payload.inner_batch import unwrap_payload
 from popstream.payload.message_id import message_id_of
 from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import Corrupt, PopstreamError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from popstream.exchange.broker_clock import BrokerClock
     from popstream.lease.leases import Leases
     from popstream.message import MessageFilter
+    from popstream.payload.inner_batch import TypeOf
     from popstream.payload.payloads import Fetched, Payload, Payloads
 
 __all__ = ["Filled", "RecordFiller", "release_after"]
@@ -78,6 +79,7 @@ class RecordFiller:
         group: The consumer group, for redeliveries.
         fetch_timeout_ms: How long to wait for the records of a pop, in milliseconds.
         message_filter: Called for each message before it is handed out.
+        type_of: Returns the type of a topic, as in `unwrap_payload`.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class RecordFiller:
         group: str,
         fetch_timeout_ms: int,
         message_filter: MessageFilter | None,
+        type_of: TypeOf,
     ) -> None:
         self._payloads = payloads
         self._held = leases.held
@@ -97,6 +100,7 @@ class RecordFiller:
         self._group = group
         self._fetch_timeout_ms = fetch_timeout_ms
         self._filter = message_filter
+        self._type_of = type_of
 
     def fill(self, messages: Sequence[Message], bytes_max: int | None = None) -> Filled:
         """Fetch the records of leased messages, and settle the messages that are not to be handed out.
@@ -178,7 +182,7 @@ class RecordFiller:
         for queue_offset in sorted(fetched.payloads):
             message, payload = by_offset[queue_offset], fetched.payloads[queue_offset]
             try:
-                unwrapped = unwrap(payload.value, payload.headers)
+                unwrapped = unwrap_payload(message.topic, payload, self._type_of)
             except Corrupt as error:
                 LOG.warning(
                     "offset %d of %s/%d is unreadable: %s", queue_offset, message.topic, message.queue_id, error

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from popstream.outcome import QueueKey
+    from popstream.wire.command import QueueType
 
 __all__ = ["MemoryJob"]
 
@@ -73,6 +74,7 @@ class MemoryJob:
         self.is_old = False
         self.cpu_s = 0.0
         self.payloads = MemoryTopics()
+        self._queue_types: dict[str, QueueType] = {}
         self._lock = threading.Lock()
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []
@@ -92,6 +94,7 @@ class MemoryJob:
             transport=self.transport(**settings),
             payloads=self.payloads,
             notifications=partial(self.listen, group),
+            job_types=self._queue_types.get,
             **options,
         )
 
@@ -104,7 +107,7 @@ class MemoryJob:
         headers: Sequence[tuple[str, bytes | None]] = (),
         dispatch: bool = True,
     ) -> None:
-        """Append messages to a queue, all with the same headers, and make them poppable."""
+        """Append messages to a queue of the type simple, all with the same headers, and make them poppable."""
         written = self.payloads.queue(topic, queue_id)
         first = len(written)
         written.extend(Payload(None, value, [*headers], self.now_ms) for value in values)
@@ -115,7 +118,11 @@ class MemoryJob:
             self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
 
     def append(self, topic: str, queue_id: int, payload: Payload, *, tag: int = 0, count: int = 1) -> int:
-        """Append one record to a queue and make it poppable as a unit of `count` messages; return its queue offset."""
+        """Append one record to a queue of the type batch and make it poppable as a unit of `count` messages.
+
+        Returns:
+            Its queue offset.
+        """
         written = self.payloads.queue(topic, queue_id)
         written.append(payload)
         queue_offset = len(written) - 1
@@ -162,6 +169,8 @@ class MemoryJob:
         with self._lock:
             command = _decode_command(value)
             self.records.append(command)
+            if isinstance(command, Declare):
+                self._queue_types.setdefault(command.topic, command.queue_type)
             if self.is_old and isinstance(command, ChangeInvisible) and _message_count(command) > 1:
                 return [frame_of([_not_supported(command, self.now_ms)])]
             overlay, decision = Overlay(self._kv), Decision()

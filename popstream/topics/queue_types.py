@@ -1,6 +1,6 @@
-"""The queue types of message topics - simple, batch or sparse - published by the job for producers.
+"""The queue types of message topics - simple, batch or sparse - published by the job for its clients.
 
-They are in the compacted Kafka topic `<prefix>.queue_types` with one partition, so that producers need not ask the job:
+They are in the compacted Kafka topic `<prefix>.queue_types` with one partition, so that clients need not ask the job:
 the key is the name of the topic, the value is JSON. RocketMQ has the topic attribute `queue.type`.
 """
 

@@ -114,7 +114,7 @@ def _inside(view: ConsumeQueueView, unit: Unit, request: QueueRequest, payloads:
     for queue_offset, payload in payloads.read(view.topic, view.queue_id, unit.queue_offset, 1, READ_TIMEOUT_S):
         if queue_offset != unit.queue_offset:
             return  # retention has deleted it
-        for record in records_of(view.topic, view.queue_id, queue_offset, payload):
+        for record in records_of(view.topic, view.queue_id, queue_offset, payload, lambda _: view.queue_type):
             message_offset = unit.message_base + record.inner_index
             hashes = {key_hash(record.key), key_hash(record.message_id.encode())} - {0}
             if request.message_offset == message_offset or request.key_hash in hashes:

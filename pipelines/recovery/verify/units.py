@@ -199,7 +199,7 @@ def _unit_row(record: Any, *, is_batch: bool) -> tuple[Any, ...]:  # noqa: ANN40
         _signed(key_hash(record.key)),
         count if is_inner_batch else 1,
         (headers.get(BATCH_KEYS_HEADER) or None) if is_inner_batch else None,
-        count is not None,
+        count is not None or not is_batch,
     )
 
 

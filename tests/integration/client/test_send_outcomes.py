@@ -63,7 +63,7 @@ def contents(servers: str, topic: str) -> list[Record]:
         for place, records in consumer.poll(timeout_ms=500).items():
             for record in records:
                 payload = Payload(record.key, record.value, list(record.headers), record.timestamp)
-                found += records_of(topic, place.partition, record.offset, payload)
+                found += records_of(topic, place.partition, record.offset, payload, lambda _: None)
     consumer.close(autocommit=False)
     return found
 

@@ -24,7 +24,7 @@ from popstream import (
     new_op_id,
 )
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
-from popstream.payload.payloads import Fetched
+from popstream.payload.payloads import Fetched, Payload
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Ack, Cancel, ChangeInvisible, Command, Pop, Reject
 from popstream.wire.reason import Reason
@@ -181,7 +181,8 @@ def test_a_record_that_lies_about_its_inner_batch_goes_to_the_dead_letters(job: 
     value, headers = encode_inner_batch(
         [InnerMessage(b"one", 0), InnerMessage(b"two", 5)], created_ms=7, ids=["a-1", "a-2"]
     )
-    job.write("lies", 0, [value + b".", value], headers=headers)
+    for body in (value + b".", value):
+        job.append("lies", 0, Payload(None, body, [*headers], job.now_ms))
     result = consumer.pop("lies", 0, max_messages=2)
     assert [(message.queue_offset, message.value) for message in result] == [(1, b"one"), (1, b"two")]
     consumer.flush()
@@ -194,6 +195,18 @@ def test_a_pop_of_nothing_but_gone_messages_is_empty_and_ok(job: MemoryJob, cons
     job.payloads.deleted = {("orders", 0, 0)}
     result = consumer.pop("orders", 0, max_messages=1)
     assert (len(result), result.reason, result.gone_count) == (0, Reason.OK, 1)
+
+
+def test_a_record_of_a_simple_topic_is_one_message_whatever_its_headers(job: MemoryJob, consumer: Consumer) -> None:
+    """The builder counts it as one, and the pop too."""
+    value, headers = encode_inner_batch(
+        [InnerMessage(b"one", 0), InnerMessage(b"two", 5)], created_ms=7, ids=["a-1", "a-2"]
+    )
+    job.write("simple", 0, [value, value + b"."], headers=headers)
+    (message,) = consumer.pop("simple", 0, max_messages=1)
+    assert (message.value, message.headers, message.inner_count) == (value, [], 1)
+    assert [record.value for record in consumer.read("simple", 0, 0, 9)] == [value, value + b"."]
+    assert [message.value for message in consumer.pop("simple", 0)] == [value + b"."]
 
 
 def test_what_cannot_be_read_yet_is_given_back_for_a_moment(job: MemoryJob, consumer: Consumer) -> None:
