@@ -80,7 +80,13 @@ def consume(
     topic: Topic,
     group: Annotated[str, typer.Option(help="consumer group")],
     count_max: Annotated[
-        int, typer.Option("--max", metavar="N", help="stop after this number of messages; 0: no limit", min=0)
+        int,
+        typer.Option(
+            "--max",
+            metavar="N",
+            help="stop after this number of messages, and those of the last unit; 0: no limit",
+            min=0,
+        ),
     ] = 0,
     invisible_time: InvisibleTime = HALF_A_MINUTE,
     wait: Annotated[

@@ -109,6 +109,10 @@ def printable(message: Message, *, as_json: bool) -> str:
         "topic": message.topic,
         "queue_id": message.queue_id,
         "queue_offset": message.queue_offset,
+        "inner_index": message.inner_index,
+        "inner_count": message.inner_count,
+        "message_id": message.message_id,
+        "tag": message.tag,
         "attempt": message.attempt,
         "timestamp_ms": message.timestamp_ms,
         "next_visible_time_ms": message.next_visible_time_ms,
@@ -127,12 +131,12 @@ class _Progress:
         self.printed = 0
         self.lost = 0
         self._count_max = count_max
-        self._seen: set[tuple[int, int]] = set()
+        self._seen: set[tuple[int, int, int]] = set()
 
     def is_first(self, message: Message) -> bool:
         """Return whether this run has not printed it before. Without it, --no-ack would never end."""
         before = len(self._seen)
-        self._seen.add((message.queue_id, message.queue_offset))
+        self._seen.add((message.queue_id, message.queue_offset, message.inner_index))
         return len(self._seen) > before
 
     @property

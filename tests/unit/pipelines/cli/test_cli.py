@@ -23,6 +23,7 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.snapshot_store import Snapshot
 from pipelines.cli.app import app, main
+from pipelines.cli.clients import send_and_consume
 from pipelines.cli.clients.ops import EXAMPLES, read_operations
 from pipelines.cli.clients.send_and_consume import printable
 from pipelines.cli.exits import Group
@@ -37,9 +38,11 @@ from pipelines.control.server import ControlServer
 from pipelines.process.preflight import reach_kafka, require_ready
 from pipelines.process.signals import held_signals
 from pipelines.settings_reference import settings_markdown
-from popstream import Message, ReceiptHandle
+from popstream import Message, OutgoingMessage, Producer, ReceiptHandle
+from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import COMMAND_TYPES
+from tests.support.in_process.memory_kafka import MemoryKafka
 from tests.support.logging_state import logging_as_it_was
 
 if TYPE_CHECKING:
@@ -285,6 +288,22 @@ def test_a_message_is_one_line_whatever_it_holds() -> None:
     fields = msgspec.json.decode(printable(message, as_json=True))
     assert (fields["value_base64"], fields["key"], fields["handle"]) == ("b25lCnR3b/8=", None, "1.A")
     assert fields["headers"] == [["h", "v"], ["empty", None]]
+
+
+def test_every_message_of_a_unit_is_printed_and_none_counts_as_come_again(capsys: pytest.CaptureFixture[str]) -> None:
+    job = MemoryJob()
+    with Producer("memory", kafka_producer=MemoryKafka(job), job_types=lambda _: "batch") as producer:
+        batch = [OutgoingMessage(topic="orders", value=b"%d" % number, queue_id=0, tag="paid") for number in range(5)]
+        sent = [future.result(60) for future in producer.send_many(batch)]
+    progress = send_and_consume._Progress(0)
+    with job.consumer("g") as consumer:
+        send_and_consume._consume(consumer, "orders", progress, 60_000, 0, follow=False, ack=False, as_json=True)
+    lines = capsys.readouterr().out.splitlines()
+    fields = [msgspec.json.decode(line) for line in lines]
+    assert [(one["value"], one["queue_offset"], one["inner_index"], one["inner_count"]) for one in fields] == [
+        (str(index), 0, index, 5) for index in range(5)
+    ]
+    assert [(one["message_id"], one["tag"]) for one in fields] == [(result.message_id, "paid") for result in sent]
 
 
 class StoredJob:
