@@ -106,7 +106,8 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where Kafka has written a message.
 
     Attributes:
-        message_id: Set by the producer; each delivery of the message has it.
+        message_id: Set by the producer; each delivery of the message has it. `popstream queue --key` finds a message
+            inside a unit by it; a message that is a record of its own is found by its queue offset.
         inner_index: Its place among the messages of its record.
     """
 

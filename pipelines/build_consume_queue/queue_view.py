@@ -38,7 +38,8 @@ class QueueRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         queue_offset: Find the unit at this offset, or the first one after it.
         message_offset: Find the unit with this message.
         time_ms: Find the first unit stored at or after this time, and the last one at or before it.
-        key_hash: Find the newest units with this hash of a key or message id.
+        key_hash: Find the newest units with this hash of a key, or of the key or message id of a message inside. The
+            message id of a plain record is not indexed: its queue offset, which `SendResult` has, is its name.
         limit: At most this number of units with the key, and of runs of holes.
     """
 
@@ -200,7 +201,8 @@ def _search(record: ConsumeQueue, get: Get, request: QueueRequest, limit: int) -
         units = list(islice(units_with_key(record, get, request.key_hash), limit))
         yield from (FoundUnit("with the key", unit) for unit in units)
         if not units:
-            yield FoundUnit("with the key", None, "no unit has the key")
+            why = "no unit has it as key, or inside as key or message id; ids of plain records are not indexed"
+            yield FoundUnit("with the key", None, why)
 
 
 def _result(by: str, unit: Unit | str) -> FoundUnit:

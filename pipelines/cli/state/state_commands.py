@@ -57,7 +57,10 @@ def queue(
         str | None,
         typer.Option(metavar="MOMENT", help="show the first unit at or after this time, and the last one until it"),
     ] = None,
-    key: Annotated[str | None, typer.Option(help="show the newest units with this key or message id")] = None,
+    key: Annotated[
+        str | None,
+        typer.Option(help="show the newest units with this key, or that carry a message with this key or message id"),
+    ] = None,
     limit: Annotated[int, typer.Option(help="units with a key, and runs of holes, at most", min=1, max=1000)] = 10,
     rebuild_from: Annotated[
         int | None, typer.Option(metavar="OFFSET", help="forget --queue from this offset on, and read it again", min=0)

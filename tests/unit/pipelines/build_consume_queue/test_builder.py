@@ -16,13 +16,16 @@ import pytest
 from broker_state.consume_queue import ContradictionError, Scan, Units, holes, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
 from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.build_consume_queue import queue_view
 from pipelines.build_consume_queue.builder import Builder, Queue, UnitsInDelta, declare_of, read_spans
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
+from pipelines.build_consume_queue.queue_view import QueueRequest
 from popstream import Transport
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, Policy, Pop, WrittenRange
+from popstream.wire.key_hash import key_hash
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -210,6 +213,14 @@ def test_a_new_store_knows_the_rows_of_the_one_that_was_lost(lab: Lab) -> None:
     lab.builder.update_topics(topic(), {})
     lab.builder.append({QUEUE: scan(0, 10)})
     assert lab.spans() == [(6, 10, 4)]
+
+
+def test_a_search_for_a_message_id_says_that_ids_of_plain_records_are_not_indexed(lab: Lab) -> None:
+    lab.builder.update_topics(topic(), {TOPIC: "batch"})
+    lab.builder.append({QUEUE: scan(0, 3)})
+    request = QueueRequest(topic=TOPIC, key_hash=key_hash(b"a1b2c3d4e5f6-0"))
+    (found,) = queue_view._search(lab.builder.queues[QUEUE], lab.builder.get(QUEUE), request, 10)
+    assert (found.unit, "ids of plain records are not indexed" in found.why) == (None, True)
 
 
 @pytest.mark.parametrize(("start", "base"), [(0, 0), (5, 50), (10, 100), (12, 100)])
