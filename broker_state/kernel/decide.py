@@ -63,7 +63,7 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
     """
     command = record.command
     if record.misrouted:
-        refuse_without_queue(record, decision, Reason.MISROUTED)
+        refuse_without_queue(record, decision, Reason.MISROUTED, record.misrouted)
         return None
     is_name = is_queue_name(command.topic, command.queue_id)
     queue = load_queue(overlay, command.topic, command.queue_id) if is_name else None

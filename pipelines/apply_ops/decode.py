@@ -132,7 +132,7 @@ class Decoder:
             record.timestamp_ms,
             command,
             xxhash.xxh3_64_digest(value),
-            self._is_misrouted(record, command.topic, command.queue_id),
+            self._misrouted(record, command.topic, command.queue_id),
             forged,
         )
 
@@ -154,7 +154,8 @@ class Decoder:
             return None
         return msgspec.structs.replace(command, entries=entries)
 
-    def _is_misrouted(self, record: KafkaRecord, topic: str, queue_id: int) -> bool:
+    def _misrouted(self, record: KafkaRecord, topic: str, queue_id: int) -> str:
+        """Return what is wrong with the place of a record; empty: nothing."""
         route = self._routes.get((topic, queue_id))
         if route is None:
             # Not `ops_key`, which raises for names that no queue can have: the kernel refuses those.
@@ -163,7 +164,15 @@ class Decoder:
             # A name that no queue can have may be as long as a record.
             if len(self._routes) < _ROUTES_MAX and is_queue_name(topic, queue_id):
                 self._routes[topic, queue_id] = route
-        return route != (record.key, record.partition)
+        key, partition = route
+        if key != record.key:
+            return "the key of the record must be the topic, a zero byte, and the queue id in decimal"
+        if partition != record.partition:
+            return (
+                f"the record is on partition {record.partition}, and its key belongs on {partition}: by murmur2, as in"
+                " Kafka's Java producer (librdkafka: partitioner=murmur2_random)"
+            )
+        return ""
 
 
 def _verify(command: EntryCommand, signer: Signer) -> tuple[EntryCommand, frozenset[int]]:

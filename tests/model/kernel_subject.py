@@ -86,7 +86,7 @@ class KernelSubject:
         """Decide one record."""
         command = _decode_command(record.value)
         key = queue_key(command.topic, command.queue_id)
-        misrouted = record.key != key or record.partition != partition_of(key, PARTITIONS)
+        misrouted = "elsewhere" if record.key != key or record.partition != partition_of(key, PARTITIONS) else ""
         digest = hashlib.blake2b(record.value, digest_size=16).digest()
         decision = self.decision = Decision()
         op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)

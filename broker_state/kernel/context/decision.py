@@ -22,8 +22,8 @@ class OpRecord(NamedTuple):
     command: Command
     digest: bytes
     """Hash of the value's bytes: a repeated op_id with another digest is OP_ID_REUSED."""
-    misrouted: bool = False
-    """The record lies on another partition than its queue's, or its key names another queue."""
+    misrouted: str = ""
+    """In which way the record is not where those of its queue belong: its key, its partition; empty: it is there."""
     forged: frozenset[int] = frozenset()
     """Indexes of handles whose signature is missing or not ours."""
 

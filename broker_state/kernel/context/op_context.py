@@ -211,7 +211,8 @@ def refuse_without_queue(record: OpRecord, decision: Decision, reason: Reason, d
         op_id=shortened(command.op_id),
         client_id=shortened(getattr(command, "client_id", None)),
     )
-    audit.operation(reason, detail=detail)
+    # The row of a misrouted record says where it was, and must be equal in a replay of records decided long ago.
+    audit.operation(reason, detail=None if record.misrouted else detail)
     if audit.op_id is None or command.reply_to is None:
         return
     answer = Answer(

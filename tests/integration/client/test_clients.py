@@ -89,9 +89,11 @@ class SmallJob:
         command = _decode(record.value)
         self.commands.append(command)
         key = ops_key(command.topic, command.queue_id)
-        is_misrouted = key != record.key or record.partition != partition_of(key, self.partition_count)
+        misrouted = (
+            "elsewhere" if key != record.key or record.partition != partition_of(key, self.partition_count) else ""
+        )
         digest = hashlib.blake2b(record.value, digest_size=16).digest()
-        return OpRecord(record.partition, record.offset, record.timestamp, command, digest, is_misrouted)
+        return OpRecord(record.partition, record.offset, record.timestamp, command, digest, misrouted)
 
 
 @pytest.fixture

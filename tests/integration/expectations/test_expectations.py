@@ -377,7 +377,7 @@ def of_worlds() -> dict[str, list[tuple[int, Any]]]:
         for record in iterate(1_000 + world, RECORDS_PER_WORLD):
             command = decode(record.value)
             key = queue_key(command.topic, command.queue_id)
-            misrouted = record.key != key or record.partition != partition_of(key, PARTITIONS)
+            misrouted = "elsewhere" if record.key != key or record.partition != partition_of(key, PARTITIONS) else ""
             digest = hashlib.blake2b(record.value, digest_size=16).digest()
             op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
             fold(overlay, [op], decision)

@@ -109,6 +109,24 @@ def test_names_that_no_queue_can_have_are_not_cached(topic: str, queue_id: int) 
 
 
 @pytest.mark.parametrize(
+    ("key", "moved_by", "detail"),
+    [(KEY, 1, "librdkafka: partitioner=murmur2_random"), (b"orders", 0, "a zero byte"), (None, 0, "a zero byte")],
+)
+def test_the_sender_of_a_misrouted_record_hears_what_is_wrong(key: bytes | None, moved_by: int, detail: str) -> None:
+    """The row of the table has no detail: it must be equal in a replay of records that were decided without one."""
+    request = {"v": 1, "type": "tick", "topic": "orders", "queue_id": 0, "op_id": "x", "reply_to": 0}
+    value = json.dumps(request).encode()
+    partition = (partition_of(KEY, 4) + moved_by) % 4
+    decoded = Decoder(4).decode(KafkaRecord(partition, 9, 1_000_500, key, value, len(value)))
+    assert isinstance(decoded, OpRecord)
+    decision = Decision()
+    fold(Overlay(MemoryKv()), [decoded], decision)
+    answer = json.loads(decision.answers[0][1])
+    assert (answer["reason"], detail in answer["detail"]) == ("MISROUTED", True)
+    assert [(row.reason, row.detail) for row in decision.operations] == [("MISROUTED", None)]
+
+
+@pytest.mark.parametrize(
     ("fields", "code", "reason"),
     [
         ({"type": "ack", "handles": 7}, 29, "INVALID_PARAMETER"),
