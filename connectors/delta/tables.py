@@ -200,7 +200,13 @@ DELIVERIES: Final = Table(
         _long("at_ms", "When the step took effect, ms since 1970: of an expiry its deadline, otherwise `now_ms`."),
         _long("deadline_ms", "Deadline of the lease, ms since 1970; of an ended one its last.", required=False),
         _word("cause", "Cause of the step, such as `ack` or `deadline`."),
-        _word("client_id", "Client that holds or held the lease, if it named itself.", required=False),
+        _word(
+            "client_id",
+            "Client that took the step by a pop, an ack, a change or a reject, if it named itself. Null when the lease"
+            " ended by a release, at its deadline, at the attempt limit or with the log: the row `leased` of the same"
+            " lane and `epoch` names the client that held it.",
+            required=False,
+        ),
         *FLUSHER_COLUMNS,
     ),
     DeliveryRow,

@@ -4,14 +4,20 @@ import pytest
 
 from broker_state.store.overlay import Overlay
 from popstream.wire.command import (
+    Ack,
+    AckEntry,
     Cancel,
+    ChangeEntry,
+    ChangeInvisible,
     Declare,
     Dispatch,
     ForgetLane,
+    HandleRef,
     Policy,
     Pop,
     ResetOffset,
     ReturnClient,
+    Tick,
     WrittenRange,
 )
 from popstream.wire.reason import Reason
@@ -213,6 +219,32 @@ def test_cancel_takes_a_parked_pop_back_and_releases_an_answered_one_without_cou
     unknown = lab.do(Cancel(**QUEUE, target_op_id="never"))
     assert unknown is not None
     assert unknown.reason == "UNKNOWN_HANDLE"
+
+
+def test_a_step_names_the_client_that_took_it_and_the_row_of_its_epoch_the_client_that_held_the_lease() -> None:
+    """A page keeps a hash of the client, not its name."""
+    lab = LaneLab(written=4)
+    lab.do(Policy(**QUEUE, group=GROUP, max_attempts=1))
+    handle = lab.pop(4, client_id="holder").handle or ""
+    steps = {("leased", row.epoch): row.client_id for row in lab.decision.deliveries}
+    assert list(steps.values()) == ["holder"]
+    named = {**QUEUE, "handles": [HandleRef(GROUP, handle)], "client_id": "sender"}
+    for command in (
+        Ack(**named, entries=[AckEntry(0, [(0, 0)])]),
+        ChangeInvisible(**named, entries=[ChangeEntry(0, [(1, 1)], 5_000)]),
+        ChangeInvisible(**named, entries=[ChangeEntry(0, [(2, 2)], 0)]),
+        Tick(**QUEUE),
+    ):
+        lab.do(command, after_ms=1_000)
+        for row in lab.decision.deliveries:
+            assert ("leased", row.epoch) in steps
+            steps[row.step, row.first_offset] = row.client_id
+    lab.tick(10_000)
+    steps |= {(row.step, row.first_offset): row.client_id for row in lab.decision.deliveries}
+    assert (steps["acked", 0], steps["changed", 1]) == ("sender", "sender")
+    assert [steps[step] for step in (("released", 2), ("dead_lettered", 2), ("expired", 1), ("dead_lettered", 3))] == [
+        None
+    ] * 4
 
 
 def test_return_client_releases_what_that_client_holds_and_nothing_else() -> None:
