@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.clients.group_commands import group
 from pipelines.cli.clients.message_commands import consume, ops, perf, release, send
 from pipelines.cli.exits import EPILOG, Group
 from pipelines.cli.history import history
@@ -37,6 +38,7 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command(epilog=EPILOG)(command)
+app.add_typer(group)
 app.add_typer(history)
 
 

@@ -15,11 +15,17 @@ __all__ = ["Target", "find_target", "require_job_folder", "require_left_alone", 
 
 
 class Target(msgspec.Struct, frozen=True):
-    """The Kafka and the topics of a job. `history_file`: where a client records its operations, if anywhere."""
+    """The Kafka and the topics of a job.
+
+    Attributes:
+        history_file: Where a client records its operations, if anywhere.
+        job: The job file, if the job runs on this machine and its folder is known.
+    """
 
     bootstrap_servers: str
     prefix: str
     history_file: Path | None = None
+    job: JobFile | None = None
 
     def client_settings(self, kind: str) -> ClientSettings:
         """Return settings of a client whose id names the command."""
@@ -54,11 +60,10 @@ def find_target(options: TargetOptions) -> Target:
         raise Unavailable(message, subject=str(settings.folder))
     if job is None:
         return Target(settings.bootstrap_servers, settings.topic_prefix, options.history_file)
-    return Target(
-        settings.bootstrap_servers or job.bootstrap_servers,
-        settings.topic_prefix if "topic_prefix" in chosen else job.prefix,
-        options.history_file,
-    )
+    servers = settings.bootstrap_servers or job.bootstrap_servers
+    prefix = settings.topic_prefix if "topic_prefix" in chosen else job.prefix
+    is_its = (servers, prefix) == (job.bootstrap_servers, job.prefix)
+    return Target(servers, prefix, options.history_file, job if is_its else None)
 
 
 def running_job(folder: JobFolder) -> JobFile | None:

@@ -97,16 +97,28 @@ def consume(
     no_ack: Annotated[  # noqa: FBT002
         bool, typer.Option("--no-ack", help="leave the messages leased: they are redelivered after the invisible time")
     ] = False,
+    new_group: Annotated[  # noqa: FBT002
+        bool, typer.Option("--new-group", help="do not ask or warn if the group has never popped the topic")
+    ] = False,
     *,
     target: TargetOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Pop messages from all queues of a topic in turn, print one per line, and ack them."""
-    from pipelines.cli.clients.send_and_consume import run_consume
+    """Pop messages from all queues of a topic in turn, print one per line, and ack them.
+
+    The first pop of a group makes a lane in each queue, which remains: on a
+    terminal the command asks first, elsewhere it warns.
+    """
+    from pipelines.cli.clients.groups import require_meant
+    from pipelines.cli.clients.send_and_consume import require_topic, run_consume
     from pipelines.cli.target import find_target
 
+    found = find_target(target)
+    require_topic(found, topic)
+    if not new_group:
+        require_meant(found, topic, group)
     run_consume(
-        find_target(target),
+        found,
         topic,
         group,
         count_max=count_max,

@@ -76,11 +76,9 @@ def run_consume(
     """Pop from the queues of the topic in turn, print the messages, and ack them.
 
     Raises:
-        Invalid: The topic does not exist.
         NotDeclared: The job has no queue of the topic, and none was added within `wait_ms`.
         Unavailable: Kafka or the job does not answer.
     """
-    require_topic(target, topic)
     settings = target.client_settings("consume")
     consumer = Consumer(
         target.bootstrap_servers,

@@ -17,7 +17,7 @@ from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import Status, StatusRequest
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["run_ready", "run_status"]
+__all__ = ["run_ready", "run_status", "status_of"]
 
 
 def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> None:
@@ -27,7 +27,7 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; the stored state was printed.
     """
-    status = _status(folder, request)
+    status = status_of(folder, request)
     if as_json:
         print(msgspec.json.encode(status).decode())
     else:
@@ -54,7 +54,12 @@ def run_ready(folder: JobFolder) -> None:
     say("ready")
 
 
-def _status(folder: JobFolder, request: StatusRequest) -> Status:
+def status_of(folder: JobFolder, request: StatusRequest) -> Status:
+    """Return the status of the running job, or the stored state.
+
+    Raises:
+        Unavailable: There is neither job nor state, or the job does not answer.
+    """
     job = running_job(folder)
     if job is not None:
         return ask(job, request, Status)

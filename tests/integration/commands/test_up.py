@@ -87,6 +87,19 @@ def test_lines_are_sent_and_consumed(up: Up) -> None:
     assert (first.returncode, rest.returncode) == (0, 0), first.stderr + first.stdout
     values = [*first.stdout.split(), *(msgspec.json.decode(line)["value"] for line in rest.stdout.splitlines())]
     assert sorted(values) == ["one", "three", "two"]
+    assert ("--new-group" in first.stderr, "--new-group" in rest.stderr) == (True, False)
+
+
+def test_a_group_is_listed_reset_and_forgotten(up: Up) -> None:
+    assert run(up, "send", "grouped", "--create", "2", text="one\ntwo\nthree\n").returncode == 0
+    consumed = run(up, "consume", "grouped", "--group", "typo", "--new-group")
+    assert (len(consumed.stdout.split()), consumed.stderr) == (3, "popstream: 3 messages of grouped for typo\n")
+    reset = run(up, "group", "reset", "typo", "grouped", "--to", "earliest")
+    assert reset.stderr == "popstream: typo continues at earliest in 2 queues of grouped\n"
+    listed = msgspec.json.decode(run(up, "group", "list", "grouped", "--json").stdout)
+    assert [(one["group"], one["lanes"], one["lag"]) for one in listed] == [("typo", 2, 3)]
+    assert run(up, "group", "forget", "typo").stderr == "popstream: 2 lanes of typo forgotten\n"
+    assert msgspec.json.decode(run(up, "group", "list", "grouped", "--json").stdout) == []
 
 
 @pytest.mark.long

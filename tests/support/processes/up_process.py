@@ -96,9 +96,8 @@ class Up:
 
 
 def run(up: Up, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
-    name, *rest = arguments
     return subprocess.run(
-        [POPSTREAM, name, "--folder", up.folder, *rest],
+        [POPSTREAM, *arguments, "--folder", up.folder],
         input=text,
         capture_output=True,
         text=True,

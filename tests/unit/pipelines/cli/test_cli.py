@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from typer.testing import Result
 
 ROOT = Path(__file__).parents[4]
-COMMANDS = ("up", "demo", "ops", "send", "consume", "status", "query", "check")
+COMMANDS = ("up", "demo", "ops", "send", "consume", "status", "query", "check", "group")
 POP = '{"type":"pop","topic":"orders","queue_id":0,"group":"g","max_messages":1,"invisible_time_ms":1000}'
 
 

@@ -1,0 +1,183 @@
+"""`popstream group`: list the consumer groups, reset them, and forget them. And: is a group new to a topic?"""
+
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import msgspec
+import typer
+from rich.markup import escape
+from rich.table import Table
+
+from checkpoints.layout import JobFolder
+from pipelines.cli.exits import Exit, say
+from pipelines.cli.printing import counted, standard_output
+from pipelines.cli.state.status import status_of
+from pipelines.cli.target import Target, running_job
+from pipelines.control.client import ask
+from pipelines.control.job_file import JobFile
+from pipelines.control.lane_views import QueueView
+from pipelines.control.messages import Status, StatusRequest
+from popstream import Refused, Transport
+from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.command import Command, ForgetLane, ResetOffset
+from popstream.wire.reason import Reason
+
+__all__ = ["require_meant", "run_forget", "run_list", "run_reset"]
+
+ALL_LANES = 1_000_000
+PLACES: dict[str, Callable[[QueueView], int]] = {
+    "earliest": lambda queue: queue.min_offset,
+    "latest": lambda queue: queue.commit_position,
+}
+
+
+class GroupView(msgspec.Struct, frozen=True, kw_only=True):
+    """A group in one topic: the sums over its lanes."""
+
+    topic: str
+    group: str
+    lanes: int
+    lag: int
+    leased: int
+    available: int
+    dead_lettered: int
+
+
+def run_list(folder: JobFolder, topic: str | None, *, as_json: bool) -> None:
+    """Print the groups of the running job, or of the stored state.
+
+    Raises:
+        Unavailable: There is neither job nor state, or the job does not answer.
+        typer.Exit: No job runs; the stored groups were printed.
+    """
+    status = status_of(folder, StatusRequest(topic=topic, limit=ALL_LANES))
+    groups = _groups_in(status.queues)
+    if as_json:
+        print(msgspec.json.encode(groups).decode())
+    else:
+        table = Table()
+        for column in ("topic", "group", "lanes", "lag", "leased", "available", "dead"):
+            is_name = column in {"topic", "group"}
+            table.add_column(column, justify="left" if is_name else "right", overflow="fold", no_wrap=not is_name)
+        for one in groups:
+            numbers = (one.lanes, one.lag, one.leased, one.available, one.dead_lettered)
+            table.add_row(escape(one.topic), escape(one.group), *(f"{number:,}" for number in numbers))
+        standard_output().print(table if groups else "no groups to show")
+    if not status.running:
+        say(f"no job runs in {folder.root}; these are the stored groups")
+        raise typer.Exit(Exit.UNAVAILABLE)
+
+
+def run_reset(folder: JobFolder, group: str, topic: str, to: str, queue_id: int | None) -> None:
+    """Let the group continue elsewhere: at the start or the end of each queue, or at an offset of one queue.
+
+    Raises:
+        Invalid: The group has no lane there, or `to` is no place.
+        Refused: The job refuses an operation.
+        Unavailable: No job runs, or it does not answer.
+    """
+    if to not in PLACES and not to.isdigit():
+        message = f"{to!r} is no place: earliest, latest, or a queue offset"
+        raise Invalid(message, subject=topic)
+    if to.isdigit() and queue_id is None:
+        message = f"name the queue with --queue: {to} is an offset of one queue"
+        raise Invalid(message, subject=topic)
+    job = _require_job(folder)
+    queues = [queue for queue in _queues_of(job, group, topic) if queue_id in (None, queue.queue_id)]
+    if not queues:
+        where = topic if queue_id is None else f"{topic}/{queue_id}"
+        message = f"the group {group} has never popped {where}; `popstream group list` shows the groups"
+        raise Invalid(message, subject=group)
+    commands = [
+        ResetOffset(
+            v=1,
+            topic=topic,
+            queue_id=queue.queue_id,
+            group=group,
+            queue_offset=PLACES[to](queue) if to in PLACES else int(to),
+        )
+        for queue in queues
+    ]
+    _send_all(job, commands)
+    say(f"{group} continues at {to} in {counted(len(commands), 'queue')} of {topic}")
+
+
+def run_forget(folder: JobFolder, group: str, topics: Sequence[str]) -> None:
+    """Delete the lanes of a group, in these topics or in all.
+
+    Raises:
+        Invalid: The group has no lane there.
+        Refused: The job refuses an operation.
+        Unavailable: No job runs, or it does not answer.
+    """
+    job = _require_job(folder)
+    queues = [queue for topic in (topics or (None,)) for queue in _queues_of(job, group, topic)]
+    if not queues:
+        message = f"the group {group} has no lanes there; `popstream group list` shows the groups"
+        raise Invalid(message, subject=group)
+    _send_all(job, [ForgetLane(v=1, topic=queue.topic, queue_id=queue.queue_id, group=group) for queue in queues])
+    say(f"{counted(len(queues), 'lane')} of {group} forgotten")
+
+
+def _groups_in(queues: Iterable[QueueView]) -> list[GroupView]:
+    """Return the groups of the queues, by topic and name."""
+    lanes = defaultdict(list)
+    for queue in queues:
+        for lane in queue.lanes:
+            lanes[queue.topic, lane.group].append(lane)
+    return [
+        GroupView(
+            topic=topic,
+            group=group,
+            lanes=len(found),
+            lag=sum(lane.lag for lane in found),
+            leased=sum(lane.leased for lane in found),
+            available=sum(lane.available for lane in found),
+            dead_lettered=sum(lane.dead_lettered for lane in found),
+        )
+        for (topic, group), found in sorted(lanes.items())
+    ]
+
+
+def require_meant(target: Target, topic: str, group: str) -> None:
+    """Ask, or warn where nobody can answer, before a group begins at a topic: its lanes stay, and lag if it is a typo.
+
+    Does nothing where the job does not run on this machine, or does not say which groups it has.
+
+    Raises:
+        typer.Exit: It was not meant.
+    """
+    if target.job is None:
+        return
+    try:
+        queues = _queues_of(target.job, group, topic)
+    except Unavailable:
+        return
+    if queues:
+        return
+    text = f"the group {group} has never popped {topic}: it begins there, and stays until `popstream group forget`"
+    if not sys.stdin.isatty():
+        say(f"{text}; --new-group says that this is meant")
+    elif not typer.confirm(f"{text}. Go on?", err=True):
+        raise typer.Exit(Exit.NOT_AS_ASKED)
+
+
+def _queues_of(job: JobFile, group: str, topic: str | None) -> list[QueueView]:
+    return ask(job, StatusRequest(group=group, topic=topic, limit=ALL_LANES), Status).queues
+
+
+def _require_job(folder: JobFolder) -> JobFile:
+    job = running_job(folder)
+    if job is None:
+        message = f"no job runs in {folder.root}: start one, which can change groups while it runs"
+        raise Unavailable(message, subject=str(folder.root))
+    return job
+
+
+def _send_all(job: JobFile, commands: Sequence[Command]) -> None:
+    with Transport(Target(job.bootstrap_servers, job.prefix).client_settings("group")) as transport:
+        answers = [future.result() for future in [transport.submit(command) for command in commands]]
+    for answer in answers:
+        if answer.reason is not Reason.OK:
+            raise Refused(answer)

@@ -1,0 +1,174 @@
+"""Claim: groups are seen, moved and deleted, and none begins by a typo unnoticed. Method: the kernel in memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import typer
+
+from checkpoints.layout import JobFolder
+from pipelines.cli.clients import groups
+from pipelines.cli.target import Target
+from pipelines.control.job_file import JobFile
+from pipelines.control.lane_views import LaneView, QueueView
+from pipelines.control.messages import Status
+from popstream import Refused
+from popstream.testing.memory_job import MemoryJob
+from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.command import ForgetLane, Policy, ResetOffset
+
+JOB = JobFile(pid=1, bootstrap_servers="kafka:9092", prefix="p", folder="", address="", token="", started_at=0.0)
+FOLDER = JobFolder(Path("anywhere"))
+
+
+def lane(group: str, lag: int, leased: int = 0) -> LaneView:
+    return LaneView(group, 0, 0, lag, leased, 0, 0, 0, 0, 0, None)
+
+
+def queue(topic: str, queue_id: int, min_offset: int, end: int, *lanes: LaneView) -> QueueView:
+    return QueueView(topic, queue_id, "id", "simple", 0, min_offset, end, 0, [*lanes])
+
+
+@pytest.fixture
+def known() -> list[QueueView]:
+    return [
+        queue("orders", 0, 2, 10, lane("billing", 8, 1), lane("audit", 3)),
+        queue("orders", 1, 0, 10, lane("billing", 4)),
+        queue("parcels", 0, 0, 10, lane("billing", 9)),
+    ]
+
+
+@pytest.fixture
+def job(known: list[QueueView], monkeypatch: pytest.MonkeyPatch) -> MemoryJob:
+    """A running job with ten messages in each queue, of which the first has lost two."""
+    memory = MemoryJob()
+    for one in known:
+        memory.write(one.topic, one.queue_id, [b"v"] * 10)
+
+    def queues_of(_: JobFile, group: str, topic: str | None) -> list[QueueView]:
+        found = (one for one in known if topic in (None, one.topic))
+        return [one for one in found if any(lane.group == group for lane in one.lanes)]
+
+    monkeypatch.setattr(groups, "running_job", lambda _: JOB)
+    monkeypatch.setattr(groups, "_queues_of", queues_of)
+    monkeypatch.setattr(groups, "Transport", lambda _: memory.transport())
+    return memory
+
+
+def test_a_group_is_listed_once_for_each_topic(
+    known: list[QueueView], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = Status(running=True, folder="f", apply_seq=1, queues=known)
+    monkeypatch.setattr(groups, "status_of", lambda *_: status)
+    groups.run_list(FOLDER, None, as_json=True)
+    found = msgspec.json.decode(capsys.readouterr().out)
+    assert [(one["topic"], one["group"], one["lanes"], one["lag"], one["leased"]) for one in found] == [
+        ("orders", "audit", 1, 3, 0),
+        ("orders", "billing", 2, 12, 1),
+        ("parcels", "billing", 1, 9, 0),
+    ]
+    groups.run_list(FOLDER, None, as_json=False)
+    assert "billing" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("to", "queue_id", "offsets"),
+    [("earliest", None, {0: 2, 1: 0}), ("latest", None, {0: 10, 1: 10}), ("7", 1, {1: 7}), ("latest", 0, {0: 10})],
+)
+def test_a_group_is_reset_in_the_queues_that_it_has_popped(
+    job: MemoryJob, to: str, queue_id: int | None, offsets: dict[int, int]
+) -> None:
+    groups.run_reset(FOLDER, "billing", "orders", to, queue_id)
+    sent = [record for record in job.records if isinstance(record, ResetOffset)]
+    assert {(one.topic, one.group) for one in sent} == {("orders", "billing")}
+    assert {one.queue_id: one.queue_offset for one in sent} == offsets
+
+
+@pytest.mark.parametrize(
+    ("group", "to", "queue_id", "words"),
+    [
+        ("biling", "latest", None, "has never popped orders; `popstream group list`"),
+        ("audit", "latest", 1, "has never popped orders/1"),
+        ("billing", "sooner", None, "no place: earliest, latest, or a queue offset"),
+        ("billing", "7", None, "name the queue with --queue"),
+    ],
+)
+def test_a_reset_of_what_is_not_there_makes_no_lane(
+    job: MemoryJob, group: str, to: str, queue_id: int | None, words: str
+) -> None:
+    with pytest.raises(Invalid, match=words):
+        groups.run_reset(FOLDER, group, "orders", to, queue_id)
+    assert not [record for record in job.records if isinstance(record, ResetOffset)]
+
+
+def test_a_refused_reset_is_an_error(job: MemoryJob) -> None:
+    job.send(Policy(v=1, topic="orders", queue_id=0, resets_per_min_max=1))
+    groups.run_reset(FOLDER, "billing", "orders", "latest", 0)
+    with pytest.raises(Refused, match="QUOTA_EXCEEDED"):
+        groups.run_reset(FOLDER, "billing", "orders", "latest", 0)
+
+
+@pytest.mark.parametrize(
+    ("topics", "places"),
+    [((), [("orders", 0), ("orders", 1), ("parcels", 0)]), (("parcels",), [("parcels", 0)])],
+)
+def test_a_group_is_forgotten_in_these_topics_or_in_all(
+    job: MemoryJob, topics: tuple[str, ...], places: list[tuple[str, int]]
+) -> None:
+    groups.run_forget(FOLDER, "billing", topics)
+    sent = [record for record in job.records if isinstance(record, ForgetLane)]
+    assert [(one.topic, one.queue_id) for one in sent] == places
+    with pytest.raises(Invalid, match="no lanes there"):
+        groups.run_forget(FOLDER, "biling", topics)
+
+
+def test_without_a_job_groups_can_be_listed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "running_job", lambda _: None)
+    with pytest.raises(Unavailable, match="no job runs in anywhere"):
+        groups.run_forget(FOLDER, "billing", ())
+
+
+@pytest.mark.usefixtures("job")
+def test_a_script_is_warned_before_a_group_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    target = Target("kafka:9092", "p", job=JOB)
+    groups.require_meant(target, "orders", "billing")
+    assert capsys.readouterr().err == ""
+    groups.require_meant(target, "orders", "biling")
+    said = capsys.readouterr().err
+    assert "the group biling has never popped orders" in said
+    assert "--new-group" in said
+    groups.require_meant(Target("elsewhere:9092", "p"), "orders", "biling")
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.usefixtures("job")
+@pytest.mark.parametrize("answer", [True, False])
+def test_on_a_terminal_the_user_is_asked_before_a_group_begins(
+    monkeypatch: pytest.MonkeyPatch, *, answer: bool
+) -> None:
+    asked: list[str] = []
+
+    def confirm(text: str, **_: object) -> bool:
+        asked.append(text)
+        return answer
+
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("typer.confirm", confirm)
+    target = Target("kafka:9092", "p", job=JOB)
+    if answer:
+        groups.require_meant(target, "orders", "biling")
+    else:
+        with pytest.raises(typer.Exit):
+            groups.require_meant(target, "orders", "biling")
+    assert len(asked) == 1
+
+
+def test_a_job_that_does_not_say_which_groups_it_has_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_answer(*_: object) -> list[QueueView]:
+        raise Unavailable("busy")
+
+    monkeypatch.setattr(groups, "_queues_of", no_answer)
+    groups.require_meant(Target("kafka:9092", "p", job=JOB), "orders", "biling")
