@@ -155,7 +155,7 @@ class AsyncConsumer:
                 LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
             else:
                 if not message.is_settled:
-                    message.ack()
+                    feed.finish(message)
 
     async def _in_thread(self, call: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
         running = self._threads.submit(call)
@@ -179,6 +179,13 @@ class _Feed:
 
     async def next(self) -> Message | None:
         """Wait for the next message; None: the consumer has stopped."""
+        if not self._waiters and (fetched := self._subscription.take_fetched(1)):
+            try:
+                await asyncio.sleep(0)  # a handler that never waits must not keep the others from running
+            except asyncio.CancelledError:
+                self.release(fetched[0], RETURNED)
+                raise
+            return fetched[0]
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[Message | None] = loop.create_future()
         self._waiters.append(waiter)
@@ -190,6 +197,10 @@ class _Feed:
             if waiter.done() and not waiter.cancelled() and (message := waiter.result()) is not None:
                 self.release(message, RETURNED)
             raise
+
+    def finish(self, message: Message) -> None:
+        """Ack a message soon, together with others."""
+        self._subscription.finish((message,))
 
     def release(self, message: Message, change: Change) -> None:
         """Release a message, and in an orderly group the later ones of its pop; in a thread, as Kafka may be away."""
@@ -204,13 +215,18 @@ class _Feed:
                 self._waiters.appendleft(waiter)
                 take = partial(self._subscription.take, 1, TAKE_TIMEOUT_S)
                 for message in await asyncio.get_running_loop().run_in_executor(self._threads, take):
-                    if found := self._next_waiter():
-                        found.set_result(message)
-                    else:
-                        self.release(message, RETURNED)
+                    self._pass_on(message)
+                while self._waiters and (fetched := self._subscription.take_fetched(1)):
+                    self._pass_on(fetched[0])
         except PopstreamError as error:
             while waiter := self._next_waiter():
                 waiter.set_exception(error)
+
+    def _pass_on(self, message: Message) -> None:
+        if found := self._next_waiter():
+            found.set_result(message)
+        else:
+            self.release(message, RETURNED)
 
     def _next_waiter(self) -> asyncio.Future[Message | None] | None:
         """Remove and return the first waiter that still waits."""

@@ -259,8 +259,10 @@ class Consumer:
             Refused: The job refuses pops of this group.
             Invalid: The consumer has no topics, or one does not exist.
         """
+        # A worker takes one message at a time, so that the others need not wait for it; those of an orderly pop do.
         set_size = POP_MESSAGES_MAX if self._options.order else 1
-        self._run(each_message(handle, self._leases.settlement), set_size, workers, failure_delay_ms)
+        subscription = self.subscribe()
+        self._run(subscription, each_message(handle, subscription), set_size, workers, failure_delay_ms)
 
     def run_sets(
         self,
@@ -275,7 +277,7 @@ class Consumer:
         Messages that the handler has settled stay settled. When it returns, the others are acked. When it raises, the
         others are released: the first one as the failed one, the later ones without a further attempt.
         """
-        self._run(handle, set_size, workers, failure_delay_ms)
+        self._run(self.subscribe(), handle, set_size, workers, failure_delay_ms)
 
     def stop(self) -> None:
         """End iterations and `run` after the current message; release the messages that were not handed out.
@@ -558,12 +560,16 @@ class Consumer:
             return self._subscription
 
     def _run(
-        self, handle: Callable[[Sequence[Message]], object], set_size: int, workers: int, failure_delay_ms: int
+        self,
+        subscription: Subscription,
+        handle: Callable[[Sequence[Message]], object],
+        set_size: int,
+        workers: int,
+        failure_delay_ms: int,
     ) -> None:
         pool = HandlerPool(
             f"{self.client_id}-worker",
-            self.subscribe(),
-            self._leases.settlement,
+            subscription,
             handle,
             set_size=set_size,
             failure_delay_ms=failure_delay_ms,

@@ -1,9 +1,9 @@
 """Sends acks, changes and rejects of many messages, and returns to each caller the outcomes of its messages.
 
 ```
-ack ─> Coalescer (a few ms, by queue) ─┐
-change ─> without expired leases ──────┤
-reject ─> by queue ────────────────────┴─> plan ─> Transport ─> outcomes, new handles ─> BatchFuture ─> caller
+ack, finish ─> Coalescer (a few ms, by queue) ─┐
+change ─> without expired leases ──────────────┤
+reject ─> by queue ────────────────────────────┴─> plan ─> Transport ─> outcomes, new handles ─> BatchFuture ─> caller
 ```
 """
 
@@ -30,7 +30,7 @@ from popstream.wire.limits import ENTRIES_MAX
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture, Plan, PlannedEntry
@@ -90,12 +90,12 @@ class EntrySender:
         self._batches_changes = batches_changes
         self._lock = threading.Lock()
         self._unanswered: set[OutcomesFuture] = set()
-        self._acks: Coalescer[QueueKey, MessageRequest[Cause | None]] = Coalescer(
+        self._acks: Coalescer[QueueKey, MessageRequest[Cause | None] | Message] = Coalescer(
             f"{client_id}-acks",
             delay_ms=ack_delay_ms,
             items_max=ENTRIES_MAX,
-            emit=partial(self._send, _ACK),
-            failed=_fail,
+            emit=self._send_acks,
+            failed=lambda acks, error: _fail([ack for ack in acks if isinstance(ack, MessageRequest)], error),
         )
 
     def ack(self, receipts: Iterable[Receipt], cause: Cause | None) -> OutcomesFuture:
@@ -108,12 +108,24 @@ class EntrySender:
         try:
             self._acks.add((queue_of(request.receipt), request) for request in requests)
         except RuntimeError as error:
-            message = f"consumer {self._client_id} is closed"
-            closed = ClientClosed(message, subject=self._client_id)
+            closed = self._closed()
             _fail(requests, closed)
             raise closed from error
         self.let_go((request.receipt for request in requests), MessageState.FINISHED)
         return future
+
+    def finish(self, messages: Iterable[Message]) -> None:
+        """Like `ack`, for a caller that needs no outcome, at a third of the cost: the messages are released together.
+
+        A message is settled at once, and counts as held until its ack is sent.
+
+        Raises:
+            ClientClosed: `close` was called.
+        """
+        try:
+            self._acks.add((queue_of(message), message) for message in _finished(messages))
+        except RuntimeError as error:
+            raise self._closed() from error
 
     def change(
         self, changes: Iterable[tuple[Receipt, Change]], *, keeps: bool = True, timeout_ms: int | None = None
@@ -194,6 +206,10 @@ class EntrySender:
         ]
         return requests, batch_future.future
 
+    def _closed(self) -> ClientClosed:
+        message = f"consumer {self._client_id} is closed"
+        return ClientClosed(message, subject=self._client_id)
+
     def _forget(self, future: OutcomesFuture) -> None:
         with self._lock:
             self._unanswered.discard(future)
@@ -222,6 +238,13 @@ class EntrySender:
         _settle_all(expired, [EXPIRED_LOCALLY] * len(expired))
         found = set(map(id, expired))
         return [request for request in requests if id(request) not in found]
+
+    def _send_acks(self, queue: QueueKey, acks: list[MessageRequest[Cause | None] | Message]) -> None:
+        requests = [ack for ack in acks if isinstance(ack, MessageRequest)]
+        if finished := [ack for ack in acks if isinstance(ack, Message)]:
+            requests += self._requests((message, None) for message in finished)[0]
+            self._held.release(finished)
+        self._send(_ACK, queue, requests)
 
     def _send_now(self, kind: _Kind, requests: list[MessageRequest[Any]], timeout_ms: int | None) -> None:
         self.send_waiting()
@@ -295,6 +318,12 @@ class EntrySender:
         if isinstance(receipt, Message):
             receipt.next_visible_time_ms = next_visible_time_ms
         self._held.extend(receipt, self._transport.broker_clock.local_s(next_visible_time_ms))
+
+
+def _finished(messages: Iterable[Message]) -> Iterator[Message]:
+    for message in messages:
+        message.state = MessageState.FINISHED
+        yield message
 
 
 def _is_expired(receipt: Receipt, now_ms: int) -> bool:

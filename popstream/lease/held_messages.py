@@ -45,6 +45,13 @@ class HeldMessage(msgspec.Struct, eq=False):
     is_renewing: bool = False
     payload_bytes: int = 0
 
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether the thread that worked on it has ended; a settled message only waits for its ack to be sent."""
+        if self.owner is None or self.owner.is_alive():
+            return False
+        return not isinstance(self.receipt, Message) or not self.receipt.is_settled
+
 
 class HeldMessages:
     """The held messages, each until its lease has certainly ended. Safe for use by many threads.

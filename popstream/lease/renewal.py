@@ -137,7 +137,7 @@ class LeaseRenewer:
                 continue  # it was sent in time: the answer says whether the lease has ended
             if left_s <= 0:
                 over.append(holding)
-            elif holding.owner is not None and not holding.owner.is_alive():
+            elif holding.is_abandoned:
                 orphans.append(holding)
             elif not holding.is_renewed or left_s * 1000 > self._policy.ahead_ms:
                 left_s_min = min(left_s_min, left_s)

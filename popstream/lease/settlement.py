@@ -93,6 +93,12 @@ class Settlement:
 
         return self._request(receipts, lambda whole, _: self._entries.ack(whole, cause), ack_parts)
 
+    def finish(self, messages: Sequence[Message]) -> None:
+        """Like `EntrySender.finish`. The last message of a unit to be settled acks the unit."""
+        self._entries.finish(message for message in messages if message.unit is None)
+        if parts := [message for message in messages if message.unit is not None]:
+            self.ack(parts, None)
+
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
         """Like `EntrySender.reject`. A unit with a rejected message is rejected when all its messages are settled."""
 

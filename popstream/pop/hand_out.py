@@ -26,7 +26,7 @@ __all__ = ["HandOut"]
 LOG = logging.getLogger(__name__)
 
 PART_COUNT_MAX = 200
-"""For a concurrent group, the records of at most this many messages are fetched at once."""
+"""The records of at most this many messages are fetched at once."""
 
 
 class HandOut:
@@ -63,7 +63,7 @@ class HandOut:
         self._settlement = leases.settlement
         self._is_orderly = is_orderly
         self._prefetch_bytes = prefetch_bytes
-        self._sets: deque[PoppedSet] = deque()
+        self._sets: list[PoppedSet] = []
         self._ready: deque[Message] = deque()
         self._reserved_bytes = 0
         self._longest_bytes = 0
@@ -73,6 +73,7 @@ class HandOut:
     def add(self, messages: Sequence[Message]) -> None:
         """Add the leased messages of one pop."""
         with self._changed:
+            self._sets = [popped for popped in self._sets if not popped.is_over]
             self._sets.append(PoppedSet(messages, is_orderly=self._is_orderly))
             self._changed.notify_all()
 
@@ -94,6 +95,15 @@ class HandOut:
             if messages:
                 return messages
 
+    def take_fetched(self, count: int) -> list[Message]:
+        """Return messages whose records are here, without waiting.
+
+        Raises:
+            PopstreamError: `failure`.
+        """
+        with self._changed:
+            return self._take_fetched(count, time.monotonic()) if self._is_open() else []
+
     def rest_behind(self, message: Message) -> list[Message]:
         """Remove and return the messages behind one that a caller works on, in its orderly set."""
         with self._changed:
@@ -101,6 +111,8 @@ class HandOut:
 
     def return_broken(self) -> None:
         """Release the rest of each orderly set with a message that will be redelivered, so that it comes after it."""
+        if not self._is_orderly:
+            return
         with self._changed:
             behind = [message for popped in self._sets if popped.is_broken for message in popped.rest()]
         self._return(behind)
@@ -120,20 +132,12 @@ class HandOut:
     ) -> tuple[list[Message], PoppedSet | None, int] | None:
         """Wait for ready messages, or for a part of a set to fetch, with the set and the bytes reserved for it."""
         while True:
-            if self.failure is not None:
-                raise self.failure
-            if self.is_stopped:
+            if not self._is_open():
                 return None
             now_s = time.monotonic()
-            while self._ready and (self._ready[0].is_settled or not self._held.is_live(self._ready[0], now_s)):
-                self._ready.popleft()  # its lease has ended, or its unit was released: the job redelivers it
-            if self._ready:
-                taken = [self._ready.popleft() for _ in range(min(count, len(self._ready)))]
-                return [message for message in taken if not message.is_settled], None, 0
-            for popped in self._sets:
-                if held_back := popped.next_out(count, partial(self._held.is_live, now_s=now_s)):
-                    return held_back, None, 0
-            claimed = self._claim(count, now_s)
+            if fetched := self._take_fetched(count, now_s):
+                return fetched, None, 0
+            claimed = self._claim(now_s)
             if claimed is not None:
                 return claimed
             wait_s = None if deadline_s is None else deadline_s - now_s
@@ -141,22 +145,39 @@ class HandOut:
                 return None
             self._changed.wait(wait_s)
 
-    def _claim(self, count: int, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
+    def _is_open(self) -> bool:
+        if self.failure is not None:
+            raise self.failure
+        return not self.is_stopped
+
+    def _take_fetched(self, count: int, now_s: float) -> list[Message]:
+        """Take messages whose records are here, and whose leases have not ended."""
+        taken: list[Message] = []
+        while self._ready and len(taken) < count:
+            message = self._ready.popleft()
+            # When its lease has ended, or its unit was released, the job redelivers it.
+            if not message.is_settled and self._held.is_live(message, now_s):
+                taken.append(message)
+        if not taken and self._is_orderly:
+            for popped in self._sets:
+                if held_back := popped.next_out(count, partial(self._held.is_live, now_s=now_s)):
+                    return held_back
+        return taken
+
+    def _claim(self, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
         """Take a part of one set, and reserve bytes for its records."""
         in_use = self._held.payload_bytes + self._reserved_bytes
         if in_use and in_use + self._longest_bytes > self._prefetch_bytes:
             return None
         for popped in self._sets:
             if popped.is_ready:
-                part_count = count if self._is_orderly else PART_COUNT_MAX
-                part = popped.take_part(part_count, lambda message: self._held.is_live(message, now_s))
+                part = popped.take_part(PART_COUNT_MAX, lambda message: self._held.is_live(message, now_s))
                 if part:
                     # Half of the free bytes: other threads may want to fetch records meanwhile.
                     free_bytes = self._prefetch_bytes - in_use
                     reserved_bytes = max(1, free_bytes // 2, min(free_bytes, self._longest_bytes))
                     self._reserved_bytes += reserved_bytes
                     return part, popped, reserved_bytes
-        self._sets = deque(popped for popped in self._sets if not popped.is_over)
         return None
 
     def _fill(self, part: list[Message], popped: PoppedSet, reserved_bytes: int, count: int) -> list[Message]:

@@ -7,13 +7,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from popstream.lease.entries import Change
+from popstream.lease.entries import RETURNED, Change
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from popstream.lease.settlement import Settlement
     from popstream.message import Message
     from popstream.pop.subscription import Subscription
 
@@ -34,7 +33,6 @@ class HandlerPool:
     Args:
         name: Prefix of the names of the threads.
         subscription: The source of messages.
-        settlement: Acks them.
         handle: Called with a set of messages; the messages that it has not settled are settled by its result.
         set_size: Maximum number of messages in a set.
         failure_delay_ms: Delay before the failed message is redelivered, in milliseconds.
@@ -44,7 +42,6 @@ class HandlerPool:
         self,
         name: str,
         subscription: Subscription,
-        settlement: Settlement,
         handle: Callable[[Sequence[Message]], object],
         *,
         set_size: int,
@@ -52,7 +49,6 @@ class HandlerPool:
     ) -> None:
         self._name = name
         self._subscription = subscription
-        self._settlement = settlement
         self._handle = handle
         self._set_size = set_size
         self._failed = Change(failure_delay_ms)
@@ -118,22 +114,30 @@ class HandlerPool:
                 raise
         else:
             if left := _unsettled(messages):
-                self._settlement.ack(left, None)
+                self._subscription.finish(left)
 
 
-def _unsettled(messages: list[Message]) -> list[Message]:
+def _unsettled(messages: Sequence[Message]) -> list[Message]:
     return [message for message in messages if not message.is_settled]
 
 
-def each_message(handle: Callable[[Message], object], settlement: Settlement) -> Callable[[Sequence[Message]], None]:
-    """Return a handler of sets that calls a handler of messages, and acks each message as soon as it is done."""
+def each_message(
+    handle: Callable[[Message], object], subscription: Subscription
+) -> Callable[[Sequence[Message]], None]:
+    """Return a handler of sets that calls a handler of messages, and acks each message as soon as it is done.
+
+    After a stop, and when a lease has ended, it releases the messages that it has not passed on.
+    """
 
     def handle_all(messages: Sequence[Message]) -> None:
-        for message in messages:
+        for place, message in enumerate(messages):
             if message.is_settled:
                 continue  # its unit was released meanwhile
+            if place and not subscription.may_begin(message):  # the first one was looked at when it was taken
+                subscription.release_with_rest(_unsettled(messages[place:]), RETURNED)
+                return
             handle(message)
             if not message.is_settled:
-                settlement.ack([message], None)
+                subscription.finish((message,))
 
     return handle_all

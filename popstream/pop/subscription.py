@@ -186,6 +186,29 @@ class Subscription:
         self._leases.held.own(messages, threading.current_thread())
         return messages
 
+    def take_fetched(self, count: int) -> list[Message]:
+        """Return at most `count` messages whose records are here, without waiting.
+
+        Raises:
+            Refused: The job refuses pops of this group.
+            Invalid: A topic does not exist.
+        """
+        messages = self._hand_out.take_fetched(count)
+        self._leases.held.own(messages, threading.current_thread())
+        return messages
+
+    def may_begin(self, message: Message) -> bool:
+        """Tell whether to work on a message that was taken before: not after a stop, nor when its lease has ended."""
+        return not self.is_stopped and self._leases.held.is_live(message, time.monotonic())
+
+    def finish(self, messages: Sequence[Message]) -> None:
+        """Ack messages that were taken, within `ack_delay_ms` and together with others.
+
+        Raises:
+            ClientClosed: The consumer is closed.
+        """
+        self._leases.settlement.finish(messages)
+
     def release_with_rest(self, messages: Sequence[Message], first: Change, others: Change = RETURNED) -> None:
         """Release messages that were taken, and the later messages of an orderly queue's pop, in one request.
 
