@@ -88,7 +88,8 @@ class Consumer:
         client_id: Unique name of this consumer in the audit tables and for `return_client`; random by default.
         prefix: Name of the job, see `ClientSettings`.
         order: Orderly consumption: a queue hands out nothing else while a message of its last pop is in flight.
-        prefetch: Maximum number of messages requested or held. Higher: fewer pops; lower: fewer messages to release.
+        prefetch: Upper bound of the messages requested or held. The consumer begins with few, and asks for more while
+            its workers wait. Higher: more throughput; lower: fewer messages to release.
         prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
         invisible_time_ms: Length of the first lease, in milliseconds; `renewal` sets the later ones.
         tags: Receive only messages with one of these tags.
@@ -125,7 +126,7 @@ class Consumer:
         client_id: str | None = None,
         prefix: str = "popstream",
         order: bool = False,
-        prefetch: int = 1_000,
+        prefetch: int = 10_000,
         prefetch_bytes: int = 64 * 1024 * 1024,
         invisible_time_ms: int = INVISIBLE_TIME_MS,
         tags: Sequence[str] | None = None,

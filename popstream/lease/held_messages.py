@@ -128,6 +128,11 @@ class HeldMessages:
         holding = self.find(message.leased)
         return holding is not None and (holding.until_s > now_s or holding.is_renewing)
 
+    def age_s(self, message: Message, now_s: float) -> float:
+        """Return the seconds since a message was popped, 0 if it is not held."""
+        holding = self.find(message.leased)
+        return 0.0 if holding is None else now_s - holding.since_s
+
     def extend(self, receipt: Receipt, until_s: float) -> None:
         """Record a new end of a lease; a message that was removed meanwhile stays removed."""
         holding = self.find(receipt)

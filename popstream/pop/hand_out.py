@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from popstream.lease.leases import Leases
     from popstream.message import Message
+    from popstream.pop.prefetch_window import PrefetchWindow
     from popstream.pop.record_filler import RecordFiller
 
 __all__ = ["HandOut"]
@@ -40,12 +41,15 @@ class HandOut:
         changed: Guards all state here, and is notified of each change; shared with the subscription.
         filler: Fetches records.
         leases: The leases of the consumer.
+        window: Is told how old messages are when they are handed out.
         is_orderly: Whether the group consumes in order.
         prefetch_bytes: Maximum size of the records held, in bytes.
 
     Attributes:
         is_stopped: Nothing more is handed out.
         failure: The error that callers of `take` get.
+        wait_count: How often a caller has begun to wait because no more messages were leased.
+        waiting_count: Number of callers that wait for this reason.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class HandOut:
         changed: threading.Condition,
         filler: RecordFiller,
         leases: Leases,
+        window: PrefetchWindow,
         *,
         is_orderly: bool,
         prefetch_bytes: int,
@@ -61,6 +66,7 @@ class HandOut:
         self._filler = filler
         self._held = leases.held
         self._settlement = leases.settlement
+        self._window = window
         self._is_orderly = is_orderly
         self._prefetch_bytes = prefetch_bytes
         self._sets: list[PoppedSet] = []
@@ -69,6 +75,8 @@ class HandOut:
         self._longest_bytes = 0
         self.is_stopped = False
         self.failure: BaseException | None = None
+        self.wait_count = 0
+        self.waiting_count = 0
 
     def add(self, messages: Sequence[Message]) -> None:
         """Add the leased messages of one pop."""
@@ -143,7 +151,15 @@ class HandOut:
             wait_s = None if deadline_s is None else deadline_s - now_s
             if wait_s is not None and wait_s <= 0:
                 return None
-            self._changed.wait(wait_s)
+            lacks_leases = not any(popped.is_pending for popped in self._sets)
+            if lacks_leases and not self.waiting_count:
+                self._changed.notify_all()  # the subscription may pop more
+            self.wait_count += lacks_leases
+            self.waiting_count += lacks_leases
+            try:
+                self._changed.wait(wait_s)
+            finally:
+                self.waiting_count -= lacks_leases
 
     def _is_open(self) -> bool:
         if self.failure is not None:
@@ -159,9 +175,10 @@ class HandOut:
             if not message.is_settled and self._held.is_live(message, now_s):
                 taken.append(message)
         if not taken and self._is_orderly:
-            for popped in self._sets:
-                if held_back := popped.next_out(count, partial(self._held.is_live, now_s=now_s)):
-                    return held_back
+            outs = (popped.next_out(count, partial(self._held.is_live, now_s=now_s)) for popped in self._sets)
+            taken = next(filter(None, outs), [])
+        if taken:
+            self._window.handed_out(len(taken), self._held.age_s(taken[0], now_s) * 1000)
         return taken
 
     def _claim(self, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:

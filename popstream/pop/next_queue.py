@@ -56,6 +56,10 @@ class NextQueue:
         """Number of queues without a visit in flight."""
         return len(self._waiting)
 
+    def has_more(self, now_s: float) -> bool:
+        """Tell whether a promising queue could be visited."""
+        return any(self._is_free(queue, now_s) and queue in self._promising for queue in self._waiting)
+
     def add(self, queues: Iterable[QueueKey]) -> None:
         """Add the queues that are not known yet."""
         known = self._in_flight.union(self._waiting)
@@ -82,7 +86,7 @@ class NextQueue:
 
     def plan(self, room: int, now_s: float) -> list[Visit]:
         """Return visits that together ask for at most `room` messages; they are in flight from now on."""
-        free = [queue for queue in self._waiting if self._not_before_s.get(queue, 0.0) <= now_s]
+        free = [queue for queue in self._waiting if self._is_free(queue, now_s)]
         if not free or room <= 0:
             return []
         promising = [queue for queue in free if queue in self._promising]
@@ -95,6 +99,9 @@ class NextQueue:
             self._in_flight.add(visit.queue)
             self._not_before_s.pop(visit.queue, None)
         return visits
+
+    def _is_free(self, queue: QueueKey, now_s: float) -> bool:
+        return self._not_before_s.get(queue, 0.0) <= now_s
 
     @staticmethod
     def _share(queues: list[QueueKey], room: int) -> list[Visit]:

@@ -47,6 +47,11 @@ class PoppedSet:
         return not self._is_orderly or all(message.state is MessageState.FINISHED for message in self._handed_out)
 
     @property
+    def is_pending(self) -> bool:
+        """Whether records of it are fetched, or will be."""
+        return self._is_filling or bool(self._waiting)
+
+    @property
     def is_broken(self) -> bool:
         """Whether an orderly set has a message that will be redelivered, which the later ones must follow."""
         return self._is_orderly and (

@@ -2,7 +2,7 @@
 
 ```
 QueueDiscovery ─> NextQueue ─> pops in flight ─> HandOut: leased messages, their records ─> callers
-                    ^  room: prefetch - in flight - held                                    │
+                    ^  room: PrefetchWindow - in flight - held                              │
                     └──────────────── a message was finished or released ───────────────────┘
 ```
 
@@ -25,6 +25,7 @@ from popstream.lease.entries import RETURNED, Change
 from popstream.pop.hand_out import HandOut
 from popstream.pop.next_queue import NextQueue
 from popstream.pop.pops import POLL_MS_SHARED, POP_RESULTS
+from popstream.pop.prefetch_window import ROOM_PER_QUEUE, PrefetchWindow
 from popstream.pop.queue_discovery import QueueDiscovery
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Init, Pop
@@ -55,10 +56,7 @@ WAIT_REASONS = frozenset((Reason.TOPIC_NOT_EXIST, Reason.POLLING_FULL, Reason.QU
 RETRY_PAUSE_S = 2.0
 """Pause before another pop of a queue whose last pop was not answered."""
 ROOM_PART = 8
-"""While pops are in flight, another is sent only when at least this part of `prefetch` is free: not one per message."""
-ROOM_PER_QUEUE = 4
-"""With less prefetch room per queue, notifications are read: pops cannot wait at every queue."""
-
+"""While pops are in flight, another is sent only when at least this part of the window is free: not one per message."""
 
 INIT_OF_START: dict[str, Init] = {"earliest": "min", "latest": "max"}
 """A subscription's words are Kafka's; a pop has RocketMQ's on the wire."""
@@ -69,7 +67,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         order: Orderly consumption: a message of a queue is handed out when those before it are finished.
-        prefetch: Maximum number of messages that pops ask for, or that are held.
+        prefetch: Maximum number of messages that pops ask for, or that are held; see `PrefetchWindow`.
         prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
         invisible_time_ms: Length of a lease, in milliseconds. Longer: messages of a killed process wait longer.
         tags: Hashes of the tags to receive; None: all messages.
@@ -101,6 +99,13 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         if wrong:
             message = "the options of the subscription are out of range"
             raise Invalid(message, subject="subscription", details=wrong)
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """A pop in flight, and how often callers had begun to wait when it was sent."""
+
+    visit: Visit
+    wait_count: int
 
 
 class Subscription:
@@ -141,12 +146,18 @@ class Subscription:
         self._listen = listen
         self._unsubscribe: Callable[[], None] | None = None
         self._changed = threading.Condition()
+        self._window = PrefetchWindow(bound=options.prefetch, invisible_time_ms=options.invisible_time_ms)
         self._hand_out = HandOut(
-            self._changed, pops.filler, leases, is_orderly=options.order, prefetch_bytes=options.prefetch_bytes
+            self._changed,
+            pops.filler,
+            leases,
+            self._window,
+            is_orderly=options.order,
+            prefetch_bytes=options.prefetch_bytes,
         )
         self._discovery = QueueDiscovery(topics, queues_of)
         self._visits = NextQueue()
-        self._asked: dict[str, Visit] = {}
+        self._asked: dict[str, _Asked] = {}
         self._answers: deque[tuple[str, Future[Answer]]] = deque()
         self._is_cancelled = False
         self._is_abandoned = False
@@ -162,7 +173,7 @@ class Subscription:
     @property
     def asked_count(self) -> int:
         """Number of messages that the pops in flight may lease."""
-        return sum(visit.max_messages for visit in list(self._asked.values()))
+        return sum(asked.visit.max_messages for asked in list(self._asked.values()))
 
     def notified(self, queue: QueueKey) -> None:
         """Pop a queue soon, because it has become poppable for this group."""
@@ -275,6 +286,7 @@ class Subscription:
             else:
                 with self._changed:
                     self._visits.add(found)
+                    self._window.found_queues(len(self._visits))
         if self._unsubscribe is None and len(self._visits) * ROOM_PER_QUEUE > self._options.prefetch:
             self._unsubscribe = self._listen(self.notified)
 
@@ -298,10 +310,14 @@ class Subscription:
     def _plan(self) -> list[Visit]:
         if self.is_stopped:
             return []
-        room = self._options.prefetch - self.asked_count - len(self._leases.held)
-        if self._asked and room < self._options.prefetch // ROOM_PART:
+        now_s = time.monotonic()
+        in_use = self.asked_count + len(self._leases.held)
+        if in_use >= self._window.size and self._hand_out.waiting_count and self._visits.has_more(now_s):
+            self._window.used_up()
+        room = self._window.size - in_use
+        if self._asked and room < self._window.size // ROOM_PART:
             return []
-        return self._visits.plan(min(room, POP_MESSAGES_MAX), time.monotonic())
+        return self._visits.plan(min(room, POP_MESSAGES_MAX), now_s)
 
     def _visit(self, visit: Visit) -> None:
         op_id, options = new_op_id(), self._options
@@ -323,7 +339,7 @@ class Subscription:
             tags=options.tags,
         )
         with self._changed:
-            self._asked[op_id] = visit
+            self._asked[op_id] = _Asked(visit, self._hand_out.wait_count)
         try:
             self._pops.send(command).add_done_callback(lambda answered: self._arrived(op_id, answered))
         except ClientClosed:
@@ -362,7 +378,13 @@ class Subscription:
     def _ended(self, op_id: str, got_count: int, pause_s: float) -> Visit:
         """Record that a pop is no longer in flight."""
         with self._changed:
-            visit = self._asked.pop(op_id)
+            asked = self._asked.pop(op_id)
+            visit = asked.visit
+            self._window.pop_ended(
+                asked_count=visit.max_messages,
+                got_count=got_count,
+                has_worker_waited=self._hand_out.wait_count > asked.wait_count,
+            )
             not_before_s = time.monotonic() + pause_s if pause_s else 0.0
             self._visits.ended(
                 visit.queue, asked_count=visit.max_messages, got_count=got_count, not_before_s=not_before_s

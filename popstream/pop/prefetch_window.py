@@ -1,0 +1,76 @@
+"""How many messages a consumer may request or hold: as many as keep its workers busy, and few at the start.
+
+Pure: no clock, no thread.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ROOM_PER_QUEUE", "PrefetchWindow"]
+
+START_MESSAGES = 16
+ROOM_PER_QUEUE = 4
+"""With less room per queue, pops cannot wait at every queue."""
+AGE_PART = 4
+"""A message that is handed out after this part of its invisible time was popped too early."""
+AGE_MS_MIN = 1_000
+"""About two round trips: such an age is no reason to pop less."""
+
+
+class PrefetchWindow:
+    """Grows while workers wait for more than pops bring, and shrinks when leases get old before they are handed out.
+
+    A pop that came full, while a worker waited, shows that more messages are there and that more could be handled: the
+    window grows by the messages of that pop. As all of the window is popped once in a round trip, it doubles with each
+    round trip, like the slow start of TCP, up to the product of the rate of the workers and the round trip. Workers
+    that never wait leave it small, so that other consumers of the group get their share.
+
+    >>> window = PrefetchWindow(bound=1_000, invisible_time_ms=60_000)
+    >>> window.size
+    16
+    >>> window.pop_ended(asked_count=16, got_count=16, has_worker_waited=True); window.size
+    32
+    >>> window.handed_out(1, age_ms=30_000); window.size
+    16
+
+    Args:
+        bound: The size that it never exceeds.
+        invisible_time_ms: Length of a lease, in milliseconds.
+    """
+
+    def __init__(self, *, bound: int, invisible_time_ms: int) -> None:
+        self._bound = bound
+        self._age_ms_max = max(invisible_time_ms // AGE_PART, AGE_MS_MIN)
+        self._least = min(START_MESSAGES, bound)
+        self._size = self._least
+        self._until_next_shrink = 0
+
+    @property
+    def size(self) -> int:
+        """Maximum number of messages that are requested or held."""
+        return self._size
+
+    def found_queues(self, count: int) -> None:
+        """Leave room for a pop at each of this many queues."""
+        self._least = min(max(START_MESSAGES, ROOM_PER_QUEUE * count), self._bound)
+        self._size = max(self._size, self._least)
+
+    def pop_ended(self, *, asked_count: int, got_count: int, has_worker_waited: bool) -> None:
+        """Record a pop that was answered, and whether a worker waited for messages while it was in flight."""
+        # That a pop for one message got one does not show that there are more.
+        if has_worker_waited and got_count >= asked_count > 1:
+            self._size = min(self._size + got_count, self._bound)
+
+    def used_up(self) -> None:
+        """Record that a worker waits, more messages are there, and those of the window are all worked on."""
+        self._size = min(2 * self._size, self._bound)
+
+    def handed_out(self, count: int, age_ms: float) -> None:
+        """Record that messages were handed out, the first one `age_ms` after it was popped.
+
+        The messages that were popped before the window shrank are old as well. They do not shrink it again.
+        """
+        self._until_next_shrink -= count
+        if age_ms <= self._age_ms_max or self._until_next_shrink > 0:
+            return
+        self._until_next_shrink = self._size
+        self._size = max(int(self._size * self._age_ms_max / age_ms), self._least)
