@@ -91,7 +91,8 @@ class Consumer:
         prefetch: Upper bound of the messages requested or held. The consumer begins with few, and asks for more while
             its workers wait. Higher: more throughput; lower: fewer messages to release.
         prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
-        invisible_time_ms: Length of the first lease, in milliseconds; `renewal` sets the later ones.
+        invisible_time_ms: Length of a lease, in milliseconds, also when it is renewed unless `renewal` says otherwise.
+            Longer: messages of a killed process wait longer; shorter: more renewals.
         tags: Receive only messages with one of these tags.
         init: Where the group begins at a queue that it has never popped: at its first message ("earliest"), or after
             its last one ("latest"). A queue that is added while the consumer runs always begins at its first message.

@@ -224,7 +224,8 @@ class EntrySender:
                 and request.label.invisible_time_ms
                 and not self._held.find(request.receipt)
             ):
-                self._held.hold([request.receipt], now_s + request.label.invisible_time_ms / 1000, now_s)
+                lease_ms = request.label.invisible_time_ms
+                self._held.hold([request.receipt], now_s + lease_ms / 1000, now_s, first_lease_ms=lease_ms)
 
     def _without_expired(self, requests: list[MessageRequest[Change]]) -> list[MessageRequest[Change]]:
         """Settle the requests whose lease has ended, and return the others (seed 000: filter expired handles)."""

@@ -27,6 +27,7 @@ class HeldMessage(msgspec.Struct, eq=False):
     Attributes:
         since_s: When it was popped.
         until_s: When its lease ends, as far as is known here.
+        first_lease_ms: Length of its first lease, in milliseconds.
         is_renewed: Whether its lease is renewed before it ends.
         owner: The thread, or the unit with the threads, that works on it; the message is released when it has ended.
         renew_count: Number of renewals.
@@ -38,6 +39,7 @@ class HeldMessage(msgspec.Struct, eq=False):
     receipt: Receipt
     since_s: float
     until_s: float
+    first_lease_ms: int
     is_renewed: bool = False
     owner: threading.Thread | LeasedUnit | None = None
     renew_count: int = 0
@@ -100,9 +102,10 @@ class HeldMessages:
         until_s: float,
         now_s: float,
         *,
+        first_lease_ms: int,
         is_renewed: bool = False,
     ) -> None:
-        """Add messages; a new delivery of a held message replaces the old one."""
+        """Add messages with leases of `first_lease_ms`; a new delivery of a held message replaces the old one."""
         with self._lock:
             for receipt in receipts:
                 queue = self._queues[queue_of(receipt)]
@@ -111,7 +114,7 @@ class HeldMessages:
                     self._count += 1
                 else:
                     self._payload_bytes -= before.payload_bytes
-                queue[receipt.queue_offset] = HeldMessage(receipt, now_s, until_s, is_renewed)
+                queue[receipt.queue_offset] = HeldMessage(receipt, now_s, until_s, first_lease_ms, is_renewed)
         self._notify_end(until_s)
 
     def find(self, receipt: Receipt) -> HeldMessage | None:

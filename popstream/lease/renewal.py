@@ -7,7 +7,7 @@ import threading
 import time
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -32,21 +32,25 @@ LOG = logging.getLogger(__name__)
 PAUSE_S_MIN = 0.01
 ORPHANED = Change(1_000)
 """For a message of a thread that has ended, as for one whose handler has failed: the cause may last for a while."""
+AHEAD_MS = 10_000
+MINUTE_MS = 60_000
 
 
 class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When and by how much leases are renewed; the defaults are those of RocketMQ's proxy. Times are milliseconds.
+    """When and by how much leases are renewed. Times are milliseconds.
 
     Args:
-        steps_ms: Invisible time of the first renewal, of the second and so on; the last one repeats.
-        ahead_ms: A lease is renewed when it has this much left, or less.
+        steps_ms: Invisible time of the first renewal, of the second and so on; the last one repeats. Empty: each one
+            is as long as the lease that the pop asked for, so that after a kill the message waits no longer than that.
+        ahead_ms: A lease is renewed when it has this much left, or less; None: ten seconds, or half of the lease that
+            the pop asked for if that is less.
         check_ms: Interval between checks. A lease shorter than twice this is checked when half of it is over.
         refused_max: After this many refused renewals in a row a lease is left to expire.
         total_ms: Renewals end this long after the pop: the handler probably hangs, so that another consumer should try.
     """
 
-    steps_ms: tuple[int, ...] = (60_000, 180_000, 300_000, 600_000, 1_800_000, 3_600_000)
-    ahead_ms: int = 10_000
+    steps_ms: tuple[int, ...] = ()
+    ahead_ms: int | None = None
     check_ms: int = 5_000
     refused_max: int = 3
     total_ms: int = 3 * 3_600_000
@@ -55,19 +59,40 @@ class RenewalPolicy(msgspec.Struct, frozen=True, kw_only=True):
         """Check the values.
 
         Raises:
-            Invalid: A value is not positive, or there are no steps.
+            Invalid: A value is not positive.
         """
-        if not self.steps_ms or min(*self.steps_ms, self.ahead_ms, self.check_ms, self.refused_max, self.total_ms) < 1:
-            message = "a renewal policy needs at least one step, and values of at least 1"
+        ahead_ms = 1 if self.ahead_ms is None else self.ahead_ms
+        if min(*self.steps_ms, ahead_ms, self.check_ms, self.refused_max, self.total_ms) < 1:
+            message = "the values of a renewal policy are at least 1"
             raise Invalid(message, subject="renewal")
 
-    def invisible_time_ms(self, renew_count: int) -> int:
-        """Return the invisible time of the renewal after `renew_count` renewals.
+    @classmethod
+    def rocketmq_ladder(cls) -> Self:
+        """Return the policy of RocketMQ's proxy: leases of 1, 3, 5, 10, 30 and then 60 minutes, ten seconds ahead.
 
-        >>> [RenewalPolicy().invisible_time_ms(count) // 60_000 for count in (0, 1, 5, 9)]
+        Few renewals for long handlers; a message of a process that was killed waits for up to an hour.
+
+        >>> policy = RenewalPolicy.rocketmq_ladder()
+        >>> [policy.invisible_time_ms(count, first_lease_ms=30_000) // 60_000 for count in (0, 1, 5, 9)]
         [1, 3, 60, 60]
         """
-        return self.steps_ms[min(renew_count, len(self.steps_ms) - 1)]
+        return cls(steps_ms=tuple(minutes * MINUTE_MS for minutes in (1, 3, 5, 10, 30, 60)), ahead_ms=AHEAD_MS)
+
+    def invisible_time_ms(self, renew_count: int, first_lease_ms: int) -> int:
+        """Return the invisible time of the renewal after `renew_count` renewals of a message.
+
+        >>> [RenewalPolicy().invisible_time_ms(count, first_lease_ms=30_000) for count in (0, 9)]
+        [30000, 30000]
+        """
+        return self.steps_ms[min(renew_count, len(self.steps_ms) - 1)] if self.steps_ms else first_lease_ms
+
+    def left_ms_when_due(self, first_lease_ms: int) -> int:
+        """Return how much of a lease is left when it is due for a renewal.
+
+        >>> [RenewalPolicy().left_ms_when_due(first_lease_ms) for first_lease_ms in (3_000, 60_000)]
+        [1500, 10000]
+        """
+        return min(AHEAD_MS, first_lease_ms // 2) if self.ahead_ms is None else self.ahead_ms
 
 
 class LeaseRenewer:
@@ -94,7 +119,7 @@ class LeaseRenewer:
     def watch(self, until_s: float) -> None:
         """Check a lease that ends at `until_s` in time."""
         now_s = time.monotonic()
-        check_s = now_s + self._pause_s(until_s - now_s)
+        check_s = now_s + self._pause_s((until_s - now_s) / 2)
         with self._changed:
             if self._is_closed:
                 return
@@ -130,7 +155,7 @@ class LeaseRenewer:
         due: list[HeldMessage] = []
         over: list[HeldMessage] = []
         orphans: list[HeldMessage] = []
-        left_s_min = float("inf")
+        wait_s = float("inf")
         for holding in holdings:
             left_s = holding.until_s - now_s
             if holding.is_renewing:
@@ -139,8 +164,10 @@ class LeaseRenewer:
                 over.append(holding)
             elif holding.is_abandoned:
                 orphans.append(holding)
-            elif not holding.is_renewed or left_s * 1000 > self._policy.ahead_ms:
-                left_s_min = min(left_s_min, left_s)
+            elif not holding.is_renewed:
+                wait_s = min(wait_s, left_s)
+            elif (due_s := left_s - self._policy.left_ms_when_due(holding.first_lease_ms) / 1000) > 0:
+                wait_s = min(wait_s, due_s)
             elif (now_s - holding.since_s) * 1000 >= self._policy.total_ms:
                 self._stop_renewing(holding, f"it was renewed for {self._policy.total_ms} ms")
             else:
@@ -148,11 +175,11 @@ class LeaseRenewer:
         self._forget(over)
         self._return(orphans)
         self._renew(due)
-        return now_s + self._pause_s(left_s_min) if holdings else float("inf")
+        return now_s + self._pause_s(wait_s) if holdings else float("inf")
 
-    def _pause_s(self, left_s: float) -> float:
-        """Return the pause before the next check of a lease with `left_s` left."""
-        return max(PAUSE_S_MIN, min(self._policy.check_ms / 1000, left_s / 2))
+    def _pause_s(self, wait_s: float) -> float:
+        """Return the pause before the next check, if something must be done in `wait_s`."""
+        return max(PAUSE_S_MIN, min(self._policy.check_ms / 1000, wait_s))
 
     def _run(self) -> None:
         while True:
@@ -188,7 +215,8 @@ class LeaseRenewer:
         # One call for each queue: a queue that does not answer delays no other.
         for holdings in by_queue.values():
             future = self._entries.change(
-                (holding.receipt, Change(self._policy.invisible_time_ms(holding.renew_count))) for holding in holdings
+                (holding.receipt, Change(self._policy.invisible_time_ms(holding.renew_count, holding.first_lease_ms)))
+                for holding in holdings
             )
             future.add_done_callback(partial(self._on_renewed, holdings))
 

@@ -56,9 +56,9 @@ class NextQueue:
         """Number of queues without a visit in flight."""
         return len(self._waiting)
 
-    def has_more(self, now_s: float) -> bool:
-        """Tell whether a promising queue could be visited."""
-        return any(self._is_free(queue, now_s) and queue in self._promising for queue in self._waiting)
+    def has_free(self, now_s: float) -> bool:
+        """Tell whether a queue could be visited, if there were room."""
+        return any(self._is_free(queue, now_s) for queue in self._waiting)
 
     def add(self, queues: Iterable[QueueKey]) -> None:
         """Add the queues that are not known yet."""

@@ -139,7 +139,8 @@ class Pops:
             return []
         handle = ReceiptHandle(answer.handle or "")
         pop_time_ms = answer.pop_time_ms or 0
-        next_visible_time_ms = pop_time_ms + (answer.invisible_time_ms or 0)
+        first_lease_ms = answer.invisible_time_ms or 0
+        next_visible_time_ms = pop_time_ms + first_lease_ms
         messages = [
             Message(
                 topic=answer.topic,
@@ -155,7 +156,7 @@ class Pops:
             for queue_offset in range(leased.first, leased.last + 1)
         ]
         until_s = self._transport.broker_clock.local_s(next_visible_time_ms)
-        self._held.hold(messages, until_s, time.monotonic(), is_renewed=is_renewed)
+        self._held.hold(messages, until_s, time.monotonic(), first_lease_ms=first_lease_ms, is_renewed=is_renewed)
         return messages
 
 

@@ -61,8 +61,8 @@ class PrefetchWindow:
             self._size = min(self._size + got_count, self._bound)
 
     def used_up(self) -> None:
-        """Record that a worker waits, more messages are there, and those of the window are all worked on."""
-        self._size = min(2 * self._size, self._bound)
+        """Record that a worker waits and there is no room to pop a queue: messages are worked on, other pops wait."""
+        self._size = min(self._size + START_MESSAGES, self._bound)
 
     def handed_out(self, count: int, age_ms: float) -> None:
         """Record that messages were handed out, the first one `age_ms` after it was popped.

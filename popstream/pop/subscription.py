@@ -311,13 +311,14 @@ class Subscription:
         if self.is_stopped:
             return []
         now_s = time.monotonic()
-        in_use = self.asked_count + len(self._leases.held)
-        if in_use >= self._window.size and self._hand_out.waiting_count and self._visits.has_more(now_s):
+        if self._room() < 1 and self._hand_out.waiting_count and self._visits.has_free(now_s):
             self._window.used_up()
-        room = self._window.size - in_use
-        if self._asked and room < self._window.size // ROOM_PART:
-            return []
-        return self._visits.plan(min(room, POP_MESSAGES_MAX), now_s)
+        return self._visits.plan(min(self._room(), POP_MESSAGES_MAX), now_s)
+
+    def _room(self) -> int:
+        """Return for how many messages pops may be sent."""
+        room = self._window.size - self.asked_count - len(self._leases.held)
+        return 0 if self._asked and room < self._window.size // ROOM_PART else room
 
     def _visit(self, visit: Visit) -> None:
         op_id, options = new_op_id(), self._options

@@ -183,7 +183,7 @@ def test_an_answer_is_understood_after_the_handle_was_replaced() -> None:
 def test_a_renewal_in_flight_is_waited_for_beyond_the_lease(job: MemoryJob) -> None:
     """The job was away when the lease ended here; it decides by the time the renewal reached the log."""
     job.write("orders", 0, [b"x"])
-    policy = RenewalPolicy(ahead_ms=900, check_ms=20)
+    policy = RenewalPolicy(steps_ms=(60_000,), ahead_ms=900, check_ms=20)
     with job.consumer("billing", renewal=policy, resend_after_ms=500) as consumer:
         (message,) = consumer.pop("orders", 0, invisible_time_ms=1_000, renew=True).messages
         job.silent.add(("orders", 0))

@@ -29,7 +29,7 @@ FACTS: dict[str, dict[str, Any]] = {
     fact["id"]: fact
     for fact in json.loads((Path(__file__).parents[2] / "data" / "rocketmq_proxy_facts.json").read_text())["vectors"]
 }
-POLICY = RenewalPolicy()
+POLICY = RenewalPolicy.rocketmq_ladder()
 DIFFERENT = {
     "PRX-03": "there is no retry policy in the client: back-off after an attempt is the lane's (`policy`, back_off_ms)",
     "PRX-10": "after 3 h a message is left to expire; RocketMQ gives it one more lease",
@@ -70,7 +70,9 @@ class Renewing:
         self.now_s = 100_000.0
         self.receipt = Receipt(topic="orders", queue_id=0, queue_offset=7, handle=ReceiptHandle("old"))
         since_s = self.now_s - age_ms / 1000
-        self.held.hold([self.receipt], self.now_s + remaining_ms / 1000, since_s, is_renewed=True)
+        self.held.hold(
+            [self.receipt], self.now_s + remaining_ms / 1000, since_s, first_lease_ms=60_000, is_renewed=True
+        )
         self.script = Script(self.held, *results)
         self.renewer = LeaseRenewer("test", self.held, self.script, POLICY)  # type: ignore[arg-type]
 
@@ -87,7 +89,7 @@ class Renewing:
 
 def test_durations_of_renewals() -> None:
     fact = FACTS["PRX-01"]
-    assert [POLICY.invisible_time_ms(count) for count in fact["ops"]] == fact["expect"]
+    assert [POLICY.invisible_time_ms(count, first_lease_ms=60_000) for count in fact["ops"]] == fact["expect"]
 
 
 def test_a_lease_is_renewed_when_little_of_it_is_left() -> None:
@@ -215,7 +217,7 @@ def test_another_delivery_takes_the_place_of_the_one_held() -> None:
     held = HeldMessages()
     for until_s in (1.0, 2.0):
         receipt = Receipt(topic="orders", queue_id=0, queue_offset=7, handle=ReceiptHandle(f"{until_s}"))
-        held.hold([receipt], until_s, 0.0)
+        held.hold([receipt], until_s, 0.0, first_lease_ms=1_000)
     assert len(held) == len(held.holdings()) == FACTS["PRX-19"]["expect"]["handles_for_msg"]
 
 

@@ -46,6 +46,14 @@ def test_it_stays(window: PrefetchWindow, *, asked: int, got: int, has_waited: b
     assert window.size == 16
 
 
+def test_messages_at_work_take_no_room_from_the_next(window: PrefetchWindow) -> None:
+    window.used_up()
+    assert window.size == 32
+    for _ in range(100):
+        window.used_up()
+    assert window.size == 1_000
+
+
 def test_old_leases_shrink_it_once_for_all_messages_that_were_popped_before(window: PrefetchWindow) -> None:
     grow(window, 1_000)
     window.handed_out(1, age_ms=15_000)
