@@ -31,6 +31,8 @@ latency       milliseconds: `operation` send -> answer, `message` send -> handle
               `others_while_leases_end` send -> answer on other queues while 1,000,000 leases of one queue end at once;
               `idle`: shares of a core that an idle job and its JVM use, a sample a second;
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
+consume       a handler that does nothing, by the way to consume: `cpu_us` of the client a message, `in_memory` (without
+              the CPU of the job) and with a `job`, there also `messages_a_second` of 100 bytes from 8 queues
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
@@ -56,6 +58,7 @@ from tests.benchmarks.batch_change import measure_batch_change
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.build import measure_build
 from tests.benchmarks.client_cost import measure_client
+from tests.benchmarks.consume import measure_consume
 from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
@@ -92,6 +95,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "restart": measure_restart,
     "build": measure_build,
     "latency": measure_latency,
+    "consume": measure_consume,
     "timeline": measure_timeline,
     "fairness": measure_fairness,
 }

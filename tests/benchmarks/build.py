@@ -18,7 +18,7 @@ from pipelines.process.host import Host
 from pipelines.process.job import Job
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 
-__all__ = ["measure_build"]
+__all__ = ["fill_topic", "measure_build"]
 
 _VALUE = b"m" * 100
 _SAMPLE_S = 0.02
@@ -27,7 +27,7 @@ _SAMPLE_S = 0.02
 def measure_build(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
     """Measure both."""
     messages = 2 * options.operations
-    _fill(kafka.bootstrap_servers, "filled", messages, QUEUES, options.on_progress)
+    fill_topic(kafka.bootstrap_servers, "filled", messages, QUEUES, options.on_progress)
     filled = _build_filled_topic(kafka, "filled", options.work / "filled", options.var, messages)
     settings = JobSettings(
         folder=options.work / "poppable",
@@ -41,7 +41,7 @@ def measure_build(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]
     return {"filled": filled, "poppable": poppable}
 
 
-def _fill(
+def fill_topic(
     bootstrap_servers: str, topic: str, messages: int, partitions: int, on_progress: Callable[[str], None]
 ) -> None:
     """Create a topic, and write `messages` messages of 100 bytes to it."""
