@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench conformance soak simulate fuzz mutants crash lock lock-jars clean
+.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -71,6 +71,9 @@ integration: environment ## tests with Spark and a real Kafka broker, the longes
 
 bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends
 	@$(BIN)/python -m tests.benchmarks $(PART)
+
+bench-peers: setup ## popstream beside RocketMQ and Kafka share groups, each doing the same work; PEERS="popstream rocketmq" for some
+	@$(BIN)/python -m tests.benchmarks.peers $(PEERS)
 
 # make ends with 2 whatever fails; `python -m tests.conformance` with 1 when one fails, with 2 when a file cannot be read.
 conformance: environment ## the kernel beside RocketMQ: VECTORS=FILE, HISTORIES=FILE, or both; without, all of tests/data

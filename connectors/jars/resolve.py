@@ -122,8 +122,14 @@ def is_wrong(target: Path, sums: Mapping[str, str]) -> bool:
     return {_name(jar, target): sha256_of(jar) for jar in _jars_in(target)} != dict(sums)
 
 
-def verify(target: Path, sums: Mapping[str, str], cache: Path) -> None:
+def verify(target: Path, sums: Mapping[str, str], cache: Path, *, command: str = "make setup") -> None:
     """Compare every jar in `target` with `sums`, and remove those that differ.
+
+    Args:
+        target: Folder of the jars.
+        sums: Hex digest by name relative to that folder.
+        cache: Where Ivy would take the same file from again.
+        command: What the user ran; an error says to run it again.
 
     Raises:
         JarError: A jar is missing, is not in `sums`, or has another hash.
@@ -142,10 +148,10 @@ def verify(target: Path, sums: Mapping[str, str], cache: Path) -> None:
         for cached in cache.rglob(jar.name):
             cached.unlink()
     if wrong:
-        message = f"removed {_counted(wrong, 'jar')} with an unknown hash; run `make setup` again:"
+        message = f"removed {_counted(wrong, 'jar')} with an unknown hash; run `{command}` again:"
         raise JarError("\n  ".join([message, *wrong]))
     if missing := missing_jars(target, sums):
-        message = f"{_counted(missing, 'jar')} missing after the download; run `make setup` again:"
+        message = f"{_counted(missing, 'jar')} missing after the download; run `{command}` again:"
         raise JarError("\n  ".join([message, *missing]))
 
 
@@ -192,15 +198,7 @@ def _download_with_retries(var: Path, target: Path, expected_count: int) -> None
 
 def _download(var: Path, target: Path, expected_count: int) -> str | None:
     """Run Ivy once, and return the end of its output if it fails."""
-    command = [
-        java(),
-        # Not ~/.ivy2: artifacts of other projects would influence the resolution.
-        f"-Divy.default.ivy.user.dir={var / 'ivy'}",
-        *("-cp", str(pyspark_jars() / "*"), "org.apache.ivy.Main"),
-        *_settings_arguments(),
-        *("-ivy", str(IVY_FILE), "-cache", str(var / "ivy" / "cache")),
-        *("-retrieve", str(target / "[conf]" / "[artifact](-[classifier])-[revision].[ext]"), "-sync"),
-    ]
+    command = ivy_command(IVY_FILE, cache=var / "ivy", target=target)
     with subprocess.Popen(  # noqa: S603 - every argument is ours.
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as ivy:
@@ -211,6 +209,23 @@ def _download(var: Path, target: Path, expected_count: int) -> str | None:
             if sys.exc_info()[0] is not None:
                 ivy.kill()
     return None if ivy.returncode == 0 else "\n".join(lines[-_LINES_KEPT_OF_A_FAILURE:])
+
+
+def ivy_command(ivy_file: Path, *, cache: Path, target: Path) -> list[str]:
+    """Return the command that downloads the jars of an Ivy file to `target`, a folder for each of its configurations.
+
+    Raises:
+        JarError: There is no `java`, or PySpark is not installed.
+    """
+    return [
+        java(),
+        # Not ~/.ivy2: artifacts of other projects would influence the resolution.
+        f"-Divy.default.ivy.user.dir={cache}",
+        *("-cp", str(pyspark_jars() / "*"), "org.apache.ivy.Main"),
+        *_settings_arguments(),
+        *("-ivy", str(ivy_file), "-cache", str(cache / "cache")),
+        *("-retrieve", str(target / "[conf]" / "[artifact](-[classifier])-[revision].[ext]"), "-sync"),
+    ]
 
 
 def _settings_arguments() -> tuple[str, ...]:
