@@ -1,27 +1,28 @@
 """`make bench-peers`: measure popstream beside other leasing queues, each doing the same work on the same cores.
 
-contender       what it is
---------------  -------------------------------------------------------------------------------------------------------
-popstream       `popstream up` with an embedded Kafka, loads by `popstream perf`
-rocketmq        Apache RocketMQ 5.5 POP, its state in RocksDB, by the client's asynchronous requests (Java)
-share_groups    Apache Kafka 4.2 share groups (KIP-932) by the Java client
-share_consumer  the same by confluent-kafka's share consumer, in Python
+contender            what it is
+-------------------  -------------------------------------------------------------------------------------------------
+popstream            `popstream up` and the package's own client, in Python
+rocketmq             Apache RocketMQ 5.5 POP with its state in RocksDB, by its own client, in Java
+share_groups_java    Apache Kafka 4.2 share groups (KIP-932) by Kafka's own client, in Java
+share_groups_python  the same by confluent-kafka, in Python
 
-workload  what each message goes through (100 bytes, 8 queues, a handler that does nothing)
---------  -------------------------------------------------------------------------------------------------------------
-each      popped or polled, and acked alone: an ack operation a message (popstream), an ack request a message
-          (RocketMQ), an acknowledge call a message and a commit a poll (share groups)
-together  what one pop brought is acked together: sets of at most 1,000 (popstream), a batch ack of at most 32
-          (RocketMQ), the implicit acknowledgement of a poll of about 500 (share groups)
-latency   one at a time: `delivery` from send to delivery, `ack` from ack to its answer, p50 and p99
+workload  what is done (messages of 100 bytes in 8 queues; a handler only notes which message came)
+--------  ------------------------------------------------------------------------------------------------------------
+loop      one worker takes up to 32 messages of a backlog, acks each, and waits until all of these acks are confirmed
+          before it takes more (confluent-kafka cannot limit a poll to 32: the report has what it brought)
+bulk      a backlog is taken and acked by each client in its own best form, which the report states
+paced     500 messages a second are sent while they are taken, and acked one by one: p50 and p99 of the milliseconds
+          from the time at which a message was due to be sent until it is received, and until its ack is confirmed
 
-Each round gives each contender a turn: its server is started on 127.0.0.1, loaded and stopped. The report has the
-median, the least and the greatest of the rounds and the load averages around each turn; it is written to
-var/bench/peers/<time>.json and <time>.html after each turn. Exit code 1: a contender failed, as the report says.
+Each round gives each contender a turn: its servers are started on 127.0.0.1, loaded and stopped. A workload is measured
+from the end of its warm-up until its backlog is drained or its window ends. Every message is accounted for: acked,
+delivered again (duplicates), delivered and not acked, missing, or left when the time was up. A workload with unacked or
+missing messages has failed. CPU is that of all processes of a contender: client, broker, job, JVMs.
 
-The contenders do not promise the same. popstream and RocketMQ sync each decision to disk; a share group's state is
-records in the page cache. All leave messages to the page cache. popstream and the loads in Python pay for Python. The
-module of a contender says how it is set up. Numbers of a busy machine differ by a factor of two and more.
+The report is printed, and written to var/bench/peers/<time>.json and <time>.html after each turn: median, min and max
+of the rounds, each round, the load average at the start of each turn, and what a crash would lose. Exit code 1: some
+contender failed or was not measured, as the report says. Numbers of a busy machine differ by a factor of two and more.
 
 RocketMQ's jars are fetched into var/peers at the first run. The loads in Java need a JDK and not only a JRE.
 """
@@ -33,16 +34,14 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.benchmarks.peers.contender import Contender, PeerError, PeerOptions
-from tests.benchmarks.peers.java_load import javac
-from tests.benchmarks.peers.peers_report import failures, table
-from tests.benchmarks.peers.popstream_load import POPSTREAM_ITSELF
+from tests.benchmarks.peers.contender import WORKLOADS, PeerOptions
+from tests.benchmarks.peers.popstream_job import POPSTREAM_JOB
+from tests.benchmarks.peers.report import failures, table
 from tests.benchmarks.peers.rocketmq import ROCKETMQ
 from tests.benchmarks.peers.rounds import run_rounds
-from tests.benchmarks.peers.share_consumer import SHARE_CONSUMER
-from tests.benchmarks.peers.share_groups import SHARE_GROUPS
+from tests.benchmarks.peers.share_groups import SHARE_GROUPS_JAVA, SHARE_GROUPS_PYTHON
 
-CONTENDERS = {each.name: each for each in (POPSTREAM_ITSELF, ROCKETMQ, SHARE_GROUPS, SHARE_CONSUMER)}
+CONTENDERS = {each.name: each for each in (POPSTREAM_JOB, ROCKETMQ, SHARE_GROUPS_JAVA, SHARE_GROUPS_PYTHON)}
 EXIT_TERMINATED = 143
 
 
@@ -54,11 +53,17 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("contenders", nargs="*", metavar="CONTENDER", help="measure only these")
+    made.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=WORKLOADS, help="run only these")
     made.add_argument("--rounds", type=int, default=3, help="turns of each contender (default: %(default)s)")
-    made.add_argument("--window", type=float, default=5.0, help="measured seconds (default: %(default)s)")
-    made.add_argument("--warm", type=float, default=2.0, help="seconds before them (default: %(default)s)")
-    made.add_argument("--messages", type=int, default=0, help="size of each backlog; 0: as each contender needs")
-    made.add_argument("--limit", type=float, default=900.0, help="seconds until a turn has failed")
+    made.add_argument(
+        "--messages",
+        type=int,
+        default=0,
+        help="size of each backlog, and bound of paced; 0: by the speed of each contender (default: %(default)s)",
+    )
+    made.add_argument("--window", type=float, default=10.0, help="seconds of loop and bulk (default: %(default)s)")
+    made.add_argument("--paced", type=float, default=20.0, help="seconds of paced (default: %(default)s)")
+    made.add_argument("--limit", type=float, default=300.0, help="seconds until a turn has failed")
     made.add_argument("--var", type=Path, default=Path("var"), help="folder with the jars, and for results")
     return made
 
@@ -69,13 +74,6 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = line.parse_args(arguments)
     if unknown := set(chosen.contenders) - CONTENDERS.keys():
         line.error(f"no such contender: {', '.join(sorted(unknown))}; there are {', '.join(CONTENDERS)}")
-    contenders: list[Contender] = [CONTENDERS[name] for name in dict.fromkeys(chosen.contenders or CONTENDERS)]
-    try:
-        if any(each.needs_jdk for each in contenders):
-            javac()
-    except PeerError as error:
-        print(error, file=sys.stderr)
-        return 1
     # So that servers are stopped.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(EXIT_TERMINATED))
     var = chosen.var.absolute()
@@ -83,15 +81,16 @@ def main(arguments: list[str] | None = None) -> int:
     work = Path(tempfile.mkdtemp(prefix="work-", dir=var / "peers"))
     try:
         file, report = run_rounds(
-            contenders,
+            [CONTENDERS[name] for name in dict.fromkeys(chosen.contenders or CONTENDERS)],
             PeerOptions(
                 var=var,
                 work=work,
+                workloads=tuple(workload for workload in WORKLOADS if workload in chosen.workloads),
                 rounds=chosen.rounds,
-                window_s=chosen.window,
-                warm_s=chosen.warm,
                 messages=chosen.messages,
-                limit_s=chosen.limit,
+                window_s=chosen.window,
+                paced_s=chosen.paced,
+                turn_limit_s=chosen.limit,
             ),
         )
     finally:

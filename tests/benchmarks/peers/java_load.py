@@ -1,4 +1,4 @@
-"""The loads that are written in Java, for peers whose best client is."""
+"""The loads that are written in Java, compiled by the JDK that is there."""
 
 from __future__ import annotations
 
@@ -11,49 +11,45 @@ from pathlib import Path
 from connectors.jars.resolve import java
 from tests.benchmarks.peers.contender import PeerError
 
-__all__ = ["compiled_load", "javac"]
+__all__ = ["compile_java", "java_command"]
 
 _SOURCES = Path(__file__).parent / "java"
 COMPILE_LIMIT_S = 120.0
+RELEASE = 17
+"""The oldest Java with which the job runs."""
 
 
-def javac() -> str:
-    """The path of `javac`, beside the `java` that is used.
+def compile_java(names: Sequence[str], jars: Sequence[Path], classes: Path) -> None:
+    """Compile sources to a folder of classes.
 
     Raises:
-        PeerError: There is none.
+        PeerError: There is no compiler, or it refuses them.
     """
     home = os.environ.get("JAVA_HOME")
-    found = shutil.which(str(Path(home, "bin", "javac"))) if home else shutil.which("javac")
-    if found is None:
-        raise PeerError("no javac: the loads are compiled first; install a JDK from 17 to 21, or point JAVA_HOME at it")
-    return found
-
-
-def compiled_load(main: str, jars: Sequence[Path], classes: Path, folder: Path) -> list[str]:
-    """Compile a load unless it is compiled already; return the command that runs it.
-
-    Args:
-        main: Its class.
-        jars: Its class path.
-        classes: Folder of the compiled classes.
-        folder: For temporary files.
-
-    Raises:
-        PeerError: It was not compiled.
-    """
-    class_path = os.pathsep.join(map(str, [classes, *jars]))
-    if not (classes / f"{main}.class").exists():
-        sources = [str(_SOURCES / f"{name}.java") for name in ("Meter", "Options", main)]
+    javac = shutil.which(str(Path(home, "bin", "javac"))) if home else shutil.which("javac")
+    if javac is None:
+        raise PeerError(f"no javac: install a JDK from {RELEASE} on, or point JAVA_HOME at it")
+    command = [javac, "-nowarn", "--release", str(RELEASE), "-d", str(classes), "-cp", _class_path(jars)]
+    try:
         done = subprocess.run(
-            [javac(), "-nowarn", "-d", str(classes), "-cp", class_path, *sources],
+            [*command, *(str(_SOURCES / f"{name}.java") for name in names)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             timeout=COMPILE_LIMIT_S,
             check=False,
         )
-        if done.returncode:
-            raise PeerError(f"javac failed:\n{done.stdout[-2000:]}")
-    flags = ["-Xmx2g", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn", f"-Duser.home={folder}"]
-    return [java(), *flags, f"-Djava.io.tmpdir={folder}", "-cp", class_path, main]
+    except subprocess.TimeoutExpired as error:
+        raise PeerError(f"javac did not end within {COMPILE_LIMIT_S:g} s") from error
+    if done.returncode:
+        raise PeerError(f"javac failed:\n{done.stdout[-2000:]}")
+
+
+def java_command(main: str, flags: Sequence[str], class_path: Sequence[Path], folder: Path) -> list[str]:
+    """The command that runs a class, with its temporary files in a folder."""
+    places = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}", "-XX:-UsePerfData"]
+    return [java(), *flags, *places, "-cp", _class_path(class_path), main]
+
+
+def _class_path(jars: Sequence[Path]) -> str:
+    return os.pathsep.join(map(str, jars))

@@ -1,80 +1,102 @@
-"""popstream itself: a `popstream up` beside the same broker as share groups have, with loads by `popstream perf`.
-
-A load has a fixed number of messages, and its rate is that from the first delivery to the last outcome of an ack. It
-syncs every micro-batch of decisions to disk. Latencies are of messages that are sent at a low rate, not one after the
-other: a message may be sent before the one before it is acked.
-"""
+"""The load of popstream by its own client."""
 
 from __future__ import annotations
 
-import json
-import signal
+import argparse
+import threading
+from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from concurrent.futures import Future
 
-from tests.benchmarks.peers.contender import (
-    MESSAGE_BYTES,
-    QUEUES,
-    Contender,
-    PeerError,
-    PeerOptions,
-    Result,
-)
-from tests.benchmarks.peers.share_groups import peer_kafka
-from tests.support.processes.up_process import Up, run
+from connectors.kafka.topic_admin import create_message_topic
+from popstream import Consumer, Message, Outcome, Producer, SendResult
+from tests.benchmarks.peers.load import TAKE_MAX, TIMEOUT_S, Ledger, load_parser, run_load
 
-__all__ = ["POPSTREAM_ITSELF"]
-
-MESSAGES = 200_000
-LATENCY_RATE = 20
-LATENCY_WINDOWS = 4
-"""At this rate a window has few messages; latencies are those of four."""
-PREFETCH = 4_000
-LOADS = {
-    "each": ("--ack", "message", "--prefetch", str(PREFETCH)),
-    "together": ("--ack", "set", "--pop-size", "1000", "--prefetch", str(PREFETCH)),
-    "latency": ("--ack", "message", "--rate", str(LATENCY_RATE)),
-}
-WARM_UP_SHARE = 10
+POLL_MS = 1_000
+UNCONFIRMED_MAX = 20_000
 
 
-def _measure(options: PeerOptions, folder: Path, results: dict[str, Result]) -> None:
-    messages = options.messages or MESSAGES
-    paced = max(20, round(LATENCY_RATE * options.window_s * LATENCY_WINDOWS))
-    with peer_kafka(options, folder) as servers:
-        up = Up(folder / "job", "--bootstrap-servers", servers)
-        try:
-            up.wait_for("ready after")
-            _perf(up, LOADS["each"], max(1, messages // WARM_UP_SHARE))
-            for workload, arguments in LOADS.items():
-                report = _perf(up, arguments, paced if workload == "latency" else messages)
-                results[workload] = _result(workload, report)
-            up.stop(signal.SIGTERM)
-        finally:
-            up.end()
+class PopstreamLoad:
+    """A consumer and a producer in this process.
+
+    Args:
+        options: The command line.
+    """
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._servers: str = options.bootstrap
+        # What it has written is dispatched by it, and not by the job's builder.
+        self._producer = Producer(self._servers, dispatch=True)
+        self._unconfirmed: deque[Future[SendResult]] = deque()
+
+    def create_topic(self, topic: str, queues: int) -> None:
+        create_message_topic(self._servers, topic, queues)
+
+    def send(self, topic: str, queue_id: int, value: bytes) -> None:
+        self._unconfirmed.append(self._producer.send(topic, value, queue_id=queue_id))
+        while len(self._unconfirmed) > UNCONFIRMED_MAX:
+            self._unconfirmed.popleft().result(TIMEOUT_S)
+
+    def flush(self) -> None:
+        while self._unconfirmed:
+            self._unconfirmed.popleft().result(TIMEOUT_S)
+
+    def loop(self, topic: str, ledger: Ledger) -> None:
+        with Consumer(self._servers, group="loop") as consumer:
+            while not ledger.is_over():
+                messages = consumer.pop(topic, None, TAKE_MAX, poll_time_ms=POLL_MS).messages
+                if messages:
+                    numbers = _received(messages, ledger)
+                    outcomes = [message.ack() for message in messages]
+                    for number, outcome in zip(numbers, outcomes, strict=True):
+                        _note_acks([number], [outcome.result(TIMEOUT_S)], ledger)
+
+    def bulk(self, topic: str, ledger: Ledger) -> None:
+        with Consumer(self._servers, group="bulk", topics=[topic], prefetch=self._options.prefetch) as consumer:
+
+            def handle(messages: Sequence[Message]) -> None:
+                numbers = _received(messages, ledger)
+                consumer.ack_async(messages).add_done_callback(
+                    lambda outcomes: _note_acks(numbers, outcomes.result(), ledger)
+                )
+
+            self._stop_when_over(consumer, ledger)
+            consumer.run_sets(handle, set_size=self._options.set_size)
+            ledger.wait_for_acks()
+
+    def paced(self, topic: str, ledger: Ledger) -> None:
+        with Consumer(self._servers, group="paced", topics=[topic]) as consumer:
+
+            def handle(message: Message) -> None:
+                numbers = _received([message], ledger)
+                message.ack().add_done_callback(lambda outcome: _note_acks(numbers, [outcome.result()], ledger))
+
+            self._stop_when_over(consumer, ledger)
+            consumer.run(handle)
+            ledger.wait_for_acks()
+
+    @staticmethod
+    def _stop_when_over(consumer: Consumer, ledger: Ledger) -> None:
+        def stop() -> None:
+            ledger.wait()
+            consumer.stop()
+
+        threading.Thread(target=stop).start()
 
 
-def _perf(up: Up, arguments: Sequence[str], messages: int) -> dict[str, Any]:
-    sizes = ("--messages", str(messages), "--size", str(MESSAGE_BYTES), "--queues", str(QUEUES))
-    done = run(up, "perf", *sizes, *arguments, "--json")
-    if done.returncode:
-        raise PeerError(f"popstream perf ended with {done.returncode}: {done.stderr[-1000:]}")
-    report: dict[str, Any] = json.loads(done.stdout)
-    return report
+def _received(messages: Sequence[Message], ledger: Ledger) -> list[int]:
+    return ledger.received([message.value or b"" for message in messages])
 
 
-def _result(workload: str, report: dict[str, Any]) -> Result:
-    ack, delivery = report["ack_ms"], report["delivery_ms"]
-    result = {
-        "messages": report["messages"],
-        "seconds": report["consume_s"],
-        "ack_p50_ms": ack["p50"],
-        "ack_p99_ms": ack["p99"],
-    }
-    if workload == "latency":
-        return {**result, "delivery_p50_ms": delivery["p50"], "delivery_p99_ms": delivery["p99"]}
-    return {**result, "messages_per_s": report["consumed_per_s"]}
+def _note_acks(numbers: Sequence[int], outcomes: Sequence[Outcome], ledger: Ledger) -> None:
+    """Note the acks that were applied; the message of another one is redelivered."""
+    ledger.acked([number for number, outcome in zip(numbers, outcomes, strict=True) if outcome.applied])
 
 
-POPSTREAM_ITSELF = Contender(name="popstream", label="popstream", measure=_measure)
+if __name__ == "__main__":
+    parser = load_parser()
+    for name in ("prefetch", "set-size"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    chosen = parser.parse_args()
+    run_load(PopstreamLoad(chosen), chosen)

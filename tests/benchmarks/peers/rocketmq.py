@@ -1,26 +1,26 @@
 """Apache RocketMQ: POP consumption with its state in RocksDB (`popConsumerKVServiceEnable`), one broker.
 
-Its defaults, but for addresses, folders and heaps, those switches, smaller files of the commit log, and the disk usage
-from which it refuses messages. It syncs the state of each pop and each ack to disk, and leaves messages to the page
-cache. All its ports are on 127.0.0.1 but one, that of replication, for which it has no setting.
+It has its defaults, but for addresses, folders and heaps, those switches, smaller files of the commit log, and the disk
+usage from which it refuses messages. Its load sends the requests of its own client, without a proxy between them.
 """
 
 from __future__ import annotations
 
-import os
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from connectors.jars.resolve import java
 from connectors.kafka.loopback import HOST
-from tests.benchmarks.peers.contender import Contender, PeerOptions, Result, load_arguments, run_load
-from tests.benchmarks.peers.java_load import compiled_load
+from tests.benchmarks.peers.contender import Contender, PeerOptions
+from tests.benchmarks.peers.java_load import compile_java, java_command
 from tests.benchmarks.peers.peer_jars import rocketmq_jars
-from tests.benchmarks.peers.peer_server import PeerServer, free_ports
+from tests.benchmarks.peers.peer_process import PeerProcess, free_ports, is_open
 
 __all__ = ["ROCKETMQ"]
 
-MESSAGES = 300_000
 BROKER = "peer"
+WORKERS = 4
+UNACKED_MAX = 2_048
 _BROKER_FLAGS = (
     "-Xmx2g",
     "-XX:MaxDirectMemorySize=2g",
@@ -28,34 +28,44 @@ _BROKER_FLAGS = (
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
 )
+_LOGBACK = '<configuration><root level="WARN"/></configuration>\n'
 
 
-def _measure(options: PeerOptions, folder: Path, results: dict[str, Result]) -> None:
-    jars = rocketmq_jars(options.var)
-    load = compiled_load("RocketLoad", jars, options.work / "rocketmq-classes", folder)
-    # The broker also takes the port two below its own, and the one above it.
-    name_port, _, _, port, _ = free_ports(5)
+def _class_path(options: PeerOptions) -> list[Path]:
+    return [options.work / "rocketmq-classes", *rocketmq_jars(options.var)]
+
+
+def _prepare(options: PeerOptions) -> None:
+    classes, *jars = _class_path(options)
+    compile_java(["Load", "RocketLoad"], jars, classes)
+
+
+@contextlib.contextmanager
+def _serve(options: PeerOptions, folder: Path) -> Iterator[list[str]]:
+    class_path = _class_path(options)
+    # The broker also takes the port two below its own.
+    name_port, _, _, port = free_ports(4)
     _configure(folder, name_port, port)
-    class_path = os.pathsep.join(map(str, jars))
-    common = [f"-Duser.home={folder}", f"-Djava.io.tmpdir={folder}", "-XX:-UsePerfData", "-cp", class_path]
-    main = "org.apache.rocketmq.namesrv.NamesrvStartup"
-    name_command = [java(), "-Xmx256m", *common, main, "-c", str(folder / "namesrv.conf")]
-    main = "org.apache.rocketmq.broker.BrokerStartup"
-    broker_command = [java(), *_BROKER_FLAGS, *common, main, "-c", str(folder / "broker.conf")]
-    home = {"ROCKETMQ_HOME": str(folder)}
+
+    def server(name: str, main: str, flags: tuple[str, ...]) -> PeerProcess:
+        command = [*java_command(main, flags, class_path, folder), "-c", str(folder / f"{name}.conf")]
+        return PeerProcess(name, command, folder, environment={"ROCKETMQ_HOME": str(folder)})
+
     with (
-        PeerServer("namesrv", name_command, folder, port=name_port, environment=home),
-        PeerServer("broker", broker_command, folder, port=port, environment=home),
+        server("namesrv", "org.apache.rocketmq.namesrv.NamesrvStartup", ("-Xmx256m",)) as names,
+        server("broker", "org.apache.rocketmq.broker.BrokerStartup", _BROKER_FLAGS) as broker,
     ):
+        names.wait_until(lambda: is_open(name_port))
+        broker.wait_until(lambda: is_open(port))
+        load = java_command("RocketLoad", ("-Xmx2g",), class_path, folder)
         where = ["--namesrv", f"{HOST}:{name_port}", "--broker", f"{HOST}:{port}", "--broker-name", BROKER]
-        run_load([*load, *where, *load_arguments(options, MESSAGES)], folder, options.limit_s, results)
+        yield [*load, *where, "--workers", str(WORKERS), "--unacked-max", str(UNACKED_MAX)]
 
 
 def _configure(folder: Path, name_port: int, port: int) -> None:
     (folder / "conf").mkdir()
     for name in ("namesrv", "broker"):
-        file = folder / "conf" / f"rmq.{name}.logback.xml"
-        file.write_text('<configuration><root level="WARN"/></configuration>\n')
+        (folder / "conf" / f"rmq.{name}.logback.xml").write_text(_LOGBACK)
     (folder / "namesrv.conf").write_text(f"bindAddress={HOST}\nlistenPort={name_port}\n")
     settings = {
         "brokerName": BROKER,
@@ -78,4 +88,20 @@ def _configure(folder: Path, name_port: int, port: int) -> None:
     (folder / "broker.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
 
-ROCKETMQ = Contender(name="rocketmq", label="RocketMQ 5.5 POP", measure=_measure, needs_jdk=True)
+ROCKETMQ = Contender(
+    name="rocketmq",
+    label="RocketMQ 5.5 POP",
+    forms={
+        "loop": "pop of 32 from any queue, an ack request for each message, all answers awaited",
+        "bulk": f"{WORKERS} workers pop 32 (its limit) and ack them by one request; at most {UNACKED_MAX:,} unacked",
+        "paced": f"a pop of 32 waits at the broker; an ack request for each message; at most {UNACKED_MAX:,} unacked",
+    },
+    durability=(
+        "a killed broker: nothing (a restart redelivers a few); a power failure: no ack, for pops and acks are synced"
+        " before they are answered, but messages of about the last half second, which are in the page cache"
+        " (ASYNC_FLUSH, the default)"
+    ),
+    messages=300_000,
+    prepare=_prepare,
+    serve=_serve,
+)

@@ -1,10 +1,9 @@
 import java.util.ArrayList;
 import java.util.List;
-import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.ConcurrentLinkedQueue;
 import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.atomic.AtomicLong;
-import java.util.concurrent.atomic.AtomicReference;
 import org.apache.rocketmq.client.consumer.AckCallback;
 import org.apache.rocketmq.client.consumer.AckResult;
 import org.apache.rocketmq.client.consumer.AckStatus;
@@ -13,6 +12,8 @@ import org.apache.rocketmq.client.consumer.PopResult;
 import org.apache.rocketmq.client.consumer.PopStatus;
 import org.apache.rocketmq.client.impl.MQClientAPIImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
+import org.apache.rocketmq.client.producer.SendCallback;
+import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.constant.ConsumeInitMode;
 import org.apache.rocketmq.common.message.Message;
@@ -24,65 +25,41 @@ import org.apache.rocketmq.remoting.protocol.header.ExtraInfoUtil;
 import org.apache.rocketmq.remoting.protocol.header.PopMessageRequestHeader;
 import org.apache.rocketmq.remoting.protocol.subscription.SubscriptionGroupConfig;
 
-/** Load for one RocketMQ broker: pop and ack each message, or a pop together; latency of one message at a time. */
-public final class RocketLoad {
-    private static final int POP = 32;   // the most that a broker gives to a pop
-    private static final int ACKS_OUTSTANDING = 512;
-    private static final int TIMEOUT_MS = 20_000;
+/** The load of RocketMQ by the requests of its own Java client. A broker gives at most 32 messages to a pop. */
+public final class RocketLoad extends Load {
+    private static final long POLL_MS = 1_000;
     private static final long INVISIBLE_MS = 120_000;
+    private static final int SEND_BATCH = 100;
+    private static final int ANY_QUEUE = -1;
 
-    private final String nameServer;
-    private final String broker;
-    private final String brokerName;
-    private final int queues;
-    private final int messageBytes;
-    private final double warm;
-    private final double window;
-    private DefaultMQProducer producer;
-    private MQClientAPIImpl api;
-    private String backlog;
-    private long backlogSize;
+    private final String broker = option("broker");
+    private final String brokerName = option("broker-name");
+    private final int workers = Integer.parseInt(option("workers"));
+    private final int unackedMax = Integer.parseInt(option("unacked-max"));
+    private final DefaultMQProducer producer = new DefaultMQProducer("load");
+    private final MQClientAPIImpl api;
+    private final ConcurrentLinkedQueue<CompletableFuture<Void>> sending = new ConcurrentLinkedQueue<>();
 
-    private RocketLoad(Options o) {
-        nameServer = o.text("namesrv");
-        broker = o.text("broker");
-        brokerName = o.text("broker-name");
-        queues = (int) o.number("queues");
-        messageBytes = (int) o.number("message-bytes");
-        warm = o.seconds("warm-s");
-        window = o.seconds("window-s");
-    }
-
-    /** Each workload once to warm client and server up, and once to be measured. */
-    public static void main(String[] args) throws Exception {
-        Options o = new Options(args);
-        RocketLoad load = new RocketLoad(o);
-        load.connect();
-        load.fillBacklog(o.number("messages"));
-        for (String prefix : List.of(Meter.WARM_UP, "")) {
-            load.popAck(prefix + "each", false);
-            load.popAck(prefix + "together", true);
-            load.latency(prefix + "latency");
-        }
-        System.exit(0);
-    }
-
-    private void connect() throws Exception {
-        producer = new DefaultMQProducer("peers-producer");
-        producer.setNamesrvAddr(nameServer);
+    private RocketLoad(String[] args) throws Exception {
+        super(args);
+        producer.setNamesrvAddr(option("namesrv"));
+        producer.setSendMsgTimeout(TIMEOUT_MS);
         producer.start();
         api = producer.getDefaultMQProducerImpl().getMqClientFactory().getMQClientAPIImpl();
     }
 
-    /** A topic that can be sent to. Retries until the broker is registered. */
-    private String topic(String name) throws Exception {
-        String topic = name + "-" + System.nanoTime();
-        long deadline = System.nanoTime() + TimeUnit.SECONDS.toNanos(40);
+    public static void main(String[] args) throws Exception {
+        new RocketLoad(args).run();
+    }
+
+    /** Retries until the broker is registered. */
+    @Override void createTopic(String topic) throws Exception {
+        long deadline = System.nanoTime() + TimeUnit.MILLISECONDS.toNanos(TIMEOUT_MS);
         while (true) {
             try {
                 api.createTopic(broker, "TBW102", new TopicConfig(topic, queues, queues, 6), 5000);
                 if (producer.fetchPublishMessageQueues(topic).size() == queues) {
-                    return topic;
+                    return;
                 }
             } catch (Exception e) {
                 if (System.nanoTime() > deadline) {
@@ -93,190 +70,204 @@ public final class RocketLoad {
         }
     }
 
-    private String group() throws Exception {
-        SubscriptionGroupConfig group = new SubscriptionGroupConfig();
-        group.setGroupName("g-" + System.nanoTime());
-        api.createSubscriptionGroup(broker, group, 5000);
-        return group.getGroupName();
-    }
-
-    private void fillBacklog(long messages) throws Exception {
-        backlog = topic("backlog");
-        backlogSize = messages;
-        byte[] body = new byte[messageBytes];
-        int queue = 0;
-        for (long sent = 0; sent < messages;) {
-            List<Message> batch = new ArrayList<>();
-            for (; batch.size() < 200 && sent < messages; sent++) {
-                batch.add(new Message(backlog, body));
+    @Override void fill(String topic, int messages) throws Exception {
+        for (int first = 0; first < messages; first += SEND_BATCH * queues) {
+            for (int queue = 0; queue < queues; queue++) {
+                List<Message> batch = new ArrayList<>(SEND_BATCH);
+                for (int n = first + queue; n < Math.min(messages, first + SEND_BATCH * queues); n += queues) {
+                    batch.add(new Message(topic, body(n)));
+                }
+                if (!batch.isEmpty()) {
+                    producer.send(batch, new MessageQueue(topic, brokerName, queue));
+                }
             }
-            producer.send(batch, new MessageQueue(backlog, brokerName, queue++ % queues));
         }
     }
 
-    /**
-     * One loop pops, hands the acks out without waiting for their answers (at most 512 messages are popped and not yet
-     * acked), and pops again. More loops bring smaller pops: a pop locks its group and topic.
-     */
-    private void popAck(String name, boolean together) throws Exception {
-        String group = group();
-        Meter meter = new Meter();
-        Semaphore slots = new Semaphore(ACKS_OUTSTANDING);
-        Thread thread = start(meter, () -> {
-            long popped = 0;
-            for (int turn = 0; !meter.stop && !meter.exhausted; turn++) {
-                slots.acquire(POP);
-                List<MessageExt> found = pop(backlog, group, turn % queues, POP, 0, meter);
-                slots.release(POP - found.size());
-                popped += found.size();
-                if (found.isEmpty()) {
-                    if (popped >= backlogSize || meter.idleSeconds() > 10) {
-                        slots.acquire(ACKS_OUTSTANDING);
-                        slots.release(ACKS_OUTSTANDING);
-                        meter.exhausted = true;
-                    }
-                } else if (together) {
-                    ackBatch(group, found, meter, slots);
-                } else {
-                    for (MessageExt message : found) {
-                        ack(backlog, group, message, meter, slots::release);
-                    }
+    @Override void send(String topic, int number) throws Exception {
+        CompletableFuture<Void> sent = new CompletableFuture<>();
+        sending.add(sent);
+        producer.send(new Message(topic, body(number)), new MessageQueue(topic, brokerName, number % queues),
+            new SendCallback() {
+                @Override public void onSuccess(SendResult result) {
+                    sent.complete(null);
                 }
-            }
-        });
-        meter.measure(name, warm, window);
-        thread.join(TIMEOUT_MS);
+
+                @Override public void onException(Throwable e) {
+                    sent.completeExceptionally(e);
+                }
+            });
     }
 
-    /** One message at a time through an empty topic: a pop waits at the broker, send, get it, ack it. */
-    private void latency(String name) throws Exception {
-        String topic = topic("cycle");
-        String group = group();
-        Meter meter = new Meter();
-        MessageQueue to = new MessageQueue(topic, brokerName, 0);
-        AtomicReference<List<MessageExt>> got = new AtomicReference<>(List.of());
-        Thread thread = start(meter, () -> {
-            while (!meter.stop) {
-                AtomicLong poppedAt = new AtomicLong();
-                Thread waiter = start(meter, () -> {
-                    List<MessageExt> found = List.of();
-                    while (found.isEmpty() && !meter.stop) {
-                        found = pop(topic, group, 0, 1, 5000, meter);
-                    }
-                    poppedAt.set(System.nanoTime());
-                    got.set(found);
-                });
-                Thread.sleep(5);
-                long start = System.nanoTime();
-                producer.send(new Message(topic, new byte[messageBytes]), to);
-                waiter.join(TIMEOUT_MS);
-                for (MessageExt message : got.getAndSet(List.of())) {
-                    meter.latency("delivery").add(poppedAt.get() - start);
-                    CountDownLatch acked = new CountDownLatch(1);
-                    ack(topic, group, message, meter, acked::countDown);
-                    acked.await(TIMEOUT_MS, TimeUnit.MILLISECONDS);
-                }
-            }
-        });
-        meter.measure(name, warm, window);
-        thread.join(TIMEOUT_MS);
+    @Override void flush() throws Exception {
+        while (!sending.isEmpty()) {
+            sending.remove().get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+        }
     }
 
-    /** The messages of one pop; empty when the broker found none (or its group lock was taken). */
-    private List<MessageExt> pop(String topic, String group, int queue, int max, long pollMs, Meter meter)
-            throws Exception {
+    @Override void loop(String topic, Ledger ledger) throws Exception {
+        createGroup("loop");
+        while (!ledger.isOver()) {
+            List<MessageExt> taken = pop(topic, "loop");
+            if (taken.isEmpty()) {
+                continue;
+            }
+            int[] numbers = ledger.received(bodies(taken));
+            List<CompletableFuture<Void>> acks = new ArrayList<>(numbers.length);
+            for (int i = 0; i < numbers.length; i++) {
+                int number = numbers[i];
+                acks.add(ack(topic, "loop", taken.get(i)).thenRun(() -> ledger.acked(number)));
+            }
+            for (CompletableFuture<Void> ack : acks) {
+                ack.get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+            }
+        }
+    }
+
+    @Override void bulk(String topic, Ledger ledger) throws Exception {
+        createGroup("bulk");
+        Semaphore room = new Semaphore(unackedMax);
+        List<Thread> threads = new ArrayList<>();
+        for (int i = 0; i < workers; i++) {
+            threads.add(new Thread(() -> {
+                try {
+                    popAhead(topic, "bulk", ledger, room, true);
+                } catch (Exception e) {
+                    ledger.fail(e);
+                }
+            }));
+            threads.get(i).start();
+        }
+        for (Thread thread : threads) {
+            thread.join();
+        }
+        awaitAcks(room);
+    }
+
+    @Override void paced(String topic, Ledger ledger) throws Exception {
+        createGroup("paced");
+        Semaphore room = new Semaphore(unackedMax);
+        popAhead(topic, "paced", ledger, room, false);
+        awaitAcks(room);
+    }
+
+    /** Pops, sends the acks without waiting for them, and pops again while there is room for unacked messages. */
+    private void popAhead(String topic, String group, Ledger ledger, Semaphore room, boolean together) throws Exception {
+        while (!ledger.isOver()) {
+            if (!room.tryAcquire(TAKE_MAX, POLL_MS, TimeUnit.MILLISECONDS)) {
+                continue;
+            }
+            List<MessageExt> taken = pop(topic, group);
+            room.release(TAKE_MAX - taken.size());
+            if (taken.isEmpty()) {
+                continue;
+            }
+            int[] numbers = ledger.received(bodies(taken));
+            if (together) {
+                settle(ackTogether(topic, group, taken), ledger, room, numbers);
+                continue;
+            }
+            for (int i = 0; i < numbers.length; i++) {
+                settle(ack(topic, group, taken.get(i)), ledger, room, numbers[i]);
+            }
+        }
+    }
+
+    private static void settle(CompletableFuture<Void> ack, Ledger ledger, Semaphore room, int... numbers) {
+        ack.whenComplete((nothing, e) -> {
+            if (e == null) {
+                ledger.acked(numbers);
+            } else {
+                ledger.fail(e);
+            }
+            room.release(numbers.length);
+        });
+    }
+
+    private void awaitAcks(Semaphore room) throws InterruptedException {
+        if (!room.tryAcquire(unackedMax, TIMEOUT_MS, TimeUnit.MILLISECONDS)) {
+            throw new IllegalStateException("acks without an answer");
+        }
+    }
+
+    private void createGroup(String group) throws Exception {
+        SubscriptionGroupConfig config = new SubscriptionGroupConfig();
+        config.setGroupName(group);
+        api.createSubscriptionGroup(broker, config, 5000);
+    }
+
+    private static List<byte[]> bodies(List<MessageExt> messages) {
+        List<byte[]> bodies = new ArrayList<>(messages.size());
+        messages.forEach(message -> bodies.add(message.getBody()));
+        return bodies;
+    }
+
+    /** The messages of one pop; none when there are none within a second, or another pop of the group is at work. */
+    private List<MessageExt> pop(String topic, String group) throws Exception {
         PopMessageRequestHeader header = new PopMessageRequestHeader();
         header.setTopic(topic);
         header.setConsumerGroup(group);
-        header.setQueueId(queue);
-        header.setMaxMsgNums(max);
+        header.setQueueId(ANY_QUEUE);
+        header.setMaxMsgNums(TAKE_MAX);
         header.setInvisibleTime(INVISIBLE_MS);
-        header.setPollTime(pollMs);
+        header.setPollTime(POLL_MS);
         header.setBornTime(System.currentTimeMillis());
         header.setInitMode(ConsumeInitMode.MIN);
         header.setExpType("TAG");
         header.setExp("*");
         header.setOrder(false);
         header.setBrokerName(brokerName);
-        AtomicReference<List<MessageExt>> found = new AtomicReference<>(List.of());
-        CountDownLatch answered = new CountDownLatch(1);
-        api.popMessageAsync(brokerName, broker, header, pollMs + TIMEOUT_MS, new PopCallback() {
+        CompletableFuture<List<MessageExt>> found = new CompletableFuture<>();
+        api.popMessageAsync(brokerName, broker, header, TIMEOUT_MS, new PopCallback() {
             @Override public void onSuccess(PopResult result) {
-                if (result.getPopStatus() == PopStatus.FOUND) {
-                    found.set(result.getMsgFoundList());
-                }
-                answered.countDown();
+                found.complete(result.getPopStatus() == PopStatus.FOUND ? result.getMsgFoundList() : List.of());
             }
 
             @Override public void onException(Throwable e) {
-                meter.error(e);
-                answered.countDown();
+                found.completeExceptionally(e);
             }
         });
-        answered.await(pollMs + 2L * TIMEOUT_MS, TimeUnit.MILLISECONDS);
-        return found.get();
+        return found.get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
     }
 
     private static String handle(MessageExt message) {
         return message.getProperty(MessageConst.PROPERTY_POP_CK);
     }
 
-    private void ack(String topic, String group, MessageExt message, Meter meter, Runnable after) throws Exception {
-        String handle = handle(message);
-        String[] parts = ExtraInfoUtil.split(handle);
+    private CompletableFuture<Void> ack(String topic, String group, MessageExt message) throws Exception {
+        String[] parts = ExtraInfoUtil.split(handle(message));
         AckMessageRequestHeader header = new AckMessageRequestHeader();
         header.setTopic(ExtraInfoUtil.getRealTopic(parts, topic, group));
         header.setConsumerGroup(group);
         header.setQueueId(ExtraInfoUtil.getQueueId(parts));
         header.setOffset(ExtraInfoUtil.getQueueOffset(parts));
-        header.setExtraInfo(handle);
+        header.setExtraInfo(handle(message));
         header.setBrokerName(brokerName);
-        api.ackMessageAsync(broker, TIMEOUT_MS, new Answer(meter, 1, System.nanoTime(), after), header);
+        Answer answer = new Answer();
+        api.ackMessageAsync(broker, TIMEOUT_MS, answer, header);
+        return answer.confirmed;
     }
 
-    private void ackBatch(String group, List<MessageExt> messages, Meter meter, Semaphore slots) throws Exception {
-        List<String> handles = new ArrayList<>(messages.size());
-        for (MessageExt message : messages) {
-            handles.add(handle(message));
-        }
-        int n = messages.size();
-        Answer answer = new Answer(meter, n, System.nanoTime(), () -> slots.release(n));
-        api.batchAckMessageAsync(broker, TIMEOUT_MS, answer, backlog, group, handles);
+    private CompletableFuture<Void> ackTogether(String topic, String group, List<MessageExt> messages) throws Exception {
+        Answer answer = new Answer();
+        List<String> handles = messages.stream().map(RocketLoad::handle).toList();
+        api.batchAckMessageAsync(broker, TIMEOUT_MS, answer, topic, group, handles);
+        return answer.confirmed;
     }
 
-    /** Records the answer to an ack of n messages. */
-    private record Answer(Meter meter, int n, long start, Runnable after) implements AckCallback {
+    private static final class Answer implements AckCallback {
+        final CompletableFuture<Void> confirmed = new CompletableFuture<>();
+
         @Override public void onSuccess(AckResult result) {
-            meter.latency("ack").add(System.nanoTime() - start);
             if (result.getStatus() == AckStatus.OK) {
-                meter.done(n);
+                confirmed.complete(null);
             } else {
-                meter.error(result);
+                confirmed.completeExceptionally(new IllegalStateException(result.toString()));
             }
-            after.run();
         }
 
         @Override public void onException(Throwable e) {
-            meter.error(e);
-            after.run();
+            confirmed.completeExceptionally(e);
         }
-    }
-
-    private interface Task {
-        void run() throws Exception;
-    }
-
-    private static Thread start(Meter meter, Task task) {
-        Thread thread = new Thread(() -> {
-            try {
-                task.run();
-            } catch (Exception e) {
-                meter.error(e);
-                meter.exhausted = true;
-            }
-        });
-        thread.setDaemon(true);
-        thread.start();
-        return thread;
     }
 }

@@ -1,11 +1,8 @@
-import java.nio.ByteBuffer;
 import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
-import java.util.Optional;
-import java.util.Properties;
-import java.util.concurrent.ExecutionException;
-import java.util.concurrent.SynchronousQueue;
 import java.util.concurrent.TimeUnit;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
@@ -17,187 +14,90 @@ import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaShareConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
-import org.apache.kafka.common.KafkaException;
-import org.apache.kafka.common.TopicIdPartition;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** Load for a Kafka share group: acknowledge each record, or a poll together; latency of one record at a time. */
-public final class ShareLoad {
-    private static final Duration POLL = Duration.ofMillis(500);
-    private static final int POLL_MAX = 500;   // the default of max.poll.records
-    private static final int TIMEOUT_MS = 30_000;
+/** The load of a Kafka share group by the Java client. */
+public final class ShareLoad extends Load {
+    private static final Duration POLL = Duration.ofMillis(200);
 
-    private final String bootstrap;
-    private final int partitions;
-    private final int messageBytes;
-    private final double warm;
-    private final double window;
-    private final Admin admin;
-    private String backlog;
-    private long backlogSize;
+    private final Admin admin = Admin.create(Map.of("bootstrap.servers", (Object) option("bootstrap")));
+    private final KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(
+        Map.of("bootstrap.servers", option("bootstrap")), new ByteArraySerializer(), new ByteArraySerializer());
+    private volatile Exception refused;
 
-    private ShareLoad(Options o) {
-        bootstrap = o.text("bootstrap");
-        partitions = (int) o.number("queues");
-        messageBytes = (int) o.number("message-bytes");
-        warm = o.seconds("warm-s");
-        window = o.seconds("window-s");
-        admin = Admin.create(Map.of("bootstrap.servers", (Object) bootstrap));
+    private ShareLoad(String[] args) {
+        super(args);
     }
 
-    /** Each workload once to warm client and server up, and once to be measured. */
     public static void main(String[] args) throws Exception {
-        Options o = new Options(args);
-        ShareLoad load = new ShareLoad(o);
-        load.fillBacklog(o.number("messages"));
-        for (String prefix : List.of(Meter.WARM_UP, "")) {
-            load.consume(prefix + "each", true);
-            load.consume(prefix + "together", false);
-            load.latency(prefix + "latency");
+        new ShareLoad(args).run();
+    }
+
+    @Override void createTopic(String topic) throws Exception {
+        admin.createTopics(List.of(new NewTopic(topic, queues, (short) 1))).all().get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+    }
+
+    @Override void send(String topic, int number) {
+        producer.send(new ProducerRecord<>(topic, number % queues, null, body(number)), (written, e) -> {
+            if (e != null) {
+                refused = e;
+            }
+        });
+    }
+
+    @Override void flush() throws Exception {
+        producer.flush();
+        if (refused != null) {
+            throw refused;
         }
-        System.exit(0);
     }
 
-    private String topic(String name, int partitions) throws Exception {
-        String topic = name + "-" + System.nanoTime();
-        admin.createTopics(List.of(new NewTopic(topic, partitions, (short) 1))).all().get(30, TimeUnit.SECONDS);
-        return topic;
+    @Override void loop(String topic, Ledger ledger) throws Exception {
+        consume("loop", topic, ledger, Map.of("share.acknowledgement.mode", "explicit",
+            "share.acquire.mode", "record_limit", "max.poll.records", TAKE_MAX));
     }
 
-    /** A new share group that starts at the first record of a topic (the default is the last). */
-    private String group() throws InterruptedException, ExecutionException {
-        String group = "g-" + System.nanoTime();
+    @Override void bulk(String topic, Ledger ledger) throws Exception {
+        consume("bulk", topic, ledger, Map.of("share.acknowledgement.mode", "implicit",
+            "max.poll.records", Integer.parseInt(option("poll-max"))));
+    }
+
+    @Override void paced(String topic, Ledger ledger) throws Exception {
+        consume("paced", topic, ledger, Map.of("share.acknowledgement.mode", "explicit"));
+    }
+
+    /** Polls, acknowledges each record unless that is implicit, and waits for the commit before the next poll. */
+    private void consume(String group, String topic, Ledger ledger, Map<String, Object> settings) throws Exception {
+        // By default a new group starts after the last record.
         admin.incrementalAlterConfigs(Map.of(new ConfigResource(ConfigResource.Type.GROUP, group),
-            List.of(new AlterConfigOp(new ConfigEntry("share.auto.offset.reset", "earliest"),
-                AlterConfigOp.OpType.SET)))).all().get();
-        return group;
-    }
-
-    private KafkaProducer<byte[], byte[]> producer() {
-        Properties p = new Properties();
-        p.put("bootstrap.servers", bootstrap);
-        return new KafkaProducer<>(p, new ByteArraySerializer(), new ByteArraySerializer());
-    }
-
-    private KafkaShareConsumer<byte[], byte[]> consumer(String group, boolean explicit) {
-        Properties p = new Properties();
-        p.put("bootstrap.servers", bootstrap);
-        p.put("group.id", group);
-        p.put("share.acknowledgement.mode", explicit ? "explicit" : "implicit");
-        p.put("max.poll.records", String.valueOf(POLL_MAX));
-        return new KafkaShareConsumer<>(p, new ByteArrayDeserializer(), new ByteArrayDeserializer());
-    }
-
-    private void fillBacklog(long messages) throws Exception {
-        backlog = topic("backlog", partitions);
-        backlogSize = messages;
-        try (KafkaProducer<byte[], byte[]> producer = producer()) {
-            for (long i = 0; i < messages; i++) {
-                producer.send(new ProducerRecord<>(backlog, new byte[messageBytes]));
-            }
-            producer.flush();
-        }
-    }
-
-    /** One consumer polls, acknowledges each record if it is told to, and commits before the next poll. */
-    private void consume(String name, boolean each) throws Exception {
-        String group = group();
-        Meter meter = new Meter();
-        Thread thread = start(meter, () -> {
-            try (KafkaShareConsumer<byte[], byte[]> consumer = consumer(group, each)) {
-                consumer.subscribe(List.of(backlog));
-                long taken = 0;
-                while (!meter.stop && !meter.exhausted) {
-                    ConsumerRecords<byte[], byte[]> records = consumer.poll(POLL);
-                    if (records.isEmpty()) {
-                        if (meter.idleSeconds() > 5) {
-                            meter.exhausted = true;
-                        }
-                        continue;
-                    }
-                    if (each) {
-                        for (ConsumerRecord<byte[], byte[]> record : records) {
-                            consumer.acknowledge(record, AcknowledgeType.ACCEPT);
-                        }
-                    }
-                    long start = System.nanoTime();
-                    count(consumer.commitSync(), meter);
-                    meter.latency("ack").add(System.nanoTime() - start);
-                    meter.done(records.count());
-                    taken += records.count();
-                    meter.exhausted = taken >= backlogSize;
+            List.of(new AlterConfigOp(new ConfigEntry("share.auto.offset.reset", "earliest"), AlterConfigOp.OpType.SET))))
+            .all().get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+        Map<String, Object> all = new HashMap<>(settings);
+        all.put("bootstrap.servers", option("bootstrap"));
+        all.put("group.id", group);
+        boolean isExplicit = settings.get("share.acknowledgement.mode").equals("explicit");
+        try (KafkaShareConsumer<byte[], byte[]> consumer =
+                new KafkaShareConsumer<>(all, new ByteArrayDeserializer(), new ByteArrayDeserializer())) {
+            consumer.subscribe(List.of(topic));
+            while (!ledger.isOver()) {
+                ConsumerRecords<byte[], byte[]> records = consumer.poll(POLL);
+                if (records.isEmpty()) {
+                    continue;
                 }
-            }
-        });
-        meter.measure(name, warm, window);
-        thread.join(TIMEOUT_MS);
-    }
-
-    private static void count(Map<TopicIdPartition, Optional<KafkaException>> results, Meter meter) {
-        results.values().forEach(result -> result.ifPresent(meter::error));
-    }
-
-    /** One record at a time: the consumer waits in poll, one record is produced, got and acknowledged. */
-    private void latency(String name) throws Exception {
-        String topic = topic("cycle", 1);
-        String group = group();
-        Meter meter = new Meter();
-        SynchronousQueue<Long> acked = new SynchronousQueue<>();
-        Thread consuming = start(meter, () -> {
-            try (KafkaShareConsumer<byte[], byte[]> consumer = consumer(group, true)) {
-                consumer.subscribe(List.of(topic));
-                while (!meter.stop) {
-                    for (ConsumerRecord<byte[], byte[]> record : consumer.poll(POLL)) {
-                        long got = System.nanoTime();
+                List<byte[]> bodies = new ArrayList<>(records.count());
+                records.forEach(record -> bodies.add(record.value()));
+                int[] numbers = ledger.received(bodies);
+                if (isExplicit) {
+                    for (ConsumerRecord<byte[], byte[]> record : records) {
                         consumer.acknowledge(record, AcknowledgeType.ACCEPT);
-                        count(consumer.commitSync(), meter);
-                        long end = System.nanoTime();
-                        meter.latency("delivery").add(got - ByteBuffer.wrap(record.value()).getLong());
-                        meter.latency("ack").add(end - got);
-                        meter.done(1);
-                        acked.offer(end, 20, TimeUnit.SECONDS);
                     }
                 }
+                consumer.commitSync(Duration.ofMillis(TIMEOUT_MS)).values()
+                    .forEach(error -> error.ifPresent(ledger::fail));
+                ledger.acked(numbers);
             }
-        });
-        Thread producing = start(meter, () -> {
-            try (KafkaProducer<byte[], byte[]> producer = producer()) {
-                while (!meter.stop) {
-                    Thread.sleep(5);
-                    ByteBuffer body = ByteBuffer.allocate(messageBytes);
-                    body.putLong(0, System.nanoTime());
-                    producer.send(new ProducerRecord<>(topic, body.array()), (meta, e) -> {
-                        if (e != null) {
-                            meter.error(e);
-                        }
-                    });
-                    producer.flush();   // do not wait for linger.ms
-                    acked.poll(20, TimeUnit.SECONDS);
-                }
-            }
-        });
-        meter.measure(name, warm, window);
-        producing.join(TIMEOUT_MS);
-        consuming.join(TIMEOUT_MS);
-    }
-
-    private interface Task {
-        void run() throws Exception;
-    }
-
-    private static Thread start(Meter meter, Task task) {
-        Thread thread = new Thread(() -> {
-            try {
-                task.run();
-            } catch (Exception e) {
-                meter.error(e);
-                meter.exhausted = true;
-            }
-        });
-        thread.setDaemon(true);
-        thread.start();
-        return thread;
+        }
     }
 }
