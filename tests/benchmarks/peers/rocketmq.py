@@ -37,7 +37,11 @@ def _class_path(options: PeerOptions) -> list[Path]:
 
 def _prepare(options: PeerOptions) -> None:
     classes, *jars = _class_path(options)
-    compile_java(["Load", "RocketLoad"], jars, classes)
+    compile_java(["Load", "RocketLoad", "NoReplication"], jars, classes)
+    # RocketMQ's own way to replace a service: a file with the name of the class.
+    services = classes / "META-INF" / "service"
+    services.mkdir(parents=True)
+    (services / "org.apache.rocketmq.store.ha.HAService").write_text("NoReplication\n")
 
 
 @contextlib.contextmanager
