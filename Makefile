@@ -72,8 +72,9 @@ integration: environment ## tests with Spark and a real Kafka broker, the longes
 bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends
 	@$(BIN)/python -m tests.benchmarks $(PART)
 
-bench-peers: setup ## popstream beside RocketMQ and Kafka share groups, each doing the same work; PEERS="popstream rocketmq" for some
-	@$(BIN)/python -m tests.benchmarks.peers $(PEERS)
+bench-peers: setup ## popstream beside RocketMQ and Kafka share groups; PEERS="popstream rocketmq", WORKLOADS=loop, MESSAGES=20000, ROUNDS=1
+	@$(BIN)/python -m tests.benchmarks.peers $(PEERS) $(if $(WORKLOADS),--workloads $(WORKLOADS)) \
+		$(addprefix --messages=,$(MESSAGES)) $(addprefix --rounds=,$(ROUNDS))
 
 # make ends with 2 whatever fails; `python -m tests.conformance` with 1 when one fails, with 2 when a file cannot be read.
 conformance: environment ## the kernel beside RocketMQ: VECTORS=FILE, HISTORIES=FILE, or both; without, all of tests/data
