@@ -8,12 +8,14 @@ import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AlterConfigOp;
 import org.apache.kafka.clients.admin.ConfigEntry;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.consumer.AcknowledgeType;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.ConsumerRecords;
 import org.apache.kafka.clients.consumer.KafkaShareConsumer;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.config.ConfigResource;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
@@ -37,6 +39,12 @@ public final class ShareLoad extends Load {
 
     @Override void createTopic(String topic) throws Exception {
         admin.createTopics(List.of(new NewTopic(topic, queues, (short) 1))).all().get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
+        // Asks every leader: an idempotent producer that is earlier may have its first batch refused and its second taken.
+        Map<TopicPartition, OffsetSpec> ends = new HashMap<>();
+        for (int partition = 0; partition < queues; partition++) {
+            ends.put(new TopicPartition(topic, partition), OffsetSpec.latest());
+        }
+        admin.listOffsets(ends).all().get(TIMEOUT_MS, TimeUnit.MILLISECONDS);
     }
 
     @Override void send(String topic, int number) {
