@@ -30,7 +30,7 @@ from popstream.wire.limits import ENTRIES_MAX
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Sequence
 
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture, Plan, PlannedEntry
@@ -114,7 +114,7 @@ class EntrySender:
         self.let_go((request.receipt for request in requests), MessageState.FINISHED)
         return future
 
-    def finish(self, messages: Iterable[Message]) -> None:
+    def finish(self, messages: Sequence[Message]) -> None:
         """Like `ack`, for a caller that needs no outcome, at a third of the cost: the messages are released together.
 
         A message is settled at once, and counts as held until its ack is sent.
@@ -123,9 +123,11 @@ class EntrySender:
             ClientClosed: `close` was called.
         """
         try:
-            self._acks.add((queue_of(message), message) for message in _finished(messages))
+            self._acks.add([(queue_of(message), message) for message in messages])
         except RuntimeError as error:
             raise self._closed() from error
+        for message in messages:
+            message.state = MessageState.FINISHED
 
     def change(
         self, changes: Iterable[tuple[Receipt, Change]], *, keeps: bool = True, timeout_ms: int | None = None
@@ -319,12 +321,6 @@ class EntrySender:
         if isinstance(receipt, Message):
             receipt.next_visible_time_ms = next_visible_time_ms
         self._held.extend(receipt, self._transport.broker_clock.local_s(next_visible_time_ms))
-
-
-def _finished(messages: Iterable[Message]) -> Iterator[Message]:
-    for message in messages:
-        message.state = MessageState.FINISHED
-        yield message
 
 
 def _is_expired(receipt: Receipt, now_ms: int) -> bool:

@@ -95,7 +95,8 @@ class Settlement:
 
     def finish(self, messages: Sequence[Message]) -> None:
         """Like `EntrySender.finish`. The last message of a unit to be settled acks the unit."""
-        self._entries.finish(message for message in messages if message.unit is None)
+        if whole := [message for message in messages if message.unit is None]:
+            self._entries.finish(whole)
         if parts := [message for message in messages if message.unit is not None]:
             self.ack(parts, None)
 

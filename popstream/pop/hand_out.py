@@ -41,7 +41,7 @@ class HandOut:
         changed: Guards all state here, and is notified of each change; shared with the subscription.
         filler: Fetches records.
         leases: The leases of the consumer.
-        window: Is told how old messages are when they are handed out.
+        window: Is told how old messages are when they are claimed.
         is_orderly: Whether the group consumes in order.
         prefetch_bytes: Maximum size of the records held, in bytes.
 
@@ -177,8 +177,6 @@ class HandOut:
         if not taken and self._is_orderly:
             outs = (popped.next_out(count, partial(self._held.is_live, now_s=now_s)) for popped in self._sets)
             taken = next(filter(None, outs), [])
-        if taken:
-            self._window.handed_out(len(taken), self._held.age_s(taken[0], now_s) * 1000)
         return taken
 
     def _claim(self, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
@@ -190,6 +188,7 @@ class HandOut:
             if popped.is_ready:
                 part = popped.take_part(PART_COUNT_MAX, lambda message: self._held.is_live(message, now_s))
                 if part:
+                    self._window.claimed(len(part), self._held.age_s(part[0], now_s) * 1000)
                     # Half of the free bytes: other threads may want to fetch records meanwhile.
                     free_bytes = self._prefetch_bytes - in_use
                     reserved_bytes = max(1, free_bytes // 2, min(free_bytes, self._longest_bytes))

@@ -11,7 +11,7 @@ START_MESSAGES = 16
 ROOM_PER_QUEUE = 4
 """With less room per queue, pops cannot wait at every queue."""
 AGE_PART = 4
-"""A message that is handed out after this part of its invisible time was popped too early."""
+"""A message that has waited for this part of its invisible time was popped too early."""
 AGE_MS_MIN = 1_000
 """About two round trips: such an age is no reason to pop less."""
 
@@ -29,7 +29,7 @@ class PrefetchWindow:
     16
     >>> window.pop_ended(asked_count=16, got_count=16, has_worker_waited=True); window.size
     32
-    >>> window.handed_out(1, age_ms=30_000); window.size
+    >>> window.claimed(1, age_ms=30_000); window.size
     16
 
     Args:
@@ -64,8 +64,8 @@ class PrefetchWindow:
         """Record that a worker waits and there is no room to pop a queue: messages are worked on, other pops wait."""
         self._size = min(self._size + START_MESSAGES, self._bound)
 
-    def handed_out(self, count: int, age_ms: float) -> None:
-        """Record that messages were handed out, the first one `age_ms` after it was popped.
+    def claimed(self, count: int, age_ms: float) -> None:
+        """Record that messages are handed out next, of which the first one was popped `age_ms` ago.
 
         The messages that were popped before the window shrank are old as well. They do not shrink it again.
         """

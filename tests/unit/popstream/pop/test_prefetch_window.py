@@ -56,26 +56,26 @@ def test_messages_at_work_take_no_room_from_the_next(window: PrefetchWindow) -> 
 
 def test_old_leases_shrink_it_once_for_all_messages_that_were_popped_before(window: PrefetchWindow) -> None:
     grow(window, 1_000)
-    window.handed_out(1, age_ms=15_000)
+    window.claimed(1, age_ms=15_000)
     assert window.size == 1_000
-    window.handed_out(100, age_ms=30_000)
+    window.claimed(100, age_ms=30_000)
     assert window.size == 500
     for _ in range(9):
-        window.handed_out(100, age_ms=60_000)
+        window.claimed(100, age_ms=60_000)
     assert window.size == 500
-    window.handed_out(100, age_ms=60_000)
+    window.claimed(100, age_ms=60_000)
     assert window.size == 125
 
 
 def test_it_keeps_its_least_size(window: PrefetchWindow) -> None:
-    window.handed_out(1, age_ms=3_600_000)
+    window.claimed(1, age_ms=3_600_000)
     assert window.size == 16
 
 
 def test_a_second_is_not_old_for_the_shortest_lease() -> None:
     window = PrefetchWindow(bound=1_000, invisible_time_ms=2_000)
     grow(window, 1_000)
-    window.handed_out(1, age_ms=1_000)
+    window.claimed(1, age_ms=1_000)
     assert window.size == 1_000
 
 
