@@ -27,8 +27,10 @@ class Payload(msgspec.Struct, frozen=True):
         >>> Payload(b"k", b"four", [("n", b"22"), ("é", None)], 0).size_bytes
         10
         """
-        headers_bytes = sum(len(name.encode()) + len(value or b"") for name, value in self.headers)
-        return len(self.key or b"") + len(self.value or b"") + headers_bytes
+        size_bytes = len(self.key or b"") + len(self.value or b"")
+        for name, value in self.headers:  # not a generator: it is asked for several times for each record
+            size_bytes += len(name.encode()) + len(value or b"")
+        return size_bytes
 
 
 class Fetched(msgspec.Struct, frozen=True):
