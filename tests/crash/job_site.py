@@ -120,9 +120,9 @@ class Site:
         """What `popstream up` says when it does not start."""
         return self.popstream(*UP, code=CONTRADICTION).stderr
 
-    def goes_on(self) -> None:
+    def goes_on(self, *options: str) -> None:
         """A job starts, clients work with it, and everything is what the log leads to."""
-        with self.up() as servers:
+        with self.up(*options) as servers:
             send(servers, 20)
             assert work(servers, 20) == 20
         self.popstream("verify")

@@ -109,7 +109,7 @@ def test_the_audit_tables_have_decisions_of_another_state(site: Site) -> None:
     site.folder.delta.rename(tables)
     shutil.rmtree(site.folder.state)
     shutil.rmtree(site.folder.queues)
-    site.goes_on()
+    site.goes_on("--take-over")  # the state that is gone may be recorded as the owner of the prefix
     shutil.rmtree(site.folder.delta)
     tables.rename(site.folder.delta)
     assert "the audit tables have decisions of another state" in site.refusal()
