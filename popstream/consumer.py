@@ -178,12 +178,7 @@ class Consumer:
             self._payloads: Payloads = payloads or opened.enter_context(
                 contextlib.closing(shared_payloads(self.settings))
             )
-            self._queue_types = QueueTypes(
-                bootstrap_servers,
-                self.settings.queue_types,
-                client_id=f"{self.client_id}-queue-types",
-                kafka=self.settings.kafka,
-            )
+            self._queue_types = QueueTypes(self.settings)
             opened.callback(self._queue_types.close)
             self._type_of = job_types or self._queue_types.of
             self._listen: Listen = notifications or partial(listen, self.settings, group)

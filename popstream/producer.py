@@ -126,12 +126,7 @@ class Producer:
         self._condition, self._sharing_left = threading.Condition(), FUTURES_PER_CONDITION
         self._closing = threading.Lock()
         self._is_closed = False
-        self._queue_types = QueueTypes(
-            bootstrap_servers,
-            self.settings.queue_types,
-            client_id=f"{self.settings.client_id}-queue-types",
-            kafka=self.settings.kafka,
-        )
+        self._queue_types = QueueTypes(self.settings)
         types = TopicTypes(job_types or self._queue_types.of, queue_types or {})
         describe = partial(describe_topic, self.settings)
         self._owned_transport = Transport(self.settings) if dispatch and transport is None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ from connectors.delta.tables import (
 from popstream.wire.base_errors import Corrupt
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import DataFrame, SparkSession
@@ -61,11 +62,10 @@ def covered_offsets(spark: SparkSession, root: Path, ops_topic_id: str) -> dict[
 
 def unit_ends(spark: SparkSession, root: Path) -> dict[tuple[str, int, str], int]:
     """Return, by topic, queue and topic id, the queue offset after the last unit in the table; empty: no table."""
-    path = table_path(root, CONSUME_QUEUE.name)
-    if read_table_log(path) is None:
-        return {}
-    with require_undamaged(path):
-        groups = spark.read.format("delta").load(str(path)).groupBy("topic", "queue_id", "topic_id")
+    with _units(spark, root) as units:
+        if units is None:
+            return {}
+        groups = units.groupBy("topic", "queue_id", "topic_id")
         ends = groups.agg((f.max("queue_offset") + 1).alias("end")).collect()
     return {(row["topic"], row["queue_id"], row["topic_id"]): int(row["end"]) for row in ends}
 
@@ -77,11 +77,9 @@ def message_base_in_units(
 
     At an offset after the last unit it is the number of messages up to the end of that unit.
     """
-    path = table_path(root, CONSUME_QUEUE.name)
-    if read_table_log(path) is None:
-        return None
-    with require_undamaged(path):
-        units = spark.read.format("delta").load(str(path))
+    with _units(spark, root) as units:
+        if units is None:
+            return None
         of_queue = units.where(
             (f.col("topic") == topic) & (f.col("queue_id") == queue_id) & (f.col("topic_id") == topic_id)
         )
@@ -92,6 +90,17 @@ def message_base_in_units(
     if found is None or found["at_end"] is None:
         return None
     return int(found["at_end"] if found["at_offset"] is None else found["at_offset"])
+
+
+@contextlib.contextmanager
+def _units(spark: SparkSession, root: Path) -> Iterator[DataFrame | None]:
+    """Lend the table of units, and take a damage that is met meanwhile for its own; None: there is no table."""
+    path = table_path(root, CONSUME_QUEUE.name)
+    if read_table_log(path) is None:
+        yield None
+        return
+    with require_undamaged(path):
+        yield spark.read.format("delta").load(str(path))
 
 
 def whole_versions(root: Path, table: str, pipeline: str) -> dict[str, int]:

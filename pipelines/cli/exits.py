@@ -11,7 +11,7 @@ from connectors.jars.resolve import JarError
 from pipelines.printed_commands import with_options
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
-__all__ = ["EPILOG", "Exit", "Group", "described", "exit_code", "say"]
+__all__ = ["EPILOG", "Exit", "Group", "command_group", "described", "exit_code", "say"]
 
 TEXT_MAX = 500
 
@@ -63,6 +63,11 @@ class Group(TyperGroup):
         if command is not None:
             _without_flag_types(command.get_params(ctx))
         return command
+
+
+def command_group(name: str, help_text: str) -> typer.Typer:
+    """Return a group of sub-commands: without one of them it prints its help."""
+    return typer.Typer(name=name, cls=Group, help=help_text, epilog=EPILOG, no_args_is_help=True)
 
 
 def exit_code(error: BaseException) -> Exit:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from pipelines.cli.exits import EPILOG, Exit, Group
+from pipelines.cli.exits import EPILOG, Exit, command_group
 from pipelines.cli.options import JsonOutput
 
 if TYPE_CHECKING:
@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["history"]
 
-history = typer.Typer(
-    name="history",
-    cls=Group,
-    help="Check the histories that clients record with the setting `history_file`.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-)
+history = command_group("history", "Check the histories that clients record with the setting `history_file`.")
 
 
 @history.callback()

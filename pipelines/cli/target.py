@@ -1,17 +1,29 @@
 """The job that a command talks to: the one that runs in the folder, unless options say otherwise."""
 
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
+import typer
 
 from checkpoints.layout import JobFolder
+from pipelines.cli.exits import Exit, say
 from pipelines.cli.options import TargetOptions, load_settings
 from pipelines.control.client import is_owned
 from pipelines.control.job_file import JobFile
 from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, Unavailable
 
-__all__ = ["Target", "find_target", "require_job_folder", "require_left_alone", "require_state", "running_job"]
+__all__ = [
+    "Target",
+    "end_without_job",
+    "find_target",
+    "require_job_folder",
+    "require_left_alone",
+    "require_running_job",
+    "require_state",
+    "running_job",
+]
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -70,6 +82,30 @@ def running_job(folder: JobFolder) -> JobFile | None:
     """Return the job file of the job that runs in the folder, once it is ready, or None."""
     job = JobFile.read(folder.job_file)
     return job if job is not None and is_owned(folder) else None
+
+
+def require_running_job(folder: JobFolder, what: str = "") -> JobFile:
+    """Return the job file of the job that runs in the folder; `what` says what it is to do.
+
+    Raises:
+        Unavailable: No job runs in it, or it is not ready.
+    """
+    job = running_job(folder)
+    if job is None:
+        hint = f": start one, which can {what} while it runs" if what else ""
+        message = f"no job runs in {folder.root}{hint}"
+        raise Unavailable(message, subject=str(folder.root))
+    return job
+
+
+def end_without_job(folder: JobFolder, what: str) -> NoReturn:
+    """End a command that has printed `what` is stored, because no job runs.
+
+    Raises:
+        typer.Exit: Always.
+    """
+    say(f"no job runs in {folder.root}; {what}")
+    raise typer.Exit(Exit.UNAVAILABLE)
 
 
 def require_job_folder(folder: JobFolder) -> None:

@@ -20,7 +20,7 @@ from popstream.wire.command import QueueType
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from popstream.settings import ClientSettings
 
 __all__ = ["QueueTypes", "QueueTypesPublisher"]
 
@@ -105,17 +105,13 @@ class QueueTypes:
     """Reads the types of topics in a thread of its own, which the first call starts.
 
     Args:
-        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
-        topic: The topic with the types.
-        client_id: Name in Kafka's logs.
-        kafka: More settings for kafka-python's consumer.
+        settings: Those of the client that asks for them.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str, *, client_id: str, kafka: Mapping[str, Any]) -> None:
-        self._servers = bootstrap_servers
-        self._topic = topic
-        self._client_id = client_id
-        self._settings = kafka
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = settings
+        self._topic = settings.queue_types
+        self._client_id = f"{settings.client_id}-queue-types"
         self._types: dict[str, QueueType] = {}
         self._has_read = threading.Event()
         self._closing = threading.Event()
@@ -152,7 +148,7 @@ class QueueTypes:
 
     def _follow(self) -> None:
         consumer: Any = KafkaConsumer(
-            bootstrap_servers=self._servers.split(","),
+            bootstrap_servers=self._settings.bootstrap_servers.split(","),
             client_id=self._client_id,
             group_id=None,
             enable_auto_commit=False,
@@ -161,7 +157,7 @@ class QueueTypes:
             request_timeout_ms=FETCH_WAIT_MS * 4,
             allow_auto_create_topics=False,
             reconnect_backoff_max_ms=RECONNECT_MS_MAX,
-            **self._settings,
+            **self._settings.kafka,
         )
         try:
             if not consumer.partitions_for_topic(self._topic):

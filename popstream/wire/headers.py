@@ -22,6 +22,7 @@ __all__ = [
     "DEAD_LETTER_TOO_LARGE_HEADER",
     "DEAD_LETTER_TOPIC_HEADER",
     "MESSAGE_ID_HEADER",
+    "OWN_PREFIX",
     "REDELIVERY_HEADER",
     "TAG_HEADER",
     "is_own_header",

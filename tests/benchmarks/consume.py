@@ -13,13 +13,12 @@ from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream import AsyncConsumer, Consumer, Message
 from popstream.testing import MemoryJob
-from tests.benchmarks.benchmark_options import BenchOptions
+from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 from tests.benchmarks.build import fill_topic
 
 __all__ = ["measure_consume"]
 
 _TOPIC = "consume"
-_QUEUES = 8
 _VALUE = b"m" * 100
 _MEMORY_MESSAGES = 40_000
 _SET_SIZE = 100
@@ -51,7 +50,7 @@ def measure_consume(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
     """Measure each way to consume: with the job in memory, and with a real one, in a process of its own."""
     messages = options.operations // 10
     servers, prefix = kafka.bootstrap_servers, "consume"
-    fill_topic(servers, _TOPIC, messages, _QUEUES, options.on_progress)
+    fill_topic(servers, _TOPIC, messages, QUEUES, options.on_progress)
     settings = JobSettings(
         folder=options.work / prefix, bootstrap_servers=servers, topic_prefix=prefix, message_topics=_TOPIC
     )
@@ -65,8 +64,8 @@ def measure_consume(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
 
 def _from_memory(way: str) -> dict[str, float]:
     job = MemoryJob()
-    for queue_id in range(_QUEUES):
-        job.write(_TOPIC, queue_id, [_VALUE] * (_MEMORY_MESSAGES // _QUEUES))
+    for queue_id in range(QUEUES):
+        job.write(_TOPIC, queue_id, [_VALUE] * (_MEMORY_MESSAGES // QUEUES))
     with job.consumer("group", topics=[_TOPIC], order=way == "orderly") as consumer:
         decided_s = job.cpu_s
         measured = _consume(consumer, way, _MEMORY_MESSAGES)

@@ -21,7 +21,9 @@ from pipelines.apply_ops.outbox_entries import entries_of
 from popstream.wire.command import Ack, Command, Pop, Tick
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.measured_operations import (
+    MS_BASE,
     declare_queue,
+    op_records,
     single_entry_ops,
     single_pops,
     single_pops_one_batch,
@@ -33,7 +35,6 @@ __all__ = ["LEASES", "Rate", "measure_expiry", "measure_kernel", "measure_orderl
 LEASES = 1_000_000
 
 _TOPIC = "bench"
-_MS_BASE = 1_000_000
 
 
 class Rate(msgspec.Struct, frozen=True):
@@ -67,9 +68,9 @@ def measure_kernel(options: BenchOptions) -> dict[str, Rate]:
 
 def _single(rates: dict[str, list[float]], where: str, store: MemoryKv | RocksStore, messages: int) -> None:
     overlay = Overlay(store)
-    fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
+    fold(overlay, op_records(declare_queue(_TOPIC, 0, messages)), Decision())
     store.write(overlay)
-    records = _records(single_entry_ops(_TOPIC, 0, "group", messages))
+    records = op_records(single_entry_ops(_TOPIC, 0, "group", messages))
     gc.collect()
     gc.disable()
     started, wall = time.process_time(), time.perf_counter()
@@ -127,9 +128,9 @@ def _time(rates: dict[str, list[float]], name: str, commands: Iterable[Command],
     """Add the rate of messages popped and named in entries, and that of the named ones in the time of their records."""
     store = MemoryKv()
     overlay = Overlay(store)
-    fold(overlay, _records(declare_queue(_TOPIC, 0, popped)), Decision())
+    fold(overlay, op_records(declare_queue(_TOPIC, 0, popped)), Decision())
     store.write(overlay)
-    records = _records(commands)
+    records = op_records(commands)
     decision = Decision()
     spent = {True: 0.0, False: 0.0}
     gc.collect()
@@ -149,7 +150,7 @@ def measure_orderly(_: BenchOptions, messages: int = 1_000_000, messages_a_pop: 
     """Move messages through one orderly lane, each pop acked back to front in ten parts; return the longest value."""
     with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
         overlay = Overlay(store)
-        fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
+        fold(overlay, op_records(declare_queue(_TOPIC, 0, messages)), Decision())
         commands = whole_pop_ops(
             _TOPIC,
             0,
@@ -166,7 +167,7 @@ def measure_orderly(_: BenchOptions, messages: int = 1_000_000, messages_a_pop: 
             if isinstance(command, Ack):
                 backwards = msgspec.structs.replace(command, entries=command.entries[::-1])
             decision = Decision()
-            fold(overlay, _records([backwards], number), decision)
+            fold(overlay, op_records([backwards], number), decision)
             assert not any(row.code for row in decision.operations), "an operation of the workload was refused"
             state = [len(value or b"") for family, _, value in overlay.changes() if family in {"state", "ops"}]
             longest = max(longest, *state)
@@ -183,8 +184,8 @@ def measure_orderly(_: BenchOptions, messages: int = 1_000_000, messages_a_pop: 
 def measure_profile(_: BenchOptions, messages: int = 20_000, count: int = 10) -> list[dict[str, object]]:
     """Return the functions in which the kernel spends most of its own time, for single-entry operations."""
     overlay = Overlay(MemoryKv())
-    fold(overlay, _records(declare_queue(_TOPIC, 0, messages)), Decision())
-    records = _records(single_entry_ops(_TOPIC, 0, "group", messages))
+    fold(overlay, op_records(declare_queue(_TOPIC, 0, messages)), Decision())
+    records = op_records(single_entry_ops(_TOPIC, 0, "group", messages))
     profile = cProfile.Profile()
     profile.enable()
     fold(overlay, records, Decision())
@@ -207,7 +208,7 @@ def _expire_at_once(leases: int, *, messages_a_pop: int) -> dict[str, object]:
     """Let `leases` leases of one queue end together; return the records that it takes, and the largest of them."""
     with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
         overlay = Overlay(store)
-        fold(overlay, _records(declare_queue(_TOPIC, 0, leases)), Decision())
+        fold(overlay, op_records(declare_queue(_TOPIC, 0, leases)), Decision())
         if messages_a_pop == 1:
             pops = list(single_pops(_TOPIC, 0, "group", leases))
         else:
@@ -215,7 +216,7 @@ def _expire_at_once(leases: int, *, messages_a_pop: int) -> dict[str, object]:
             commands = whole_pop_ops(_TOPIC, 0, "group", count, messages_a_pop, entry_offsets=messages_a_pop)
             pops = [command for command in commands if isinstance(command, Pop)]
         for first in range(0, len(pops), 100_000):
-            fold(overlay, _records(pops[first : first + 100_000], first), Decision())
+            fold(overlay, op_records(pops[first : first + 100_000], first), Decision())
             store.write(overlay)
         expired = rows = ticks = 0
         decide_seconds, write_seconds, write_batch_bytes, outbox_bytes, longest_value = [], [], [], [], 0
@@ -224,7 +225,7 @@ def _expire_at_once(leases: int, *, messages_a_pop: int) -> dict[str, object]:
             decision = Decision()
             tick = Tick(topic=_TOPIC, queue_id=0, v=1)
             started = time.perf_counter()
-            fold(overlay, [OpRecord(0, len(pops) + ticks, _MS_BASE + 10_000_000, tick, b"tick")], decision)
+            fold(overlay, [OpRecord(0, len(pops) + ticks, MS_BASE + 10_000_000, tick, b"tick")], decision)
             decide_seconds.append(time.perf_counter() - started)
             lengths = (len(value or b"") for family, _, value in overlay.changes() if family in {"state", "ops"})
             longest_value = max(longest_value, *lengths)
@@ -248,10 +249,3 @@ def _expire_at_once(leases: int, *, messages_a_pop: int) -> dict[str, object]:
             "largest_outbox_bytes": max(outbox_bytes),
             "longest_value_bytes": longest_value,
         }
-
-
-def _records(commands: Iterable[Command], first: int = 0) -> list[OpRecord]:
-    return [
-        OpRecord(0, first + number, _MS_BASE + number // 20, command, number.to_bytes(8, "big"))
-        for number, command in enumerate(commands)
-    ]

@@ -6,6 +6,7 @@ Handles are generated instead of read from answers: the n-th pop of a lane has e
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 
+from broker_state.kernel.context.decision import OpRecord
 from popstream.wire.command import (
     Ack,
     AckEntry,
@@ -22,8 +23,10 @@ from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, encode_handle
 
 __all__ = [
     "DISPATCHED_AT_ONCE",
+    "MS_BASE",
     "batch",
     "declare_queue",
+    "op_records",
     "single_entry_ops",
     "single_pops",
     "single_pops_one_batch",
@@ -32,6 +35,9 @@ __all__ = [
 
 DISPATCHED_AT_ONCE = 1_000_000
 
+MS_BASE = 1_000_000
+"""Timestamp of the first record."""
+
 
 def declare_queue(topic: str, queue_id: int, messages: int) -> Iterator[Command]:
     """Yield the operations that create a queue with `messages` written offsets."""
@@ -39,6 +45,14 @@ def declare_queue(topic: str, queue_id: int, messages: int) -> Iterator[Command]
     for first in range(0, messages, DISPATCHED_AT_ONCE):
         last = min(first + DISPATCHED_AT_ONCE, messages) - 1
         yield Dispatch(topic=topic, queue_id=queue_id, v=1, ranges=[WrittenRange(first, last)])
+
+
+def op_records(commands: Iterable[Command], first: int = 0) -> list[OpRecord]:
+    """Return the records of commands in one partition, from the offset `first` on, 20 a millisecond."""
+    return [
+        OpRecord(0, first + number, MS_BASE + number // 20, command, number.to_bytes(8, "big"))
+        for number, command in enumerate(commands)
+    ]
 
 
 def single_pops(

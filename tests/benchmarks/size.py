@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
@@ -26,6 +26,7 @@ from tests.benchmarks.kernel import Rate
 from tests.benchmarks.measured_operations import (
     batch,
     declare_queue,
+    op_records,
     single_entry_ops,
     single_pops,
     whole_pop_ops,
@@ -34,7 +35,6 @@ from tests.benchmarks.measured_operations import (
 __all__ = ["measure_restart", "measure_size"]
 
 _TOPIC = "size"
-_MS_BASE = 1_000_000
 _MESSAGES_A_POP = 100
 _LEASES = (1_000, 10_000_000)
 _LANES = (10, 100_000)
@@ -104,11 +104,8 @@ def _rate(overlay: Overlay, store: RocksStore, commands: list[Command]) -> float
 def _apply(overlay: Overlay, store: RocksStore, commands: Iterable[Command]) -> int:
     """Decide and write `commands`; return how many of their rows have an error code."""
     refused = 0
-    numbered = enumerate(commands)
-    while records := [
-        OpRecord(0, number, _MS_BASE, command, b"bench")
-        for number, command in itertools.islice(numbered, _RECORDS_A_WRITE)
-    ]:
+    to_come = iter(commands)
+    while records := op_records(itertools.islice(to_come, _RECORDS_A_WRITE)):
         decision = Decision()
         fold(overlay, records, decision)
         store.write(overlay)

@@ -5,18 +5,12 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.exits import EPILOG, Group
+from pipelines.cli.exits import EPILOG, command_group
 from pipelines.cli.options import JobOptions, JsonOutput, Topic, with_options
 
 __all__ = ["group"]
 
-group = typer.Typer(
-    name="group",
-    cls=Group,
-    help="List the consumer groups of a job, move them to other offsets, and delete them.",
-    epilog=EPILOG,
-    no_args_is_help=True,
-)
+group = command_group("group", "List the consumer groups of a job, move them to other offsets, and delete them.")
 
 GroupName = Annotated[str, typer.Argument(help="consumer group", metavar="GROUP")]
 

@@ -13,7 +13,7 @@ from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.state.status import status_of
-from pipelines.cli.target import Target, running_job
+from pipelines.cli.target import Target, end_without_job, require_running_job
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import QueueView
@@ -65,8 +65,7 @@ def run_list(folder: JobFolder, topic: str | None, *, as_json: bool) -> None:
             table.add_row(escape(one.topic), escape(one.group), *(f"{number:,}" for number in numbers))
         standard_output().print(table if groups else "no groups to show")
     if not status.running:
-        say(f"no job runs in {folder.root}; these are the stored groups")
-        raise typer.Exit(Exit.UNAVAILABLE)
+        end_without_job(folder, "these are the stored groups")
 
 
 def run_reset(folder: JobFolder, group: str, topic: str, to: str, queue_id: int | None) -> None:
@@ -83,7 +82,7 @@ def run_reset(folder: JobFolder, group: str, topic: str, to: str, queue_id: int 
     if to.isdigit() and queue_id is None:
         message = f"name the queue with --queue: {to} is an offset of one queue"
         raise Invalid(message, subject=topic)
-    job = _require_job(folder)
+    job = require_running_job(folder, "change groups")
     queues = [queue for queue in _queues_of(job, group, topic) if queue_id in (None, queue.queue_id)]
     if not queues:
         where = topic if queue_id is None else f"{topic}/{queue_id}"
@@ -111,7 +110,7 @@ def run_forget(folder: JobFolder, group: str, topics: Sequence[str]) -> None:
         Refused: The job refuses an operation.
         Unavailable: No job runs, or it does not answer.
     """
-    job = _require_job(folder)
+    job = require_running_job(folder, "change groups")
     queues = [queue for topic in (topics or (None,)) for queue in _queues_of(job, group, topic)]
     if not queues:
         message = f"the group {group} has no lanes there; `popstream group list` shows the groups"
@@ -165,14 +164,6 @@ def require_meant(target: Target, topic: str, group: str) -> None:
 
 def _queues_of(job: JobFile, group: str, topic: str | None) -> list[QueueView]:
     return ask(job, StatusRequest(group=group, topic=topic, limit=ALL_LANES), Status).queues
-
-
-def _require_job(folder: JobFolder) -> JobFile:
-    job = running_job(folder)
-    if job is None:
-        message = f"no job runs in {folder.root}: start one, which can change groups while it runs"
-        raise Unavailable(message, subject=str(folder.root))
-    return job
 
 
 def _send_all(job: JobFile, commands: Sequence[Command]) -> None:

@@ -12,9 +12,8 @@ from rich.table import Table
 from broker_state.consume_queue import Unit
 from checkpoints.layout import JobFolder
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
-from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import standard_output
-from pipelines.cli.target import require_left_alone, running_job
+from pipelines.cli.target import end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_queues
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import RebuildRequest, Rebuilt
@@ -22,7 +21,7 @@ from popstream.payload.payloads import Payloads
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of
 from popstream.settings import ClientSettings, new_client_id
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
 
 __all__ = ["moment_ms", "opened", "run_queue", "run_rebuild"]
@@ -67,8 +66,7 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
     else:
         _print(standard_output(), views)
     if job is None:
-        say(f"no job runs in {folder.root}; these are the stored queues")
-        raise typer.Exit(Exit.UNAVAILABLE)
+        end_without_job(folder, "these are the stored queues")
 
 
 def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset: int) -> None:
@@ -78,13 +76,10 @@ def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset
         Invalid: No queue was named, or it does not exist.
         Unavailable: No job runs.
     """
-    job = running_job(folder)
     if queue_id is None:
         message = "name the queue to rebuild with --queue"
         raise Invalid(message)
-    if job is None:
-        message = f"no job runs in {folder.root}: start one, which can rebuild while it runs"
-        raise Unavailable(message, subject=str(folder.root))
+    job = require_running_job(folder, "rebuild")
     request = RebuildRequest(topic=topic, queue_id=queue_id, from_offset=from_offset)
     found = ask(job, request, Rebuilt, timeout_s=REBUILD_TIMEOUT_S)
     print(f"{topic}/{queue_id} is read again from offset {found.from_offset}")

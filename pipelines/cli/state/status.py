@@ -3,15 +3,14 @@
 from datetime import UTC, datetime, timedelta
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from checkpoints.layout import JobFolder
-from pipelines.cli.exits import Exit, say
+from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.cli.target import require_left_alone, running_job
+from pipelines.cli.target import end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_status
 from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import Status, StatusRequest
@@ -33,8 +32,7 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
     else:
         _print(standard_output(), status)
     if not status.running:
-        say(f"no job runs in {folder.root}; this is the stored state")
-        raise typer.Exit(Exit.UNAVAILABLE)
+        end_without_job(folder, "this is the stored state")
 
 
 def run_ready(folder: JobFolder) -> None:
@@ -43,10 +41,7 @@ def run_ready(folder: JobFolder) -> None:
     Raises:
         Unavailable: No job runs, it does not answer, or it is not ready.
     """
-    job = running_job(folder)
-    if job is None:
-        message = f"no job runs in {folder.root}"
-        raise Unavailable(message, subject=str(folder.root))
+    job = require_running_job(folder)
     status = ask(job, StatusRequest(limit=1), Status)
     if status.not_ready_reasons:
         message = "the job is not ready:"

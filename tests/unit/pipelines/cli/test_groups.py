@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from checkpoints.layout import JobFolder
+from pipelines.cli import target
 from pipelines.cli.clients import groups
 from pipelines.cli.target import Target
 from pipelines.control.job_file import JobFile
@@ -52,7 +53,7 @@ def job(known: list[QueueView], monkeypatch: pytest.MonkeyPatch) -> MemoryJob:
         found = (one for one in known if topic in (None, one.topic))
         return [one for one in found if any(lane.group == group for lane in one.lanes)]
 
-    monkeypatch.setattr(groups, "running_job", lambda _: JOB)
+    monkeypatch.setattr(target, "running_job", lambda _: JOB)
     monkeypatch.setattr(groups, "_queues_of", queues_of)
     monkeypatch.setattr(groups, "Transport", lambda _: memory.transport())
     return memory
@@ -126,7 +127,7 @@ def test_a_group_is_forgotten_in_these_topics_or_in_all(
 
 
 def test_without_a_job_groups_can_be_listed_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(groups, "running_job", lambda _: None)
+    monkeypatch.setattr(target, "running_job", lambda _: None)
     with pytest.raises(Unavailable, match="no job runs in anywhere"):
         groups.run_forget(FOLDER, "billing", ())
 

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from kafka.errors import KafkaTimeoutError
 
+from popstream.settings import ClientSettings
 from popstream.topics import queue_types
 from popstream.topics.queue_types import QueueTypes, QueueTypesPublisher
 from popstream.wire.base_errors import Unavailable
@@ -44,7 +45,7 @@ def kafka(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(sent: list[tuple[bytes, bytes | None]]) -> QueueTypes:
-    types = QueueTypes("nowhere", "t", client_id="c", kafka={})
+    types = QueueTypes(ClientSettings(bootstrap_servers="nowhere:9092", client_id="c"))
     for key, value in sent:
         types._take(key, value)
     return types
