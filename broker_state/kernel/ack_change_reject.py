@@ -30,6 +30,10 @@ _CLAIMED_OFFSETS_MAX = 16_384
 """Offsets that are decided together: the number of runs is bounded between two decisions."""
 NAMED_OFFSETS_MAX = 131_072
 """Offsets of the queue that the entries of one record may name together: 2,048 pages of 64 deliveries, about 200 ms."""
+_RUNS_MET_MAX = 131_072
+"""No further offsets are decided when the pages in which some were named have met as many runs (`OpContext.meet`)."""
+_LANES_MAX = 2_048
+"""Groups in which the entries of one record may name offsets."""
 _ROWS_MAX = 20_000
 """No further offsets are decided when the record has this number of runs and of rows of `deliveries`."""
 
@@ -162,7 +166,7 @@ class _Request:
             self.claimed_offsets += count
             if self.claimed_offsets >= _CLAIMED_OFFSETS_MAX:
                 self.decide_claims()
-            if self.offsets_left < 0 or len(self.runs) + self.op.audit.delivery_rows >= _ROWS_MAX:
+            if self.offsets_left < 0 or self._is_full():
                 self.decide_claims()
                 self._report(lane, [claim], [Piece(first, last + 1, Reason.INVALID_PARAMETER)])
                 continue
@@ -174,6 +178,9 @@ class _Request:
                 self.decide_claims()
             self.lane = lane
             self.claims.append(claim)
+
+    def _is_full(self) -> bool:
+        return len(self.runs) + self.op.audit.delivery_rows >= _ROWS_MAX or self.op.runs_met >= _RUNS_MET_MAX
 
     def decide_claims(self) -> None:
         """Decide the claims collected so far."""
@@ -209,6 +216,8 @@ class _Request:
         handle = read_handle(text)
         lane = self.lanes.get(group)
         if lane is None:
+            if len(self.lanes) == _LANES_MAX:
+                return Reason.INVALID_PARAMETER
             self.decide_claims()  # their rows precede those of this lane's catch-up
             lane = op.queue.lane(group)
             if lane is None:

@@ -1,7 +1,7 @@
 """declare, policy, reset_offset, forget_lane: operations on queues and lanes as a whole."""
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
 from broker_state.kernel.context.queue_state import LaneState, QueueState, erase_queue, new_queue
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.orderly_lane import acked_within
@@ -22,7 +22,24 @@ from broker_state.store.state_records import LanePolicy, QueueRecord
 from popstream.wire.command import Declare, ForgetLane, Policy, ResetOffset
 from popstream.wire.reason import Reason
 
-__all__ = ["decide_declare", "decide_forget_lane", "decide_policy", "decide_reset_offset", "declare"]
+__all__ = [
+    "CLOSING",
+    "close_lanes",
+    "decide_declare",
+    "decide_forget_lane",
+    "decide_policy",
+    "decide_reset_offset",
+    "declare",
+]
+
+CLOSING = "the lanes of the topic that had this name are being closed"
+"""Detail of what is refused meanwhile."""
+
+_CLOSE_COST = 16
+"""What it costs to close a lane, and to answer each pop that is parked in it."""
+
+_COUNTED_OFFSETS_MAX = 1 << 24
+"""Handed out offsets that a reset looks through for messages that it skips, about 10 ms; it takes the rest for such."""
 
 
 def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
@@ -38,6 +55,7 @@ def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
             min_offset=command.min_offset,
             commit_position=command.min_offset,
             written_above=0,
+            has_counts=True,
         ),
     )
 
@@ -45,7 +63,12 @@ def declare(overlay: Overlay, command: Declare, now_ms: int) -> QueueState:
 def decide_declare(op: OpContext, command: Declare, *, is_new: bool) -> None:
     """Declare a queue: a new one, the same again, or another one under its name."""
     record = op.queue.record
-    if record.topic_id != command.topic_id:
+    if record.topic_id != command.topic_id or record.closing_next:
+        if not close_lanes(op):
+            # It is answered as if it had come too early, and is not known when it comes again.
+            op.is_undecided = True
+            op.refuse(Reason.TOPIC_NOT_EXIST, CLOSING)
+            return
         _replace_queue(op, command)
         is_new = True
     elif record.queue_type != command.queue_type:
@@ -55,14 +78,40 @@ def decide_declare(op: OpContext, command: Declare, *, is_new: bool) -> None:
     op.respond(Reason.OK, applied=is_new, commit_position=op.queue.written.floor)
 
 
+def close_lanes(op: OpContext) -> bool:
+    """Close the lanes of a topic that was deleted, as many as one record may; return whether none is left.
+
+    Until then the queue does not exist for other records, which go on with it, as the queue's deadline does.
+    """
+    queue = op.queue
+    record = queue.record
+    number = record.closing_next or 1
+    lanes: list[LaneState] = []
+    while number < record.next_lane_no and op.work_left > 0:
+        op.work_left -= 1
+        lane = queue.lane_by_no(number)
+        if lane is not None and lane.record.lane_no == number:  # else a lane that is gone, or an era of one
+            op.work_left -= _CLOSE_COST * (1 + lane.record.parked)
+            lanes.append(lane)
+        number += 1
+    for lane in sorted(lanes, key=lambda lane: lane.record.group.encode()):
+        _close_lane(op, lane, Reason.TOPIC_NOT_EXIST)
+    is_done = number == record.next_lane_no
+    record.closing_next = number
+    queue.go_on(0 if is_done else op.now_ms + PAUSE_MS)
+    return is_done
+
+
+def _close_lane(op: OpContext, lane: LaneState, reason: Reason) -> None:
+    answer_all_parked(op, lane, reason)
+    _end_all_leases(op, lane)
+    op.forget(lane)
+    op.queue.forget_lane(lane)
+
+
 def _replace_queue(op: OpContext, command: Declare) -> None:
-    """Close the queue of a topic that was deleted, and begin that of the topic that has its name now."""
+    """Begin the queue of the topic that has the name of a deleted one now; the lanes of that are closed."""
     old = op.queue
-    for lane in old.all_lanes():
-        answer_all_parked(op, lane, Reason.TOPIC_NOT_EXIST)
-        _end_all_leases(op, lane)
-        op.forget(lane)
-        old.record.epoch_base = max(old.record.epoch_base, lane.record.epoch)
     erase_queue(old)
     queue = declare(old.overlay, command, op.now_ms)
     queue.follow(old)
@@ -135,19 +184,21 @@ def decide_reset_offset(op: OpContext, command: ResetOffset) -> None:
     record.holes = queue.count_holes(record.start_offset, target)
     record.acked = target - record.start_offset - record.holes
     record.reset_epoch = record.epoch
-    absorb_holes(lane)
+    absorb_holes(op, lane)
     op.audit.operation(Reason.OK, applied=True, group=command.group, first=target, end=target + 1)
     op.respond(Reason.OK, applied=True, commit_offset=lane.acked.floor)
 
 
 def _not_done(lane: LaneState, end: int) -> int:
-    """Return how many messages in [commit offset, end) are not done."""
-    queue, floor = lane.queue, lane.acked.floor
-    if lane.record.orderly:
+    """Return how many messages in [commit offset, end) are not done; at most, if it would take long to count them."""
+    queue, record, floor = lane.queue, lane.record, lane.acked.floor
+    if record.orderly:
         return end - floor - queue.count_holes(floor, end) - acked_within(lane, floor, end)
-    handed_out = min(end, lane.record.next_offset)
-    fresh = end - handed_out - queue.count_holes(handed_out, end)
-    return handed_out - floor - lane.acked.count(floor, handed_out) + fresh
+    handed_out = record.leased + record.available
+    if end >= record.next_offset:
+        return handed_out + end - record.next_offset - queue.count_holes(record.next_offset, end)
+    counted_end = min(end, floor + _COUNTED_OFFSETS_MAX)
+    return min(handed_out, end - floor - lane.acked.count(floor, counted_end))
 
 
 def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
@@ -157,11 +208,7 @@ def decide_forget_lane(op: OpContext, command: ForgetLane) -> None:
         if is_refused(op, exceeded_by_reset(op), command.group):
             return
         count_reset(op)
-        op.touch(lane)
-        answer_all_parked(op, lane, Reason.CANCELLED)
-        _end_all_leases(op, lane)
-        op.forget(lane)
-        op.queue.forget_lane(lane)
+        _close_lane(op, lane, Reason.CANCELLED)
     op.audit.operation(Reason.OK, applied=lane is not None, group=command.group)
     op.respond(Reason.OK, applied=lane is not None)
 

@@ -8,6 +8,8 @@ from typing import assert_never
 from broker_state.kernel import op_window
 from broker_state.kernel.ack_change_reject import decide_entries
 from broker_state.kernel.administration import (
+    CLOSING,
+    close_lanes,
     decide_declare,
     decide_forget_lane,
     decide_policy,
@@ -27,6 +29,7 @@ from broker_state.kernel.parked_pops import (
     decide_return_client,
     serve,
     serve_new,
+    touch_waiting_lanes,
 )
 from broker_state.kernel.validation import is_op_id, is_queue_name, what_is_invalid
 from broker_state.store.keys import op_key
@@ -85,8 +88,12 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
         queue.settle()
     if is_due:
         expire_due(op)
-    waiting = _decide_command(op, is_new=is_new)
-    _grant(op, waiting)
+    if queue.record.closing_next and not isinstance(command, Declare):
+        close_lanes(op)
+        refuse_without_queue(record, decision, Reason.TOPIC_NOT_EXIST, CLOSING)
+    else:
+        waiting = _decide_command(op, is_new=is_new)
+        _grant(op, waiting)
     close(op)
     return op.queue
 
@@ -106,7 +113,7 @@ def _decide_command(op: OpContext, *, is_new: bool) -> LaneState | None:
             op_window.answer_repeated(op, known)
             return None
     waiting = _decide_by_kind(op, is_new=is_new)
-    if op_id is not None and waiting is None:
+    if op_id is not None and waiting is None and not op.is_undecided:
         op_window.store(op, op_id, parked=0)
     return waiting
 
@@ -151,13 +158,9 @@ def _decide_by_kind(op: OpContext, *, is_new: bool) -> LaneState | None:
 
 def _grant(op: OpContext, waiting: LaneState | None) -> None:
     """Step 3: serve pops, by lane in the order of their groups: parked pops as they came, then the record's own."""
-    queue = op.queue
-    if op.serve_watching or queue.written.floor != op.commit_position_before:
-        for lane in queue.watched_lanes():
-            op.touch(lane)
+    touch_waiting_lanes(op)
     for lane, _ in op.touched():
-        catch_up(op, lane)
-        if lane.record.parked:
+        if catch_up(op, lane) and lane.record.parked:
             serve(op, lane)
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)

@@ -11,22 +11,29 @@ from broker_state.kernel.lanes.orderly_lane import settle_batch
 from broker_state.kernel.lanes.skip_catch_up import catch_up
 from broker_state.kernel.parked_pops import time_out
 from broker_state.store.facts import Delivery, DeliveryState
-from broker_state.store.keys import DEADLINE_BATCH, DEADLINE_PAGE, DEADLINE_PARKED, DEADLINE_SEARCH, DeadlineRef
+from broker_state.store.keys import (
+    DEADLINE_BATCH,
+    DEADLINE_PAGE,
+    DEADLINE_PARKED,
+    DEADLINE_PAUSE,
+    DEADLINE_QUEUE,
+    DeadlineRef,
+)
 from broker_state.store.pages import DeliveryPage
 from broker_state.store.state_records import ParkedPop
 
 __all__ = ["expire_due"]
 
-DUE_COST_MAX = 32_768
-"""What one record may spend on what is due: 5 for a page of 64 offsets, 1 for each run in it that shares a delivery, 4
-for a parked pop, a search, a batch, and each member of a batch. About 150 ms; leases that were popped one by one are 64
+DUE_COST_MAX = 16_384
+"""What one record may spend on what is due: 5 for a page of 64 offsets, 1 for each run in it that shares a delivery, 6
+for a parked pop, a pause, a batch, and each member of a batch. About 75 ms; leases that were popped one by one are 64
 runs a page."""
-_PAGE_COST, _OTHER_COST = 5, 4
+_PAGE_COST, _OTHER_COST = 5, 6
 
 ORPHANS_MAX = 32_768
 """Deadlines of lanes that were reset or deleted since, that one record removes. About 100 ms."""
 
-_LEASE, _PARKED, _SEARCH = range(3)
+_LEASE, _PARKED, _PAUSE = range(3)
 
 
 class _DueRun(NamedTuple):
@@ -38,8 +45,8 @@ class _DueRun(NamedTuple):
     delivery: Delivery
 
 
-class _DueSearch(NamedTuple):
-    """A search for tags that goes on."""
+class _DuePause(NamedTuple):
+    """The end of a lane's pause."""
 
 
 class _DueEvent(NamedTuple):
@@ -48,9 +55,9 @@ class _DueEvent(NamedTuple):
     deadline_ms: int
     group: bytes
     rank: int
-    """Leases and batches come before parked pops, and these before searches."""
+    """Leases and batches come before parked pops, and these before pauses."""
     number: int
-    """First offset of a run, number of a parked pop, 0 of a batch or a search."""
+    """First offset of a run, number of a parked pop, 0 of a batch or a pause."""
     lane: LaneState
     subject: "_Subject"
 
@@ -60,11 +67,11 @@ class _DueEvent(NamedTuple):
         return self.deadline_ms, self.group, self.rank, self.number
 
 
-_Subject = _DueRun | OrderInfo | ParkedPop | _DueSearch
+_Subject = _DueRun | OrderInfo | ParkedPop | _DuePause
 
 
 def expire_due(op: OpContext) -> None:
-    """Apply what is due in the order (deadline, group, leases, parked pops and searches in this order, place).
+    """Apply what is due in the order (deadline, group, leases, parked pops and pauses in this order, place).
 
     A record applies at most DUE_COST_MAX, what was due first; the rest stays due, and the next record of the queue goes
     on with it. Lanes with leases among it first account for what has left the log: it neither expires nor is
@@ -86,13 +93,20 @@ def _find_due(op: OpContext) -> tuple[list[tuple[LaneState, DeliveryPage]], list
     cost_left, orphans_left = DUE_COST_MAX, ORPHANS_MAX
     due = queue.deadlines.due(now_ms)
     while cost_left > 0 and orphans_left > 0 and (ref := next(due, None)) is not None:
+        if ref.kind == DEADLINE_QUEUE:
+            if ref.deadline_ms == queue.record.goes_on_ms:
+                queue.go_on(0)  # the record itself goes on with it
+            else:
+                queue.overlay.drop_deadline(queue.prefix, ref)
+            continue
         lane = queue.lane_by_no(ref.lane_no)
         if lane is None or ref.lane_no != (lane.record.lane_no if ref.kind == DEADLINE_PARKED else lane.era_no):
             queue.overlay.drop_deadline(queue.prefix, ref)
             orphans_left -= 1
             continue
-        if ref.kind == DEADLINE_PAGE:
-            catch_up(op, lane)
+        if ref.kind == DEADLINE_PAGE and not catch_up(op, lane):
+            queue.deadlines.push(ref)
+            break
         subject = _subject(lane, ref)
         if subject is None:  # what it was about has left the log
             continue
@@ -102,7 +116,7 @@ def _find_due(op: OpContext) -> tuple[list[tuple[LaneState, DeliveryPage]], list
             pages.append((lane, subject))
             events += runs
             continue
-        rank = _PARKED if ref.kind == DEADLINE_PARKED else _SEARCH if ref.kind == DEADLINE_SEARCH else _LEASE
+        rank = _PARKED if ref.kind == DEADLINE_PARKED else _PAUSE if ref.kind == DEADLINE_PAUSE else _LEASE
         events.append(_DueEvent(ref.deadline_ms, lane.record.group.encode(), rank, ref.number, lane, subject))
         members = subject.head.member_count if isinstance(subject, OrderInfo) else 0
         cost_left -= _OTHER_COST * (1 + members)
@@ -120,7 +134,7 @@ def _count_distinct(runs: list[_DueEvent]) -> int:
     return count
 
 
-def _subject(lane: LaneState, ref: DeadlineRef) -> DeliveryPage | OrderInfo | ParkedPop | _DueSearch | None:
+def _subject(lane: LaneState, ref: DeadlineRef) -> DeliveryPage | OrderInfo | ParkedPop | _DuePause | None:
     """Return the object of a deadline; None if it was deleted or rescheduled."""
     if ref.kind == DEADLINE_PAGE:
         page = lane.page(ref.number)
@@ -128,8 +142,8 @@ def _subject(lane: LaneState, ref: DeadlineRef) -> DeliveryPage | OrderInfo | Pa
     if ref.kind == DEADLINE_BATCH:
         info = lane.order_info
         return info if info.head.due_ms == ref.deadline_ms else None
-    if ref.kind == DEADLINE_SEARCH:
-        return _DueSearch() if lane.search_due_ms == ref.deadline_ms else None
+    if ref.kind == DEADLINE_PAUSE:
+        return _DuePause() if lane.record.paused_until_ms == ref.deadline_ms else None
     pop = lane.parked(ref.number)
     return pop if pop is not None and pop.deadline_ms == ref.deadline_ms else None
 
@@ -154,11 +168,14 @@ def _apply(op: OpContext, lane: LaneState, subject: _Subject, deadline_ms: int) 
                 after = delivery.offered_again(suspended=delivery.suspended)
             page.replace(first, end, after)
         case OrderInfo():
-            catch_up(op, lane)
-            settle_batch(op, lane)
+            if catch_up(op, lane):
+                settle_batch(op, lane)
+            else:
+                op.queue.deadlines.push(DeadlineRef(deadline_ms, lane.era_no, DEADLINE_BATCH, 0))
         case ParkedPop():
             time_out(op, lane, subject)
-        case _DueSearch():
-            lane.pause_search(0)  # the lane is poppable again, and step 3 serves its parked pops
+        case _DuePause():
+            if not lane.returning or catch_up(op, lane):
+                lane.pause(0)  # the lane is poppable again, and step 3 serves its parked pops
         case _:
             assert_never(subject)

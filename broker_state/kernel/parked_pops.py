@@ -1,10 +1,10 @@
 """pop, cancel, return_client, and parked pops: the order in which they are served, and their answers."""
 
-from broker_state.audit import DeliveryStep, Origin
-from broker_state.kernel.context.op_context import OpContext
+from broker_state.audit import Origin
+from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.concurrent_grant import grant
-from broker_state.kernel.lanes.lease_end import end_lease
+from broker_state.kernel.lanes.lease_end import release, release_client
 from broker_state.kernel.lanes.orderly_lane import grant_in_order, is_same_attempt, release_members
 from broker_state.kernel.lanes.skip_catch_up import enter
 from broker_state.kernel.op_window import answered_pop, find, store_parked_answer
@@ -17,7 +17,7 @@ from broker_state.kernel.quotas import (
 )
 from broker_state.store.facts import Delivery, DeliveryState, client_hash
 from broker_state.store.keys import op_key
-from broker_state.store.pages import DeliveryPage, windows
+from broker_state.store.pages import windows
 from broker_state.store.span import Span, append_span
 from broker_state.store.state_records import ParkedPop
 from popstream.wire.answer import Answer, LeasedRange
@@ -25,9 +25,24 @@ from popstream.wire.command import Cancel, OffsetRange, Pop, ReturnClient
 from popstream.wire.handle import read_handle
 from popstream.wire.reason import Reason
 
-__all__ = ["answer_all_parked", "decide_cancel", "decide_pop", "decide_return_client", "serve", "serve_new", "time_out"]
+__all__ = [
+    "answer_all_parked",
+    "decide_cancel",
+    "decide_pop",
+    "decide_return_client",
+    "serve",
+    "serve_new",
+    "time_out",
+    "touch_waiting_lanes",
+]
 
 _LEASED = DeliveryState.LEASED
+_RETURNING_MAX = 64
+"""Clients of one lane whose leases may wait to be released: the value stays below 4 KiB."""
+_TOUCH_COST = 16
+"""What it costs to look whether a lane is poppable, and to notify its consumers."""
+_GRANT_COST, _MESSAGES_SHIFT = 12, 5
+"""What it costs to serve a parked pop, and 1 << what number of messages one more."""
 _Granted = tuple[Delivery, int, list[LeasedRange]]
 
 
@@ -50,13 +65,46 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
     return lane
 
 
+def touch_waiting_lanes(op: OpContext) -> None:
+    """Touch the lanes that wait for messages, so that they are served, if the queue has news for them.
+
+    One record touches as many as it may; the next ones go on, at once or when the queue's deadline is due.
+    """
+    queue = op.queue
+    record = queue.record
+    if op.serve_watching or queue.written.floor != op.commit_position_before:
+        record.serving_again = record.serving_next > 1
+        record.serving_next = record.serving_next or 1
+    if not record.serving_next:
+        return
+    for lane in queue.watching_lanes(record.serving_next):
+        if op.work_left <= 0:
+            record.serving_next = lane.record.lane_no
+            queue.go_on(op.now_ms + PAUSE_MS)
+            return
+        op.touch(lane)
+        op.work_left -= _TOUCH_COST + (_GRANT_COST if lane.record.parked else 0)
+    record.serving_next = int(record.serving_again)
+    record.serving_again = False
+    queue.go_on(op.now_ms + PAUSE_MS if record.serving_next else 0)
+
+
 def serve(op: OpContext, lane: LaneState) -> None:
-    """Step 3 for one lane: serve the parked pops in the order they came, while the lane is poppable."""
-    for pop in lane.parked_pops():
+    """Step 3 for one lane: serve the parked pops in the order they came, while the lane is poppable.
+
+    The first one is always served; when there are too many for one record, the lane pauses before the next.
+    """
+    for place, pop in enumerate(lane.parked_pops()):
         if not lane.is_poppable:
             return
+        if place:
+            if op.work_left <= 0:
+                op.pause(lane)
+                return
+            op.work_left -= _GRANT_COST
         granted = _give(op, lane, pop, pop.tags)
         if granted is not None:
+            op.work_left -= sum(1 + (leased.last - leased.first >> _MESSAGES_SHIFT) for leased in granted[2])
             lane.unpark(pop)
             _answer_parked(op, lane, pop, Reason.OK, granted)
 
@@ -66,7 +114,7 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     tags = None if command.tags is None else tuple(command.tags)
     record = lane.record
     granted = None
-    is_again = record.orderly and is_same_attempt(lane.order_info, command.attempt_id) and not lane.search_due_ms
+    is_again = record.orderly and is_same_attempt(lane.order_info, command.attempt_id) and not record.paused_until_ms
     if lane.is_poppable or is_again:
         granted = _give(op, lane, command, tags)
     if granted is not None:
@@ -166,14 +214,17 @@ def _release_answered(op: OpContext, lane: LaneState, answer: Answer) -> list[Sp
                 continue
             for first, end, delivery in page.within(low, high):
                 if delivery is not None and delivery.epoch == handle.epoch and delivery.state == _LEASED:
-                    _release(op, lane, page, first, end, delivery, "cancel", counted=False)
+                    page.replace(first, end, release(op, lane, first, end, delivery, "cancel", counted=False))
                     append_span(released, first, end)
             lane.settle(page)
     return released
 
 
 def decide_return_client(op: OpContext, command: ReturnClient) -> None:
-    """Release every lease of a client, and answer its parked pops CANCELLED."""
+    """Release every lease of a client, and answer its parked pops CANCELLED.
+
+    What is too much for one record is released by later ones, while the lane pauses.
+    """
     lane = op.queue.lane(command.group)
     released: list[Span] = []
     applied = False
@@ -183,44 +234,25 @@ def decide_return_client(op: OpContext, command: ReturnClient) -> None:
         client = client_hash(command.client_id)
         if lane.record.orderly and lane.order_info.head.client == client:
             released = release_members(op, lane, "return_client", counted=True)
-        page_no = lane.client_pages(client).first()
-        while page_no is not None:
-            page = lane.page(page_no)
-            assert page is not None, "a page in the tree of a client exists"
-            for first, end, delivery in list(page.runs):
-                if delivery.client == client and delivery.state == _LEASED:
-                    _release(op, lane, page, first, end, delivery, "return_client", counted=True)
-                    append_span(released, first, end)
-            lane.settle(page)
-            page_no = lane.client_pages(client).first(page_no + 1)
+        elif not lane.record.orderly:
+            released, is_done = release_client(op, lane, client)
+            if not is_done and not _return_later(op, lane, client):
+                op.refuse(Reason.QUOTA_EXCEEDED, f"{_RETURNING_MAX} clients return their leases already", command.group)
+                return
     applied = applied or bool(released)
     op.audit.operation(Reason.OK, applied=applied, group=command.group)
     op.respond(Reason.OK, applied=applied, released=_inclusive(released))
 
 
-def _release(
-    op: OpContext,
-    lane: LaneState,
-    page: DeliveryPage,
-    first: int,
-    end: int,
-    delivery: Delivery,
-    cause: str,
-    *,
-    counted: bool,
-) -> None:
-    released = end_lease(
-        op,
-        lane,
-        first,
-        end,
-        delivery,
-        step=DeliveryStep.RELEASED,
-        cause=cause,
-        at_ms=op.now_ms,
-        counted=counted,
-    )
-    page.replace(first, end, released)
+def _return_later(op: OpContext, lane: LaneState, client: int) -> bool:
+    """Let later records release what a client still holds; False if too many clients wait for that."""
+    clients = lane.returning
+    if client not in clients:
+        if len(clients) >= _RETURNING_MAX:
+            return False
+        lane.set_returning([*clients, client])
+    op.pause(lane)
+    return True
 
 
 def _inclusive(spans: list[Span]) -> list[OffsetRange]:

@@ -47,8 +47,7 @@ def set_queue_quota(queue: QueueState, command: Policy) -> None:
             queue.overlay.delete(queue.usage_key)
         return
     if usage is None:
-        # A lane with parked pops is among those that wait for messages.
-        usage = QueueUsage(quota, lane_quota, parked=sum(lane.record.parked for lane in queue.watched_lanes()))
+        usage = QueueUsage(quota, lane_quota)
     usage.quota, usage.lane_quota = quota, lane_quota
     queue.overlay.put(queue.usage_key, usage)
 
@@ -116,7 +115,7 @@ def exceeded_by_parking(lane: LaneState, client_id: str | None) -> str | None:
     of_queue, of_lane = lane.queue.usage, _quota_of(lane)
     exceeded = None
     if of_queue is not None:
-        exceeded = _exceeded("queue_parked_max", of_queue.quota.parked_max, of_queue.parked)
+        exceeded = _exceeded("queue_parked_max", of_queue.quota.parked_max, lane.queue.record.parked)
     if exceeded is None and of_lane is not None and of_lane.client_parked_max and client_id is not None:
         parked = lane.count_newest_parked(client_id, looked_at=PARKED_LOOKED_AT_MAX)
         exceeded = _exceeded("client_parked_max", of_lane.client_parked_max, parked)

@@ -13,6 +13,7 @@ _OF_QUEUE: Final = {
     QueueTag.GROUP: "lane numbers",
     QueueTag.WRITTEN: "segments of written offsets",
     QueueTag.HOLES: "segments of holes",
+    QueueTag.HOLE_COUNTS: "counts of holes",
     QueueTag.LATE_SKIP: "late skips",
     QueueTag.UNIT_FACTS: "tag pages",
     QueueTag.WATCHING: "directories of lanes",
@@ -27,7 +28,7 @@ _OF_LANE: Final = {
     LaneTag.CLIENT: "segments of clients",
     LaneTag.BATCH: "batches of orderly lanes",
     LaneTag.MEMBERS: "member pages",
-    LaneTag.SEARCH: "tag searches",
+    LaneTag.RETURNING: "clients that return their leases",
     LaneTag.USAGE: "quotas of lanes",
 }
 _LANE_NO_BYTES: Final = 4

@@ -6,6 +6,7 @@ state      <queue> 'Q'                               the queue                  
            <queue> 'L' lane no u32                   the group of the number of a lane or an era    Text
            <queue> 'W' segment no u64                written offsets beyond the commit position     segment
            <queue> 'H' segment no u64                holes                                          segment
+           <queue> 'h' level u8, block u64           number of holes in a block                     segment
            <queue> 'K' number u64                    a skip of offsets that had been written        LateSkip
            <queue> 'T' page no u64                   tags and inner counts of 64 offsets            TagPage
            <queue> 'S' depth u8, node u64            lanes that wait for the commit position        tree node
@@ -18,7 +19,7 @@ state      <queue> 'Q'                               the queue                  
            <lane>  'c' client u64                    size of the next tree: count << 8 | depth      segment
            <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases    tree node
            <lane>  'o'                               the batch of an orderly lane                   OrderInfo
-           <lane>  's'                               when the search for tags goes on, in ms        segment
+           <lane>  't'                               clients whose leases are still to be released  segment
            <lane>  'q'                               quotas of the lane, and what they count        LaneUsage
            <lane>  'm' page no u64                   members of the batch among 64 offsets          MemberPage
 ops        <queue> op_id length u8, op_id, page u16  the first answer to an op_id                   OpWindowEntry, bytes
@@ -42,7 +43,8 @@ __all__ = [
     "DEADLINE_BATCH",
     "DEADLINE_PAGE",
     "DEADLINE_PARKED",
-    "DEADLINE_SEARCH",
+    "DEADLINE_PAUSE",
+    "DEADLINE_QUEUE",
     "NEVER_MS",
     "DeadlineRef",
     "LaneTag",
@@ -62,8 +64,10 @@ DEADLINE_PARKED = 1
 """Kind of a deadline: of a parked pop; its number is the pop's."""
 DEADLINE_BATCH = 2
 """Kind of a deadline: of the batch of an orderly lane; its number is 0."""
-DEADLINE_SEARCH = 3
-"""Kind of a deadline: when the search of a lane for tags goes on; its number is 0."""
+DEADLINE_PAUSE = 3
+"""Kind of a deadline: when a lane goes on with what was too much for one record; its number is 0."""
+DEADLINE_QUEUE = 4
+"""Kind of a deadline: when the queue goes on with what was too much for one record; its lane and its number are 0."""
 
 NEVER_MS = INT64_MAX
 """Later than every deadline."""
@@ -80,6 +84,7 @@ class QueueTag:
     GROUP: Final = b"L"
     WRITTEN: Final = b"W"
     HOLES: Final = b"H"
+    HOLE_COUNTS: Final = b"h"
     LATE_SKIP: Final = b"K"
     UNIT_FACTS: Final = b"T"
     WATCHING: Final = b"S"
@@ -98,12 +103,12 @@ class LaneTag:
     CLIENT: Final = b"c"
     BATCH: Final = b"o"
     MEMBERS: Final = b"m"
-    SEARCH: Final = b"s"
+    RETURNING: Final = b"t"
     USAGE: Final = b"q"
 
 
 class DeadlineRef(NamedTuple):
-    """What is due at `deadline_ms`: a page of deliveries, a parked pop, a lane's batch or search; in key order."""
+    """What is due at `deadline_ms`: a page, a parked pop, a lane's batch or pause, or its queue; in key order."""
 
     deadline_ms: int
     lane_no: int

@@ -1,4 +1,4 @@
-"""Sets of offsets in segments: plain marks, and a tree that finds its least member.
+"""Sets of offsets in segments: plain marks, marks with counts, and a tree that finds its least member.
 
 Only changed segments are written, and an offset takes at most an eighth of a byte, besides the key and tag of its
 segment.
@@ -7,11 +7,13 @@ segment.
 from collections.abc import Iterable, Iterator
 
 from broker_state.store.overlay import Overlay
-from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, mask
+from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, bit_runs, mask, ones_from
 
-__all__ = ["Marks", "Tree"]
+__all__ = ["CountedMarks", "Marks", "Tree"]
 
 _LOW = SEGMENT_BITS - 1
+_BLOCK_SHIFTS = (SEGMENT_SHIFT + 12, SEGMENT_SHIFT + 6)
+"""Of the blocks that are counted: 64 * 64 segments, and 64 segments."""
 
 
 class Marks:
@@ -77,6 +79,101 @@ class Marks:
         for segment_no in range(first >> SEGMENT_SHIFT, end >> SEGMENT_SHIFT):
             if self.get(segment_no):
                 self.set(segment_no, 0)
+
+
+class CountedMarks(Marks):
+    """Marks that also keep how many offsets of each block are marked: no question takes time per segment.
+
+    A block is 64 segments, or 64 such blocks. Counts have keys of their own: prefix, level u8, block u64.
+
+    >>> from broker_state.store.memory_kv import MemoryKv
+    >>> marks = CountedMarks(Overlay(MemoryKv()), b"H", b"h")
+    >>> marks.add(0, 50_000_000), marks.add(50_000_001, 50_000_002), marks.count(7, 1 << 40)
+    (50000000, 1, 49999994)
+    >>> marks.end_of_run(7, 1 << 40), list(marks.runs(49_999_999, 50_000_003, marked=False))
+    (50000000, [(50000000, 50000001), (50000002, 50000003)])
+    """
+
+    __slots__ = ("_counts_prefix",)
+
+    def __init__(self, overlay: Overlay, prefix: bytes, counts_prefix: bytes) -> None:
+        super().__init__(overlay, prefix)
+        self._counts_prefix = counts_prefix
+
+    def add(self, first: int, end: int) -> int:
+        """See `Marks.add`."""
+        total = 0
+        for low, high in _cut(first, end, _BLOCK_SHIFTS[-1]):
+            added = Marks.add(self, low, high)
+            if added:
+                self._count_added(low, added)
+            total += added
+        return total
+
+    def recount(self, first: int, end: int) -> None:
+        """Make the counts of the blocks of [first, end), whose marks were stored without."""
+        for low, high in _cut(first, end, _BLOCK_SHIFTS[-1]):
+            found = Marks.count(self, low, high)
+            if found:
+                self._count_added(low, found)
+
+    def count(self, first: int, end: int) -> int:
+        """See `Marks.count`."""
+        return sum(
+            Marks.count(self, low, high) if known < 0 else known
+            for low, high, known in self._pieces(first, end, is_split=False)
+        )
+
+    def end_of_run(self, first: int, end: int) -> int:
+        """Return up to where offsets are marked from `first` on; `first` if it is not, and at most `end`."""
+        for low, high, known in self._pieces(first, end, is_split=True):
+            at = low if known != high - low else high
+            while at < high:
+                ones = ones_from(self.get(at >> SEGMENT_SHIFT), at & _LOW)
+                at += ones
+                if at < high and (not ones or at & _LOW):
+                    return at
+        return end
+
+    def runs(self, first: int, end: int, *, marked: bool = True) -> Iterator[tuple[int, int]]:
+        """See `Marks.runs`; a run may also be a block."""
+        for low, high, known in self._pieces(first, end, is_split=True):
+            if known not in (0, high - low):
+                yield from Marks.runs(self, low, high, marked=marked)
+            elif (known > 0) == marked:
+                yield low, high
+
+    def _pieces(self, first: int, end: int, *, is_split: bool) -> Iterator[tuple[int, int, int]]:
+        """Yield [first, end) as (first, end, how many are marked): blocks, and what is less with -1, or 0 if none is.
+
+        With `is_split` a block that is marked in part is yielded as the blocks it consists of.
+        """
+        at = first
+        while at < end:
+            shift = _BLOCK_SHIFTS[-1]
+            stop = min(end, ((at >> shift) + 1) << shift)
+            marked = self._counted(len(_BLOCK_SHIFTS) - 1, at >> shift)
+            if marked and stop - at < 1 << shift:
+                marked = -1
+            for level, wide in enumerate(_BLOCK_SHIFTS[:-1]):
+                if not at & ((1 << wide) - 1) and at + (1 << wide) <= end:
+                    counted = self._counted(level, at >> wide)
+                    if not is_split or counted in (0, 1 << wide):
+                        stop, marked = at + (1 << wide), counted
+                        break
+            yield at, stop, marked
+            at = stop
+
+    def _counted(self, level: int, block: int) -> int:
+        return self._overlay.bits(self._count_key(level, block))
+
+    def _count_added(self, at: int, added: int) -> None:
+        for level, shift in enumerate(_BLOCK_SHIFTS):
+            key = self._count_key(level, at >> shift)
+            self._overlay.set_bits(key, self._overlay.bits(key) + added)
+
+    def _count_key(self, level: int, block: int) -> bytes:
+        return self._counts_prefix + bytes((level,)) + block.to_bytes(8, "big")
 
 
 class Tree:
@@ -154,6 +251,15 @@ class Tree:
 
     def _key(self, level: int, node: int) -> bytes:
         return self._prefix + bytes((level,)) + node.to_bytes(8, "big")
+
+
+def _cut(first: int, end: int, shift: int) -> Iterator[tuple[int, int]]:
+    """Yield [first, end) cut at the multiples of 1 << shift."""
+    at = first
+    while at < end:
+        stop = min(end, ((at >> shift) + 1) << shift)
+        yield at, stop
+        at = stop
 
 
 def _windows(first: int, end: int) -> Iterator[tuple[int, int]]:

@@ -198,31 +198,32 @@ class DeliveryPage(Runs[Delivery]):
         return decode_ints("delivery page", cls._FORMAT, value, cls._of)
 
     @classmethod
-    def _of(cls, flat: list[int]) -> "DeliveryPage":
+    def _of(cls, flat: list[Any]) -> "DeliveryPage":
+        # Any, not int: compiled, a number that only moves from the list to a Struct need not be converted twice.
         page_no, due_ms, client_count = flat[:3]
-        base = page_no << PAGE_SHIFT
+        base: int = page_no << PAGE_SHIFT
         start = 3 + client_count
         runs = []
         before: Delivery | None = None
         for at in range(start, len(flat), cls._WIDTH):
-            first, length, epoch, revision, pop_time_ms, deadline_ms, invisible_time_ms, client, attempt, flags = flat[
-                at : at + cls._WIDTH
-            ]
-            delivery = Delivery(
-                epoch=epoch,
-                revision=revision,
-                pop_time_ms=pop_time_ms,
-                deadline_ms=deadline_ms,
-                invisible_time_ms=invisible_time_ms,
-                client=client,
-                attempt=attempt,
-                state=flags >> 1,
-                suspended=bool(flags & 1),
+            low: int = base + flat[at]
+            high: int = low + flat[at + 1]
+            flags: int = flat[at + 9]
+            delivery = Delivery(  # by place: by name takes twice as long
+                flat[at + 2],  # epoch
+                flat[at + 3],  # revision
+                flat[at + 4],  # pop_time_ms
+                flat[at + 5],  # deadline_ms
+                flat[at + 6],  # invisible_time_ms
+                flat[at + 7],  # client
+                flat[at + 8],  # attempt
+                flags >> 1,
+                bool(flags & 1),
             )
             if before is not None and delivery == before:
                 delivery = before
             before = delivery
-            runs.append((base + first, base + first + length, delivery))
+            runs.append((low, high, delivery))
         return cls(page_no, due_ms, flat[3:start], runs)
 
 

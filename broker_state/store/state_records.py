@@ -99,6 +99,18 @@ class QueueRecord(_Stored):
     """Number of the oldest op_id in the log (`OpLog`)."""
     op_log_last: int = 0
     """Number after the newest op_id in the log. The log is empty when both are equal."""
+    serving_next: int = 0
+    """Number of the lane with which the serving of the waiting lanes goes on; 0: all have been served."""
+    serving_again: bool = False
+    """The commit position has moved meanwhile: they are served once more from the first on."""
+    closing_next: int = 0
+    """Number of the lane with which the closing of the lanes of a replaced topic goes on; 0: none is to be closed."""
+    goes_on_ms: int = 0
+    """When the queue goes on with serving or closing lanes, if no record comes before; 0: with nothing."""
+    parked: int = 0
+    """Parked pops of all lanes."""
+    has_counts: bool = False
+    """Parked pops, and the holes of each block (`CountedMarks`), are counted. False: the record is from before that."""
 
 
 class LaneRecord(_Stored):
@@ -173,13 +185,16 @@ class LaneRecord(_Stored):
     era_no: int = 0
     """Part of the keys of what a reset forgets, from the same numbers as `lane_no`; 0: `lane_no`, until the first.
     A record without it is stored without it, as it was before lanes had eras."""
+    paused_until_ms: int = 0
+    """When the lane goes on with what was too much for one record; 0: it has nothing to go on with. No pop of it is
+    served before. Stored like `era_no`."""
 
     def encode(self) -> bytes:
-        """Return the format byte and MessagePack of the fields; the last one is left out while it is 0."""
-        if self.era_no:
+        """Return the format byte and MessagePack of the fields; the last ones are left out while they are 0."""
+        if self.paused_until_ms:
             return super().encode()
         fields = msgspec.structs.astuple(self)
-        return FORMAT_1 + _encode(fields[:-1])
+        return FORMAT_1 + _encode(fields[:-1] if self.era_no else fields[:-2])
 
 
 class LaneQuota(msgspec.Struct, array_like=True, frozen=True):
@@ -223,8 +238,6 @@ class QueueUsage(_Stored):
     """The quotas of the queue as a whole."""
     lane_quota: LaneQuota
     """The quotas of each lane that has no policy of its own."""
-    parked: int
-    """Parked pops of all lanes."""
     second: int = 0
     """Second of the queue's clock in which the last pop was counted."""
     pops: int = 0

@@ -19,7 +19,6 @@ import msgspec
 from popstream.errors import AnswerTimeout, AnswerUnreadable
 from popstream.exchange.coalescer import ranges_by_label
 from popstream.outcome import Outcome, ReceiptHandle
-from popstream.wire.limits import ENTRIES_MAX
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -43,8 +42,9 @@ __all__ = [
 Label = TypeVar("Label", bound="Hashable")
 
 # A record with this many handles and groups of their greatest length stays below RECORD_BYTES_MAX. A record also stops
-# at ENTRIES_MAX messages, which are at most as many ranges.
+# at REQUEST_MESSAGES_MAX messages: each may lie in a page of 64 deliveries of its own, and the job decides no more.
 HANDLES_MAX = 2_000
+REQUEST_MESSAGES_MAX = 2_000
 
 DELIVERY_OVER = frozenset(
     (
@@ -165,7 +165,7 @@ def plan(requests: Sequence[MessageRequest[Label]]) -> list[Plan[Label]]:
     handles: set[str] = set()
     for request in requests:
         offset, handle = request.receipt.queue_offset, request.handle
-        is_full = len(current) == ENTRIES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
+        is_full = len(current) == REQUEST_MESSAGES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
         if offset in offsets or is_full:
             plans.append(_plan_one(current))
             current, offsets, handles = [], set(), set()

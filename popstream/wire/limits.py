@@ -80,7 +80,7 @@ BACK_OFF_STEPS_MAX = 32
 """Values in `back_off_ms` of a policy."""
 PARKED_DEFAULT = 1024
 """Parked pops of a lane whose policy does not say otherwise."""
-PARKED_MAX = 65_536
+PARKED_MAX = 8_192
 """Parked pops of one lane that a policy may allow."""
 QUOTA_MAX = 1_000_000
 """Greatest quota of a policy, but for `client_parked_max`; 0 means none."""

@@ -186,7 +186,7 @@ class History:
         if which & 4:
             operation["back_off_ms"] = [self._number((100, 0, 1_000, 43_200_000)) for _ in range(bytes_.byte() % 4)]
         if which & 8:
-            operation["parked_max"] = self._number((1, 0, 2, 65_536))
+            operation["parked_max"] = self._number((1, 0, 2, 8_192))
         if which & 16:
             operation["in_flight_max"] = self._number((1, 3, 5, 20, 0, 2**31 - 1))
         if which & 32:

@@ -4,6 +4,7 @@ A `LargeState` is a store that computes its values: a million pages of leases, 1
 read like any store and never written: each input decides its records in one micro-batch over it.
 """
 
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
@@ -42,8 +43,6 @@ from popstream.wire.limits import PARKED_MAX, WINDOW_OFFSETS_MAX
 
 __all__ = [
     "CLIENT",
-    "COSTLY",
-    "COSTLY_KINDS",
     "DUE_MS",
     "NOW_MS",
     "QUEUE_ID",
@@ -101,6 +100,7 @@ class Shape(NamedTuple):
     policy: LanePolicy = LanePolicy(parked_max=PARKED_MAX)
 
 
+_HOLE_DISTANCE = {"all": 1, "every other": 2, "every 64th": 64}
 _MILLION, _BILLION = 1_000_000, 1_000_000_000
 SHAPES: dict[str, Shape] = {
     "small": Shape(),
@@ -131,11 +131,11 @@ SHAPES: dict[str, Shape] = {
         lanes=100_000, handed_out=10_000, run_distance=20_000, parked=1, parked_tags=(9,), tag_runs=1
     ),
     "100,000 lanes behind a late skip": Shape(lanes=100_000, handed_out=10_000, run_distance=128, late_skips=1),
-    "65,536 parked pops": Shape(handed_out=10_000, run_distance=20_000, parked=PARKED_MAX),
-    "65,536 parked pops of one message": Shape(
+    "8,192 parked pops": Shape(handed_out=10_000, run_distance=20_000, parked=PARKED_MAX),
+    "8,192 parked pops of one message": Shape(
         handed_out=10_000, run_distance=20_000, parked=PARKED_MAX, parked_messages=1
     ),
-    "65,536 parked pops for tags": Shape(
+    "8,192 parked pops for tags": Shape(
         handed_out=10_000, run_distance=20_000, parked=PARKED_MAX, parked_tags=(9,), tag_runs=1
     ),
     "a million late skips": Shape(64 * _MILLION, handed_out=64 * _MILLION, late_skips=_MILLION),
@@ -187,42 +187,6 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-COSTLY = frozenset(
-    {
-        "a million leases one a page",
-        "a million messages available one a page",
-        "a million messages available, 64 runs a page",
-        "a billion holes",
-        "half a billion holes",
-        "a billion with a hole in each page",
-        "a hundred lanes before a billion holes",
-        "100,000 empty lanes",
-        "100,000 lanes with a parked pop",
-        "100,000 lanes with a parked pop for tags",
-        "100,000 lanes behind a late skip",
-        "65,536 parked pops",
-        "65,536 parked pops of one message",
-        "65,536 parked pops for tags",
-        "a million late skips",
-        "a million late skips and one lease",
-        "a million late skips, a hundred lanes",
-        "wide late skips",
-        "a million leases that left the log",
-        "a hundred lanes whose leases left the log",
-        "an orderly batch and a million late skips",
-        "an orderly lane before a billion holes",
-        "an orderly lane before half a billion holes",
-        "100,000 orderly lanes with a parked pop",
-        "a million leases at their last attempt",
-        "an orderly batch in a billion",
-    }
-)
-"""States in which some record costs more than is asked: nothing bounds it yet. The search has them with `--all`."""
-
-COSTLY_KINDS = frozenset({"return_client"})
-"""Operations that cost more than is asked in many states, likewise."""
-
-
 def group_of(number: int) -> str:
     """The group of lane `number`, from 1."""
     return f"g{number:06}"
@@ -243,12 +207,15 @@ class LargeState:
         self.shape = shape
         self.reads = 0
         """Values that were read."""
+        self.cpu_s = 0.0
+        """CPU time of computing them: a store reads most of them in a few microseconds."""
         self._runs = 0 if shape.orderly else -(-shape.handed_out // shape.run_distance)
         self._queue_values: dict[bytes, Callable[[bytes], bytes | None]] = {
             QueueTag.RECORD: lambda _: self._queue().encode(),
             QueueTag.LANE: self._lane,
             QueueTag.GROUP: self._name,
             QueueTag.HOLES: self._holes,
+            QueueTag.HOLE_COUNTS: self._hole_count,
             QueueTag.LATE_SKIP: self._late_skip,
             QueueTag.UNIT_FACTS: self._facts,
             QueueTag.WATCHING: lambda key: _tree_node(key, shape.lanes + 1 if self._is_watched else 0, first=1),
@@ -264,6 +231,12 @@ class LargeState:
 
     def get(self, family: Family, key: bytes) -> bytes | None:
         """See `Kv.get`."""
+        started_s = time.thread_time()
+        value = self._get(family, key)
+        self.cpu_s += time.thread_time() - started_s
+        return value
+
+    def _get(self, family: Family, key: bytes) -> bytes | None:
         self.reads += 1
         if not key.startswith(_PREFIX):
             return None
@@ -314,7 +287,7 @@ class LargeState:
 
     def _queue(self) -> QueueRecord:
         shape = self.shape
-        holes = {"": 0, "all": 1, "every other": 2, "every 64th": 64}[shape.holes]
+        holes = _HOLE_DISTANCE.get(shape.holes, 0)
         return QueueRecord(
             topic_id="id",
             queue_type="simple",
@@ -330,6 +303,8 @@ class LargeState:
             watching_depth=1 + (shape.lanes >= SEGMENT_BITS) + (shape.lanes >= SEGMENT_BITS**2),
             watching_count=shape.lanes if self._is_watched else 0,
             op_log_last=shape.old_op_ids,
+            parked=shape.lanes * shape.parked,
+            has_counts=True,
         )
 
     def _lane(self, group: bytes) -> bytes | None:
@@ -378,7 +353,20 @@ class LargeState:
         shape, base = self.shape, int.from_bytes(key, "big") * SEGMENT_BITS
         if not shape.holes or base + SEGMENT_BITS > shape.written or base < shape.handed_out:
             return None
-        return _segment({"all": 1, "every other": 2, "every 64th": 64}[shape.holes])
+        return _segment(_HOLE_DISTANCE[shape.holes])
+
+    def _hole_count(self, key: bytes) -> bytes | None:
+        shape, segments = self.shape, SEGMENT_BITS if key[0] == 0 else 64
+        if not shape.holes:
+            return None
+        base = int.from_bytes(key[1:], "big") * segments
+        first, end = (
+            max(base, -(-shape.handed_out // SEGMENT_BITS)),
+            min(base + segments, shape.written // SEGMENT_BITS),
+        )
+        return (
+            encode_segment(max(0, end - first) * SEGMENT_BITS // _HOLE_DISTANCE[shape.holes]) if first < end else None
+        )
 
     def _late_skip(self, key: bytes) -> bytes | None:
         shape, number = self.shape, int.from_bytes(key, "big")
@@ -518,7 +506,7 @@ class LargeState:
         first = -(-base // distance) * distance
         end = min(base + PAGE_OFFSETS, (_MEMBERS - 1) * distance + 1)
         runs = [(at, at + 1, Member(True, count=at % 2)) for at in range(first, end, distance)]
-        if not runs:
+        if not runs or not self.shape.handed_out:
             return None
         following = -(-end // distance) * distance
         next_no = following // PAGE_OFFSETS if following <= (_MEMBERS - 1) * distance else -1

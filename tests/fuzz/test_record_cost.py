@@ -24,7 +24,7 @@ def test_no_record_of_a_search_costs_too_much() -> None:
 
 def test_a_record_without_a_bound_is_seen_and_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(expiry, "DUE_COST_MAX", 10**9)
-    monkeypatch.setattr(record_cost, "GIVE_UP_S", 0.5)
+    monkeypatch.setattr(record_cost, "GIVE_UP_S", 2)
     state = list(SHAPES).index("16,000 pages of 64 leases")
     ticks_when_all_is_due = bytes((state, 2, 1, 6))
     (cost,) = costs_of(ticks_when_all_is_due)

@@ -290,7 +290,7 @@ class World:
                 [[100], [1_000, 5_000], [0, 20_000], [10, 0, 3_000], [0], [43_200_000] * 32]
             )
         if r.random() < 0.5:
-            operation["parked_max"] = r.choice([0, 1, 1, 2, 3, 65_536])
+            operation["parked_max"] = r.choice([0, 1, 1, 2, 3, 8_192])
         if r.random() < 0.4:
             operation["in_flight_max"] = r.choice([1, 3, 5, 20, 2**31 - 1])
         if r.random() < 0.2:

@@ -97,7 +97,7 @@ class WorkLimits(NamedTuple):
     available_pages: int
 
 
-WORK_LIMITS = WorkLimits(32_768, 32_768, 20_000, 131_072, 2_048)
+WORK_LIMITS = WorkLimits(32_768, 16_384, 20_000, 131_072, 2_048)
 
 
 class ModelOutcome(NamedTuple):
@@ -359,9 +359,9 @@ class ReferenceModel:
             if left <= 0:
                 break
             taken += 1
-            left -= 5 if isinstance(what, list) else 4
+            left -= 5 if isinstance(what, list) else 6
             if what == "batch":
-                left -= 4 * len(lane["batch"]["members"])
+                left -= 6 * len(lane["batch"]["members"])
             elif isinstance(what, list):
                 before: tuple[int, Any] = (-2, None)
                 for offset in what:
@@ -1716,7 +1716,7 @@ def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
     elif kind == "policy":
         if not 0 <= command.max_attempts <= 65_535:
             return "max_attempts"
-        if not 0 <= command.parked_max <= 65_536:
+        if not 0 <= command.parked_max <= 8_192:
             return "parked_max"
         if not 0 <= command.in_flight_max < 2**31:
             return "in_flight_max"
@@ -1725,7 +1725,7 @@ def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
         if not 1_000_000 <= command.window_max <= 1_073_741_824:
             return "window_max"
         for quota in (*LANE_QUOTAS, *QUEUE_QUOTAS):
-            if not 0 <= getattr(command, quota) <= (65_536 if quota == "client_parked_max" else 1_000_000):
+            if not 0 <= getattr(command, quota) <= (8_192 if quota == "client_parked_max" else 1_000_000):
                 return quota
         if command.group is None and command.orderly is not None:
             return "orderly without a group"

@@ -295,7 +295,7 @@ def test_scattered_dispatches_and_holes(queue: Queue) -> None:
 def test_parked_pops_and_policies_with_everything_long(queue: Queue) -> None:
     back_off_ms = [43_200_000 - n for n in range(32)]
     queue.send("policy", back_off_ms=back_off_ms, window_max=2**30)
-    queue.send("policy", group="g" * 255, back_off_ms=back_off_ms, in_flight_max=2**31 - 1, parked_max=65_536)
+    queue.send("policy", group="g" * 255, back_off_ms=back_off_ms, in_flight_max=2**31 - 1, parked_max=8_192)
     for number in range(40):
         pop = {"max_messages": 10_000, "invisible_time_ms": 43_200_000, "poll_time_ms": 43_200_000}
         tags = [U64_MAX - n for n in range(64)]

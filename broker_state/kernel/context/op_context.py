@@ -9,18 +9,28 @@ from broker_state.kernel.context.audit_trail import AuditTrail
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import LaneState, QueueState
 from broker_state.store.facts import Delivery
+from broker_state.store.pages import DeliveryPage
 from broker_state.store.state_records import ParkedPop
 from popstream.wire.answer import Answer, LeasedRange, Run, encode_answer
 from popstream.wire.command import OffsetRange, kind_of
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.reason import Reason, code_of
 
-__all__ = ["TAG_SEARCH_COST_MAX", "OpContext", "refuse_without_queue"]
+__all__ = ["PAUSE_MS", "TAG_SEARCH_COST_MAX", "WORK_MAX", "OpContext", "refuse_without_queue"]
 
 TAG_SEARCH_COST_MAX = 32_768
 """What one record may spend on the search for tags: 1 for a page of 64 offsets, and 1 for each run of tags in it.
 
 2 million offsets without a tag or 1 million with one tag, about 100 ms. The search goes on in a later record."""
+
+WORK_MAX = 16_384
+"""What one record may spend on what lanes have to make up for: each piece of it says what it costs.
+
+About 100 ms. What is left is done by later records, while its lane pauses (`OpContext.pause`)."""
+
+PAUSE_MS = 200
+"""Time after which a lane goes on with what was too much for one record, by the queue's clock: others are served
+meanwhile."""
 
 _NO_MESSAGES: Final[list[LeasedRange]] = []
 _NO_RUNS: Final[list[Run]] = []
@@ -34,20 +44,24 @@ class OpContext:
 
     __slots__ = (
         "_lanes",
+        "_pages_met",
         "answer",
         "audit",
         "client_id",
         "command",
         "commit_position_before",
         "decision",
+        "is_undecided",
         "kind",
         "now_ms",
         "op_id",
         "op_key",
         "queue",
         "record",
+        "runs_met",
         "serve_watching",
         "tag_search_left",
+        "work_left",
     )
 
     def __init__(self, record: OpRecord, decision: Decision, queue: QueueState, now_ms: int) -> None:
@@ -70,10 +84,17 @@ class OpContext:
             self.op_id,
             self.client_id,
         )
+        self.is_undecided = False
+        """Whether the command could not be decided yet: it is not known when it comes again."""
         self.serve_watching = False
         """Whether the lanes that wait for messages are served although the commit position has not moved."""
         self.tag_search_left = TAG_SEARCH_COST_MAX
         """What the record may still spend on the search for tags."""
+        self.work_left = WORK_MAX
+        """What the record may still spend on what lanes have to make up for."""
+        self.runs_met = 0
+        """Runs of deliveries in the pages in which entries of the record named offsets; see `meet`."""
+        self._pages_met: set[DeliveryPage] = set()
         self.op_key = b""
         """Key of the op_id in the window, once it is known to be one."""
         self.answer: bytes | None = None
@@ -92,6 +113,16 @@ class OpContext:
         if group not in self._lanes:
             self._lanes[group] = (lane, lane.acked.floor)
             lane.touch()
+
+    def meet(self, page: DeliveryPage) -> None:
+        """Count the runs of a page in which the record names offsets; a quarter of them when it comes back to it."""
+        count = len(page.runs)
+        self.runs_met += count >> 2 if page in self._pages_met else count
+        self._pages_met.add(page)
+
+    def pause(self, lane: LaneState) -> None:
+        """Let the lane go on later with what was too much for this record; it serves no pop before."""
+        lane.pause(self.now_ms + PAUSE_MS)
 
     def touched(self) -> list[tuple[LaneState, int]]:
         """Return the lanes touched so far with their commit offsets before, in the order of their groups."""

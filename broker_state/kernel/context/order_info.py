@@ -15,13 +15,16 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from broker_state.store.facts import Member
-from broker_state.store.keys import LaneTag
+from broker_state.store.keys import NEVER_MS, LaneTag
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, Runs, decode_ints, encode_ints, windows
 from broker_state.store.state_records import OrderInfoHead
 
 __all__ = ["MemberPage", "MemberRun", "OrderInfo"]
 
+
+_PROBED_PAGES_MAX = 64
+"""Pages that are asked for one by one, members or not."""
 
 MemberRun = tuple[int, int, Member]
 """(first, end, member): what is known of the offsets first..end-1."""
@@ -154,7 +157,7 @@ class OrderInfo:
 
     def runs(self, first: int = 0, end: int | None = None) -> Iterator[MemberRun]:
         """The known runs within [first, end), in order, each within one page; the caller may `replace` each."""
-        for page in self._pages(first >> PAGE_SHIFT):
+        for page in self._pages(first >> PAGE_SHIFT) if end is None else self._pages_within(first, end):
             for run_first, run_end, member in list(page.runs):
                 if end is not None and run_first >= end:
                     return
@@ -215,7 +218,10 @@ class OrderInfo:
         page = self._page(first >> PAGE_SHIFT)
         assert page is not None, "a member is in a page"
         page.replace(first, end, after)
-        self._settle(page)
+        if self._latest is not None and self._is_visible_alike(before, after):
+            self._overlay.put(self._page_key(page.page_no), page)
+        else:
+            self._settle(page, 0 if after.acked else self.next_visible_ms(after))
         if after.acked and not before.acked:
             self._count_acked(page, first, end)
 
@@ -231,14 +237,19 @@ class OrderInfo:
         head = self.head
         head.acked_count += end - first
         if first <= head.next_offset < end:
-            unacked = (
-                at
-                for near in self._pages_from(page.page_no)
-                for at, _, m in near.runs
-                if at >= end and m.is_member and not m.acked
-            )
-            head.next_offset = next(unacked, head.end)
+            head.next_offset = self._first_unacked(page, end)
         self.touch()
+
+    def _first_unacked(self, page: MemberPage, least: int) -> int:
+        """Return the first unacked member in the page or behind it that is not below `least`; without one the end.
+
+        Not `next` of a generator expression: compiled, that makes the list of all first.
+        """
+        for near in self._pages_from(page.page_no):
+            for at, _, member in near.runs:
+                if at >= least and member.is_member and not member.acked:
+                    return at
+        return self.head.end
 
     def _page(self, page_no: int) -> MemberPage | None:
         return self._overlay.get(self._page_key(page_no), MemberPage.decode)
@@ -251,6 +262,17 @@ class OrderInfo:
         is_known = least > self.head.first_page_no and self._page(least) is not None
         for page in self._pages_from(least if is_known else self.head.first_page_no):
             if page.page_no >= least:
+                yield page
+
+    def _pages_within(self, first: int, end: int) -> Iterator[MemberPage]:
+        """The pages of [first, end): of a short range by their numbers, for the way along the list may be long."""
+        least, most = first >> PAGE_SHIFT, end - 1 >> PAGE_SHIFT
+        if most - least > _PROBED_PAGES_MAX:
+            yield from self._pages(least)
+            return
+        for page_no in range(least, most + 1):
+            page = self._page(page_no)
+            if page is not None:
                 yield page
 
     def _pages_from(self, page_no: int) -> Iterator[MemberPage]:
@@ -269,12 +291,12 @@ class OrderInfo:
             pages[page_no].next_no = next_no
             self._overlay.put(self._page_key(page_no), pages[page_no])
 
-    def _settle(self, page: MemberPage) -> None:
+    def _settle(self, page: MemberPage, changed_ms: int = 0) -> None:
         """Store a page that was changed, and note when its last unacked member is visible."""
         if self._latest is None:
             page.latest_ms = None
         else:
-            before_ms, after_ms = page.latest_ms, self._latest_of(page)
+            before_ms, after_ms = page.latest_ms, self._latest_of(page, changed_ms)
             if after_ms and after_ms != before_ms:
                 heapq.heappush(self._latest, (-after_ms, page.page_no))
             if len(self._latest) > 4 * self.head.member_count:  # most entries are of pages that have changed since
@@ -291,8 +313,19 @@ class OrderInfo:
         heapq.heapify(latest)
         return latest
 
-    def _latest_of(self, page: MemberPage) -> int:
-        page.latest_ms = max(
-            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member and not m.acked], default=0
-        )
-        return page.latest_ms
+    def _is_visible_alike(self, before: Member, after: Member) -> bool:
+        return before.acked == after.acked and self.next_visible_ms(before) == self.next_visible_ms(after)
+
+    def _latest_of(self, page: MemberPage, changed_ms: int = 0) -> int:
+        """Find when the last unacked member of a page is visible; one that was changed is at `changed_ms`."""
+        most_ms = NEVER_MS if page.latest_ms is None else max(page.latest_ms, changed_ms)
+        latest_ms = 0
+        for _, _, member in reversed(
+            page.runs
+        ):  # acks come from the front: usually one look shows that it is as before
+            if member.is_member and not member.acked:
+                latest_ms = max(latest_ms, self.next_visible_ms(member))
+                if latest_ms == most_ms:
+                    break
+        page.latest_ms = latest_ms
+        return latest_ms

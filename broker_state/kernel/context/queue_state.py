@@ -2,7 +2,7 @@
 
 import heapq
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from broker_state.kernel.context.order_info import OrderInfo
 from broker_state.store.facts import Delivery, DeliveryState
@@ -10,7 +10,8 @@ from broker_state.store.keys import (
     DEADLINE_BATCH,
     DEADLINE_PAGE,
     DEADLINE_PARKED,
-    DEADLINE_SEARCH,
+    DEADLINE_PAUSE,
+    DEADLINE_QUEUE,
     NEVER_MS,
     DeadlineRef,
     LaneTag,
@@ -18,7 +19,7 @@ from broker_state.store.keys import (
     lane_prefix,
     queue_prefix,
 )
-from broker_state.store.marks import Marks, Tree
+from broker_state.store.marks import CountedMarks, Marks, Tree
 from broker_state.store.overlay import Overlay
 from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, TagPage
 from broker_state.store.position import Position
@@ -38,6 +39,7 @@ __all__ = ["Deadlines", "LaneState", "QueueState", "erase_queue", "load_queue", 
 
 _SCAN_MAX = 1_000
 _U32_MAX = (1 << 32) - 1
+_U64_MAX = (1 << 64) - 1
 _AVAILABLE, _LEASED = DeliveryState.AVAILABLE, DeliveryState.LEASED
 _ERA_TAGS = (
     LaneTag.ACKED,
@@ -46,13 +48,14 @@ _ERA_TAGS = (
     LaneTag.CLIENT,
     LaneTag.BATCH,
     LaneTag.MEMBERS,
-    LaneTag.SEARCH,
+    LaneTag.RETURNING,
 )
 _ERASED_TAGS = (
     QueueTag.LANE,
     QueueTag.GROUP,
     QueueTag.WRITTEN,
     QueueTag.HOLES,
+    QueueTag.HOLE_COUNTS,
     QueueTag.LATE_SKIP,
     QueueTag.UNIT_FACTS,
     QueueTag.WATCHING,
@@ -220,10 +223,11 @@ class LaneState:
     def is_poppable(self) -> bool:
         """Whether a pop for any tag would get a message now, once every due deadline has taken effect.
 
-        Not while a search for tags pauses: a pop for another tag must not overtake it.
+        Not while the lane pauses: a pop for another tag must not overtake a search for tags, nor any pop what has left
+        the log.
         """
         record = self.record
-        if self.search_due_ms:
+        if record.paused_until_ms:
             return False
         if record.orderly:
             return not self.order_info.head.due_ms and self.acked.floor < self.queue.written.floor
@@ -232,16 +236,25 @@ class LaneState:
             return False
         return self.available.count > 0 or record.next_offset < self.queue.written.floor
 
-    @property
-    def search_due_ms(self) -> int:
-        """When the lane's search for tags goes on, after a record that reached its limit; 0: none pauses."""
-        # Without unit facts no search takes longer than one step; most queues are spared the read.
-        return self._overlay.bits(self.prefix + LaneTag.SEARCH) if self.queue.record.has_unit_facts else 0
+    def pause(self, until_ms: int) -> None:
+        """Let the lane go on at `until_ms` with what was too much for one record; with 0 it pauses no more."""
+        record = self.record
+        if until_ms != record.paused_until_ms:
+            self.queue.set_deadline(self.era_no, DEADLINE_PAUSE, 0, record.paused_until_ms, until_ms)
+            record.paused_until_ms = until_ms
 
-    def pause_search(self, until_ms: int) -> None:
-        """Let the search for tags go on at `until_ms`; with 0 it goes on now."""
-        self.queue.set_deadline(self.era_no, DEADLINE_SEARCH, 0, self.search_due_ms, until_ms)
-        self._overlay.set_bits(self.prefix + LaneTag.SEARCH, until_ms)
+    @property
+    def returning(self) -> list[int]:
+        """Hashes of the clients whose leases are still to be released, the first one next. Only while it pauses."""
+        bits = self._overlay.bits(self.prefix + LaneTag.RETURNING)
+        return [bits >> shift & _U64_MAX for shift in range(0, bits.bit_length(), 64)]
+
+    def set_returning(self, clients: Sequence[int]) -> None:
+        """Store the clients whose leases are still to be released."""
+        bits = 0
+        for client in reversed(clients):
+            bits = bits << 64 | client
+        self._overlay.set_bits(self.prefix + LaneTag.RETURNING, bits)
 
     def page(self, page_no: int) -> DeliveryPage | None:
         """Return the deliveries of 64 offsets, if there are any."""
@@ -360,7 +373,7 @@ class LaneState:
         record.parked_last = pop.number
         record.parked_next += 1
         record.parked += 1
-        self.queue.count_parked(1)
+        self.queue.record.parked += 1
         self._set_parked(pop)
         self.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, 0, pop.deadline_ms)
 
@@ -380,7 +393,7 @@ class LaneState:
         else:
             record.parked_last = pop.before
         record.parked -= 1
-        self.queue.count_parked(-1)
+        self.queue.record.parked -= 1
         self._overlay.delete(self._parked_key(pop.number))
         self.queue.set_deadline(record.lane_no, DEADLINE_PARKED, pop.number, pop.deadline_ms, 0)
 
@@ -407,8 +420,7 @@ class LaneState:
 
     def forget_era(self) -> None:
         """Delete positions and deliveries. Deadlines of pages stay in the index, and leave it when they are due."""
-        if self.search_due_ms:
-            self.pause_search(0)
+        self.pause(0)
         if self.record.orderly and self.order_info.head.due_ms:
             self.queue.set_deadline(self.era_no, DEADLINE_BATCH, 0, self.order_info.head.due_ms, 0)
         if self.era_no != self.record.lane_no:
@@ -451,7 +463,7 @@ class QueueState:
         self.written = Position(
             Marks(overlay, self.prefix + QueueTag.WRITTEN), record.commit_position, record.written_above
         )
-        self.holes = Marks(overlay, self.prefix + QueueTag.HOLES)
+        self.holes = CountedMarks(overlay, self.prefix + QueueTag.HOLES, self.prefix + QueueTag.HOLE_COUNTS)
         self.watching = Tree(overlay, self.prefix + QueueTag.WATCHING, record.watching_depth, record.watching_count)
         self._deadlines = Deadlines(overlay, self.prefix)
         self.oldest_op_minute = 0
@@ -507,13 +519,6 @@ class QueueState:
     def usage(self) -> QueueUsage | None:
         """What the quotas of the queue count; None: it has none."""
         return self.overlay.get(self.usage_key, QueueUsage.decode)
-
-    def count_parked(self, added: int) -> None:
-        """Count a pop that is parked (1), or no longer (-1)."""
-        usage = self.usage
-        if usage is not None:
-            usage.parked += added
-            self.overlay.put(self.usage_key, usage)
 
     def lane_key(self, group: str) -> bytes:
         """Return the state key of a lane's record."""
@@ -574,30 +579,25 @@ class QueueState:
             self.overlay.delete(lane.usage_key)
         self.touch()
 
-    def all_lanes(self) -> list[LaneState]:
-        """Return every lane, in the order of their groups; for the rare operation that deletes them all."""
-        numbers = range(1, self.record.next_lane_no)
-        lanes = [
-            lane
-            for number in numbers
-            if (lane := self.lane_by_no(number)) is not None and lane.record.lane_no == number
-        ]
-        return sorted(lanes, key=lambda lane: lane.record.group.encode())
-
     def count_holes(self, first: int, end: int) -> int:
         """Return how many offsets of [first, end) are holes."""
         return self.holes.count(first, end) if self.record.holes and first < end else 0
 
-    def watched_lanes(self) -> list[LaneState]:
-        """Return the lanes that wait for messages, in the order of their groups."""
-        lanes = []
-        number = self.watching.first()
+    def watching_lanes(self, first_no: int = 0) -> Iterator[LaneState]:
+        """Yield the lanes that wait for messages, in the order of their numbers, from `first_no` on."""
+        number = self.watching.first(first_no)
         while number is not None:
             lane = self.lane_by_no(number)
             assert lane is not None, "a watched lane exists"
-            lanes.append(lane)
+            yield lane
             number = self.watching.first(number + 1)
-        return sorted(lanes, key=lambda lane: lane.record.group.encode())
+
+    def go_on(self, at_ms: int) -> None:
+        """Let the queue go on with serving or closing lanes at `at_ms` at the latest; 0: no more."""
+        record = self.record
+        if at_ms != record.goes_on_ms:
+            self.set_deadline(0, DEADLINE_QUEUE, 0, record.goes_on_ms, at_ms)
+            record.goes_on_ms = at_ms
 
     def unit_facts(self, page_no: int) -> TagPage | None:
         """Return the tags and inner counts of 64 offsets, if a dispatch gave any."""
@@ -630,10 +630,21 @@ class QueueState:
 
 def load_queue(overlay: Overlay, topic: str, queue_id: int) -> QueueState | None:
     """Return the state of a queue; None before its `declare`."""
-    return overlay.get(
+    queue = overlay.get(
         queue_prefix(topic, queue_id) + QueueTag.RECORD,
         lambda value: QueueState(overlay, topic, queue_id, QueueRecord.decode(value)),
     )
+    if queue is not None and not queue.record.has_counts:
+        _make_counts(queue)
+    return queue
+
+
+def _make_counts(queue: QueueState) -> None:
+    record = queue.record
+    record.has_counts = True
+    record.parked = sum(lane.record.parked for lane in queue.watching_lanes())
+    if record.holes:
+        queue.holes.recount(0, record.commit_position + record.window_max)
 
 
 def new_queue(overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) -> QueueState:

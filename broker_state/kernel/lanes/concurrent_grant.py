@@ -8,7 +8,7 @@ from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.pop_filter import PopFilter
 from broker_state.store.facts import Delivery, DeliveryState, client_hash
 from broker_state.store.pages import windows
-from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
+from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT
 from popstream.wire.answer import LeasedRange
 
 __all__ = ["absorb_holes", "grant"]
@@ -82,7 +82,7 @@ def grant(
         _grant_fresh(work)
     if not work.leased:
         if choice.is_cut_short:
-            choice.pause(lane)
+            op.pause(lane)
         return None
     record.epoch = work.epoch
     ranges = []
@@ -131,7 +131,7 @@ def _grant_fresh(work: _Grant) -> None:
     if not queue.record.holes and choice.takes_any:
         _lease_fresh(work, *choice.cut_alike(lane.record.next_offset, queue.written.floor))
         return
-    for first, end in _fresh_runs(lane):
+    for first, end in _fresh_runs(work.op, lane):
         for low, high, is_given in choice.cut(first, end):
             if is_given:
                 _lease_fresh(work, low, high)
@@ -140,7 +140,7 @@ def _grant_fresh(work: _Grant) -> None:
                 _pass_over(lane, low, high)
         if not choice.is_open():
             break
-    absorb_holes(lane)
+    absorb_holes(work.op, lane)
 
 
 def _lease_fresh(work: _Grant, first: int, end: int) -> None:
@@ -156,12 +156,13 @@ def _lease_fresh(work: _Grant, first: int, end: int) -> None:
     work.record(first, end, delivery)
 
 
-def _fresh_runs(lane: LaneState) -> Iterator[tuple[int, int]]:
+def _fresh_runs(op: OpContext, lane: LaneState) -> Iterator[tuple[int, int]]:
     """Yield runs of written offsets from `next_offset` on; holes before them are counted as they are passed."""
     record = lane.record
     queue = lane.queue
     while record.next_offset < queue.written.floor:
-        absorb_holes(lane)
+        if not absorb_holes(op, lane):
+            return
         first, stop = record.next_offset, queue.written.floor
         if first >= stop:
             return
@@ -175,21 +176,29 @@ def _fresh_runs(lane: LaneState) -> Iterator[tuple[int, int]]:
             return
 
 
-def absorb_holes(lane: LaneState) -> None:
-    """Pass the holes at `next_offset`, so that they never hold the commit offset back."""
+def absorb_holes(op: OpContext, lane: LaneState) -> bool:
+    """Pass the holes at `next_offset`, so that they never hold the commit offset back; return whether all are passed.
+
+    If not, the lane pauses: each 4,096 holes beyond a message that is not acked cost a segment.
+    """
     record = lane.record
     queue = lane.queue
-    if not queue.record.holes:
-        return
-    while record.next_offset < queue.written.floor:
-        at = record.next_offset
-        holes = ones_from(queue.holes.get(at >> SEGMENT_SHIFT), at & (SEGMENT_BITS - 1))
-        holes = min(holes, queue.written.floor - at)
-        if not holes:
-            return
-        lane.acked.mark(at, at + holes)
-        record.holes += holes
-        record.next_offset = at + holes
+    at, end = record.next_offset, queue.written.floor
+    if not queue.record.holes or at >= end:
+        return True
+    stop = queue.holes.end_of_run(at, end)
+    if stop == at:
+        return True
+    end = stop
+    if lane.acked.floor < at:
+        stop = min(stop, ((at >> SEGMENT_SHIFT) + max(op.work_left, 1)) << SEGMENT_SHIFT)
+        op.work_left -= ((stop - 1) >> SEGMENT_SHIFT) - (at >> SEGMENT_SHIFT) + 1
+    lane.acked.mark(at, stop)
+    record.holes += stop - at
+    record.next_offset = stop
+    if stop < end:
+        op.pause(lane)
+    return stop == end
 
 
 def _pass_over(lane: LaneState, first: int, end: int) -> None:

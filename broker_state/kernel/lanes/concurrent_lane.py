@@ -131,6 +131,7 @@ class _Work:
 
     def decide_page(self, page: DeliveryPage, parts: list[_Part]) -> None:
         lane, pieces = self.lane, self.pieces
+        self.op.meet(page)
         changed: list[tuple[int, int, Delivery | None]] = []
         for alike in _alike(page.within_each(parts)):
             first, _, delivery, claim = alike[0]

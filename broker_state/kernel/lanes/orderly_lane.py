@@ -77,7 +77,7 @@ def grant_in_order(
     if not members:
         _pass_over(op, lane, searched_end)
         if choice.is_cut_short:
-            choice.pause(lane)
+            op.pause(lane)
         return None
     if info.head.due_ms:  # the same attempt: what it still holds is released to it
         for first, end, member in info.unacked():
@@ -181,7 +181,7 @@ def _pass_over(op: OpContext, lane: LaneState, searched_end: int) -> None:
             _become(lane, low, high, member, replace(member, ended=True))
             op.audit.step(lane.record, DeliveryStep.RELEASED, low, high, _delivery(info, member), cause="passed_over")
     lane.record.passed_over += _move_commit_offset(lane, searched_end)
-    _balance(lane)
+    _balance(op, lane)
 
 
 # Entries are judged offset by offset, and applied.
@@ -297,7 +297,7 @@ def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) ->
         lane.queue.set_deadline(lane.era_no, DEADLINE_BATCH, 0, head.due_ms, due_ms)
         head.due_ms = due_ms
         info.touch()
-    _balance(lane)
+    _balance(op, lane)
 
 
 def _end_leases(op: OpContext, lane: LaneState) -> None:
@@ -473,11 +473,11 @@ def _begin_beyond(lane: LaneState) -> None:
         lane.record.holes_passed = lane.record.holes
 
 
-def _balance(lane: LaneState) -> None:
+def _balance(op: OpContext, lane: LaneState) -> None:
     """Count what lies in [commit offset, next_offset): holes, what a client holds, and the rest."""
     record, floor = lane.record, lane.acked.floor
     if floor == record.next_offset:
-        absorb_holes(lane)
+        absorb_holes(op, lane)
         assert not record.leased, "a message that a client holds lies beyond the commit offset"
         record.available = 0
         return

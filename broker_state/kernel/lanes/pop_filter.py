@@ -3,15 +3,12 @@
 from collections.abc import Iterator
 
 from broker_state.kernel.context.op_context import OpContext
-from broker_state.kernel.context.queue_state import LaneState
 from broker_state.store.facts import UnitFacts
 from broker_state.store.pages import TagPage, windows
 
 __all__ = ["PopFilter"]
 
 _NO_FACTS = UnitFacts(0, 1)
-_SEARCH_PAUSE_MS = 200
-"""Time between two steps of a search, by the queue's clock: others are served meanwhile."""
 
 
 class PopFilter:
@@ -50,10 +47,7 @@ class PopFilter:
         What is not given does not have the tags, and is passed over.
         """
         if not self._queue.record.has_unit_facts:
-            if self.tags is None:
-                yield *self.cut_alike(first, end), True
-            else:
-                yield first, end, False
+            yield from self._cut_without_facts(first, end)
             return
         passed_from = at = first
         for page_no, low, high in windows(first, end):
@@ -86,6 +80,16 @@ class PopFilter:
         if passed_from < at:
             yield passed_from, at, False
 
+    def _cut_without_facts(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+        """Do `cut` in a queue where no unit has a tag."""
+        if self.tags is None:
+            yield *self.cut_alike(first, end), True
+        elif self._op.work_left > 0:
+            self._op.work_left -= 1  # between two holes there may be a single offset
+            yield first, end, False
+        else:
+            self.is_cut_short = True
+
     @property
     def takes_any(self) -> bool:
         """Whether units are alike to the pop: it asked for no tags, and all have one message."""
@@ -100,6 +104,10 @@ class PopFilter:
 
     def _may_search(self, page_no: int, page: TagPage | None) -> bool:
         """Charge the record for a page, unless its search is over."""
+        self._op.work_left -= 1  # for the page, and for each part of it between two holes
+        if self._op.work_left < 0:
+            self.is_cut_short = True
+            return False
         if page_no == self._page_no:
             return True
         if self._op.tag_search_left <= 0:
@@ -108,7 +116,3 @@ class PopFilter:
         self._page_no = page_no
         self._op.tag_search_left -= 1 + (len(page.runs) if page else 0)
         return True
-
-    def pause(self, lane: LaneState) -> None:
-        """Let the lane's search go on later."""
-        lane.pause_search(self._op.now_ms + _SEARCH_PAUSE_MS)

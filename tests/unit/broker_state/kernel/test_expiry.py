@@ -74,7 +74,7 @@ def test_a_pop_of_many_is_one_run_a_page() -> None:
     assert lab.lane().record.leased == 0
 
 
-def test_parked_pops_count_four_each() -> None:
+def test_parked_pops_count_six_each() -> None:
     lab = LaneLab()
     for number in range(60):
         command = Pop(
@@ -88,9 +88,9 @@ def test_parked_pops_count_four_each() -> None:
         )
         lab.do(command)
     lab.do(Tick(**QUEUE), after_ms=5_000)
-    assert len(lab.decision.answers) == 35 + 1
+    assert len(lab.decision.answers) == 23 + 1
     lab.do(Tick(**QUEUE))
-    assert len(lab.decision.answers) == 25 + 1
+    assert len(lab.decision.answers) == 23 + 1
     lab.do(Dispatch(**QUEUE, ranges=[WrittenRange(0, 0)]))
     assert lab.lane().record.parked == 0
 

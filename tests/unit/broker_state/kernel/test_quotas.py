@@ -99,9 +99,7 @@ def test_parked_pops_of_a_client_and_of_a_queue() -> None:
     assert (str(refused.reason), refused.detail) == ("POLLING_FULL", "queue_parked_max is 5")
     lab.tick(60_000)
     assert lab.pop(group="c", **waits) is None, "the others have timed out"
-    usage = lab.lane("c").queue.usage
-    assert usage is not None
-    assert usage.parked == 1
+    assert lab.lane("c").queue.record.parked == 1
 
 
 def test_parked_pops_of_a_client_are_counted_among_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:

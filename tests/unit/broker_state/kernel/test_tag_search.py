@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker_state.kernel.context import op_context
-from broker_state.store.keys import DEADLINE_SEARCH, NEVER_MS, queue_prefix
+from broker_state.store.keys import DEADLINE_PAUSE, NEVER_MS, queue_prefix
 from broker_state.store.pages import PAGE_OFFSETS
 from popstream.wire.command import Dispatch, ForgetLane, Pop, ResetOffset, Tick, WrittenRange
 from tests.support.in_process.lane_lab import GROUP, QUEUE, TOPIC, LaneLab
@@ -61,11 +61,11 @@ def test_a_parked_pop_is_served_after_as_many_steps_as_its_message_is_far(*, ord
     assert lab.do(pop(order=order, op_id="far", poll_time_ms=60_000)) is None
     for step in (1, 2):
         assert searched(lab) == step * PAGES_A_STEP * PAGE_OFFSETS
-        assert lab.lane().search_due_ms == lab.now_ms + PAUSE_MS
+        assert lab.lane().record.paused_until_ms == lab.now_ms + PAUSE_MS
         lab.do(Tick(**QUEUE), after_ms=PAUSE_MS)
     answer: Answer = lab.answers["far"]
     assert [(leased.first, leased.last) for leased in answer.messages] == [(11 * PAGE_OFFSETS + 3,) * 2]
-    assert lab.lane().search_due_ms == 0
+    assert lab.lane().record.paused_until_ms == 0
 
 
 @pytest.mark.parametrize("order", [False, True])
@@ -104,7 +104,7 @@ def test_a_reset_or_the_end_of_the_lane_ends_the_pause(*, order: bool) -> None:
         lab.do(pop(order=order))
         lab.do(command)
         stored = lab.kv.deadlines(queue_prefix(TOPIC, 0), None, NEVER_MS, 10)
-        assert not [ref for ref in stored if ref.kind == DEADLINE_SEARCH]
+        assert not [ref for ref in stored if ref.kind == DEADLINE_PAUSE]
         answer = lab.do(pop(order=order, tags=[OTHER]))
         assert answer is not None
         assert answer.messages[0].first == 0
@@ -115,7 +115,7 @@ def test_what_was_found_before_the_limit_is_given_at_once() -> None:
     answer = lab.do(pop())
     assert answer is not None
     assert [(leased.first, leased.last) for leased in answer.messages] == [(0, 0)]
-    assert lab.lane().search_due_ms == 0
+    assert lab.lane().record.paused_until_ms == 0
     assert lab.lane().record.next_offset == PAGE_OFFSETS * PAGES_A_STEP
 
 
@@ -125,4 +125,4 @@ def test_a_backlog_without_any_tag_is_passed_over_at_once() -> None:
         lab.do(Dispatch(**QUEUE, ranges=[WrittenRange(first, first + 999_999)]))
     lab.do(pop())
     assert searched(lab) == 4_000_000
-    assert lab.lane().search_due_ms == 0
+    assert lab.lane().record.paused_until_ms == 0

@@ -1,17 +1,18 @@
 """Segments, positions and trees agree with plain sets, over patterns that failed in other brokers."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import pytest
 from pyroaring import BitMap64
 
-from broker_state.store.marks import Marks, Tree
+from broker_state.store.marks import CountedMarks, Marks, Tree
 from broker_state.store.memory_kv import MemoryKv
-from broker_state.store.overlay import Overlay
+from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.position import Position
 from broker_state.store.segment import SEGMENT_BITS, decode_segment, encode_segment
 from tests.benchmarks.positions import position_sizes
+from tests.support.counting_kv import CountingKv
 
 SPAN = 40_000
 
@@ -130,3 +131,63 @@ def test_a_tree_finds_the_least_member_whatever_comes_and_goes() -> None:
         assert tree.first() == min(plain, default=None)
         assert tree.first(least) == min((n for n in plain if n >= least), default=None)
         assert tree.count == len(plain)
+
+
+# Marks with counts.
+
+
+def joined(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    found: list[tuple[int, int]] = []
+    for first, end in runs:
+        if found and found[-1][1] == first:
+            found[-1] = (found[-1][0], end)
+        else:
+            found.append((first, end))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_marks_with_counts_answer_like_plain_marks(seed: int) -> None:
+    chance = random.Random(seed)
+    counted = CountedMarks(Overlay(MemoryKv()), b"H", b"h")
+    plain = Marks(Overlay(MemoryKv()), b"H")
+    size = 1 << chance.choice((14, 19, 25))
+
+    def some_range(lengths: Sequence[int], below: int) -> tuple[int, int]:
+        first = chance.randrange(below)
+        first = first >> 18 << 18 if chance.random() < 0.5 else first
+        return first, first + chance.choice(lengths)
+
+    for _ in range(8):
+        first, end = some_range((1, 5, 4_096, 1 << 18, 1 << 20, 1 << 24), size)
+        assert counted.add(first, end) == plain.add(first, end)
+    for _ in range(6):
+        first, end = some_range((1, 100, 1 << 18, 1 << 24, 1 << 25), 2 * size)
+        runs = joined(plain.runs(first, end))
+        assert counted.count(first, end) == plain.count(first, end)
+        assert joined(counted.runs(first, end)) == runs
+        assert joined(counted.runs(first, end, marked=False)) == joined(plain.runs(first, end, marked=False))
+        assert counted.end_of_run(first, end) == (runs[0][1] if runs and runs[0][0] == first else first)
+
+
+def test_a_billion_marks_are_counted_with_few_reads() -> None:
+    kv = CountingKv()
+    overlay = Overlay(kv)
+    marks = CountedMarks(overlay, b"H", b"h")
+    for first in range(0, 1 << 30, 1 << 20):
+        marks.add(first, first + (1 << 20))
+    kv.write(overlay)
+    assert max(len(value) for value in kv.families[STATE].values()) < 32
+    kv.read.clear()
+    fresh = CountedMarks(Overlay(kv), b"H", b"h")
+    assert fresh.count(77, 1 << 30) == (1 << 30) - 77
+    assert fresh.end_of_run(77, 1 << 31) == 1 << 30
+    assert len(kv.read) < 1_000
+
+
+def test_counts_are_made_for_marks_that_were_stored_without() -> None:
+    overlay = Overlay(MemoryKv())
+    Marks(overlay, b"H").add(10, 900_000)
+    counted = CountedMarks(overlay, b"H", b"h")
+    counted.recount(0, 1_000_000)
+    assert (counted.count(0, 1 << 21), counted.end_of_run(10, 1 << 21)) == (899_990, 900_000)

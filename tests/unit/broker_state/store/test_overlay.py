@@ -1,22 +1,12 @@
 """The values that an overlay keeps decoded between micro-batches are bounded in bytes."""
 
 from broker_state.store.memory_kv import MemoryKv
-from broker_state.store.overlay import STATE, Family, Overlay
+from broker_state.store.overlay import Overlay
 from broker_state.store.state_records import OpLog
+from tests.support.counting_kv import CountingKv
 
 PAGE = OpLog([(1, "an op_id of a usual length", 1)] * 28)
 PAGE_BYTES = len(PAGE.encode())
-
-
-class CountingKv(MemoryKv):
-    def __init__(self) -> None:
-        super().__init__()
-        self.read: list[bytes] = []
-
-    def get(self, family: Family, key: bytes) -> bytes | None:
-        if family == STATE:
-            self.read.append(key)
-        return super().get(family, key)
 
 
 def key(number: int) -> bytes:
