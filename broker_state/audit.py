@@ -15,6 +15,7 @@ from popstream.wire.reason import Reason
 
 __all__ = [
     "ERA_ENDING_KINDS",
+    "HANDLER_CAUSE",
     "LANE_DELETING_KINDS",
     "LANE_RESETTING_KINDS",
     "REJECTED_HEAD_BYTES",
@@ -28,6 +29,7 @@ __all__ = [
     "OrderInfoRow",
     "Origin",
     "RejectedRow",
+    "release_cause",
     "shortened",
 ]
 
@@ -49,6 +51,10 @@ ERA_ENDING_KINDS = (*LANE_RESETTING_KINDS, *LANE_DELETING_KINDS)
 One row of `deliveries` reports the end of all leases: its step is `released`, its cause the kind of the operation, and
 its range may include offsets that were not leased.
 """
+
+
+HANDLER_CAUSE = "handler"
+"""Cause of a release by a client whose handler failed, alone or followed by `: ` and what it raised."""
 
 
 class DeliveryStep(enum.StrEnum):
@@ -204,6 +210,17 @@ class OperationOutcome(msgspec.Struct, frozen=True, gc=False):
 
 OperationRun = tuple[int | None, int | None, int | None, str | None, str | None, OperationOutcome]
 """(entry, first offset, last offset, handle before, detail, outcome): a tuple, for a record may have 10,000 of them."""
+
+
+def release_cause(raised: str | None) -> str:
+    """Return the cause of the row of a release by its client; `raised`: what a handler raised, None if none did.
+
+    >>> release_cause(None), release_cause("ValueError: no milk"), release_cause("")
+    ('change_invisible', 'handler: ValueError: no milk', 'handler')
+    """
+    if raised is None:
+        return "change_invisible"
+    return f"{HANDLER_CAUSE}: {raised}" if raised else HANDLER_CAUSE
 
 
 def shortened(text: str | None) -> str | None:

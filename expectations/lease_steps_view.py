@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark import StorageLevel
 
-from broker_state.audit import ERA_ENDING_KINDS
+from broker_state.audit import ERA_ENDING_KINDS, HANDLER_CAUSE
 from connectors.delta.views import ENDS_ERA, sql_list
 from expectations.common_expectations import concerns_lane_of
 
@@ -47,7 +47,8 @@ _ROWS: Final = f"""
                      WHEN 'expired' THEN {_EXPIRED} WHEN 'released' THEN {_RELEASED}
                      WHEN 'dead_lettered' THEN {_DEAD_LETTERED} WHEN 'expired_from_log' THEN {_EXPIRED_FROM_LOG}
            END AS step,
-           step = 'released' AND cause = 'change_invisible' AS is_change,
+           step = 'released' AND (cause IN ('change_invisible', '{HANDLER_CAUSE}')
+                                  OR startswith(cause, '{HANDLER_CAUSE}: ')) AS is_change,
            CASE WHEN step = 'leased' THEN cause = 'pop' END AS is_concurrent
     FROM deliveries JOIN operations_seen AS seen USING (state_epoch)
     WHERE first_offset <= last_offset AND deliveries.apply_seq <= seen.apply_seq AND NOT ({ENDS_ERA})

@@ -17,9 +17,9 @@ from broker_state.kernel.lone_ack import decide_lone_ack
 from broker_state.kernel.validation import is_of_lite_topic, is_range
 from broker_state.store.facts import Delivery
 from popstream.wire.answer import Run
-from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Entry, EntryCommand, Reject, cause_of
+from popstream.wire.command import Ack, ChangeEntry, ChangeInvisible, Entry, EntryCommand, Reject
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, Handle, read_handle
-from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
+from popstream.wire.limits import CAUSE_CHARACTERS_MAX, INVISIBLE_TIME_MS_MAX
 from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_entries"]
@@ -198,7 +198,8 @@ class _Request:
             if not is_range(first, last):
                 return Reason.INVALID_PARAMETER
         if isinstance(entry, ChangeEntry):
-            if not 0 <= entry.invisible_time_ms <= INVISIBLE_TIME_MS_MAX:
+            is_cause_long = entry.cause is not None and len(entry.cause) > CAUSE_CHARACTERS_MAX
+            if is_cause_long or not 0 <= entry.invisible_time_ms <= INVISIBLE_TIME_MS_MAX:
                 return Reason.INVALID_PARAMETER
             if not is_of_lite_topic(self.command.topic, entry.lite_topic):
                 return Reason.MISROUTED
@@ -248,7 +249,7 @@ class _Request:
                 end=last + 1,
                 handle_before=text,
                 code=code,
-                detail=cause_of(entry),
+                detail=entry.cause,
             )
 
     def _decide_cut(self, lane: LaneState, named: _Named, claim: Claim) -> None:
@@ -307,7 +308,7 @@ class _Request:
                     handle=outcome.handle,
                 )
             )
-            audited.append((claim.index, first, end - 1, claim.text, cause_of(claim.entry), outcome))
+            audited.append((claim.index, first, end - 1, claim.text, claim.entry.cause, outcome))
         self.op.audit.operation_runs(lane.record.group, audited)
 
     def _outcome(self, lane: LaneState, handle: Handle, piece: Piece) -> RunOutcome:

@@ -19,7 +19,7 @@ from broker_state.store.facts import Delivery, DeliveryState, client_hash
 from broker_state.store.keys import op_key
 from broker_state.store.pages import windows
 from broker_state.store.span import Span, append_span
-from broker_state.store.state_records import ParkedPop
+from broker_state.store.state_records import DeclaredRetries, ParkedPop
 from popstream.wire.answer import Answer, LeasedRange
 from popstream.wire.command import Cancel, OffsetRange, Pop, ReturnClient
 from popstream.wire.handle import read_handle
@@ -61,6 +61,8 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
         lane = queue.make_lane(command.group, queue.record.min_offset if command.init == "min" else queue.written.floor)
     count_pop(op, lane, command.client_id)
     lane.record.orderly = command.order
+    if command.max_attempts is not None or command.back_off_ms is not None:
+        lane.record.declared = DeclaredRetries(command.max_attempts or 0, tuple(command.back_off_ms or ()))
     enter(op, lane)
     return lane
 

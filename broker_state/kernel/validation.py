@@ -107,6 +107,8 @@ def what_is_invalid(command: Command) -> str | None:
                 or _number("invisible_time_ms", command.invisible_time_ms, 1, INVISIBLE_TIME_MS_MAX)
                 or _number("poll_time_ms", command.poll_time_ms, 0, POLL_TIME_MS_MAX)
                 or (None if command.tags is None else _numbers("tag", command.tags, 1, TAG_HASH_MAX, 1, POP_TAGS_MAX))
+                or _number("max_attempts", command.max_attempts or 0, 0, ATTEMPTS_MAX)
+                or _back_off(command.back_off_ms or ())
             )
         case Policy():
             return (
@@ -115,7 +117,7 @@ def what_is_invalid(command: Command) -> str | None:
                 or _number("parked_max", command.parked_max, 0, PARKED_MAX)
                 or _number("in_flight_max", command.in_flight_max, 0, IN_FLIGHT_MAX)
                 or _number("window_max", command.window_max, WINDOW_OFFSETS_MIN, WINDOW_OFFSETS_MAX)
-                or _numbers("back_off_ms", command.back_off_ms, 0, INVISIBLE_TIME_MS_MAX, 0, BACK_OFF_STEPS_MAX)
+                or _back_off(command.back_off_ms)
                 or _quotas(command)
             )
         case ResetOffset() | ForgetLane():
@@ -132,6 +134,10 @@ def what_is_invalid(command: Command) -> str | None:
             return None
         case _:
             assert_never(command)
+
+
+def _back_off(values: Sequence[int]) -> str | None:
+    return _numbers("back_off_ms", values, 0, INVISIBLE_TIME_MS_MAX, 0, BACK_OFF_STEPS_MAX)
 
 
 def _quotas(command: Policy) -> str | None:

@@ -15,6 +15,7 @@ from popstream.wire.limits import PARKED_DEFAULT, WINDOW_OFFSETS_DEFAULT
 __all__ = [
     "OP_LOG_ENTRIES",
     "QUOTA_CLIENTS_MAX",
+    "DeclaredRetries",
     "LanePolicy",
     "LaneQuota",
     "LaneRecord",
@@ -60,6 +61,23 @@ class LanePolicy(msgspec.Struct, array_like=True, frozen=True):
     """Pops that may be parked in the lane."""
     in_flight_max: int = 0
     """Messages that may be leased at once; 0: no limit."""
+
+    def back_off_after_ms(self, attempt: int) -> int:
+        """Return how long a message is held back after its delivery number `attempt`, from 1.
+
+        >>> policy = LanePolicy(back_off_ms=(1_000, 5_000))
+        >>> [policy.back_off_after_ms(attempt) for attempt in (1, 2, 9)], LanePolicy().back_off_after_ms(1)
+        ([1000, 5000, 5000], 0)
+        """
+        steps = self.back_off_ms
+        return steps[min(attempt, len(steps)) - 1] if steps else 0
+
+
+class DeclaredRetries(msgspec.Struct, array_like=True, frozen=True):
+    """What the pops of a lane's consumers declare (popstream.wire.command.Pop); both as in `LanePolicy`."""
+
+    max_attempts: int = 0
+    back_off_ms: tuple[int, ...] = ()
 
 
 class QueueRecord(_Stored):
@@ -183,18 +201,23 @@ class LaneRecord(_Stored):
     holes_passed: int = 0
     """Of an orderly lane: the holes below its commit offset; those beyond it are counted anew each time."""
     era_no: int = 0
-    """Part of the keys of what a reset forgets, from the same numbers as `lane_no`; 0: `lane_no`, until the first.
-    A record without it is stored without it, as it was before lanes had eras."""
+    """Part of the keys of what a reset forgets, from the same numbers as `lane_no`; 0: `lane_no`, until the first."""
     paused_until_ms: int = 0
     """When the lane goes on with what was too much for one record; 0: it has nothing to go on with. No pop of it is
-    served before. Stored like `era_no`."""
+    served before."""
+    declared: DeclaredRetries | None = None
+    """What the last pop that declared retries declared; None: no pop has."""
 
     def encode(self) -> bytes:
-        """Return the format byte and MessagePack of the fields; the last ones are left out while they are 0."""
-        if self.paused_until_ms:
+        """Return the format byte and MessagePack of the fields; the last three are left out while they say nothing."""
+        if self.declared is not None:
             return super().encode()
         fields = msgspec.structs.astuple(self)
-        return FORMAT_1 + _encode(fields[:-1] if self.era_no else fields[:-2])
+        if self.paused_until_ms:
+            return FORMAT_1 + _encode(fields[:-1])
+        return FORMAT_1 + _encode(fields[:-2] if self.era_no else fields[:-3])
+            return super().encode()
+        fields = msgspec.structs.astuple(self)
 
 
 class LaneQuota(msgspec.Struct, array_like=True, frozen=True):

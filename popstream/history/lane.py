@@ -16,7 +16,7 @@ import msgspec
 
 from popstream.history.spans import Span, merged_spans
 from popstream.wire.answer import Answer, LeasedRange, Run
-from popstream.wire.command import ChangeEntry, EntryCommand, Pop
+from popstream.wire.command import ChangeEntry, Entry, EntryCommand, Pop
 from popstream.wire.handle import REVIVE_QUEUE_ID_ORDERLY, decode_handle
 from popstream.wire.reason import Reason
 
@@ -184,6 +184,7 @@ class LaneHistory:
         """Add a pop; None: without an answer."""
         self.has_tags |= command.tags is not None
         self.start_may_be_max |= command.init == "max"
+        self.limit_attempts(command.max_attempts or 0)
         if answer is None:
             self.unanswered_pop_count += 1
             return
@@ -236,7 +237,7 @@ class LaneHistory:
                 epoch=handle.epoch,
                 revision=handle.revision,
                 now_ms=answer.now_ms,
-                deadline_ms=answer.now_ms + entry.invisible_time_ms if isinstance(entry, ChangeEntry) else 0,
+                deadline_ms=_invisible_until_ms(entry, run, answer.now_ms),
                 reason=run.reason,
                 handle=text if kind is OutcomeKind.REFUSED else "",
             )
@@ -317,6 +318,15 @@ class LaneHistory:
     def _observe(self, observation: _Observation) -> None:
         if observation.first <= observation.last:
             self._observations.append(observation)
+
+
+def _invisible_until_ms(entry: Entry, run: Run, now_ms: int) -> int:
+    """Return until when a change that was decided at `now_ms` made messages invisible; 0: it is none."""
+    if not isinstance(entry, ChangeEntry):
+        return 0
+    if entry.release == "back_off":  # the lane's policy may say how long
+        return (run.pop_time_ms or now_ms) + (run.invisible_time_ms or 0)
+    return now_ms + entry.invisible_time_ms
 
 
 def _kind_of(run: Run, *, is_change: bool) -> OutcomeKind | None:

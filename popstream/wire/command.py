@@ -32,11 +32,11 @@ __all__ = [
     "QueueType",
     "Reject",
     "RejectEntry",
+    "Release",
     "ResetOffset",
     "ReturnClient",
     "Tick",
     "WrittenRange",
-    "cause_of",
     "encode_command",
     "group_of",
     "kind_of",
@@ -48,6 +48,7 @@ type_field = "type"
 
 OffsetRange = Annotated[tuple[int, int], msgspec.Meta(description="inclusive [first, last] of queue offsets")]
 QueueType = Literal["simple", "batch", "sparse"]
+Release = Literal["after", "back_off"]
 Init = Literal["min", "max"]
 Cause = Literal["GONE", "UNREADABLE"]
 
@@ -96,6 +97,10 @@ class ChangeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     """Messages of one handle that become visible `invisible_time_ms` from now (0: at once).
 
     With `suspend` the delivery that follows does not count as a further attempt.
+
+    With `release` the lease ends now, and nobody holds the messages until they are visible again: `after` that time, or
+    after the `back_off` that the lane's policy has for their attempt, and after that time only if it has none. A
+    `cause` says that a handler failed, and what it raised; it may be empty.
     """
 
     handle: int
@@ -103,6 +108,8 @@ class ChangeEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     invisible_time_ms: int
     suspend: bool = False
     lite_topic: str | None = None
+    release: Release | None = None
+    cause: str | None = None
 
 
 class RejectEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -114,11 +121,6 @@ class RejectEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 Entry = AckEntry | ChangeEntry | RejectEntry
-
-
-def cause_of(entry: Entry) -> str | None:
-    """Return the sender's reason why messages are done; None for a change, which has none."""
-    return getattr(entry, "cause", None)
 
 
 class Declare(CommandBase, frozen=True, tag="declare"):
@@ -169,7 +171,11 @@ class Dispatch(CommandBase, frozen=True, tag="dispatch"):
 
 
 class Pop(CommandBase, frozen=True, tag="pop"):
-    """Lease up to `max_messages` for `invisible_time_ms`; wait up to `poll_time_ms` for the first of them."""
+    """Lease up to `max_messages` for `invisible_time_ms`; wait up to `poll_time_ms` for the first of them.
+
+    `max_attempts` and `back_off_ms`, if given, are those of the group's program: they hold in the lane, as of a
+    `policy`, until a pop gives others, where no `policy` says otherwise.
+    """
 
     group: str
     max_messages: int
@@ -180,6 +186,8 @@ class Pop(CommandBase, frozen=True, tag="pop"):
     init: Init = "min"
     client_id: str | None = None
     tags: list[int] | None = None
+    max_attempts: int | None = None
+    back_off_ms: list[int] | None = None
 
 
 class Ack(CommandBase, frozen=True, tag="ack"):

@@ -5,7 +5,7 @@ import msgspec
 __all__ = ["DeadLetter"]
 
 
-class DeadLetter(msgspec.Struct, frozen=True):
+class DeadLetter(msgspec.Struct, frozen=True, omit_defaults=True):
     """Messages first..last of one queue, which a group gave up; the job copies them before the entry is deleted."""
 
     topic: str
@@ -29,3 +29,5 @@ class DeadLetter(msgspec.Struct, frozen=True):
     """Partition of the ops topic with the record that caused it."""
     kafka_offset: int
     """Offset of that record."""
+    cause: str | None = None
+    """Why the last delivery was given back, as in the table `deliveries`; None: its lease expired, or `reason` says."""

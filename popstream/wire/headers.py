@@ -13,6 +13,7 @@ __all__ = [
     "BATCH_COUNT_HEADER",
     "BATCH_KEYS_HEADER",
     "DEAD_LETTER_ATTEMPTS_HEADER",
+    "DEAD_LETTER_CAUSE_HEADER",
     "DEAD_LETTER_GONE_HEADER",
     "DEAD_LETTER_GROUP_HEADER",
     "DEAD_LETTER_HISTORY_HEADER",
@@ -59,6 +60,9 @@ BATCH_KEYS_HEADER = "popstream-batch-keys"
 
 DEAD_LETTER_REASON_HEADER = "popstream.reason"
 """`attempt_limit`, or the cause that the consumer gave."""
+
+DEAD_LETTER_CAUSE_HEADER = "popstream.cause"
+"""Present when a handler failed in the last delivery: `handler`, or `handler: ` and what it raised."""
 
 DEAD_LETTER_GROUP_HEADER = "popstream.group"
 """Consumer group that gave the message up."""

@@ -6,6 +6,7 @@ docs/semantics.md, "Ranges of values", lists them for readers.
 __all__ = [
     "ATTEMPTS_MAX",
     "BACK_OFF_STEPS_MAX",
+    "CAUSE_CHARACTERS_MAX",
     "ENTRIES_MAX",
     "INNER_BATCH_KEYS_BYTES_MAX",
     "INNER_BATCH_MESSAGES_MAX",
@@ -75,9 +76,11 @@ QUEUE_ID_MAX = (1 << 31) - 1
 """Greatest queue id: Kafka's greatest partition."""
 
 ATTEMPTS_MAX = 65_535
-"""Greatest `max_attempts` of a policy; 0 means no limit."""
+"""Greatest `max_attempts` of a policy or a pop; 0 means no limit."""
 BACK_OFF_STEPS_MAX = 32
-"""Values in `back_off_ms` of a policy."""
+"""Values in `back_off_ms` of a policy or a pop."""
+CAUSE_CHARACTERS_MAX = 512
+"""`cause` of a change."""
 PARKED_DEFAULT = 1024
 """Parked pops of a lane whose policy does not say otherwise."""
 PARKED_MAX = 8_192

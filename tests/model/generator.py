@@ -374,6 +374,10 @@ class World:
             operation["poll_time_ms"] = r.choice([1, 200, 5_000, 20_000, 900_000, 43_200_000])
         if r.random() < 0.8:
             operation["client_id"] = r.choice(CLIENTS)
+        if r.random() < 0.1:
+            operation["max_attempts"] = r.choice([0, 0, 2, 3, 65_535])
+        if r.random() < 0.1:
+            operation["back_off_ms"] = r.choice([[], [], [300], [1_000, 0, 9_000]])
         if r.random() < 0.15:
             operation["init"] = "max"
         if self._tagged and r.random() < 0.3:
@@ -412,6 +416,10 @@ class World:
                 entry["suspend"] = True
             if r.random() < 0.05:
                 entry["lite_topic"] = r.choice(LITE_TOPICS)
+            if r.random() < 0.4:
+                entry["release"] = r.choice(["after", "back_off"])
+            if r.random() < 0.3:
+                entry["cause"] = r.choice(["", "ValueError: no milk", "x" * 512])
         return operation
 
     def _entries(self, queue: tuple[str, int], kind: str) -> dict[str, Any]:
@@ -599,12 +607,14 @@ _WRONG: list[tuple[str, str, list[Any]]] = [
     *[(kind, "long", ["entries", "handles", "offset ranges"]) for kind in _ENTRIES],
     *[(kind, "entries", [[]]) for kind in _ENTRIES],
     ("dispatch", "long", [0, 1]),
-    ("change_invisible", "entry", [{"invisible_time_ms": -1}, {"invisible_time_ms": 43_200_001}]),
+    ("change_invisible", "entry", [{"invisible_time_ms": -1}, {"invisible_time_ms": 43_200_001}, {"cause": "x" * 513}]),
     (
         "dispatch",
         "written",
         [{"first": 9}, {"first": -1}, {"last": 2**63}, {"tag": -1}, {"tag": 2**64}, {"count": 0}, {"last": 1_000_003}],
     ),
+    ("pop", "max_attempts", [-1, 65_536]),
+    ("pop", "back_off_ms", [[0] * 33, [-1], [5, 43_200_001]]),
     ("dispatch", "skip", [[5, 4], [-1, 3], [2**63 - 1, 2**63], [0, 1_000_000]]),
     ("policy", "max_attempts", [-1, 65_536]),
     ("policy", "parked_max", [-1, 65_537]),

@@ -184,6 +184,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "acked": set(),
         "holes": 0,
         "policy": None,
+        "declared": {},  # `max_attempts` and `back_off_ms` of the last pop that gave one of them
         "counted": {},  # pops that its quotas count: ("pops", second), ("client", second, client) -> pops
         "parked": [],
         "behind": False,  # a dispatch moved it; a lazy implementation may not have noticed yet
@@ -491,7 +492,13 @@ class ReferenceModel:
 
     def _policy_of(self, queue: Queue, lane: Lane | None) -> dict[str, Any]:
         own: dict[str, Any] | None = lane["policy"] if lane is not None else None
-        return own or queue["policy"] or DEFAULT_POLICY
+        policy: dict[str, Any] = own or queue["policy"] or DEFAULT_POLICY
+        if lane is None or own is not None:
+            return policy
+        for name in [name for name, value in lane["declared"].items() if value and not policy[name]]:
+            policy = {**policy, name: lane["declared"][name]}
+            self.counts["declared by pops", name] += 1
+        return policy
 
     def _lane_for(self, queue: Queue, group: str, at: int) -> Lane:
         lane: Lane | None = queue["lanes"].get(group)
@@ -656,6 +663,8 @@ class ReferenceModel:
         if lane["orderly"] is None:
             self.counts["mode", "fixed by a pop"] += 1
             lane["orderly"] = command.order
+        if command.max_attempts is not None or command.back_off_ms is not None:
+            lane["declared"] = {"max_attempts": command.max_attempts or 0, "back_off_ms": command.back_off_ms or []}
         self._settle(queue, lane)
         self._count_pop(queue, lane, command.client_id)
         op["group"] = command.group
@@ -954,6 +963,8 @@ class ReferenceModel:
             return Reason.INVALID_PARAMETER, None, None
         if kind == "change_invisible" and not 0 <= entry.invisible_time_ms <= MAX_TIME_MS:
             return Reason.INVALID_PARAMETER, None, None
+        if kind == "change_invisible" and len(entry.cause or "") > 512:
+            return Reason.INVALID_PARAMETER, None, None
         if kind == "change_invisible" and entry.lite_topic is not None and entry.lite_topic.strip():
             named = command.topic.endswith("$" + entry.lite_topic)
             self.counts["lite_topic", "that of the queue" if named else "another"] += 1
@@ -1016,20 +1027,30 @@ class ReferenceModel:
         if kind == "reject":
             self._dead_letter(lane, offset, "rejected", now)
             return Reason.OK, True, None, None, None, None
+        wait = self._wait_of(queue, lane, entry, message["attempt"])
         message["revision"] += 1
         message["pop_time"] = now
-        message["invisible"] = entry.invisible_time_ms
+        message["invisible"] = wait
         message["start"] = handle.start_offset
         message["suspended"] = entry.suspend
         text = self._handle_text(queue, lane, message)
-        if entry.invisible_time_ms > 0:
+        if entry.release is None and wait > 0:
             message["state"] = LEASED
-            message["deadline"] = now + entry.invisible_time_ms
+            message["deadline"] = now + wait
             self._step(lane, offset, "changed", now)
         else:
             self._step(lane, offset, "released", now)
-            self._end_lease(queue, lane, offset, now)
-        return Reason.OK, True, now, entry.invisible_time_ms, 0, text
+            self._end_lease(queue, lane, offset, now, None if entry.release is None else wait)
+        return Reason.OK, True, now, wait, 0, text
+
+    def _wait_of(self, queue: Queue, lane: Lane, entry: AnyCommand, attempt: int) -> int:
+        """When a change makes a message visible, from now."""
+        back_offs = self._policy_of(queue, lane)["back_off_ms"]
+        if entry.release is not None:
+            self.counts["given back", entry.release, "with a policy's back-off" if back_offs else "without"] += 1
+        if entry.release == "back_off" and back_offs:
+            return int(back_offs[min(attempt, len(back_offs)) - 1])
+        return int(entry.invisible_time_ms)
 
     def _handle_text(self, queue: Queue, lane: Lane, message: Message, revive_queue_id: int = 0) -> str:
         return encode_handle(
@@ -1071,24 +1092,23 @@ class ReferenceModel:
         lane["dead_lettered"] += 1
         self.counts["dead letter", why] += 1
 
-    def _end_lease(self, queue: Queue, lane: Lane, offset: int, at_ms: int) -> None:
+    def _end_lease(self, queue: Queue, lane: Lane, offset: int, at_ms: int, given_wait: int | None = None) -> None:
         message = lane["messages"][offset]
         policy = self._policy_of(queue, lane)
         message["state"], message["deadline"] = AVAILABLE, None
-        if message["suspended"]:
-            self.counts["lease ended", "suspended"] += 1
-            return
-        if 0 < policy["max_attempts"] <= message["attempt"]:
+        self.counts["lease ended", "suspended"] += message["suspended"]
+        if 0 < policy["max_attempts"] <= message["attempt"] and not message["suspended"]:
             self._dead_letter(lane, offset, "attempt_limit", at_ms)
             return
         back_offs = policy["back_off_ms"]
-        if back_offs:
+        wait = given_wait or 0
+        if given_wait is None and back_offs and not message["suspended"]:
             wait = back_offs[min(message["attempt"], len(back_offs)) - 1]
-            if wait > 0:
-                message["state"], message["deadline"] = BACKING_OFF, at_ms + wait
-                self.counts["lease ended", "backing off"] += 1
-                return
-        self.counts["lease ended", "available"] += 1
+        if wait > 0:
+            message["state"], message["deadline"] = BACKING_OFF, at_ms + wait
+            self.counts["lease ended", "backing off"] += 1
+            return
+        self.counts["lease ended", "available"] += not message["suspended"]
 
     def _settle(self, queue: Queue, lane: Lane) -> None:
         """Move the commit offset over what is done, and with it `next` over holes that follow."""
@@ -1420,8 +1440,14 @@ class ReferenceModel:
         if kind == "reject":
             self._dead_letter_in_order(queue, lane, offset, "rejected", now)
             return Reason.OK, True, *nothing
+        attempt = batch["counts"].get(offset, 0) + 1
+        until = now + self._wait_of(queue, lane, entry, attempt)
+        member["ended"] = entry.release is not None or until == now
+        if member["ended"] and not entry.suspend and 0 < self._policy_of(queue, lane)["max_attempts"] <= attempt:
+            self.counts["batch", "at the limit, given back for later"] += until > now
+            until = now
+        of_batch = (batch["pop_time"], until - batch["pop_time"], REVIVE_QUEUE_ID_ORDERLY)
         member["next_visible"], member["suspended"] = until, entry.suspend
-        member["ended"] = entry.invisible_time_ms == 0
         self.counts["batch", "changed when free" if member["ended"] else "blocked again"] += batch["free"]
         batch["free"] = batch["overdue"] = False  # a change to 0 of a free batch ends a lease too
         self._member_step(lane, offset, "released" if member["ended"] else "changed", now)
@@ -1701,6 +1727,11 @@ def _what_is_invalid(command: AnyCommand, kind: str) -> str | None:
             return "tags"
         if command.tags is not None and not all(1 <= tag < 2**64 for tag in command.tags):
             return "a tag"
+        if not 0 <= (command.max_attempts or 0) <= 65_535:
+            return "max_attempts"
+        waits = command.back_off_ms or []
+        if len(waits) > 32 or not all(0 <= wait <= MAX_TIME_MS for wait in waits):
+            return "back_off_ms"
     elif kind in ("ack", "change_invisible", "reject"):
         if not command.entries:
             return "no entries"  # CHOICE

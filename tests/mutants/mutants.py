@@ -31,8 +31,8 @@ MUTANTS = [
         "batch_settled_a_moment_late",
         "semantics.md, three steps: a deadline at `now` takes effect at `now`",
         "kernel/lanes/orderly_lane.py",
-        "    if (head.due_ms or is_release) and free_ms <= op.now_ms:\n",
-        "    if (head.due_ms or is_release) and free_ms < op.now_ms:\n",
+        "    if (head.due_ms or released) and free_ms <= op.now_ms:\n",
+        "    if (head.due_ms or released) and free_ms < op.now_ms:\n",
     ),
     Mutant(
         "lease_expires_a_moment_late",
@@ -237,11 +237,32 @@ MUTANTS = [
         "    if not suspended and policy.max_attempts and delivery.attempt > policy.max_attempts:\n",
     ),
     Mutant(
+        "declared_retries_beat_the_policy",
+        "semantics.md, retries: the policy of the queue comes before what pops declare",
+        "kernel/context/queue_state.py",
+        "            of_queue.max_attempts or declared.max_attempts,\n",
+        "            declared.max_attempts or of_queue.max_attempts,\n",
+    ),
+    Mutant(
+        "back_off_ignores_the_policy",
+        "semantics.md, change_invisible: a release with back-off waits as the policy says",
+        "kernel/lanes/lease_end.py",
+        '    if entry.release == "back_off" and policy.back_off_ms:\n',
+        '    if entry.release == "back_off" and policy.back_off_ms[1:]:\n',
+    ),
+    Mutant(
+        "last_attempt_waits_in_order",
+        "semantics.md, orderly lane: a member that is given back at the attempt limit does not wait",
+        "kernel/lanes/orderly_lane.py",
+        "        wait_ms = 0  # there is no further attempt to wait for\n",
+        "        wait_ms = min(wait_ms, 1)\n",
+    ),
+    Mutant(
         "dead_letter_one_attempt_late_in_order",
         "semantics.md, orderly lane: at the attempt limit a message goes to the dead letters",
         "kernel/lanes/orderly_lane.py",
-        "        if member.count + 1 < max_attempts or member.suspended:\n",
-        "        if member.count < max_attempts or member.suspended:\n",
+        "    return 0 < max_attempts <= member.count + 1\n",
+        "    return 0 < max_attempts <= member.count\n",
     ),
     Mutant(
         "window_unchecked",
@@ -345,8 +366,8 @@ MUTANTS = [
         "message_lost_by_an_equal_deadline",
         "differences.md, a change to an equal deadline keeps the message",
         "kernel/lanes/concurrent_lane.py",
-        " after, cause=cause, client_id=op.client_id)\n        return after\n",
-        " after, cause=cause, client_id=op.client_id)\n"
+        'cause="change_invisible", client_id=op.client_id)\n        return after\n',
+        'cause="change_invisible", client_id=op.client_id)\n'
         "        return None if after.deadline_ms == before.deadline_ms else after\n",
     ),
     Mutant(
@@ -367,8 +388,8 @@ MUTANTS = [
         "suspend_ignored_in_order",
         "semantics.md, orderly lanes: the consumed count of a suspended member does not grow",
         "kernel/lanes/orderly_lane.py",
-        "next_visible_ms=next_visible_ms, suspended=entry.suspend, ended=is_release)\n",
-        "next_visible_ms=next_visible_ms, suspended=False, ended=is_release)\n",
+        "next_visible_ms=next_visible_ms, suspended=entry.suspend, ended=ends)\n",
+        "next_visible_ms=next_visible_ms, suspended=False, ended=ends)\n",
     ),
     Mutant(
         "pages_wait_beyond_the_micro_batch",
@@ -456,8 +477,8 @@ MUTANTS = [
         "release_keeps_the_lane_blocked",
         "semantics.md, change_invisible: 0 ms makes a member visible at once",
         "kernel/lanes/orderly_lane.py",
-        "    next_visible_ms = op.now_ms + entry.invisible_time_ms\n    changed",
-        "    next_visible_ms = op.now_ms + max(entry.invisible_time_ms, 1)\n    changed",
+        "    next_visible_ms = op.now_ms + wait_ms\n    changed",
+        "    next_visible_ms = op.now_ms + max(wait_ms, 1)\n    changed",
     ),
     Mutant(
         "late_ack_refused",

@@ -200,6 +200,13 @@ OUTCOMES: list[tuple[str, ...]] = [
     *[("lane", how) for how in ("made", "made again")],
     *[("declare", how) for how in ("again", "other type", "other topic id")],
     *[("policy", how) for how in ("queue", "lane")],
+    *[("declared by pops", field) for field in ("max_attempts", "back_off_ms")],
+    *[
+        ("given back", how, of_policy)
+        for how in ("after", "back_off")
+        for of_policy in ("with a policy's back-off", "without")
+    ],
+    ("batch", "at the limit, given back for later"),
     *[("dispatch", how) for how in ("new", "known", "out of order")],
     *[("skip", how) for how in ("holes", "retention", "late", "known")],
     *[("dispatch range", reason) for reason in ("OK", "INVALID_PARAMETER", "BELOW_MIN", "AHEAD_OF_WINDOW")],
@@ -218,6 +225,8 @@ OUTCOMES: list[tuple[str, ...]] = [
             "poll_time_ms",
             "tags",
             "a tag",
+            "max_attempts",
+            "back_off_ms",
         )
     ],
     *[("invalid", kind, "client_id") for kind in (*_RANGED, "return_client")],

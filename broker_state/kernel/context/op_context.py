@@ -202,7 +202,15 @@ class OpContext:
         self.respond(reason, detail=detail)
 
     def dead_letter(
-        self, lane: LaneState, first: int, end: int, delivery: Delivery, *, reason: str, at_ms: int
+        self,
+        lane: LaneState,
+        first: int,
+        end: int,
+        delivery: Delivery,
+        *,
+        reason: str,
+        at_ms: int,
+        cause: str | None = None,
     ) -> None:
         """Send the messages in [first, end) to the dead-letter topic; adjacent equal ranges become one record."""
         letter = DeadLetter(
@@ -218,6 +226,7 @@ class OpContext:
             at_ms=at_ms,
             partition=self.record.partition,
             kafka_offset=self.record.kafka_offset,
+            cause=cause,
         )
         letters = self.decision.dead_letters
         if letters and letters[-1].last == first - 1:

@@ -163,8 +163,16 @@ class LaneState:
 
     @property
     def policy(self) -> LanePolicy:
-        """The lane's own policy, else the queue's."""
-        return self.record.policy or self.queue.record.policy
+        """The lane's own policy, else the queue's, completed by the retries that its consumers declare."""
+        own, declared, of_queue = self.record.policy, self.record.declared, self.queue.record.policy
+        if own is not None or declared is None:
+            return own or of_queue
+        return LanePolicy(
+            of_queue.max_attempts or declared.max_attempts,
+            of_queue.back_off_ms or declared.back_off_ms,
+            of_queue.parked_max,
+            of_queue.in_flight_max,
+        )
 
     @property
     def usage(self) -> LaneUsage | None:

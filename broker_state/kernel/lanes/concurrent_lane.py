@@ -6,14 +6,14 @@ changed and settled once for all claims on it, however many there are.
 
 from collections.abc import Sequence
 
-from broker_state.audit import DeliveryStep, shortened
+from broker_state.audit import DeliveryStep, release_cause, shortened
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.entry_claim import Claim, Header, Piece
-from broker_state.kernel.lanes.lease_end import end_lease
+from broker_state.kernel.lanes.lease_end import end_lease, is_release, wait_of_release_ms
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, windows
-from popstream.wire.command import AckEntry, ChangeEntry, Entry, RejectEntry, cause_of
+from popstream.wire.command import AckEntry, ChangeEntry, Entry, RejectEntry
 from popstream.wire.handle import Handle
 from popstream.wire.reason import Reason
 
@@ -111,9 +111,10 @@ def _asks_the_same(claim: Claim, other: Claim) -> bool:
     one, two = claim.entry, other.entry
     if isinstance(one, ChangeEntry) and isinstance(two, ChangeEntry):
         # A release may be the last attempt: then it has two audit rows, which follow each other for each run.
-        is_release = not one.invisible_time_ms
-        return not is_release and one.invisible_time_ms == two.invisible_time_ms and one.suspend == two.suspend
-    return cause_of(one) == cause_of(two)
+        if is_release(one) or is_release(two):
+            return False
+        return one.invisible_time_ms == two.invisible_time_ms and one.suspend == two.suspend
+    return one.cause == two.cause
 
 
 class _Work:
@@ -162,22 +163,32 @@ class _Work:
 
     def _change(self, entry: ChangeEntry, first: int, end: int, before: Delivery) -> Delivery | None:
         """Apply a change; return the delivery that the page gets, None for a dead letter."""
-        op, lane, cause = self.op, self.lane, "change_invisible"
+        op, lane = self.op, self.lane
         if before.state != _LEASED:
             lane.record.available -= end - first
             lane.record.leased += end - first
-        after = self._changed(entry, before)
+        wait_ms = wait_of_release_ms(lane.policy, entry, before.attempt)
+        after = self._changed(entry, before, wait_ms)
         header = Header(after.pop_time_ms, after.invisible_time_ms, 0)
         self.pieces.append(Piece(first, end, Reason.OK, before, after, header))
-        if not entry.invisible_time_ms:
-            step = DeliveryStep.RELEASED
-            return end_lease(op, lane, first, end, after, step=step, cause=cause, at_ms=op.now_ms)
-        op.audit.step(lane.record, DeliveryStep.CHANGED, first, end, after, cause=cause, client_id=op.client_id)
+        if is_release(entry):
+            return end_lease(
+                op,
+                lane,
+                first,
+                end,
+                after,
+                step=DeliveryStep.RELEASED,
+                cause=release_cause(entry.cause),
+                at_ms=op.now_ms,
+                wait_ms=None if entry.release is None else wait_ms,
+            )
+        step = DeliveryStep.CHANGED
+        op.audit.step(lane.record, step, first, end, after, cause="change_invisible", client_id=op.client_id)
         return after
 
-    def _changed(self, entry: ChangeEntry, before: Delivery) -> Delivery:
+    def _changed(self, entry: ChangeEntry, before: Delivery, invisible_time_ms: int) -> Delivery:
         """Return the delivery after a change; messages with equal deliveries before and after share it."""
-        invisible_time_ms = entry.invisible_time_ms
         if self.last_change is not None:
             last_before, after = self.last_change
             is_same = after.invisible_time_ms == invisible_time_ms and after.suspended == entry.suspend

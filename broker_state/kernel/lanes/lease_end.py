@@ -1,19 +1,35 @@
-"""How leases of a concurrent lane end without an ack: release, back-off, attempt limit, dead letter.
+"""How leases end without an ack: release, back-off, attempt limit, dead letter (docs/semantics.md)."""
 
-docs/semantics.md has the rules.
-"""
-
-from broker_state.audit import DeliveryStep
+from broker_state.audit import HANDLER_CAUSE, DeliveryStep
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.span import Span, append_span
+from broker_state.store.state_records import LanePolicy
+from popstream.wire.command import ChangeEntry
 
-__all__ = ["ack_range", "end_lease", "release", "release_client"]
+__all__ = ["ack_range", "end_lease", "is_release", "release", "release_client", "wait_of_release_ms"]
 
 _LEASED = DeliveryState.LEASED
 _PAGE_COST, _RUN_COST = 3, 3
 """What it costs to release leases of a page of 64 offsets, besides half of its runs, and each run of them."""
+
+
+def is_release(entry: ChangeEntry) -> bool:
+    """Whether the entry ends leases: they are not only changed."""
+    return entry.release is not None or not entry.invisible_time_ms
+
+
+def wait_of_release_ms(policy: LanePolicy, entry: ChangeEntry, attempt: int) -> int:
+    """Return after what time the entry offers a message again whose delivery had this number.
+
+    >>> entry = ChangeEntry(0, [(5, 5)], invisible_time_ms=700, release="back_off")
+    >>> [wait_of_release_ms(policy, entry, attempt=1) for policy in (LanePolicy(), LanePolicy(back_off_ms=(1_000,)))]
+    [700, 1000]
+    """
+    if entry.release == "back_off" and policy.back_off_ms:
+        return policy.back_off_after_ms(attempt)
+    return entry.invisible_time_ms
 
 
 def end_lease(
@@ -27,11 +43,13 @@ def end_lease(
     cause: str,
     at_ms: int,
     counted: bool = True,
+    wait_ms: int | None = None,
 ) -> Delivery | None:
-    """End the lease of [first, end) without an ack; return the delivery that the caller puts into the page.
+    """End the lease of [first, end) in a concurrent lane without an ack; return the delivery that the page gets.
 
-    The message is offered again, after its back-off; at its attempt limit it goes to the dead-letter topic, and the
-    function returns None. With `counted` False the delivery does not count as an attempt, as after `suspend`.
+    The message is offered again after `wait_ms`, if None after its back-off; at its attempt limit it goes to the
+    dead-letter topic, and the function returns None. With `counted` False the delivery does not count as an attempt, as
+    after `suspend`.
     """
     record = lane.record
     policy = lane.policy
@@ -43,14 +61,15 @@ def end_lease(
         ack_range(lane, first, end)
         record.dead_lettered += count
         op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
-        op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms)
+        failed = cause if cause.startswith(HANDLER_CAUSE) else None
+        op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms, cause=failed)
         return None
     record.available += count
-    again_ms = 0
-    if policy.back_off_ms and not suspended:
-        again_ms = at_ms + policy.back_off_ms[min(delivery.attempt, len(policy.back_off_ms)) - 1]
-        if again_ms <= op.now_ms:
-            again_ms = 0
+    if wait_ms is None:
+        wait_ms = 0 if suspended else policy.back_off_after_ms(delivery.attempt)
+    again_ms = at_ms + wait_ms
+    if again_ms <= op.now_ms:
+        again_ms = 0
     return delivery.offered_again(suspended=suspended, back_off_until_ms=again_ms)
 
 

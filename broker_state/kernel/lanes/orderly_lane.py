@@ -12,15 +12,17 @@ docs/semantics.md, "A message in an orderly lane", has the rules; `order_info` s
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from msgspec.structs import replace
 
-from broker_state.audit import DeliveryStep, shortened
+from broker_state.audit import HANDLER_CAUSE, DeliveryStep, release_cause, shortened
 from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.order_info import MemberRun, OrderInfo
 from broker_state.kernel.context.queue_state import LaneState, QueueState
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.entry_claim import NO_HEADER, Claim, Header, Piece
+from broker_state.kernel.lanes.lease_end import is_release, wait_of_release_ms
 from broker_state.kernel.lanes.pop_filter import PopFilter
 from broker_state.store.facts import Delivery, DeliveryState, Member, client_hash
 from broker_state.store.keys import DEADLINE_BATCH
@@ -233,7 +235,7 @@ def _judge(op: OpContext, lane: LaneState, claim: Claim, first: int) -> list[Pie
     if 0 < head.due_ms <= op.now_ms:
         end = first + 1  # the batch is free since before this record: what follows changes as soon as it is settled
     if isinstance(entry, ChangeEntry):
-        if not entry.invisible_time_ms and lane.policy.max_attempts:
+        if is_release(entry) and lane.policy.max_attempts:
             end = first + 1  # this release may dead-letter the offsets that follow
         return [_change(op, lane, entry, first, end, member)]
     return [_ack(op, lane, entry, first, end, member)]
@@ -254,17 +256,21 @@ def _ack(op: OpContext, lane: LaneState, entry: AckEntry | RejectEntry, first: i
 
 
 def _change(op: OpContext, lane: LaneState, entry: ChangeEntry, first: int, end: int, member: Member) -> Piece:
-    """A change of unacked members, to 0 ms a release (RocketMQ: ConsumerOrderInfoManager.updateNextVisibleTime)."""
-    info = lane.order_info
-    is_release = not entry.invisible_time_ms
-    next_visible_ms = op.now_ms + entry.invisible_time_ms
-    changed = replace(member, next_visible_ms=next_visible_ms, suspended=entry.suspend, ended=is_release)
+    """A change or a release of unacked members (RocketMQ: ConsumerOrderInfoManager.updateNextVisibleTime)."""
+    info, policy = lane.order_info, lane.policy
+    ends = is_release(entry)
+    wait_ms = wait_of_release_ms(policy, entry, member.count + 1)
+    if ends and _is_at_limit(member, policy.max_attempts) and not entry.suspend:
+        wait_ms = 0  # there is no further attempt to wait for
+    next_visible_ms = op.now_ms + wait_ms
+    changed = replace(member, next_visible_ms=next_visible_ms, suspended=entry.suspend, ended=ends)
     before, after = _delivery(info, member), _delivery(info, changed)
     _become(lane, first, end, member, changed)
     info.touch()
-    step = DeliveryStep.RELEASED if is_release else DeliveryStep.CHANGED
-    op.audit.step(lane.record, step, first, end, after, cause="change_invisible", client_id=op.client_id)
-    settle_batch(op, lane, is_release=is_release)
+    step = DeliveryStep.RELEASED if ends else DeliveryStep.CHANGED
+    cause = release_cause(entry.cause) if ends else "change_invisible"
+    op.audit.step(lane.record, step, first, end, after, cause=cause, client_id=op.client_id)
+    settle_batch(op, lane, released=(first, cause) if ends else None)
     return Piece(first, end, Reason.OK, before, after, _header(info.head.pop_time_ms, next_visible_ms))
 
 
@@ -278,18 +284,19 @@ def _header(pop_time_ms: int, next_visible_ms: int | None) -> Header:
 # The batch becomes free: leases end, and the commit offset follows the acks.
 
 
-def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) -> None:
+def settle_batch(op: OpContext, lane: LaneState, *, released: tuple[int, str] | None = None) -> None:
     """Bring the lane in line with its batch, which was changed or is due.
 
     The batch blocks the lane while an unacked member is invisible (RocketMQ: ConsumerOrderInfoManager.checkBlock). The
     lane is free when the last one becomes visible; that moment is the stored deadline (RocketMQ: getLockFreeTimestamp,
-    which takes the first one). With `is_release` a client gave something back: leases end although the lane was free.
+    which takes the first one). With `released` a client gave something back, from this offset on and for this cause:
+    leases end although the lane was free.
     """
     info = lane.order_info
     head = info.head
     free_ms = info.latest_visible_ms()
-    if (head.due_ms or is_release) and free_ms <= op.now_ms:
-        _end_leases(op, lane)
+    if (head.due_ms or released) and free_ms <= op.now_ms:
+        _end_leases(op, lane, released)
     if head.acked_count:  # without an ack the offsets before the first member, which tags left out, are not passed
         lane.record.passed_over += _move_commit_offset(lane, head.next_offset)
     due_ms = free_ms if free_ms > op.now_ms else 0
@@ -300,14 +307,14 @@ def settle_batch(op: OpContext, lane: LaneState, *, is_release: bool = False) ->
     _balance(op, lane)
 
 
-def _end_leases(op: OpContext, lane: LaneState) -> None:
+def _end_leases(op: OpContext, lane: LaneState, released: tuple[int, str] | None) -> None:
     """The batch is free: leases of unacked members expire, and members at the attempt limit are dead-lettered."""
     info = lane.order_info
     free_since_ms = min(info.head.due_ms, op.now_ms) or op.now_ms
     if lane.record.leased:
         _expire_leases(op, lane)
     if lane.policy.max_attempts:
-        _dead_letter_first_members(op, lane, lane.policy.max_attempts, free_since_ms)
+        _dead_letter_first_members(op, lane, lane.policy.max_attempts, free_since_ms, released)
 
 
 def _expire_leases(op: OpContext, lane: LaneState) -> None:
@@ -321,19 +328,34 @@ def _expire_leases(op: OpContext, lane: LaneState) -> None:
             op.audit.step(lane.record, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
 
 
-def _dead_letter_first_members(op: OpContext, lane: LaneState, max_attempts: int, at_ms: int) -> None:
+def _dead_letter_first_members(
+    op: OpContext, lane: LaneState, max_attempts: int, at_ms: int, released: tuple[int, str] | None
+) -> None:
     """Dead-letter unacked members at the attempt limit, from the first one on, up to one with attempts left.
 
-    The members behind that one are delivered again with it, which a dead letter must not be.
+    The members behind that one are delivered again with it, which a dead letter must not be. The one that was
+    `released` by a handler that failed is a letter of its own, with that cause.
     """
+    failed, cause = released if released and released[1].startswith(HANDLER_CAUSE) else (-1, "")
     info = lane.order_info
     for first, end, member in info.unacked():
         if end <= lane.acked.floor:
             continue  # a pop has passed it over
-        if member.count + 1 < max_attempts or member.suspended:
+        if not _is_at_limit(member, max_attempts) or member.suspended:
             return
         _become(lane, first, end, member, replace(member, acked=True))
-        _dead_letter(op, lane, first, end, _delivery(info, member), reason="attempt_limit", at_ms=at_ms)
+        cuts = (first, failed, failed + 1, end) if first <= failed < end else (first, end)
+        for low, high in pairwise(cuts):
+            why = cause if low == failed else None
+            if low < high:
+                _dead_letter(
+                    op, lane, low, high, _delivery(info, member), reason="attempt_limit", at_ms=at_ms, cause=why
+                )
+
+
+def _is_at_limit(member: Member, max_attempts: int) -> bool:
+    """Whether the delivery of a member is the last one that the policy allows."""
+    return 0 < max_attempts <= member.count + 1
 
 
 def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool) -> list[Span]:
@@ -412,12 +434,13 @@ def _dead_letter(
     reason: str,
     at_ms: int,
     client_id: str | None = None,
+    cause: str | None = None,
 ) -> None:
     lane.record.dead_lettered += end - first
     op.audit.step(
         lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause=reason, at_ms=at_ms, client_id=client_id
     )
-    op.dead_letter(lane, first, end, delivery, reason=reason, at_ms=at_ms)
+    op.dead_letter(lane, first, end, delivery, reason=reason, at_ms=at_ms, cause=cause)
 
 
 def _delivery(info: OrderInfo, member: Member) -> Delivery:

@@ -13,6 +13,7 @@ from pipelines.apply_ops.outbox import Entry
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.headers import (
     DEAD_LETTER_ATTEMPTS_HEADER,
+    DEAD_LETTER_CAUSE_HEADER,
     DEAD_LETTER_GONE_HEADER,
     DEAD_LETTER_GROUP_HEADER,
     DEAD_LETTER_HISTORY_HEADER,
@@ -147,7 +148,7 @@ def copy_of(letter: DeadLetter, queue_offset: int, message: Any | None) -> DeadL
 
 
 def _own_headers(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes]]:
-    return [
+    headers = [
         (DEAD_LETTER_REASON_HEADER, letter.reason.encode()),
         (DEAD_LETTER_GROUP_HEADER, letter.group.encode()),
         (DEAD_LETTER_TOPIC_HEADER, letter.topic.encode()),
@@ -156,6 +157,9 @@ def _own_headers(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes
         (DEAD_LETTER_ATTEMPTS_HEADER, str(letter.attempts).encode()),
         (DEAD_LETTER_HISTORY_HEADER, msgspec.json.encode(_history(letter))),
     ]
+    if letter.cause is not None:
+        headers.append((DEAD_LETTER_CAUSE_HEADER, letter.cause.encode()))
+    return headers
 
 
 def _history(letter: DeadLetter) -> dict[str, int]:
