@@ -21,6 +21,7 @@ from popstream.outcome import Outcome, Receipt, ReceiptHandle, Record, SendResul
 from popstream.payload.payloads import FetchCounts
 from popstream.payload.redelivery import Redelivery
 from popstream.producer import Producer
+from popstream.retries import BackOff, Reject, Retry
 from popstream.send.backfill import DispatchReport, dispatch_existing
 from popstream.send.outgoing import OutgoingMessage
 from popstream.settings import ClientSettings
@@ -33,6 +34,7 @@ __all__ = [
     "AnswerTimeout",
     "AnswerUnreadable",
     "AsyncConsumer",
+    "BackOff",
     "ClientClosed",
     "ClientSettings",
     "Consumer",
@@ -61,8 +63,10 @@ __all__ = [
     "Record",
     "Redelivery",
     "Refused",
+    "Reject",
     "RenewalPolicy",
     "Resender",
+    "Retry",
     "SendResult",
     "Transport",
     "Unavailable",

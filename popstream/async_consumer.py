@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import logging
+import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from popstream.consumer import FAILURE_DELAY_MS, Consumer
-from popstream.lease.entries import RETURNED, Change
+from popstream.consumer import Consumer
+from popstream.pop.handler_pool import end_forked_child
 from popstream.shutdown import install_sigterm_handler
 from popstream.wire.base_errors import PopstreamError
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from popstream.pop.subscription import Subscription
 
 __all__ = ["AsyncConsumer"]
-
-LOG = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -98,13 +96,7 @@ class AsyncConsumer:
         """Like `Consumer.reject`."""
         return await self._in_thread(partial(self.consumer.reject, messages, cause))
 
-    async def run(
-        self,
-        handle: Callable[[Message], Awaitable[object]],
-        *,
-        tasks: int = 1,
-        failure_delay_ms: int = FAILURE_DELAY_MS,
-    ) -> None:
+    async def run(self, handle: Callable[[Message], Awaitable[object]], *, tasks: int = 1) -> None:
         """Like `Consumer.run`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
 
         Raises:
@@ -114,7 +106,7 @@ class AsyncConsumer:
         feed = _Feed(self.consumer.subscribe(), self._threads)
         async with asyncio.TaskGroup() as group:
             for _ in range(tasks):
-                group.create_task(self._work(feed, handle, Change(failure_delay_ms)))
+                group.create_task(self._work(feed, handle))
 
     def stop(self) -> None:
         """Like `Consumer.stop`."""
@@ -142,18 +134,19 @@ class AsyncConsumer:
         """Close it."""
         await self.close()
 
-    async def _work(self, feed: _Feed, handle: Callable[[Message], Awaitable[object]], failed: Change) -> None:
+    async def _work(self, feed: _Feed, handle: Callable[[Message], Awaitable[object]]) -> None:
+        process_id = os.getpid()
         while (message := await feed.next()) is not None:
             try:
                 await handle(message)
             except BaseException as error:
+                end_forked_child(process_id)
                 if not message.is_settled:
-                    feed.release(message, failed)
+                    feed.fail(message, error)
                 if not isinstance(error, Exception):
                     raise
-                where = (message.topic, message.queue_id, message.queue_offset)
-                LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
             else:
+                end_forked_child(process_id)
                 if not message.is_settled:
                     feed.finish(message)
 
@@ -183,7 +176,7 @@ class _Feed:
             try:
                 await asyncio.sleep(0)  # a handler that never waits must not keep the others from running
             except asyncio.CancelledError:
-                self.release(fetched[0], RETURNED)
+                self.release(fetched[0])
                 raise
             return fetched[0]
         loop = asyncio.get_running_loop()
@@ -195,16 +188,20 @@ class _Feed:
             return await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled() and (message := waiter.result()) is not None:
-                self.release(message, RETURNED)
+                self.release(message)
             raise
 
     def finish(self, message: Message) -> None:
         """Ack a message soon, together with others."""
         self._subscription.finish((message,))
 
-    def release(self, message: Message, change: Change) -> None:
-        """Release a message, and in an orderly group the later ones of its pop; in a thread, as Kafka may be away."""
-        self._threads.submit(self._subscription.release_with_rest, [message], change)
+    def release(self, message: Message) -> None:
+        """Return a message, and in an orderly group the later ones of its pop; in a thread, as Kafka may be away."""
+        self._threads.submit(self._subscription.return_with_rest, [message])
+
+    def fail(self, message: Message, error: BaseException) -> None:
+        """Settle a message whose handler has raised (`Subscription.fail`); in a thread, too."""
+        self._threads.submit(self._subscription.fail, [message], error)
 
     async def _serve(self) -> None:
         try:
@@ -226,7 +223,7 @@ class _Feed:
         if found := self._next_waiter():
             found.set_result(message)
         else:
-            self.release(message, RETURNED)
+            self.release(message)
 
     def _next_waiter(self) -> asyncio.Future[Message | None] | None:
         """Remove and return the first waiter that still waits."""

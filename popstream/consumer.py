@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.entries import Change
+from popstream.lease.failed_handler import Retries
 from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
 from popstream.outcome import Outcome
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of
-from popstream.pop.handler_pool import HandlerPool, each_message
+from popstream.pop.handler_pool import HandlerPool, each_message, in_one_process
 from popstream.pop.notifications import listen
 from popstream.pop.pop_calls import PopCalls, require
 from popstream.pop.pops import Pops
 from popstream.pop.record_filler import RecordFiller
 from popstream.pop.subscription import Subscription, SubscriptionOptions
+from popstream.retries import MAX_ATTEMPTS, BackOff, describe_error
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
 from popstream.topics.queue_types import QueueTypes
@@ -54,7 +56,6 @@ LOG = logging.getLogger(__name__)
 CLOSE_TIMEOUT_MS = 30_000
 FETCH_TIMEOUT_MS = 10_000
 INVISIBLE_TIME_MS = 60_000
-FAILURE_DELAY_MS = 1_000
 
 
 class Consumer:
@@ -66,7 +67,7 @@ class Consumer:
     ```python
     with Consumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
         for message in consumer:      # or consumer.run(handle, workers=8)
-            with message:             # acks at the end of the block, releases when the block raises
+            with message:             # acks at the end of the block, gives it back when the block raises
                 work_on(message.value)
     ```
 
@@ -97,6 +98,12 @@ class Consumer:
         init: Where the group begins at a queue that it has never popped: at its first message ("earliest"), or after
             its last one ("latest"). A queue that is added while the consumer runs always begins at its first message.
         message_filter: Called for each message before it is handed out.
+        max_attempts: Deliveries of a message before it goes to the dead-letter topic, 1..65,535; 0: no limit. Each pop
+            declares it to its queue, for the whole group; a `policy` comes before it. None: declare nothing.
+        back_off: The time between a failed delivery and the next one: a `BackOff`, or a list of seconds after the
+            first, second, ... attempt, of which the last value repeats.
+        describe_error: Describes what a handler raised, for the tables and the dead letters, which keep 256 characters;
+            leave out there what must not be read by others.
         renewal: When leases are renewed, of the messages of `topics` and of pops with `renew`; None: never.
         ack_delay_ms: How long an ack waits for others of the same queue. Longer: fewer records; shorter: done sooner.
         fetch_timeout_ms: How long to wait for the records of a pop before the missing ones are released.
@@ -133,6 +140,9 @@ class Consumer:
         tags: Sequence[str] | None = None,
         init: Literal["earliest", "latest"] = "earliest",
         message_filter: MessageFilter | None = None,
+        max_attempts: int | None = MAX_ATTEMPTS,
+        back_off: BackOff | Sequence[float] = BackOff.exponential(),  # noqa: B008 - frozen
+        describe_error: Callable[[BaseException], str] = describe_error,
         renewal: RenewalPolicy | None = RenewalPolicy(),  # noqa: B008 - frozen
         ack_delay_ms: float = 5.0,
         fetch_timeout_ms: int = FETCH_TIMEOUT_MS,
@@ -152,6 +162,7 @@ class Consumer:
         if order and resend_with is not None:
             text = "an orderly group redelivers whole units: a message that is sent again would be out of order"
             raise Invalid(text, subject=group)
+        retries = Retries(max_attempts, back_off, describe_error)
         self.settings = ClientSettings(
             bootstrap_servers=bootstrap_servers, client_id=client_id or new_client_id(), prefix=prefix, **settings
         )
@@ -189,6 +200,7 @@ class Consumer:
                 ack_delay_ms=ack_delay_ms,
                 batches_changes=enable_batch_change_invisible,
                 renewal=renewal,
+                retries=retries,
                 resender=resend_with,
             )
             opened.callback(self._leases.close)
@@ -206,6 +218,7 @@ class Consumer:
                 self._leases,
                 filler,
                 settler=MessageSettler(self._leases.settlement, self._require_open),
+                retries=retries,
                 returns_first=(group, self.client_id) if return_first else None,
             )
             self._pop_calls = PopCalls(self._pops, self._leases, self._payloads.queue_ids)
@@ -239,18 +252,17 @@ class Consumer:
                 if not message.is_settled:  # its unit was released meanwhile
                     yield message
 
-    def run(
-        self, handle: Callable[[Message], object], *, workers: int = 1, failure_delay_ms: int = FAILURE_DELAY_MS
-    ) -> None:
+    def run(self, handle: Callable[[Message], object], *, workers: int = 1) -> None:
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
 
         A message is acked when the handler returns, unless the handler has settled it. When the handler raises, the
-        message is released; in an orderly group the later messages of the same pop are released with it.
+        message is given back for as long as `back_off` says, and after `max_attempts` it is a dead letter; in an
+        orderly group the later messages of the same pop are released with it. A handler decides by raising `Retry` or
+        `Reject`.
 
         Args:
             handle: Takes a message; its return value is ignored.
             workers: Number of threads. Messages of an orderly queue go to one thread at a time, in order.
-            failure_delay_ms: Delay before the message of a failed handler is redelivered, in milliseconds.
 
         Raises:
             Refused: The job refuses pops of this group.
@@ -259,7 +271,7 @@ class Consumer:
         # A worker takes one message at a time, so that the others need not wait for it; those of an orderly pop do.
         set_size = POP_MESSAGES_MAX if self._options.order else 1
         subscription = self.subscribe()
-        self._run(subscription, each_message(handle, subscription), set_size, workers, failure_delay_ms)
+        self._run(subscription, each_message(in_one_process(handle), subscription), set_size, workers)
 
     def run_sets(
         self,
@@ -267,14 +279,13 @@ class Consumer:
         *,
         set_size: int,
         workers: int = 1,
-        failure_delay_ms: int = FAILURE_DELAY_MS,
     ) -> None:
         """Like `run`, with up to `set_size` messages for each call of `handle`.
 
         Messages that the handler has settled stay settled. When it returns, the others are acked. When it raises, the
-        others are released: the first one as the failed one, the later ones without a further attempt.
+        first of the others is the failed one, and the later ones are released without a further attempt.
         """
-        self._run(self.subscribe(), handle, set_size, workers, failure_delay_ms)
+        self._run(self.subscribe(), in_one_process(handle), set_size, workers)
 
     def stop(self) -> None:
         """End iterations and `run` after the current message; release the messages that were not handed out.
@@ -562,14 +573,12 @@ class Consumer:
         handle: Callable[[Sequence[Message]], object],
         set_size: int,
         workers: int,
-        failure_delay_ms: int,
     ) -> None:
         pool = HandlerPool(
             f"{self.client_id}-worker",
             subscription,
             handle,
             set_size=set_size,
-            failure_delay_ms=failure_delay_ms,
         )
         self._handler_pools.add(pool)
         try:

@@ -11,6 +11,7 @@ import msgspec
 
 from popstream.errors import ClientClosed
 from popstream.outcome import Outcome, Receipt
+from popstream.retries import Reject, Retry
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class Settler(Protocol):
     def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
         """Release it."""
 
+    def fail_one(self, message: Message, error: BaseException) -> Future[Outcome]:
+        """Settle it after its handler has raised."""
+
     def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
         """Reject it."""
 
@@ -59,13 +63,15 @@ class Settler(Protocol):
 class Message(Receipt, kw_only=True, eq=False):
     """One delivery of one message.
 
-    As a context manager it is acked when the block ends, and released when the block raises:
+    As a context manager it is acked when the block ends, and given back when the block raises, as by `Consumer.run`:
 
     ```python
     for message in consumer:
         with message:
             work_on(message.value)
     ```
+
+    `Retry` and `Reject` end the block and go no further; any other exception goes on after the block.
 
     The methods return at once; the outcome is the result of the future that they return.
 
@@ -155,14 +161,14 @@ class Message(Receipt, kw_only=True, eq=False):
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Ack it, or release it when the block raised, unless the block has settled it."""
-        if self.is_settled:
-            return
-        if kind is None:
-            self.ack()
-        else:
-            self.release()
+    ) -> bool:
+        """Ack it, or give it back when the block raised, unless the block has settled it."""
+        if not self.is_settled:
+            if error is None:
+                self.ack()
+            else:
+                self._settler().fail_one(self, error)
+        return isinstance(error, (Retry, Reject))
 
     def _settler(self) -> Settler:
         if self.settler is None:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from popstream.outcome import Receipt
     from popstream.wire.answer import Answer, Run
+    from popstream.wire.command import Release
 
 __all__ = [
     "DELIVERY_OVER",
@@ -65,11 +66,14 @@ OutcomesFuture = Future[list[Outcome]]
 class Change(msgspec.Struct, frozen=True, gc=False):
     """Label of a change: visible `invisible_time_ms` after the decision.
 
-    With `suspend` the next delivery does not count as a further attempt.
+    With `suspend` the next delivery does not count as a further attempt. `release` and `cause` are those of the wire
+    (popstream.wire.command.ChangeEntry).
     """
 
     invisible_time_ms: int
     suspend: bool = False
+    release: Release | None = None
+    cause: str | None = None
 
 
 RETURNED = Change(0, suspend=True)

@@ -55,10 +55,21 @@ class _Kind(msgspec.Struct, frozen=True):
 
 _ACK = _Kind(Ack, lambda planned: AckEntry(planned.handle, planned.ranges, planned.label))
 _REJECT = _Kind(Reject, lambda planned: RejectEntry(planned.handle, planned.ranges, planned.label))
-_CHANGE = _Kind(
-    ChangeInvisible,
-    lambda planned: ChangeEntry(planned.handle, planned.ranges, planned.label.invisible_time_ms, planned.label.suspend),
-)
+
+
+def _change_entry(planned: PlannedEntry[Change]) -> ChangeEntry:
+    label = planned.label
+    return ChangeEntry(
+        planned.handle,
+        planned.ranges,
+        label.invisible_time_ms,
+        label.suspend,
+        release=label.release,
+        cause=label.cause,
+    )
+
+
+_CHANGE = _Kind(ChangeInvisible, _change_entry)
 
 
 class EntrySender:

@@ -17,6 +17,7 @@ from popstream.lease.settlement import Settlement
 if TYPE_CHECKING:
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture
+    from popstream.lease.failed_handler import Retries
     from popstream.lease.settlement import Resender
     from popstream.outcome import QueueKey
 
@@ -35,6 +36,7 @@ class Leases:
         ack_delay_ms: How long acks wait for others of the same queue.
         batches_changes: Whether one record may change several messages.
         renewal: When leases are renewed; None renews none.
+        retries: What becomes of messages whose handlers fail.
         resender: Sends failed messages of units again; None: their whole units are redelivered.
 
     Attributes:
@@ -52,6 +54,7 @@ class Leases:
         ack_delay_ms: float,
         batches_changes: bool,
         renewal: RenewalPolicy | None,
+        retries: Retries,
         resender: Resender | None,
     ) -> None:
         self._client_id = client_id
@@ -66,7 +69,12 @@ class Leases:
             batches_changes=batches_changes,
         )
         self.settlement = Settlement(
-            self._entries, self.held, group=group, broker_clock=transport.broker_clock, resender=resender
+            self._entries,
+            self.held,
+            group=group,
+            broker_clock=transport.broker_clock,
+            retries=retries,
+            resender=resender,
         )
         # Without a policy it still forgets leases that have ended.
         self._renewer = LeaseRenewer(f"{client_id}-renewals", self.held, self._entries, renewal or RenewalPolicy())
@@ -118,7 +126,7 @@ class Leases:
             # Before the acks are waited for: a queue that does not answer must not keep the others' messages.
             timeout_ms = int(left_s(deadline_s) * 1000)
             released = self._entries.change(
-                ((message, Change(0)) for message in held), keeps=False, timeout_ms=timeout_ms
+                ((message, Change(0, release="after")) for message in held), keeps=False, timeout_ms=timeout_ms
             )
             released.add_done_callback(partial(_log_released, self._client_id))
         self._entries.flush(left_s(deadline_s))

@@ -43,7 +43,13 @@ class MessageSettler:
     def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
         """`Message.release`."""
         self._require_open()
-        return _first(self._settlement.change([(message, Change(invisible_time_ms))], keeps=False))
+        given_back = Change(invisible_time_ms, release="after")
+        return _first(self._settlement.change([(message, given_back)], keeps=False))
+
+    def fail_one(self, message: Message, error: BaseException) -> Future[Outcome]:
+        """The end of `with message:` by an exception."""
+        self._require_open()
+        return _first(self._settlement.fail(message, error))
 
     def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
         """`Message.reject`."""

@@ -30,7 +30,7 @@ __all__ = ["LeaseRenewer", "RenewalPolicy"]
 LOG = logging.getLogger(__name__)
 
 PAUSE_S_MIN = 0.01
-ORPHANED = Change(1_000)
+ORPHANED = Change(1_000, release="after")
 """For a message of a thread that has ended, as for one whose handler has failed: the cause may last for a while."""
 AHEAD_MS = 10_000
 MINUTE_MS = 60_000

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from popstream.errors import AnswerTimeout
-from popstream.lease.entries import BatchFuture, Change
+from popstream.lease.entries import RETURNED, BatchFuture, Change
 from popstream.lease.entry_sender import EXPIRED_LOCALLY
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
 from popstream.payload.redelivery import Redelivery
+from popstream.retries import Reject
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.reason import Reason, code_of
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from popstream.exchange.broker_clock import BrokerClock
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.entry_sender import EntrySender
+    from popstream.lease.failed_handler import Retries
     from popstream.lease.held_messages import HeldMessages
     from popstream.message import LeasedUnit
     from popstream.outcome import Receipt, SendResult
@@ -45,7 +47,7 @@ LOG = logging.getLogger(__name__)
 NOTED = Outcome(True, Reason.OK, code_of(Reason.OK))
 """Outcome of a settled message of a unit with other messages in flight: the unit is acked after the last one."""
 DONE_BEFORE = Outcome(False, Reason.ALREADY_ACKED, code_of(Reason.ALREADY_ACKED))
-REDELIVER_UNIT = Change(1_000)
+REDELIVER_UNIT = Change(1_000, release="after")
 """For a unit with a message that could not be sent again; not at once, as the cause may last."""
 
 
@@ -64,6 +66,7 @@ class Settlement:
         held: The held messages.
         group: The consumer group, for redeliveries.
         broker_clock: The clock of redeliveries with a delay.
+        retries: What becomes of messages whose handlers fail.
         resender: Sends failed messages of units again, each by itself; None: their units are redelivered.
     """
 
@@ -74,12 +77,14 @@ class Settlement:
         *,
         group: str,
         broker_clock: BrokerClock,
+        retries: Retries,
         resender: Resender | None = None,
     ) -> None:
         self._entries = entries
         self._held = held
         self._group = group
         self._broker_clock = broker_clock
+        self._retries = retries
         self._resender = resender
         self._changed = threading.Condition()
         self._in_flight: set[Future[SendResult]] = set()
@@ -141,6 +146,22 @@ class Settlement:
                 self._change_unit(call, part, change, keeps=not goes_back)
 
         return self._request((receipt for receipt, _ in listed), change_whole, change_parts)
+
+    def fail(
+        self, message: Message, error: BaseException, later: Sequence[Message] = (), *, is_orderly: bool = False
+    ) -> OutcomesFuture:
+        """Settle a message whose handler has raised `error`, and release those `later` in its set, without an attempt.
+
+        The result of the future begins with the outcome of the message, or in an orderly group ends with it.
+        """
+        others = [(other, RETURNED) for other in later]
+        settled = self._retries.after_failure(error, message.attempt)
+        if isinstance(settled, Reject):
+            self.change(others, keeps=False)
+            return self.reject([message], settled.reason or None)
+        # An orderly batch becomes free by its last member: if that is the failed one, its dead letter has the cause.
+        failed = (message, settled)
+        return self.change([*others, failed] if is_orderly else [failed, *others], keeps=False)
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the messages that are sent again are written, and their units are settled.

@@ -1,13 +1,14 @@
-"""Threads that call a handler with the messages of a subscription: acked when it returns, released when it raises."""
+"""Threads that call a handler with the messages of a subscription: acked when it returns, given back when it raises."""
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from popstream.lease.entries import RETURNED, Change
+from popstream.retries import Reject
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
@@ -16,26 +17,27 @@ if TYPE_CHECKING:
     from popstream.message import Message
     from popstream.pop.subscription import Subscription
 
-__all__ = ["HandlerPool", "each_message"]
+__all__ = ["HandlerPool", "each_message", "end_forked_child", "in_one_process"]
 
 LOG = logging.getLogger(__name__)
 
 STOP_CHECK_S = 0.5
+
+Handled = TypeVar("Handled")
 
 
 class HandlerPool:
     """A handler and the threads that call it.
 
     A set is one message, unless more were asked for; in an orderly group it is the messages of one pop. When the
-    handler fails, the message at which it failed and all later ones of its set are released in one request (seed 000: a
-    failed delivery returns the rest of the response). Only the first one has had an attempt.
+    handler fails, the message at which it failed and all later ones of its set are settled in one request (seed 000: a
+    failed delivery returns the rest of the response). Only the first one has had an attempt (`Subscription.fail`).
 
     Args:
         name: Prefix of the names of the threads.
         subscription: The source of messages.
         handle: Called with a set of messages; the messages that it has not settled are settled by its result.
         set_size: Maximum number of messages in a set.
-        failure_delay_ms: Delay before the failed message is redelivered, in milliseconds.
     """
 
     def __init__(
@@ -45,13 +47,11 @@ class HandlerPool:
         handle: Callable[[Sequence[Message]], object],
         *,
         set_size: int,
-        failure_delay_ms: int,
     ) -> None:
         self._name = name
         self._subscription = subscription
         self._handle = handle
         self._set_size = set_size
-        self._failed = Change(failure_delay_ms)
         self._threads: list[threading.Thread] = []
         self._failures: list[BaseException] = []
         self._ended = threading.Event()
@@ -105,11 +105,8 @@ class HandlerPool:
         try:
             self._handle(messages)
         except BaseException as error:
-            left = _unsettled(messages)
-            if left:
-                where = (left[0].topic, left[0].queue_id, left[0].queue_offset)
-                LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
-                self._subscription.release_with_rest(left, self._failed)
+            if left := _unsettled(messages):
+                self._subscription.fail(left, error)
             if not isinstance(error, Exception):
                 raise
         else:
@@ -134,10 +131,39 @@ def each_message(
             if message.is_settled:
                 continue  # its unit was released meanwhile
             if place and not subscription.may_begin(message):  # the first one was looked at when it was taken
-                subscription.release_with_rest(_unsettled(messages[place:]), RETURNED)
+                subscription.return_with_rest(messages[place:])
                 return
-            handle(message)
+            try:
+                handle(message)
+            except Reject as error:  # it is done with: the others go on
+                if not message.is_settled:
+                    subscription.fail((message,), error)
             if not message.is_settled:
                 subscription.finish((message,))
 
     return handle_all
+
+
+def in_one_process(handle: Callable[[Handled], object]) -> Callable[[Handled], None]:
+    """Return the handler, which may fork: a child that comes back from it ends, because the messages are its parent's.
+
+    It has neither the threads nor the connections of the consumer.
+    """
+    process_id = os.getpid()
+
+    def call(handled: Handled) -> None:
+        try:
+            handle(handled)
+        finally:
+            end_forked_child(process_id)
+
+    return call
+
+
+def end_forked_child(process_id: int) -> None:
+    """End this process if it is not the one with this id, but a child that a handler has forked."""
+    if os.getpid() != process_id:
+        LOG.error(
+            "a process that a handler forked has come back from the handler: it ends, its messages are %d's", process_id
+        )
+        os._exit(1)

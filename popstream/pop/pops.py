@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from popstream.exchange.transport import Transport
+    from popstream.lease.failed_handler import Retries
     from popstream.lease.leases import Leases
     from popstream.message import Settler
     from popstream.outcome import QueueKey
@@ -61,6 +62,7 @@ class Pops:
         leases: The leases of the consumer.
         filler: Fetches the records of what was leased.
         settler: Carries out the methods of the messages.
+        retries: What the pops declare.
         returns_first: (group, client_id) whose earlier leases of a queue are released before the first pop of it.
     """
 
@@ -71,12 +73,14 @@ class Pops:
         filler: RecordFiller,
         *,
         settler: Settler,
+        retries: Retries,
         returns_first: tuple[str, str] | None,
     ) -> None:
         self.filler = filler
         self._transport = transport
         self._held = leases.held
         self._settler = settler
+        self._retries = retries
         self._returns_first = returns_first
         self._returned: set[QueueKey] = set()
         self._changed = threading.Condition()
@@ -100,7 +104,8 @@ class Pops:
                 returned = ReturnClient(v=1, topic=queue[0], queue_id=queue[1], group=group, client_id=client_id)
                 self._transport.submit(returned).add_done_callback(_log_returned)
                 self._returned.add(queue)
-            answered = self._transport.submit(msgspec.structs.replace(command, op_id=op_id), timeout_ms=timeout_ms)
+            declaring = self._retries.declared_by(msgspec.structs.replace(command, op_id=op_id))
+            answered = self._transport.submit(declaring, timeout_ms=timeout_ms)
             self._in_flight[op_id] = queue
         return answered
 

@@ -43,11 +43,11 @@ __all__ = ["Filled", "RecordFiller", "release_after"]
 
 LOG = logging.getLogger(__name__)
 
-LATE = Change(1_000, suspend=True)
+LATE = Change(1_000, suspend=True, release="after")
 """For a record that did not come in time: it may come soon, so the delivery does not count as an attempt."""
-UNREADABLE = Change(1_000)
+UNREADABLE = Change(1_000, release="after")
 """For a record that cannot be read: the attempt counts, so that a lane with an attempt limit gives the message up."""
-FILTERED = Change(1_000)
+FILTERED = Change(1_000, release="after")
 """For a message that the filter returns: released at once it would come here again (RocketMQ's proxy: 1 s as well)."""
 
 
@@ -207,7 +207,7 @@ class RecordFiller:
             self._settlement.reject([message], redelivery.reject or None)
         elif redelivery.not_before_ms > broker_ms:
             wait_ms = min(redelivery.not_before_ms - broker_ms, INVISIBLE_TIME_MS_MAX)
-            self._settlement.change([(message, Change(wait_ms, suspend=True))], keeps=False)
+            self._settlement.change([(message, Change(wait_ms, suspend=True, release="after"))], keeps=False)
         else:
             message.attempt += redelivery.attempts
             return True

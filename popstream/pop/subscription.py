@@ -21,12 +21,13 @@ import msgspec
 
 from popstream.errors import ClientClosed, Refused
 from popstream.exchange.transport import new_op_id
-from popstream.lease.entries import RETURNED, Change
+from popstream.lease.entries import RETURNED
 from popstream.pop.hand_out import HandOut
 from popstream.pop.next_queue import NextQueue
 from popstream.pop.pops import POLL_MS_SHARED, POP_RESULTS
 from popstream.pop.prefetch_window import ROOM_PER_QUEUE, PrefetchWindow
 from popstream.pop.queue_discovery import QueueDiscovery
+from popstream.retries import Reject, Retry
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Init, Pop
 from popstream.wire.limits import POP_MESSAGES_MAX
@@ -220,18 +221,33 @@ class Subscription:
         """
         self._leases.settlement.finish(messages)
 
-    def release_with_rest(self, messages: Sequence[Message], first: Change, others: Change = RETURNED) -> None:
-        """Release messages that were taken, and the later messages of an orderly queue's pop, in one request.
+    def return_with_rest(self, messages: Sequence[Message]) -> None:
+        """Release messages without counting the attempt, and the later ones of an orderly queue's pop, in one request.
 
         Args:
-            messages: Messages of one queue, or of a concurrent group.
-            first: How the first message is released.
-            others: How the others are; by default without counting the attempt.
+            messages: At least one, of one queue or of a concurrent group.
         """
-        changes = [(message, first if place == 0 else others) for place, message in enumerate(messages)]
-        if messages:  # those of an orderly queue are all of one pop
-            changes += [(message, RETURNED) for message in self._hand_out.rest_behind(messages[0])]
-        self._leases.settlement.change(changes, keeps=False)
+        behind = self._hand_out.rest_behind(messages[0])
+        self._leases.settlement.change(((message, RETURNED) for message in (*messages, *behind)), keeps=False)
+
+    def fail(self, messages: Sequence[Message], error: BaseException) -> None:
+        """Settle messages whose handler has raised: the first one by the error, the others without an attempt.
+
+        Unless the first one is rejected, the later messages of an orderly queue's pop follow it.
+
+        Args:
+            messages: At least one, of one queue or of a concurrent group.
+            error: What the handler has raised.
+        """
+        failed, later = messages[0], [*messages[1:]]
+        where = (failed.topic, failed.queue_id, failed.queue_offset)
+        if isinstance(error, (Retry, Reject)):
+            LOG.info("the handler of %s/%d offset %d says: %r", *where, error)
+        else:
+            LOG.warning("the handler failed at %s/%d offset %d", *where, exc_info=error)
+        if not isinstance(error, Reject):
+            later += self._hand_out.rest_behind(failed)
+        self._leases.settlement.fail(failed, error, later, is_orderly=self._options.order)
 
     def stop(self) -> None:
         """Hand out nothing more, release the messages that were not handed out, and cancel the parked pops."""

@@ -85,6 +85,7 @@ def run_consume(
         group=group,
         prefix=target.prefix,
         client_id=settings.client_id,
+        max_attempts=None,  # they are those of the group's own program
         history_file=target.history_file,
     )
     progress = _Progress(count_max)

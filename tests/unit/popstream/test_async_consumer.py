@@ -58,8 +58,8 @@ def test_a_handler_in_many_tasks(job: MemoryJob) -> None:
             all_done.set()
 
     async def main() -> None:
-        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
-            running = asyncio.create_task(consumer.run(handle, tasks=5, failure_delay_ms=0))
+        async with AsyncConsumer.of(job.consumer("billing", topics=["orders"], back_off=[])) as consumer:
+            running = asyncio.create_task(consumer.run(handle, tasks=5))
             await all_done.wait()
             consumer.stop()
             await running

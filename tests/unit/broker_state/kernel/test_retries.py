@@ -1,5 +1,7 @@
 """Retries: what pops declare, how messages are given back, and when that ends. Sentences of docs/semantics.md."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -76,7 +78,7 @@ def test_what_the_policy_of_the_queue_leaves_open_its_consumers_declare() -> Non
     "fields",
     [{"max_attempts": -1}, {"max_attempts": 65_536}, {"back_off_ms": [0] * 33}, {"back_off_ms": [43_200_001]}],
 )
-def test_retries_out_of_range_are_refused_and_change_nothing(fields: dict[str, object]) -> None:
+def test_retries_out_of_range_are_refused_and_change_nothing(fields: dict[str, Any]) -> None:
     lab = LaneLab(written=2)
     lab.pop(1, max_attempts=2)
     assert lab.pop(1, **fields).reason == "INVALID_PARAMETER"
@@ -137,7 +139,7 @@ def test_a_release_after_a_time_comes_in_place_of_the_back_off() -> None:
 @pytest.mark.parametrize(("back_off_ms", "waits_ms"), [([1_000, 5_000], [1_000, 5_000, 5_000]), ([], [70, 70, 70])])
 @pytest.mark.parametrize("order", [False, True])
 def test_a_release_with_back_off_waits_as_the_policy_says_else_as_the_entry_says(
-    back_off_ms: list[int], waits_ms: list[int], order: bool
+    back_off_ms: list[int], waits_ms: list[int], *, order: bool
 ) -> None:
     lab = LaneLab(written=1)
     lab.do(Policy(**QUEUE, group=GROUP, back_off_ms=back_off_ms))
@@ -188,7 +190,9 @@ def test_a_dead_letter_of_a_lease_that_expired_has_no_cause_and_is_stored_as_bef
     ("cause", "written"),
     [(None, "change_invisible"), ("", "handler"), ("reset_offset", "handler: reset_offset"), ("x" * 512, None)],
 )
-def test_no_cause_of_a_client_can_be_mistaken_for_another(cause: str | None, written: str | None, order: bool) -> None:
+def test_no_cause_of_a_client_can_be_mistaken_for_another(
+    cause: str | None, written: str | None, *, order: bool
+) -> None:
     lab = LaneLab(written=1)
     give_back(lab, lab.pop(1, order=order).handle, 0, release=None, cause=cause)
     assert rows(lab) == [("released", 0, written or f"handler: {cause}")]

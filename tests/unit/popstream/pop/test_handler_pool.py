@@ -38,7 +38,7 @@ def left(job: MemoryJob) -> list[tuple[int, int]]:
 
 
 def run_until(consumer: Consumer, handle: Callable[[Message], object], is_done: Callable[[], bool]) -> None:
-    ran = in_thread(lambda: consumer.run(handle, failure_delay_ms=0))
+    ran = in_thread(lambda: consumer.run(handle))
     eventually(is_done)
     consumer.stop()
     ran.join(60)

@@ -70,6 +70,7 @@ def test_a_block_that_raises_gives_its_message_back(job: MemoryJob) -> None:
             with next(iterator) as failed:
                 raise ValueError("bad")
         assert failed.is_settled
+    job.advance(1_000)
     assert len(job_has_left(job)) == 40
 
 
@@ -303,8 +304,8 @@ def test_a_message_whose_handler_fails_comes_again_later_and_alone(job: MemoryJo
         if message.value == b"1-4":
             raise ValueError("bad order")
 
-    with job.consumer("billing", topics=["orders"]) as consumer:
-        handled(consumer, handle, 40, failure_delay_ms=2_000)
+    with job.consumer("billing", topics=["orders"], back_off=[2]) as consumer:
+        handled(consumer, handle, 40)
     job.advance(1_999)
     assert job_has_left(job) == []
     job.advance(1)
@@ -336,7 +337,7 @@ def test_a_failure_in_a_set_returns_it_and_all_after_it_in_one_request(job: Memo
 
     job.write("single", 0, [b"%d" % number for number in range(6)])
     with job.consumer("billing", topics=["single"]) as consumer:
-        ran = in_thread(lambda: consumer.run_sets(handle, set_size=6, failure_delay_ms=0))
+        ran = in_thread(lambda: consumer.run_sets(handle, set_size=6))
         eventually(lambda: len(sets) >= 1)
         consumer.stop()
         ran.join(60)
@@ -358,8 +359,8 @@ def test_an_orderly_failure_returns_the_rest_of_the_pop(job: MemoryJob) -> None:
             raise ValueError("not yet")
 
     job.write("steps", 0, [b"%d" % number for number in range(6)])
-    with job.consumer("billing", topics=["steps"], order=True) as consumer:
-        ran = in_thread(lambda: consumer.run(handle, workers=3, failure_delay_ms=500))
+    with job.consumer("billing", topics=["steps"], order=True, back_off=[0.5]) as consumer:
+        ran = in_thread(lambda: consumer.run(handle, workers=3))
         eventually(lambda: len(sent(job, ChangeInvisible)) == 1)
         job.advance(500)
         eventually(lambda: len(seen) == 7)
