@@ -216,8 +216,6 @@ class LaneRecord(_Stored):
         if self.paused_until_ms:
             return FORMAT_1 + _encode(fields[:-1])
         return FORMAT_1 + _encode(fields[:-2] if self.era_no else fields[:-3])
-            return super().encode()
-        fields = msgspec.structs.astuple(self)
 
 
 class LaneQuota(msgspec.Struct, array_like=True, frozen=True):

@@ -199,7 +199,11 @@ DELIVERIES: Final = Table(
         _int("attempt", "Number of the delivery, 1 for the first."),
         _long("at_ms", "When the step took effect, ms since 1970: of an expiry its deadline, otherwise `now_ms`."),
         _long("deadline_ms", "Deadline of the lease, ms since 1970; of an ended one its last.", required=False),
-        _word("cause", "Cause of the step, such as `ack` or `deadline`."),
+        _word(
+            "cause",
+            "Cause of the step, such as `ack` or `deadline`. Of a message that a failed handler gave back: `handler`,"
+            " or `handler: ` and what it raised.",
+        ),
         _word(
             "client_id",
             "Client that took the step by a pop, an ack, a change or a reject, if it named itself. Null when the lease"

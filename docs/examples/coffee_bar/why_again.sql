@@ -2,12 +2,11 @@
 SELECT CASE
          WHEN ended = 'released' AND why = 'return_client' THEN 'its process was killed: the next one gave it back'
          WHEN ended = 'released' AND why = 'change_invisible' THEN 'the consumer gave it back'
-         WHEN ended = 'expired' AND changed_for_ms <= 1000 THEN 'its handler failed: given back, a second later'
+         WHEN ended = 'released' AND why LIKE 'handler: %' THEN concat('its handler failed: ', split(why, ': ')[1])
          WHEN ended = 'expired' THEN 'its lease ended before it was done'
          ELSE concat('not explained: ', coalesce(ended, 'nothing'))
        END AS explanation, count(*) AS deliveries
-FROM (SELECT step, attempt, lag(step) OVER life AS ended, lag(cause) OVER life AS why,
-             lag(if(step = 'changed', deadline_ms - at_ms, NULL), 2) OVER life AS changed_for_ms
+FROM (SELECT step, attempt, lag(step) OVER life AS ended, lag(cause) OVER life AS why
       FROM deliveries_by_message WHERE topic = 'orders' AND `group` = 'baristas'
       WINDOW life AS (PARTITION BY queue_id, queue_offset ORDER BY now_ms, kafka_offset, ordinal))
 WHERE step = 'leased' AND attempt > 1
