@@ -237,7 +237,7 @@ class LaneHistory:
                 epoch=handle.epoch,
                 revision=handle.revision,
                 now_ms=answer.now_ms,
-                deadline_ms=_invisible_until_ms(entry, run, answer.now_ms),
+                deadline_ms=_leased_until_ms(entry, answer.now_ms),
                 reason=run.reason,
                 handle=text if kind is OutcomeKind.REFUSED else "",
             )
@@ -320,13 +320,11 @@ class LaneHistory:
             self._observations.append(observation)
 
 
-def _invisible_until_ms(entry: Entry, run: Run, now_ms: int) -> int:
-    """Return until when a change that was decided at `now_ms` made messages invisible; 0: it is none."""
+def _leased_until_ms(entry: Entry, now_ms: int) -> int:
+    """Return until when a client holds messages after a change that was decided at `now_ms`; 0: it is no change."""
     if not isinstance(entry, ChangeEntry):
         return 0
-    if entry.release == "back_off":  # the lane's policy may say how long
-        return (run.pop_time_ms or now_ms) + (run.invisible_time_ms or 0)
-    return now_ms + entry.invisible_time_ms
+    return now_ms if entry.release is not None else now_ms + entry.invisible_time_ms
 
 
 def _kind_of(run: Run, *, is_change: bool) -> OutcomeKind | None:

@@ -236,6 +236,9 @@ class History:
             operation["tags"] = [bytes_.pick(TAGS) for _ in range(bytes_.byte() % 4)]
         if which & 96 == 96:
             operation["init"] = "max"
+        if which & 136 == 136:
+            operation["max_attempts"] = self._number((2, 1, 0, 65_535))
+            operation["back_off_ms"] = [self._number((100, 0, 43_200_000)) for _ in range(bytes_.byte() % 3)]
         return operation
 
     def _ack(self, queue: QueueName) -> Operation:
@@ -251,6 +254,9 @@ class History:
             entry["suspend"] = self._bytes.chance(64)
             if self._bytes.chance(8):
                 entry["lite_topic"] = self._bytes.pick(("urgent", "later", "", " "))
+            if self._bytes.chance(96):
+                entry["release"] = self._bytes.pick(("after", "back_off"))
+                entry["cause"] = self._bytes.pick(("", "ValueError", "x" * 512, "x" * 513))
         return operation
 
     def _entries(self, queue: QueueName, kind: str) -> Operation:

@@ -9,7 +9,7 @@ import pytest
 
 from broker_state.store.rocks_store import RocksStore
 from connectors.kafka.own_topics import Topics
-from pipelines.apply_ops.dead_letters.dead_letter_copy import COPY_BYTES_MAX, KafkaDeadLetterReader
+from pipelines.apply_ops.dead_letters.dead_letter_copy import COPY_BYTES_MAX, KafkaDeadLetterReader, copy_of
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.publish import Publisher
@@ -118,6 +118,13 @@ class Scene:
 def store(tmp_path: Path) -> Iterator[RocksStore]:
     with RocksStore(tmp_path / "state") as store:
         yield store
+
+
+def test_a_dead_letter_says_what_its_handler_raised_if_that_is_why() -> None:
+    failed = msgspec.structs.replace(LETTER, cause="handler: KeyError: 'milk'")
+    assert dict(copy_of(failed, 10, None).headers)["popstream.cause"] == b"handler: KeyError: 'milk'"
+    assert "popstream.cause" not in dict(copy_of(LETTER, 10, None).headers)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(failed), type=DeadLetter) == failed
 
 
 def test_a_dead_letter_is_sent_message_by_message_and_delivered_with_the_last_one(store: RocksStore) -> None:

@@ -188,7 +188,8 @@ class Workload:
             self.send(Reject(**at(queue), handles=refs, entries=[RejectEntry(0, spans)], client_id=client))
         else:
             invisible_ms = chance.choice([0, 300, 4_000, 30_000])
-            changes = [ChangeEntry(0, spans, invisible_ms, suspend=chance.random() < 0.2)]
+            release = chance.choice([None, None, "after", "back_off"])
+            changes = [ChangeEntry(0, spans, invisible_ms, suspend=chance.random() < 0.2, release=release)]
             self.send(ChangeInvisible(**at(queue), handles=refs, entries=changes, client_id=client))
 
     def disturb(self, queue: tuple[str, int]) -> None:
@@ -538,7 +539,7 @@ def a_renewal_is_forgotten(case: Case) -> Falsified:
             _, place, command, answer, run = max(changes, key=lambda change: change[0])
             entries = list(command.entries)
             longer_ms = after[2].now_ms - answer.now_ms + 1
-            entries[run.entry] = msgspec.structs.replace(entries[run.entry], invisible_time_ms=longer_ms)
+            entries[run.entry] = msgspec.structs.replace(entries[run.entry], invisible_time_ms=longer_ms, release=None)
             yield case.with_command(place, msgspec.structs.replace(command, entries=entries))
 
 
