@@ -248,7 +248,7 @@ MUTANTS = [
         "semantics.md, change_invisible: a release with back-off waits as the policy says",
         "kernel/lanes/lease_end.py",
         '    if entry.release == "back_off" and policy.back_off_ms:\n',
-        '    if entry.release == "back_off" and policy.back_off_ms[1:]:\n',
+        '    if entry.release == "after" and policy.back_off_ms:\n',
     ),
     Mutant(
         "last_attempt_waits_in_order",

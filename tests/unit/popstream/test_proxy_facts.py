@@ -31,7 +31,7 @@ FACTS: dict[str, dict[str, Any]] = {
 }
 POLICY = RenewalPolicy.rocketmq_ladder()
 DIFFERENT = {
-    "PRX-03": "there is no retry policy in the client: back-off after an attempt is the lane's (`policy`, back_off_ms)",
+    "PRX-03": "the back-off after an attempt is the lane's: of a `policy`, or as its consumers declare it",
     "PRX-10": "after 3 h a message is left to expire; RocketMQ gives it one more lease",
     "PRX-15": "acks are always sent: an expired handle is good for an ack until the message is leased again",
 }

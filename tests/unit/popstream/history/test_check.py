@@ -47,6 +47,7 @@ from popstream.wire.command import (
     Pop,
     Reject,
     RejectEntry,
+    Release,
     ResetOffset,
     ReturnClient,
     Tick,
@@ -188,7 +189,8 @@ class Workload:
             self.send(Reject(**at(queue), handles=refs, entries=[RejectEntry(0, spans)], client_id=client))
         else:
             invisible_ms = chance.choice([0, 300, 4_000, 30_000])
-            release = chance.choice([None, None, "after", "back_off"])
+            releases: list[Release | None] = [None, None, "after", "back_off"]
+            release = chance.choice(releases)
             changes = [ChangeEntry(0, spans, invisible_ms, suspend=chance.random() < 0.2, release=release)]
             self.send(ChangeInvisible(**at(queue), handles=refs, entries=changes, client_id=client))
 
