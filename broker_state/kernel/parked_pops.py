@@ -62,9 +62,15 @@ def decide_pop(op: OpContext, command: Pop) -> LaneState | None:
     count_pop(op, lane, command.client_id)
     lane.record.orderly = command.order
     if command.max_attempts is not None or command.back_off_ms is not None:
-        lane.record.declared = DeclaredRetries(command.max_attempts or 0, tuple(command.back_off_ms or ()))
+        _declare_retries(lane, command.max_attempts or 0, tuple(command.back_off_ms or ()))
     enter(op, lane)
     return lane
+
+
+def _declare_retries(lane: LaneState, max_attempts: int, back_off_ms: tuple[int, ...]) -> None:
+    known = lane.record.declared
+    if known is None or known.max_attempts != max_attempts or known.back_off_ms != back_off_ms:
+        lane.record.declared = DeclaredRetries(max_attempts, back_off_ms)
 
 
 def touch_waiting_lanes(op: OpContext) -> None:
@@ -125,7 +131,7 @@ def serve_new(op: OpContext, lane: LaneState, command: Pop) -> ParkedPop | None:
     if not command.poll_time_ms:
         op.refuse(Reason.NO_MESSAGE, group=command.group)
         return None
-    if record.parked >= lane.policy.parked_max:
+    if record.parked >= lane.limits.parked_max:
         op.refuse(Reason.POLLING_FULL, group=command.group)
         return None
     exceeded = exceeded_by_parking(lane, command.client_id)

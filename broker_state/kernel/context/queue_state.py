@@ -162,6 +162,11 @@ class LaneState:
         return self.record.era_no or self.record.lane_no
 
     @property
+    def limits(self) -> LanePolicy:
+        """The lane's own policy, else the queue's: of pops and leases, about which consumers declare nothing."""
+        return self.record.policy or self.queue.record.policy
+
+    @property
     def policy(self) -> LanePolicy:
         """The lane's own policy, else the queue's, completed by the retries that its consumers declare."""
         own, declared, of_queue = self.record.policy, self.record.declared, self.queue.record.policy
@@ -239,7 +244,7 @@ class LaneState:
             return False
         if record.orderly:
             return not self.order_info.head.due_ms and self.acked.floor < self.queue.written.floor
-        limit = self.policy.in_flight_max
+        limit = self.limits.in_flight_max
         if limit and record.leased >= limit:
             return False
         return self.available.count > 0 or record.next_offset < self.queue.written.floor

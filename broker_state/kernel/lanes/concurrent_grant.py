@@ -72,7 +72,7 @@ def grant(
     then the lane's search for tags goes on later.
     """
     record = lane.record
-    limit = lane.policy.in_flight_max
+    limit = lane.limits.in_flight_max
     units = limit - record.leased if limit else max_messages
     choice = PopFilter(op, max_messages, units, tags)
     work = _Grant(op, lane, choice, invisible_time_ms, client_hash(client_id) if client_id else 0)

@@ -167,7 +167,7 @@ class _Work:
         if before.state != _LEASED:
             lane.record.available -= end - first
             lane.record.leased += end - first
-        wait_ms = wait_of_release_ms(lane.policy, entry, before.attempt)
+        wait_ms = wait_of_release_ms(lane, entry, before.attempt)
         after = self._changed(entry, before, wait_ms)
         header = Header(after.pop_time_ms, after.invisible_time_ms, 0)
         self.pieces.append(Piece(first, end, Reason.OK, before, after, header))

@@ -5,7 +5,6 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.span import Span, append_span
-from broker_state.store.state_records import LanePolicy
 from popstream.wire.command import ChangeEntry
 
 __all__ = ["ack_range", "end_lease", "is_release", "release", "release_client", "wait_of_release_ms"]
@@ -20,16 +19,13 @@ def is_release(entry: ChangeEntry) -> bool:
     return entry.release is not None or not entry.invisible_time_ms
 
 
-def wait_of_release_ms(policy: LanePolicy, entry: ChangeEntry, attempt: int) -> int:
+def wait_of_release_ms(lane: LaneState, entry: ChangeEntry, attempt: int) -> int:
     """Return after what time the entry offers a message again whose delivery had this number.
 
-    >>> entry = ChangeEntry(0, [(5, 5)], invisible_time_ms=700, release="back_off")
-    >>> [wait_of_release_ms(policy, entry, attempt=1) for policy in (LanePolicy(), LanePolicy(back_off_ms=(1_000,)))]
-    [700, 1000]
+    With "back_off" that is the back-off of the lane; the entry's own time counts where the lane has none.
     """
-    if entry.release == "back_off" and policy.back_off_ms:
-        return policy.back_off_after_ms(attempt)
-    return entry.invisible_time_ms
+    policy = lane.policy if entry.release == "back_off" else None
+    return policy.back_off_after_ms(attempt) if policy and policy.back_off_ms else entry.invisible_time_ms
 
 
 def end_lease(

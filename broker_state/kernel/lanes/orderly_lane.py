@@ -73,7 +73,7 @@ def grant_in_order(
     Returns a delivery of the new epoch, the first member and the ranges; None when the tags let nothing through.
     """
     info = lane.order_info
-    limit = lane.policy.in_flight_max
+    limit = lane.limits.in_flight_max
     choice = PopFilter(op, max_messages, min(max_messages, limit) if limit else max_messages, tags)
     members, searched_end = _choose_members(lane, choice)
     if not members:
@@ -257,10 +257,10 @@ def _ack(op: OpContext, lane: LaneState, entry: AckEntry | RejectEntry, first: i
 
 def _change(op: OpContext, lane: LaneState, entry: ChangeEntry, first: int, end: int, member: Member) -> Piece:
     """A change or a release of unacked members (RocketMQ: ConsumerOrderInfoManager.updateNextVisibleTime)."""
-    info, policy = lane.order_info, lane.policy
+    info = lane.order_info
     ends = is_release(entry)
-    wait_ms = wait_of_release_ms(policy, entry, member.count + 1)
-    if ends and _is_at_limit(member, policy.max_attempts) and not entry.suspend:
+    wait_ms = wait_of_release_ms(lane, entry, member.count + 1)
+    if ends and _is_at_limit(member, lane.policy.max_attempts) and not entry.suspend:
         wait_ms = 0  # there is no further attempt to wait for
     next_visible_ms = op.now_ms + wait_ms
     changed = replace(member, next_visible_ms=next_visible_ms, suspended=entry.suspend, ended=ends)

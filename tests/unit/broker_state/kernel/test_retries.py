@@ -96,9 +96,11 @@ def test_a_lane_that_declares_nothing_is_stored_as_before() -> None:
     lane = LaneRecord(1, "g", 0, 0, 0, 0, 0, 0, 0, 0)
     count = len(msgspec.msgpack.decode(lane.encode()[1:]))
     assert len(msgspec.msgpack.decode(msgspec.structs.replace(lane, era_no=7).encode()[1:])) == count + 1
+    paused = msgspec.structs.replace(lane, paused_until_ms=7)
+    assert len(msgspec.msgpack.decode(paused.encode()[1:])) == count + 2
     declared = msgspec.structs.replace(lane, declared=DeclaredRetries(16, (1_000,)))
-    assert len(msgspec.msgpack.decode(declared.encode()[1:])) == count + 2
-    for record in (lane, declared):
+    assert len(msgspec.msgpack.decode(declared.encode()[1:])) == count + 3
+    for record in (lane, paused, declared):
         assert LaneRecord.decode(record.encode()) == record
 
 
