@@ -86,7 +86,8 @@ class Consumer:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         group: The consumer group; each group receives each message.
         topics: Message topics for iteration and `run`.
-        client_id: Unique name of this consumer in the audit tables and for `return_client`; random by default.
+        client_id: Unique name of this consumer in the audit tables, for `return_client` and `popstream release`;
+            `HOSTNAME-PID` by default, with a number from the second client of a process on.
         prefix: Name of the job, see `ClientSettings`.
         order: Orderly consumption: a queue hands out nothing else while a message of its last pop is in flight.
         prefetch: Upper bound of the messages requested or held. The consumer begins with few, and asks for more while

@@ -67,7 +67,7 @@ class Producer:
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
-        client_id: Name of this producer; random by default.
+        client_id: Name of this producer; by default as that of a `Consumer`.
         prefix: Name of the job, see `ClientSettings`.
         auto_batch: Let messages wait for others; otherwise each is sent at once, by itself.
         batch_max_delay_ms: How long a message waits for others, in milliseconds, 1..30,000.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import secrets
+import itertools
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +23,17 @@ The job remembers an op_id for at least 9 minutes of record time, and a re-send 
 """
 
 
-def new_client_id() -> str:
-    """Return a random client id.
+_made_ids = itertools.count(1)
 
-    >>> new_client_id().startswith("popstream-"), new_client_id() == new_client_id()
+
+def new_client_id() -> str:
+    """Return the host name and the process id, and for all but the first id of a process a number.
+
+    >>> new_client_id().startswith(f"{socket.gethostname()}-{os.getpid()}"), new_client_id() == new_client_id()
     (True, False)
     """
-    return f"popstream-{secrets.token_hex(6)}"
+    number = next(_made_ids)
+    return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
 
 DELIVERY_TIMEOUT_MS_MAX = 60_000
@@ -39,7 +45,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
         client_id: Name in Kafka's logs, in the audit tables, and for `return_client`; must be unique among the clients
-            of a group.
+            of a group. `new_client_id` is unique where host names and process ids are: not among containers that share
+            the name of their host, each of which has a process 1.
         prefix: Name of the job: its topics are `<prefix>.ops`, `<prefix>.results` and so on.
         ops_topic: Name of the topic of operations, if it has no such name.
         results_topic: Name of the topic of answers, likewise.

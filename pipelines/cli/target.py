@@ -41,7 +41,7 @@ class Target(msgspec.Struct, frozen=True):
 
     def client_settings(self, kind: str) -> ClientSettings:
         """Return settings of a client whose id names the command."""
-        client_id = new_client_id().replace("popstream-", f"popstream-{kind}-", 1)
+        client_id = f"popstream-{kind}-{new_client_id()}"
         return ClientSettings(
             bootstrap_servers=self.bootstrap_servers,
             client_id=client_id,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +48,13 @@ def consumer(job: MemoryJob) -> Iterator[Consumer]:
 
 def sent(job: MemoryJob, kind: type[Command]) -> list[Command]:
     return [record for record in job.records if isinstance(record, kind)]
+
+
+def test_a_consumer_is_named_after_its_process_and_no_two_are_alike(job: MemoryJob) -> None:
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    with job.consumer("billing") as one, job.consumer("billing") as other:
+        assert one.client_id != other.client_id
+        assert all(re.fullmatch(rf"{re.escape(name)}(-\d+)?", made.client_id) for made in (one, other))
 
 
 def test_a_consumer_that_cannot_be_made_leaves_no_thread(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -547,6 +547,4 @@ def no_thread_stays() -> Iterator[None]:
     """A closed consumer leaves no thread behind."""
     before = set(threading.enumerate())
     yield
-    eventually(
-        lambda: not {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("popstream-")}
-    )
+    eventually(lambda: set(threading.enumerate()) <= before)
