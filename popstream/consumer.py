@@ -93,6 +93,9 @@ class Consumer:
         prefetch: Upper bound of the messages requested or held. The consumer begins with few, and asks for more while
             its workers wait. Higher: more throughput; lower: fewer messages to release.
         prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
+        rate_limit: Maximum number of messages that iteration and `run` hand out in a second, to all threads together; a
+            tenth of it may come at once. The consumer prefetches no more than it hands out in a quarter of
+            `invisible_time_ms`. Default: no limit.
         invisible_time_ms: Length of a lease, in milliseconds, also when it is renewed unless `renewal` says otherwise.
             Longer: messages of a killed process wait longer; shorter: more renewals.
         tags: Receive only messages with one of these tags.
@@ -137,6 +140,7 @@ class Consumer:
         order: bool = False,
         prefetch: int = 10_000,
         prefetch_bytes: int = 64 * 1024 * 1024,
+        rate_limit: float | None = None,
         invisible_time_ms: int = INVISIBLE_TIME_MS,
         tags: Sequence[str] | None = None,
         init: Literal["earliest", "latest"] = "earliest",
@@ -173,6 +177,7 @@ class Consumer:
             order=order,
             prefetch=prefetch,
             prefetch_bytes=prefetch_bytes,
+            rate_limit=rate_limit,
             invisible_time_ms=invisible_time_ms,
             tags=_hashes(tags),
             init=init,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from popstream.lease.leases import Leases
     from popstream.message import Message
     from popstream.pop.prefetch_window import PrefetchWindow
+    from popstream.pop.rate_limit import RateLimit
     from popstream.pop.record_filler import RecordFiller
 
 __all__ = ["HandOut"]
@@ -44,6 +45,7 @@ class HandOut:
         window: Is told how old messages are when they are claimed.
         is_orderly: Whether the group consumes in order.
         prefetch_bytes: Maximum size of the records held, in bytes.
+        rate: How many messages may be handed out; None: as many as are asked for.
 
     Attributes:
         is_stopped: Nothing more is handed out.
@@ -61,6 +63,7 @@ class HandOut:
         *,
         is_orderly: bool,
         prefetch_bytes: int,
+        rate: RateLimit | None = None,
     ) -> None:
         self._changed = changed
         self._filler = filler
@@ -69,6 +72,7 @@ class HandOut:
         self._window = window
         self._is_orderly = is_orderly
         self._prefetch_bytes = prefetch_bytes
+        self._rate = rate
         self._sets: list[PoppedSet] = []
         self._ready: deque[Message] = deque()
         self._reserved_bytes = 0
@@ -145,13 +149,16 @@ class HandOut:
             now_s = time.monotonic()
             if fetched := self._take_fetched(count, now_s):
                 return fetched, None, 0
-            claimed = self._claim(now_s)
-            if claimed is not None:
-                return claimed
             wait_s = None if deadline_s is None else deadline_s - now_s
+            is_allowed = self._allowed(count, now_s) > 0
+            if is_allowed and (claimed := self._claim(now_s)) is not None:
+                return claimed
             if wait_s is not None and wait_s <= 0:
                 return None
-            lacks_leases = not any(popped.is_pending for popped in self._sets)
+            if self._rate is not None and not is_allowed:
+                pause_s = self._rate.pause_s(now_s)
+                wait_s = pause_s if wait_s is None else min(wait_s, pause_s)
+            lacks_leases = is_allowed and not any(popped.is_pending for popped in self._sets)
             if lacks_leases and not self.waiting_count:
                 self._changed.notify_all()  # the subscription may pop more
             self.wait_count += lacks_leases
@@ -169,15 +176,25 @@ class HandOut:
     def _take_fetched(self, count: int, now_s: float) -> list[Message]:
         """Take messages whose records are here, and whose leases have not ended."""
         taken: list[Message] = []
+        count = self._allowed(count, now_s)
         while self._ready and len(taken) < count:
             message = self._ready.popleft()
             # When its lease has ended, or its unit was released, the job redelivers it.
             if not message.is_settled and self._held.is_live(message, now_s):
                 taken.append(message)
-        if not taken and self._is_orderly:
+        if count and not taken and self._is_orderly:
             outs = (popped.next_out(count, partial(self._held.is_live, now_s=now_s)) for popped in self._sets)
             taken = next(filter(None, outs), [])
+        self._took(taken)
         return taken
+
+    def _allowed(self, count: int, now_s: float) -> int:
+        """Return how many of `count` messages the rate limit lets through now."""
+        return count if self._rate is None else min(count, self._rate.allowed(now_s))
+
+    def _took(self, messages: Sequence[Message]) -> None:
+        if self._rate is not None:
+            self._rate.took(len(messages))
 
     def _claim(self, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
         """Take a part of one set, and reserve bytes for its records."""
@@ -228,7 +245,9 @@ class HandOut:
                 self._ready.extend(messages)
                 messages = []
             else:
-                messages = popped.hand_out(messages, count)
+                # What was allowed when the part was claimed, others may have taken meanwhile: then it is one message.
+                messages = popped.hand_out(messages, max(1, self._allowed(count, time.monotonic())))
+                self._took(messages)
             self._changed.notify_all()
         return messages, behind
 

@@ -32,17 +32,30 @@ class PrefetchWindow:
     >>> window.claimed(1, age_ms=30_000); window.size
     16
 
+    A rate limit bounds it as well: it never exceeds what is handed out in a quarter of the invisible time.
+
+    >>> PrefetchWindow(bound=1_000, invisible_time_ms=60_000, rate_limit=0.5).bound
+    7
+
     Args:
         bound: The size that it never exceeds.
         invisible_time_ms: Length of a lease, in milliseconds.
+        rate_limit: Maximum number of messages that are handed out in a second; None: no limit.
     """
 
-    def __init__(self, *, bound: int, invisible_time_ms: int) -> None:
+    def __init__(self, *, bound: int, invisible_time_ms: int, rate_limit: float | None = None) -> None:
+        if rate_limit is not None:
+            bound = min(bound, max(1, int(rate_limit * invisible_time_ms / 1000 / AGE_PART)))
         self._bound = bound
         self._age_ms_max = max(invisible_time_ms // AGE_PART, AGE_MS_MIN)
         self._least = min(START_MESSAGES, bound)
         self._size = self._least
         self._until_next_shrink = 0
+
+    @property
+    def bound(self) -> int:
+        """The size that it never exceeds."""
+        return self._bound
 
     @property
     def size(self) -> int:

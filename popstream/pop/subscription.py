@@ -12,6 +12,7 @@ One thread sends the pops and takes their answers in; callers fetch records and 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -27,6 +28,7 @@ from popstream.pop.next_queue import NextQueue
 from popstream.pop.pops import POLL_MS_SHARED, POP_RESULTS
 from popstream.pop.prefetch_window import ROOM_PER_QUEUE, PrefetchWindow
 from popstream.pop.queue_discovery import QueueDiscovery
+from popstream.pop.rate_limit import RateLimit
 from popstream.retries import Reject, Retry
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Init, Pop
@@ -70,6 +72,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         order: Orderly consumption: a message of a queue is handed out when those before it are finished.
         prefetch: Maximum number of messages that pops ask for, or that are held; see `PrefetchWindow`.
         prefetch_bytes: Maximum size of the records held, in bytes; a single larger record is still fetched.
+        rate_limit: Maximum number of messages that are handed out in a second; None: no limit.
         invisible_time_ms: Length of a lease, in milliseconds. Longer: messages of a killed process wait longer.
         tags: Hashes of the tags to receive; None: all messages.
         init: Where the group begins at a queue that it has never popped: at the queue's first message ("earliest"), or
@@ -80,6 +83,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
     order: bool
     prefetch: int
     prefetch_bytes: int
+    rate_limit: float | None
     invisible_time_ms: int
     tags: list[int] | None
     init: Literal["earliest", "latest"]
@@ -88,13 +92,15 @@ class SubscriptionOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Check the ranges.
 
         Raises:
-            Invalid: A bound is not positive, or `init` is neither "earliest" nor "latest".
+            Invalid: A bound or limit is not positive, or `init` is neither "earliest" nor "latest".
         """
         wrong = [
             f"{name} must be at least 1, not {getattr(self, name)}"
             for name in ("prefetch", "prefetch_bytes", "invisible_time_ms")
             if getattr(self, name) < 1
         ]
+        if self.rate_limit is not None and not 0 < self.rate_limit < math.inf:
+            wrong.append(f"rate_limit must be a number of messages a second, more than 0, not {self.rate_limit}")
         if self.init not in INIT_OF_START:
             wrong.append(f'init must be "earliest" or "latest", not {self.init!r}')
         if wrong:
@@ -147,7 +153,9 @@ class Subscription:
         self._listen = listen
         self._unsubscribe: Callable[[], None] | None = None
         self._changed = threading.Condition()
-        self._window = PrefetchWindow(bound=options.prefetch, invisible_time_ms=options.invisible_time_ms)
+        self._window = PrefetchWindow(
+            bound=options.prefetch, invisible_time_ms=options.invisible_time_ms, rate_limit=options.rate_limit
+        )
         self._hand_out = HandOut(
             self._changed,
             pops.filler,
@@ -155,6 +163,7 @@ class Subscription:
             self._window,
             is_orderly=options.order,
             prefetch_bytes=options.prefetch_bytes,
+            rate=None if options.rate_limit is None else RateLimit(options.rate_limit, now_s=time.monotonic()),
         )
         self._discovery = QueueDiscovery(topics, queues_of)
         self._visits = NextQueue()
@@ -303,7 +312,7 @@ class Subscription:
                 with self._changed:
                     self._visits.add(found)
                     self._window.found_queues(len(self._visits))
-        if self._unsubscribe is None and len(self._visits) * ROOM_PER_QUEUE > self._options.prefetch:
+        if self._unsubscribe is None and len(self._visits) * ROOM_PER_QUEUE > self._window.bound:
             self._unsubscribe = self._listen(self.notified)
 
     def _wait_for_work(self) -> tuple[list[tuple[str, Future[Answer]]], list[Visit]] | None:

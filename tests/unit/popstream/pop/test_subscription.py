@@ -242,6 +242,7 @@ def test_init_is_earliest_or_latest() -> None:
             order=False,
             prefetch=1,
             prefetch_bytes=1,
+            rate_limit=None,
             invisible_time_ms=1,
             tags=None,
             init="max",  # type: ignore[arg-type]

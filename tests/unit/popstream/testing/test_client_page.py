@@ -10,8 +10,14 @@ import pytest
 PAGE = Path(__file__).parents[4] / "docs" / "client.md"
 
 
-@pytest.mark.parametrize("title", ["Retries", "Testing without Kafka"])
-def test_the_example_of_a_section_runs(title: str) -> None:
-    section = PAGE.read_text(encoding="utf-8").partition(f"## {title}\n")[2].partition("\n## ")[0]
-    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+EXAMPLES = {
+    section.partition("\n")[0]: re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    for section in re.split(r"\n##+ ", PAGE.read_text(encoding="utf-8"))
+    if "```python" in section
+}
+
+
+@pytest.mark.parametrize("section", EXAMPLES)
+def test_the_examples_of_a_section_run(section: str) -> None:
+    (program,) = EXAMPLES[section]
     exec(compile(program, str(PAGE), "exec"), {})  # noqa: S102
