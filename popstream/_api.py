@@ -24,6 +24,7 @@ from popstream.producer import Producer
 from popstream.retries import BackOff, Reject, Retry
 from popstream.send.backfill import DispatchReport, dispatch_existing
 from popstream.send.outgoing import OutgoingMessage
+from popstream.serializers import json_deserializer, json_serializer, msgpack_deserializer, msgpack_serializer
 from popstream.settings import ClientSettings
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import QueueType
@@ -72,6 +73,10 @@ __all__ = [
     "Unavailable",
     "all_applied",
     "dispatch_existing",
+    "json_deserializer",
+    "json_serializer",
+    "msgpack_deserializer",
+    "msgpack_serializer",
     "new_op_id",
     "tag_hash",
 ]

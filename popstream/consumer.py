@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self
 
 from popstream.errors import ClientClosed
 from popstream.exchange.transport import Transport, new_op_id
@@ -16,6 +16,7 @@ from popstream.lease.failed_handler import Retries
 from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
+from popstream.message import Body
 from popstream.outcome import Outcome
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of
@@ -58,7 +59,7 @@ FETCH_TIMEOUT_MS = 10_000
 INVISIBLE_TIME_MS = 60_000
 
 
-class Consumer:
+class Consumer(Generic[Body]):
     """Pops messages of one consumer group and acks them.
 
     With `topics` the consumer prefetches from all queues of these topics and renews the leases of the messages it
@@ -101,6 +102,9 @@ class Consumer:
         tags: Receive only messages with one of these tags.
         init: Where the group begins at a queue that it has never popped: at its first message ("earliest"), or after
             its last one ("latest"). A queue that is added while the consumer runs always begins at its first message.
+        value_deserializer: Makes the `body` of a message of its value, such as `json_deserializer(Order)`; the type of
+            the consumer is then `Consumer[Order]`. A message for which it raises is released for a second and counted
+            as an attempt, like a record that cannot be read.
         message_filter: Called for each message before it is handed out.
         max_attempts: Deliveries of a message before it goes to the dead-letter topic, 1..65,535; 0: no limit. Each pop
             declares it to its queue, for the whole group; a `policy` comes before it. None: declare nothing.
@@ -144,6 +148,7 @@ class Consumer:
         invisible_time_ms: int = INVISIBLE_TIME_MS,
         tags: Sequence[str] | None = None,
         init: Literal["earliest", "latest"] = "earliest",
+        value_deserializer: Callable[[bytes], Body] | None = None,
         message_filter: MessageFilter | None = None,
         max_attempts: int | None = MAX_ATTEMPTS,
         back_off: BackOff | Sequence[float] = BackOff.exponential(),  # noqa: B008 - frozen
@@ -218,6 +223,7 @@ class Consumer:
                 fetch_timeout_ms=fetch_timeout_ms,
                 message_filter=message_filter,
                 type_of=self._type_of,
+                value_deserializer=value_deserializer,
             )
             self._pops = Pops(
                 self._transport,
@@ -243,7 +249,7 @@ class Consumer:
         """Number of messages that were popped here and are neither settled nor expired."""
         return len(self._leases.held)
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[Body]]:
         """Iterate over the messages of the topics until `stop` or `close`; settle each one, see `Message`.
 
         In an orderly group the next message of a queue is handed out when the one before it is settled.
@@ -258,7 +264,7 @@ class Consumer:
                 if not message.is_settled:  # its unit was released meanwhile
                     yield message
 
-    def run(self, handle: Callable[[Message], object], *, workers: int = 1) -> None:
+    def run(self, handle: Callable[[Message[Body]], object], *, workers: int = 1) -> None:
         """Call `handle` for each message of the topics, until `stop`, `close` or SIGTERM.
 
         A message is acked when the handler returns, unless the handler has settled it. When the handler raises, the
@@ -281,7 +287,7 @@ class Consumer:
 
     def run_sets(
         self,
-        handle: Callable[[Sequence[Message]], object],
+        handle: Callable[[Sequence[Message[Body]]], object],
         *,
         set_size: int,
         workers: int = 1,
@@ -316,7 +322,7 @@ class Consumer:
         renew: bool = False,
         op_id: str | None = None,
         timeout_ms: int | None = None,
-    ) -> PopResult:
+    ) -> PopResult[Body]:
         """Lease messages of one queue, or of any queues of a topic, and fetch their records.
 
         Leased offsets whose record no longer exists are acked with cause GONE: they are counted, not returned. With

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
 
 import msgspec
 
@@ -18,9 +18,18 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
+    from typing_extensions import TypeVar  # of the type checker's own library: a default needs Python 3.13
+
     from popstream.payload.inner_batch import Unwrapped
 
+    Body = TypeVar("Body", default=Any)
+else:
+    from typing import TypeVar
+
+    Body = TypeVar("Body")
+
 __all__ = [
+    "Body",
     "FilterVerdict",
     "LeasedUnit",
     "Message",
@@ -60,7 +69,7 @@ class Settler(Protocol):
         """Reject it."""
 
 
-class Message(Receipt, kw_only=True, eq=False):
+class Message(Receipt, Generic[Body], kw_only=True, eq=False):
     """One delivery of one message.
 
     As a context manager it is acked when the block ends, and given back when the block raises, as by `Consumer.run`:
@@ -77,6 +86,8 @@ class Message(Receipt, kw_only=True, eq=False):
 
     Attributes:
         attempt: Number of this delivery; 1 is the first.
+        body: What the `value_deserializer` of the consumer has made of the value; without one, the value itself. None
+            for a message without a value, which only a compacted topic has.
         headers: Names and values as they were sent, without those that popstream adds to a record.
         timestamp_ms: Timestamp of the record.
         pop_time_ms: When the lease began or was last changed, by the broker's clock; in an orderly lane always when it
@@ -95,6 +106,7 @@ class Message(Receipt, kw_only=True, eq=False):
     attempt: int
     key: bytes | None = None
     value: bytes | None = None
+    body: Body = None  # type: ignore[assignment]  # a `Message[Order]` has an order, see above
     headers: list[tuple[str, bytes | None]] = []  # noqa: RUF012 - msgspec copies it
     timestamp_ms: int = 0
     pop_time_ms: int
@@ -177,7 +189,7 @@ class Message(Receipt, kw_only=True, eq=False):
         return self.settler
 
 
-class PopResult(msgspec.Struct, frozen=True, kw_only=True):
+class PopResult(msgspec.Struct, Generic[Body], frozen=True, kw_only=True):
     """The messages of a pop; iterate over it, or take its length.
 
     `reason` is OK when messages were leased, otherwise NO_MESSAGE, POLLING_TIMEOUT, POLLING_FULL, QUOTA_EXCEEDED or
@@ -185,17 +197,17 @@ class PopResult(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         gone_count: Leased offsets without a readable record; they were acked or rejected.
-        late_count: Leased messages whose records did not come in time; they were released.
+        late_count: Leased messages that were released, as their records did not come in time or cannot be deserialized.
     """
 
     op_id: str
     reason: Reason
     code: int
-    messages: list[Message] = []
+    messages: list[Message[Body]] = []
     gone_count: int = 0
     late_count: int = 0
 
-    def __iter__(self) -> Iterator[Message]:
+    def __iter__(self) -> Iterator[Message[Body]]:
         """Iterate over the messages by queue offset."""
         return iter(self.messages)
 

@@ -8,7 +8,7 @@ import threading
 import time
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Generic, Self
 
 from popstream.errors import ClientClosed, NotDispatched
 from popstream.exchange.transport import Transport
@@ -31,10 +31,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
+    from typing_extensions import TypeVar  # of the type checker's own library: a default needs Python 3.13
+
     from popstream.message import Message
     from popstream.payload.redelivery import Redelivery
 
     TypeOf = Callable[[str], QueueType | None]
+    Value = TypeVar("Value", default=bytes)
+else:
+    from typing import TypeVar
+
+    Value = TypeVar("Value")
 
 __all__ = ["Producer"]
 
@@ -45,7 +52,7 @@ FUTURES_PER_CONDITION = 256
 ANSWER_GRACE_S = 2.0
 
 
-class Producer:
+class Producer(Generic[Value]):
     """Sends messages to message topics, from which the job makes them poppable.
 
     A message waits a moment for others, to be sent with them. On a topic of the type `batch` they become one record,
@@ -80,6 +87,8 @@ class Producer:
             dispatched. A send that failed may still have been written: in a queue that the job does not build, its
             offset then holds back all later messages until `dispatch_existing` is called for the topic.
         dispatch_delay_ms: How long a confirmed offset waits for others of the same queue, in milliseconds.
+        value_serializer: Makes bytes of the values of `send` and `send_and_wait`, such as `json_serializer`; None: they
+            are bytes.
         compression_type: `gzip`; or `snappy`, `lz4` or `zstd` if their libraries are installed on both sides. A batch
             is compressed as a whole.
         transport: Share the transport of another client, which closes it.
@@ -105,6 +114,7 @@ class Producer:
         job_types: TypeOf | None = None,
         dispatch: bool = False,
         dispatch_delay_ms: float = 10.0,
+        value_serializer: Callable[[Value], bytes] | None = None,
         compression_type: str | None = None,
         transport: Transport | None = None,
         kafka_producer: Any = None,  # noqa: ANN401 - kafka-python has no types
@@ -123,6 +133,7 @@ class Producer:
         )
         self._delivery_timeout_s = self.settings.delivery_timeout_ms / 1000
         self._auto_batch = auto_batch
+        self._serialize = value_serializer
         self._condition, self._sharing_left = threading.Condition(), FUTURES_PER_CONDITION
         self._closing = threading.Lock()
         self._is_closed = False
@@ -157,7 +168,7 @@ class Producer:
     def send(
         self,
         topic: str,
-        value: bytes | None,
+        value: Value | None,
         key: bytes | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         queue_id: int | None = None,
@@ -173,7 +184,7 @@ class Producer:
 
         Args:
             topic: Message topic.
-            value: Payload; None deletes the key from a compacted topic.
+            value: Payload, for the `value_serializer` if there is one; None deletes the key from a compacted topic.
             key: Messages with the same key go to the same queue, as with any Kafka producer. Required without a value.
             headers: Names and values; names may repeat. None may begin with `popstream-`.
             queue_id: Partition to send to, whatever the key.
@@ -181,7 +192,8 @@ class Producer:
             wait_for_store: Wait for all in-sync replicas (acks=all); otherwise for one (acks=1), without retries.
 
         Returns:
-            A future of the result. It raises Invalid, NotWritten or OutcomeUnknown.
+            A future of the result. It raises Invalid, also when the value cannot be serialized, NotWritten or
+            OutcomeUnknown.
 
         Raises:
             ClientClosed: The producer is closed.
@@ -191,7 +203,7 @@ class Producer:
     def send_and_wait(
         self,
         topic: str,
-        value: bytes | None,
+        value: Value | None,
         key: bytes | None = None,
         headers: Iterable[tuple[str, bytes]] | None = None,
         queue_id: int | None = None,
@@ -213,7 +225,7 @@ class Producer:
         return self._send(topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=True).result()
 
     def send_many(self, messages: Sequence[OutgoingMessage]) -> list[Future[SendResult]]:
-        """Send messages as one batch, at once; each has its own result.
+        """Send messages as one batch, at once; each has its own result. Their values are bytes.
 
         On a topic of the type `batch` they become one unit. On other topics each is a record in the queue of its key.
 
@@ -329,7 +341,7 @@ class Producer:
     def _send(
         self,
         topic: str,
-        value: bytes | None,
+        value: Any,  # noqa: ANN401 - OutgoingMessage refuses what is not bytes
         key: bytes | None,
         headers: Iterable[tuple[str, bytes]] | None,
         queue_id: int | None,
@@ -344,6 +356,8 @@ class Producer:
         if is_waited:
             self._require_no_callback()
         try:
+            if self._serialize is not None and value is not None and redelivery is None:
+                value = _serialized(self._serialize, topic, value)
             message = OutgoingMessage(
                 topic=topic,
                 value=value,
@@ -412,3 +426,11 @@ class Producer:
             self._dispatcher.close()
         if self._owned_transport is not None:
             self._owned_transport.close()
+
+
+def _serialized(serialize: Callable[[Any], bytes], topic: str, value: object) -> bytes:
+    try:
+        return serialize(value)
+    except Exception as error:
+        text = f"the value cannot be serialized: {error!r}"
+        raise Invalid(text, subject=topic) from error

@@ -1,11 +1,11 @@
 """Fetches the records of leased messages, and decides which of the messages are handed out.
 
 ```
-fetch ─┬─> unwrap, filter ─> messages to hand out
+fetch ─┬─> unwrap, deserialize, filter ─> messages to hand out
        ├─> gone: acked
        ├─> unreadable: rejected
        ├─> a redelivery for another group, or for later: acked, or released until then
-       ├─> late: released for a second
+       ├─> late, or not to be deserialized: released for a second
        └─> left: beyond the byte bound
 ```
 """
@@ -31,7 +31,7 @@ from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.tag import tag_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from popstream.exchange.broker_clock import BrokerClock
     from popstream.lease.leases import Leases
@@ -58,7 +58,7 @@ class Filled(msgspec.Struct, frozen=True):
         messages: To hand out.
         left: Leased, but their records do not fit into the byte bound.
         gone_count: Messages that were settled because they have no readable record.
-        late_count: Messages that were released because their records did not come.
+        late_count: Messages that were released because their records did not come, or could not be deserialized.
         longest_bytes: Size of the largest record.
     """
 
@@ -80,6 +80,7 @@ class RecordFiller:
         fetch_timeout_ms: How long to wait for the records of a pop, in milliseconds.
         message_filter: Called for each message before it is handed out.
         type_of: Returns the type of a topic, as in `unwrap_payload`.
+        value_deserializer: Makes the body of a message of its value; None: it is the value.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class RecordFiller:
         fetch_timeout_ms: int,
         message_filter: MessageFilter | None,
         type_of: TypeOf,
+        value_deserializer: Callable[[bytes], object] | None = None,
     ) -> None:
         self._payloads = payloads
         self._held = leases.held
@@ -101,6 +103,7 @@ class RecordFiller:
         self._fetch_timeout_ms = fetch_timeout_ms
         self._filter = message_filter
         self._type_of = type_of
+        self._deserialize = value_deserializer or bytes
 
     def fill(self, messages: Sequence[Message], bytes_max: int | None = None) -> Filled:
         """Fetch the records of leased messages, and settle the messages that are not to be handed out.
@@ -170,8 +173,9 @@ class RecordFiller:
             self._settlement.change(((message, LATE) for message in late), keeps=False)
         found, malformed = self._unwrap(by_offset, fetched, broker_ms)
         longest_bytes = max((payload.size_bytes for payload in fetched.payloads.values()), default=0)
-        gone_count = len(gone) + len(malformed)
-        return Filled(self._filtered(found), _at(by_offset, fetched.left), gone_count, len(late), longest_bytes)
+        deserialized = self._deserialized(found)
+        gone_count, late_count = len(gone) + len(malformed), len(late) + len(found) - len(deserialized)
+        return Filled(self._filtered(deserialized), _at(by_offset, fetched.left), gone_count, late_count, longest_bytes)
 
     def _unwrap(
         self, by_offset: dict[int, Message], fetched: Fetched, broker_ms: int
@@ -218,6 +222,25 @@ class RecordFiller:
         message.headers, message.timestamp_ms = without_own_headers(payload.headers), payload.timestamp_ms
         message.tag, message.message_id = tag_text(payload.headers), message_id_of(payload.headers)
         self._held.filled(message, payload.size_bytes)
+
+    def _deserialized(self, messages: list[Message]) -> list[Message]:
+        """Give messages their bodies; release those whose values cannot be deserialized, and return the others."""
+        failed: list[Message] = []
+        last_error: Exception | None = None
+        for message in messages:
+            if message.value is not None:
+                try:
+                    message.body = self._deserialize(message.value)
+                except Exception as error:  # noqa: BLE001 - whatever the function of the user raises
+                    failed.append(message)
+                    last_error = error
+        if not failed:
+            return messages
+        where = (failed[-1].topic, failed[-1].queue_id, failed[-1].queue_offset)
+        text = "%d values cannot be deserialized, the last one at %s/%d offset %d"
+        LOG.warning(text, len(failed), *where, exc_info=last_error)
+        self._settlement.change(((message, UNREADABLE) for message in failed), keeps=False)
+        return [message for message in messages if not message.is_settled]
 
     def _filtered(self, messages: list[Message]) -> list[Message]:
         """Return the messages that the filter lets through; settle the others, by one request for each verdict."""

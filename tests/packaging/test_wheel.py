@@ -149,9 +149,15 @@ def test_a_type_checker_sees_the_types_of_the_installed_wheel(installed: Install
         textwrap.dedent(
             """
             import popstream
-            from popstream import Consumer, Producer
+            from popstream import AsyncConsumer, Consumer, Message, Producer, json_deserializer
             from popstream.testing import MemoryJob
 
+            def untyped(message: Message) -> None: ...
+
+            numbers = Consumer("localhost:9092", group="billing", value_deserializer=json_deserializer(int))
+            numbers.run(untyped)
+            reveal_type(numbers.pop("orders").messages[0].body)
+            reveal_type(AsyncConsumer.of(numbers))
             consumer = Consumer("localhost:9092", group="billing", topics=["orders"])
             reveal_type(consumer.pop("orders"))
             reveal_type(next(iter(consumer)).ack().result())
@@ -175,10 +181,12 @@ def test_a_type_checker_sees_the_types_of_the_installed_wheel(installed: Install
     )
     *revealed, mistake, summary = checked.stdout.splitlines()
     assert [line.partition("Revealed type is ")[2].strip('"') for line in revealed] == [
-        "popstream.message.PopResult",
+        "int",
+        "popstream.async_consumer.AsyncConsumer[int]",
+        "popstream.message.PopResult[Any]",
         "popstream.outcome.Outcome",
         "int",
-        "popstream.consumer.Consumer",
+        "popstream.consumer.Consumer[Any]",
     ]
     assert 'Module has no attribute "Consummer"' in mistake
     assert summary.startswith("Found 1 error")

@@ -18,6 +18,7 @@ from popstream.wire import base_errors
 
 ROOT = Path(__file__).parents[3]
 NOT_FOR_USERS = {
+    "Body": "a type variable",
     "Listen": "a source of notifications other than Kafka, for tests",
     "Payloads": "a source of records other than Kafka, for tests",
     "Subscription": "for AsyncConsumer",
