@@ -1,6 +1,8 @@
 """The public names of `popstream`, from the modules that define them; import them from `popstream`."""
 
 from popstream.async_consumer import AsyncConsumer
+from popstream.async_producer import AsyncProducer
+from popstream.awaitable import AwaitableFuture
 from popstream.consumer import Consumer
 from popstream.errors import (
     AnswerTimeout,
@@ -35,6 +37,8 @@ __all__ = [
     "AnswerTimeout",
     "AnswerUnreadable",
     "AsyncConsumer",
+    "AsyncProducer",
+    "AwaitableFuture",
     "BackOff",
     "ClientClosed",
     "ClientSettings",

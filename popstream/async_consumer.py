@@ -7,9 +7,11 @@ import os
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self
 
+from popstream.awaitable import in_thread
 from popstream.consumer import Consumer
+from popstream.message import Body
 from popstream.pop.handler_pool import end_forked_child
 from popstream.shutdown import install_sigterm_handler
 from popstream.wire.base_errors import PopstreamError
@@ -24,42 +26,47 @@ if TYPE_CHECKING:
 
 __all__ = ["AsyncConsumer"]
 
-Result = TypeVar("Result")
 
 TAKE_TIMEOUT_S = 1.0
 POPS_AT_ONCE_MAX = 32
 
 
-class AsyncConsumer:
+class AsyncConsumer(Generic[Body]):
     """A `Consumer` for the coroutines of one event loop, with the same arguments.
 
     ```python
     async with AsyncConsumer("localhost:9092", group="billing", topics=["orders"]) as consumer:
         async for message in consumer:          # or: await consumer.run(handle, tasks=100)
             await work_on(message.value)
-            message.ack()                       # await asyncio.wrap_future(message.ack()) for its outcome
+            await message.ack()                 # or without await, if its outcome does not matter
     ```
 
     Args:
         *args: Arguments of `Consumer`.
+        value_deserializer: Argument of `Consumer`.
         **options: Arguments of `Consumer`.
     """
 
-    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - Consumer's
-        self._open = partial(Consumer, *args, **options)
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - Consumer's
+        value_deserializer: Callable[[bytes], Body] | None = None,
+        **options: Any,  # noqa: ANN401 - Consumer's
+    ) -> None:
+        self._open = partial(Consumer, *args, value_deserializer=value_deserializer, **options)
         self._exits_on_sigterm = options.get("exit_on_sigterm", True)
-        self._consumer: Consumer | None = None
+        self._consumer: Consumer[Body] | None = None
         self._threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async")
 
     @classmethod
-    def of(cls, consumer: Consumer) -> Self:
+    def of(cls, consumer: Consumer[Body]) -> Self:
         """Wrap an open consumer, which `close` closes."""
         wrapped = cls()
         wrapped._consumer = consumer
         return wrapped
 
     @property
-    def consumer(self) -> Consumer:
+    def consumer(self) -> Consumer[Body]:
         """The wrapped consumer, whose calls block."""
         assert self._consumer is not None, "use `async with`, or `await open()` first"
         return self._consumer
@@ -74,29 +81,29 @@ class AsyncConsumer:
         if self._consumer is None:
             if self._exits_on_sigterm:
                 install_sigterm_handler()  # the consumer is made in another thread, which cannot do this
-            self._consumer = await self._in_thread(self._open)
+            self._consumer = await in_thread(self._threads, self._open)
         return self
 
-    async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult:  # noqa: ANN401 - Consumer.pop's
+    async def pop(self, topic: str, queue_id: int | None = None, **options: Any) -> PopResult[Body]:  # noqa: ANN401 - Consumer.pop's
         """Like `Consumer.pop`. When the task is cancelled, messages that still arrive are released."""
-        return await self._in_thread(partial(self.consumer.pop, topic, queue_id, **options), undo=_release)
+        return await in_thread(self._threads, partial(self.consumer.pop, topic, queue_id, **options), undo=_release)
 
     async def ack(self, messages: Iterable[Receipt]) -> list[Outcome]:
         """Like `Consumer.ack`."""
-        return await asyncio.wrap_future(self.consumer.ack_async(messages))
+        return await self.consumer.ack_async(messages)
 
     async def change_invisible(
         self, messages: Iterable[Receipt], invisible_time_ms: int, *, suspend: bool = False
     ) -> list[Outcome]:
         """Like `Consumer.change_invisible`."""
         change = partial(self.consumer.change_invisible, messages, invisible_time_ms, suspend=suspend)
-        return await self._in_thread(change)
+        return await in_thread(self._threads, change)
 
     async def reject(self, messages: Iterable[Receipt], cause: str | None = None) -> list[Outcome]:
         """Like `Consumer.reject`."""
-        return await self._in_thread(partial(self.consumer.reject, messages, cause))
+        return await in_thread(self._threads, partial(self.consumer.reject, messages, cause))
 
-    async def run(self, handle: Callable[[Message], Awaitable[object]], *, tasks: int = 1) -> None:
+    async def run(self, handle: Callable[[Message[Body]], Awaitable[object]], *, tasks: int = 1) -> None:
         """Like `Consumer.run`, with `tasks` tasks in place of threads. When cancelled, it releases its messages.
 
         Raises:
@@ -115,10 +122,10 @@ class AsyncConsumer:
     async def close(self) -> None:
         """Like `Consumer.close`."""
         if self._consumer is not None:
-            await self._in_thread(self._consumer.close)
+            await in_thread(self._threads, self._consumer.close)
         self._threads.shutdown(wait=False)
 
-    async def __aiter__(self) -> AsyncIterator[Message]:
+    async def __aiter__(self) -> AsyncIterator[Message[Body]]:
         """Iterate over the messages of the topics until `stop` or `close`, like a `Consumer`."""
         feed = _Feed(self.consumer.subscribe(), self._threads)
         while (message := await feed.next()) is not None:
@@ -149,16 +156,6 @@ class AsyncConsumer:
                 end_forked_child(process_id)
                 if not message.is_settled:
                     feed.finish(message)
-
-    async def _in_thread(self, call: Callable[[], Result], undo: Callable[[Result], None] | None = None) -> Result:
-        running = self._threads.submit(call)
-        try:
-            return await asyncio.shield(asyncio.wrap_future(running))
-        except asyncio.CancelledError:
-            # The thread goes on, but its result will not be processed.
-            if undo is not None:
-                running.add_done_callback(lambda done: None if done.exception() else undo(done.result()))
-            raise
 
 
 class _Feed:

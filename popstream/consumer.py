@@ -38,9 +38,9 @@ from popstream.wire.tag import tag_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
     from types import TracebackType
 
+    from popstream.awaitable import AwaitableFuture
     from popstream.lease.settlement import Resender
     from popstream.message import Message, MessageFilter, PopResult
     from popstream.outcome import Receipt, Record
@@ -414,7 +414,7 @@ class Consumer(Generic[Body]):
         """
         return self.ack_async(messages, cause=cause).result()
 
-    def ack_async(self, messages: Iterable[Receipt], *, cause: Cause | None = None) -> Future[list[Outcome]]:
+    def ack_async(self, messages: Iterable[Receipt], *, cause: Cause | None = None) -> AwaitableFuture[list[Outcome]]:
         """Like `ack`, without waiting. Acks of all threads within `ack_delay_ms` are sent together, as ranges.
 
         Callbacks of the future run on a background thread: they must be short, and must not wait for another answer.

@@ -15,11 +15,11 @@ from popstream.retries import Reject, Retry
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
     from types import TracebackType
 
     from typing_extensions import TypeVar  # of the type checker's own library: a default needs Python 3.13
 
+    from popstream.awaitable import AwaitableFuture
     from popstream.payload.inner_batch import Unwrapped
 
     Body = TypeVar("Body", default=Any)
@@ -53,19 +53,19 @@ class MessageState(enum.Enum):
 class Settler(Protocol):
     """Carries out the methods of a message, for the consumer that handed it out."""
 
-    def ack_one(self, message: Message) -> Future[Outcome]:
+    def ack_one(self, message: Message) -> AwaitableFuture[Outcome]:
         """Ack it."""
 
-    def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+    def extend_one(self, message: Message, invisible_time_ms: int) -> AwaitableFuture[Outcome]:
         """Change its invisible time."""
 
-    def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+    def release_one(self, message: Message, invisible_time_ms: int) -> AwaitableFuture[Outcome]:
         """Release it."""
 
-    def fail_one(self, message: Message, error: BaseException) -> Future[Outcome]:
+    def fail_one(self, message: Message, error: BaseException) -> AwaitableFuture[Outcome]:
         """Settle it after its handler has raised."""
 
-    def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
+    def reject_one(self, message: Message, cause: str | None) -> AwaitableFuture[Outcome]:
         """Reject it."""
 
 
@@ -82,7 +82,8 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
 
     `Retry` and `Reject` end the block and go no further; any other exception goes on after the block.
 
-    The methods return at once; the outcome is the result of the future that they return.
+    The methods return at once; the outcome is the result of the future that they return: `message.ack().result()`, or
+    `await message.ack()` in a coroutine.
 
     Attributes:
         attempt: Number of this delivery; 1 is the first.
@@ -135,7 +136,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
         """A receipt by which another process can settle the message, with its whole unit; later changes outdate it."""
         return Receipt(topic=self.topic, queue_id=self.queue_id, queue_offset=self.queue_offset, handle=self.handle)
 
-    def ack(self) -> Future[Outcome]:
+    def ack(self) -> AwaitableFuture[Outcome]:
         """Ack the message. Acks within a few milliseconds are sent together.
 
         Raises:
@@ -143,7 +144,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
         """
         return self._settler().ack_one(self)
 
-    def extend(self, seconds: float) -> Future[Outcome]:
+    def extend(self, seconds: float) -> AwaitableFuture[Outcome]:
         """Extend the lease to `seconds` from now, at most 12 hours; `handle` is replaced when the outcome is known.
 
         Raises:
@@ -151,7 +152,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
         """
         return self._settler().extend_one(self, round(seconds * 1000))
 
-    def release(self, delay: float = 0.0) -> Future[Outcome]:
+    def release(self, delay: float = 0.0) -> AwaitableFuture[Outcome]:
         """Release the message: it is redelivered to any consumer of the group, `delay` seconds from now.
 
         Raises:
@@ -159,7 +160,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
         """
         return self._settler().release_one(self, round(delay * 1000))
 
-    def reject(self, reason: str | None = None) -> Future[Outcome]:
+    def reject(self, reason: str | None = None) -> AwaitableFuture[Outcome]:
         """Send the message to the dead-letter topic now; `reason` is recorded with it.
 
         Raises:

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import threading
 import time
-from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
@@ -33,6 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import TypeVar  # of the type checker's own library: a default needs Python 3.13
 
+    from popstream.awaitable import AwaitableFuture
     from popstream.message import Message
     from popstream.payload.redelivery import Redelivery
 
@@ -175,7 +175,7 @@ class Producer(Generic[Value]):
         tag: str | None = None,
         *,
         wait_for_store: bool = True,
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         """Send a message; the future returns its offset when Kafka has confirmed it. It is poppable a little later.
 
         Returns at once, except for the first message of a topic, and while messages without a result take
@@ -224,7 +224,7 @@ class Producer(Generic[Value]):
         """
         return self._send(topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=True).result()
 
-    def send_many(self, messages: Sequence[OutgoingMessage]) -> list[Future[SendResult]]:
+    def send_many(self, messages: Sequence[OutgoingMessage]) -> list[AwaitableFuture[SendResult]]:
         """Send messages as one batch, at once; each has its own result. Their values are bytes.
 
         On a topic of the type `batch` they become one unit. On other topics each is a record in the queue of its key.
@@ -256,7 +256,7 @@ class Producer(Generic[Value]):
         )
         return [one.future for one in outgoing]
 
-    def send_again(self, message: Message, redelivery: Redelivery) -> Future[SendResult]:
+    def send_again(self, message: Message, redelivery: Redelivery) -> AwaitableFuture[SendResult]:
         """Send a message of a unit again, as a record of its own for one group; see `Consumer(resend_with=)`.
 
         Raises:
@@ -275,6 +275,10 @@ class Producer(Generic[Value]):
             message_id=message.message_id,
             redelivery=redelivery,
         )
+
+    def would_block(self, topic: str, *, wait_for_store: bool = True) -> bool:
+        """Tell whether `send` would wait now: for the metadata of a new topic, or because the buffer is full."""
+        return self._sender.is_full or not self._destinations.knows(topic, wait_for_store=wait_for_store)
 
     def flush(self, timeout_ms: int = FLUSH_TIMEOUT_MS) -> None:
         """Send the messages that wait for others, and wait until every message has its result.
@@ -351,7 +355,7 @@ class Producer(Generic[Value]):
         is_waited: bool,
         message_id: str = "",
         redelivery: Redelivery | None = None,
-    ) -> Future[SendResult]:
+    ) -> AwaitableFuture[SendResult]:
         self._require_open()
         if is_waited:
             self._require_no_callback()

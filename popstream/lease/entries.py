@@ -11,11 +11,11 @@ A *label* is the content of an entry beside its handle and offsets: the cause of
 from __future__ import annotations
 
 import threading
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import msgspec
 
+from popstream.awaitable import AwaitableFuture
 from popstream.errors import AnswerTimeout, AnswerUnreadable
 from popstream.exchange.coalescer import ranges_by_label
 from popstream.outcome import Outcome, ReceiptHandle
@@ -60,7 +60,7 @@ DELIVERY_OVER = frozenset(
 )
 """Reasons after which no request about the same delivery can succeed."""
 
-OutcomesFuture = Future[list[Outcome]]
+OutcomesFuture = AwaitableFuture[list[Outcome]]
 
 
 class Change(msgspec.Struct, frozen=True, gc=False):
@@ -92,7 +92,7 @@ class BatchFuture:
     """
 
     def __init__(self, count: int) -> None:
-        self.future: OutcomesFuture = Future()
+        self.future: OutcomesFuture = AwaitableFuture()
         self.future.set_running_or_notify_cancel()
         self._lock = threading.Lock()
         self._outcomes: list[Outcome | None] = [None] * count

@@ -100,7 +100,7 @@ class EntrySender:
         self._held = held
         self._batches_changes = batches_changes
         self._lock = threading.Lock()
-        self._unanswered: set[OutcomesFuture] = set()
+        self._unanswered: set[Future[list[Outcome]]] = set()
         self._acks: Coalescer[QueueKey, MessageRequest[Cause | None] | Message] = Coalescer(
             f"{client_id}-acks",
             delay_ms=ack_delay_ms,
@@ -223,7 +223,7 @@ class EntrySender:
         message = f"consumer {self._client_id} is closed"
         return ClientClosed(message, subject=self._client_id)
 
-    def _forget(self, future: OutcomesFuture) -> None:
+    def _forget(self, future: Future[list[Outcome]]) -> None:
         with self._lock:
             self._unanswered.discard(future)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
+from popstream.awaitable import AwaitableFuture
 from popstream.lease.entries import Change
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from popstream.lease.entries import OutcomesFuture
     from popstream.lease.settlement import Settlement
@@ -30,39 +31,39 @@ class MessageSettler:
         self._settlement = settlement
         self._require_open = require_open
 
-    def ack_one(self, message: Message) -> Future[Outcome]:
+    def ack_one(self, message: Message) -> AwaitableFuture[Outcome]:
         """`Message.ack`."""
         self._require_open()
         return _first(self._settlement.ack([message], None))
 
-    def extend_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+    def extend_one(self, message: Message, invisible_time_ms: int) -> AwaitableFuture[Outcome]:
         """`Message.extend`."""
         self._require_open()
         return _first(self._settlement.change([(message, Change(invisible_time_ms))]))
 
-    def release_one(self, message: Message, invisible_time_ms: int) -> Future[Outcome]:
+    def release_one(self, message: Message, invisible_time_ms: int) -> AwaitableFuture[Outcome]:
         """`Message.release`."""
         self._require_open()
         given_back = Change(invisible_time_ms, release="after")
         return _first(self._settlement.change([(message, given_back)], keeps=False))
 
-    def fail_one(self, message: Message, error: BaseException) -> Future[Outcome]:
+    def fail_one(self, message: Message, error: BaseException) -> AwaitableFuture[Outcome]:
         """The end of `with message:` by an exception."""
         self._require_open()
         return _first(self._settlement.fail(message, error))
 
-    def reject_one(self, message: Message, cause: str | None) -> Future[Outcome]:
+    def reject_one(self, message: Message, cause: str | None) -> AwaitableFuture[Outcome]:
         """`Message.reject`."""
         self._require_open()
         return _first(self._settlement.reject([message], cause))
 
 
-def _first(outcomes: OutcomesFuture) -> Future[Outcome]:
+def _first(outcomes: OutcomesFuture) -> AwaitableFuture[Outcome]:
     """Return the future of the only outcome of a request about one message."""
-    first: Future[Outcome] = Future()
+    first: AwaitableFuture[Outcome] = AwaitableFuture()
     first.set_running_or_notify_cancel()
 
-    def settle(done: OutcomesFuture) -> None:
+    def settle(done: Future[list[Outcome]]) -> None:
         error = done.exception()
         if error is None:
             first.set_result(done.result()[0])

@@ -297,7 +297,7 @@ class _Call:
     def follow(self, future: OutcomesFuture, indices: Sequence[int]) -> None:
         """Take over the outcomes of a request, one for each index."""
 
-        def settle(done: OutcomesFuture) -> None:
+        def settle(done: Future[list[Outcome]]) -> None:
             error = done.exception()
             found: Sequence[Outcome | None] = [None] * len(indices)
             if error is None:

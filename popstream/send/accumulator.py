@@ -102,12 +102,17 @@ class Accumulator:
         self._of_queue: dict[tuple[str, int | None], list[_Place]] = {}
         self.buffered_bytes = 0
 
+    @property
+    def is_full(self) -> bool:
+        """Whether there is no room for another message."""
+        return self.buffered_bytes >= self.limits.total_bytes_max
+
     def reserve(self, outgoing: Outgoing) -> bool:
         """Add a message to the buffer; return False, without adding it, when the buffer is full.
 
         The check comes before the addition, so one message may exceed the total, as in RocketMQ.
         """
-        if self.buffered_bytes >= self.limits.total_bytes_max:
+        if self.is_full:
             return False
         outgoing.buffered_bytes = outgoing.message.held_bytes
         self.buffered_bytes += outgoing.buffered_bytes

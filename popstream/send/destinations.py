@@ -88,6 +88,10 @@ class Destinations:
         self._timeout_s = timeout_s
         self._known_topics: set[tuple[str, bool]] = set()
 
+    def knows(self, topic: str, *, wait_for_store: bool) -> bool:
+        """Tell whether `of` has had the metadata of a topic, so that it does not wait for it."""
+        return (topic, wait_for_store) in self._known_topics
+
     def of(self, message: OutgoingMessage) -> Destination:
         """Return the destination of a message; wait for the metadata at the first message for a topic.
 

@@ -85,6 +85,11 @@ class OrderedSender:
         """Approximate size in memory of the messages without a result."""
         return self._accumulator.buffered_bytes
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the buffer is full, so that `submit` would block."""
+        return self._accumulator.is_full
+
     def submit(self, destination: Destination, outgoing: Outgoing, *, is_waited: bool, is_alone: bool = False) -> None:
         """Send a message, with others unless `is_alone`; its future is completed by another thread.
 

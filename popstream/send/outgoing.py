@@ -5,11 +5,11 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from popstream.awaitable import AwaitableFuture
 from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import Invalid
 from popstream.wire.headers import MESSAGE_ID_HEADER, OWN_PREFIX, TAG_HEADER, is_own_header
@@ -142,8 +142,8 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     is_batch_topic: bool = False
 
 
-class SendFuture(Future["SendResult"]):
-    """The future of a message's result; it cannot be cancelled.
+class SendFuture(AwaitableFuture["SendResult"]):
+    """The future of a message's result.
 
     A future of the standard library consists of nine objects, 1,600 bytes, and the garbage collector visits all of
     them, which takes longer than the rest of a send. Here several futures share their condition.
@@ -162,10 +162,6 @@ class SendFuture(Future["SendResult"]):
         self._exception = None
         self._waiters = []
         self._done_callbacks: list[Callable[[SendFuture], object]] = []
-
-    def cancel(self) -> bool:
-        """Return False: a sent message cannot be taken back."""
-        return False
 
     def result(self, timeout: float | None = None) -> SendResult:
         """Wait for the result, or raise the error.

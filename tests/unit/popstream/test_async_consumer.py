@@ -29,14 +29,35 @@ def test_iteration(job: MemoryJob) -> None:
         async with AsyncConsumer.of(job.consumer("billing", topics=["orders"])) as consumer:
             async for message in consumer:
                 found.add(message.value)
-                outcome = await asyncio.wrap_future(message.ack())
-                assert outcome.applied
+                assert (await message.ack()).applied
                 if len(found) == 20:
                     consumer.stop()
         return found
 
     assert len(asyncio.run(main())) == 20
     assert left_of(job) == []
+
+
+def test_what_a_message_asks_for_can_be_awaited(job: MemoryJob) -> None:
+    async def main() -> None:
+        async with AsyncConsumer.of(job.consumer("billing")) as consumer:
+            first, second, third, fourth = (await consumer.pop("orders", 0, max_messages=4)).messages
+            outcomes = await asyncio.gather(
+                first.ack(), second.extend(90), third.release(delay=5), fourth.reject("bad")
+            )
+            assert [outcome.applied for outcome in outcomes] == [True] * 4
+            assert second.next_visible_time_ms == job.now_ms + 90_000
+            assert not (await first.ack()).applied
+            waiting = asyncio.create_task(_awaited(second))
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+
+    asyncio.run(main())
+
+
+async def _awaited(message: Message) -> None:
+    await message.ack()
 
 
 def test_a_handler_in_many_tasks(job: MemoryJob) -> None:

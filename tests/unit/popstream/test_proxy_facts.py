@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from popstream import Consumer, Outcome, Receipt, ReceiptHandle, Refused
+from popstream.awaitable import AwaitableFuture
 from popstream.errors import AnswerTimeout
 from popstream.lease.entries import Change, OutcomesFuture
 from popstream.lease.held_messages import HeldMessages
@@ -48,7 +48,7 @@ class Script:
     def change(self, changes: Iterable[tuple[Receipt, Change]]) -> OutcomesFuture:
         ((receipt, change),) = changes
         self.durations.append(change.invisible_time_ms)
-        future: OutcomesFuture = Future()
+        future: OutcomesFuture = AwaitableFuture()
         if (self.results.popleft() if self.results else "err") == "OK":
             holding = self.held.find(receipt)
             if holding is not None:

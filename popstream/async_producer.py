@@ -1,0 +1,141 @@
+"""The producer for asyncio: a `Producer` whose calls do not block the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self
+
+from popstream.awaitable import in_thread
+from popstream.producer import Producer, Value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    from popstream.awaitable import AwaitableFuture, Result
+    from popstream.outcome import SendResult
+    from popstream.send.outgoing import OutgoingMessage
+
+__all__ = ["AsyncProducer"]
+
+
+class AsyncProducer(Generic[Value]):
+    """A `Producer` for the coroutines of one event loop, with the same arguments, guarantees and errors.
+
+    ```python
+    async with AsyncProducer("localhost:9092") as producer:
+        result = await producer.send_and_wait("orders", b"espresso")
+        sent = [await producer.send("orders", b"%d" % number) for number in range(1_000)]     # in one batch or a few
+        results = await asyncio.gather(*sent)
+    ```
+
+    Messages of all coroutines share batches. Their order is that of the calls.
+
+    Args:
+        *args: Arguments of `Producer`.
+        value_serializer: Argument of `Producer`.
+        **options: Arguments of `Producer`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - Producer's
+        value_serializer: Callable[[Value], bytes] | None = None,
+        **options: Any,  # noqa: ANN401 - Producer's
+    ) -> None:
+        self._open = partial(Producer, *args, value_serializer=value_serializer, **options)
+        self._producer: Producer[Value] | None = None
+        # One thread: what would block is sent in the order of the calls.
+        self._thread = ThreadPoolExecutor(1, "popstream-async-producer")
+        self._blocked_count = 0
+
+    @classmethod
+    def of(cls, producer: Producer[Value]) -> Self:
+        """Wrap an open producer, which `close` closes."""
+        wrapped = cls()
+        wrapped._producer = producer
+        return wrapped
+
+    @property
+    def producer(self) -> Producer[Value]:
+        """The wrapped producer, whose calls block."""
+        assert self._producer is not None, "use `async with`, or `await open()` first"
+        return self._producer
+
+    async def open(self) -> Self:
+        """Connect.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            Invalid: The job's topics do not exist, or a setting is wrong.
+        """
+        if self._producer is None:
+            self._producer = await in_thread(self._thread, self._open)
+        return self
+
+    async def send(self, topic: str, value: Value | None, **options: Any) -> AwaitableFuture[SendResult]:  # noqa: ANN401 - Producer.send's
+        """Like `Producer.send`: return when the producer has taken the message; await what it returns for the result.
+
+        Waits for the metadata of a topic at its first message, and while messages without a result take
+        `total_batch_max_bytes`. A task that is cancelled meanwhile sends its message nevertheless.
+
+        Raises:
+            ClientClosed: The producer is closed.
+        """
+        send = partial(self.producer.send, topic, value, **options)
+        return await self._in_order(topic, send, wait_for_store=options.get("wait_for_store", True))
+
+    async def send_and_wait(self, topic: str, value: Value | None, **options: Any) -> SendResult:  # noqa: ANN401 - Producer.send's
+        """Send a message and wait for its result; it shares batches with those of other coroutines.
+
+        Raises:
+            ClientClosed: The producer is closed.
+            Invalid: The message was refused.
+            NotWritten: The message is not written.
+            OutcomeUnknown: The message may or may not be written.
+        """
+        return await (await self.send(topic, value, **options))
+
+    async def send_many(self, messages: Sequence[OutgoingMessage]) -> list[AwaitableFuture[SendResult]]:
+        """Like `Producer.send_many`."""
+        if not messages:
+            return []
+        first = messages[0]
+        send = partial(self.producer.send_many, messages)
+        return await self._in_order(first.topic, send, wait_for_store=first.wait_for_store)
+
+    async def flush(self, **options: Any) -> None:  # noqa: ANN401 - Producer.flush's
+        """Like `Producer.flush`."""
+        await in_thread(self._thread, partial(self.producer.flush, **options))
+
+    async def close(self, **options: Any) -> None:  # noqa: ANN401 - Producer.close's
+        """Like `Producer.close`."""
+        if self._producer is not None:
+            await in_thread(self._thread, partial(self._producer.close, **options))
+        self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        """Open it."""
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close it; an error of the block is not replaced by an error of closing."""
+        if self._producer is not None:
+            await in_thread(self._thread, partial(self._producer.__exit__, kind, error, trace))
+        self._thread.shutdown(wait=False)
+
+    async def _in_order(self, topic: str, send: Callable[[], Result], *, wait_for_store: bool) -> Result:
+        """Send here, or in the thread if that would block, or if another message waits for the thread."""
+        if not self._blocked_count and not self.producer.would_block(topic, wait_for_store=wait_for_store):
+            return send()
+        self._blocked_count += 1
+        handed_over = asyncio.wrap_future(self._thread.submit(send))
+        handed_over.add_done_callback(self._unblock)
+        return await asyncio.shield(handed_over)
+
+    def _unblock(self, _: object) -> None:
+        self._blocked_count -= 1

@@ -1,0 +1,158 @@
+"""Claim: the producer does the same for coroutines, in the order of their calls, without blocking the event loop.
+
+Method: a KafkaProducer in memory; what would block is held until the event loop has done something else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, assert_type
+
+import pytest
+
+from popstream import (
+    AsyncProducer,
+    ClientClosed,
+    Invalid,
+    NotWritten,
+    OutgoingMessage,
+    Producer,
+    SendResult,
+    json_serializer,
+)
+from popstream.testing.memory_job import MemoryJob
+from tests.support.in_process.memory_kafka import MemoryKafka
+
+
+class SlowKafka(MemoryKafka):
+    """Knows no topic before `is_there` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(MemoryJob(), partitions=2)
+        self.is_there = threading.Event()
+        self.is_asked = threading.Event()
+
+    def partitions_for(self, topic: str) -> set[int]:
+        self.is_asked.set()
+        return super().partitions_for(topic) if self.is_there.is_set() else set()
+
+
+def make(kafka: MemoryKafka, **options: Any) -> AsyncProducer:
+    return AsyncProducer("memory", kafka_producer=kafka, job_types=lambda _: None, **options)
+
+
+@pytest.fixture
+def kafka() -> MemoryKafka:
+    return MemoryKafka(MemoryJob(), partitions=2)
+
+
+def values(kafka: MemoryKafka) -> list[bytes]:
+    return [record["value"] for record in kafka.sent]
+
+
+def test_a_coroutine_sends_and_awaits_results(kafka: MemoryKafka) -> None:
+    async def main() -> tuple[SendResult, list[SendResult]]:
+        async with make(kafka) as producer:
+            one = await producer.send_and_wait("orders", b"one", queue_id=1)
+            many = [await producer.send("orders", b"%d" % number, queue_id=1) for number in range(20)]
+            return one, await asyncio.gather(*many)
+
+    one, many = asyncio.run(main())
+    assert (one.queue_id, one.queue_offset) == (1, 0)
+    assert [result.queue_offset for result in many] == list(range(1, 21))
+
+
+def test_messages_wait_for_a_new_topic_in_order_and_block_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = SlowKafka()
+    monkeypatch.setattr("popstream.producer.describe_topic", lambda *_: None)
+
+    async def main() -> None:
+        async with make(kafka) as producer:
+            sending = [
+                asyncio.create_task(producer.send_and_wait("orders", b"%d" % number, key=b"k")) for number in range(5)
+            ]
+            while not kafka.is_asked.is_set():
+                await asyncio.sleep(0.001)
+            assert not any(task.done() for task in sending)
+            sending[1].cancel()
+            kafka.is_there.set()
+            sending.append(asyncio.create_task(producer.send_and_wait("orders", b"5", key=b"k")))
+            found = await asyncio.gather(*sending, return_exceptions=True)
+            assert isinstance(found[1], asyncio.CancelledError)
+            assert all(isinstance(result, SendResult) for result in found[2:])
+
+    asyncio.run(main())
+    assert values(kafka) == [b"%d" % number for number in range(6)]
+
+
+def test_a_full_buffer_blocks_no_coroutine(kafka: MemoryKafka) -> None:
+    async def main() -> None:
+        async with make(kafka, total_batch_max_bytes=2_000, batch_max_delay_ms=30) as producer:
+            await asyncio.gather(*(producer.send_and_wait("orders", b"%d" % number, key=b"k") for number in range(50)))
+
+    asyncio.run(main())
+    assert values(kafka) == [b"%d" % number for number in range(50)]
+
+
+def test_errors_are_those_of_a_producer(kafka: MemoryKafka) -> None:
+    async def main() -> None:
+        producer = await make(kafka).open()
+        with pytest.raises(Invalid, match="headers that begin with popstream-"):
+            await producer.send_and_wait("orders", b"one", headers=[("popstream-tag", b"x")])
+        refused = await producer.send("orders", 7)  # type: ignore[arg-type]
+        with pytest.raises(Invalid, match="value must be bytes, not int"):
+            await refused
+        await producer.close()
+        with pytest.raises(ClientClosed):
+            await producer.producer.send("orders", b"late")
+
+    asyncio.run(main())
+
+
+def test_a_block_that_raises_flushes_and_raises(kafka: MemoryKafka) -> None:
+    async def main() -> None:
+        async with make(kafka, batch_max_delay_ms=30_000) as producer:
+            await producer.send("orders", b"one")
+            raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        asyncio.run(main())
+    assert values(kafka) == [b"one"]
+
+
+def test_batches_and_flushes(kafka: MemoryKafka) -> None:
+    async def main() -> None:
+        async with make(kafka, batch_max_delay_ms=30_000) as producer:
+            assert await producer.send_many([]) == []
+            sent = await producer.send_many([OutgoingMessage(topic="orders", value=b"a", queue_id=0)])
+            later = await producer.send("orders", b"b", queue_id=0)
+            await producer.flush()
+            assert [(await one).queue_offset for one in (*sent, later)] == [0, 1]
+
+    asyncio.run(main())
+
+
+def test_the_types_follow_the_serializer(kafka: MemoryKafka) -> None:
+    def never() -> None:
+        assert_type(AsyncProducer("kafka:9092"), AsyncProducer[bytes])
+        assert_type(AsyncProducer("kafka:9092", value_serializer=json_serializer), AsyncProducer[object])
+
+    assert callable(never)
+
+    async def main() -> None:
+        opened = Producer("memory", kafka_producer=kafka, job_types=lambda _: None, value_serializer=json_serializer)
+        async with AsyncProducer.of(opened) as producer:
+            await producer.send_and_wait("orders", {"number": 7})
+
+    asyncio.run(main())
+    assert values(kafka) == [b'{"number":7}']
+
+
+def test_a_message_that_is_late_raises_when_awaited(kafka: MemoryKafka) -> None:
+    async def main() -> None:
+        async with make(kafka, delivery_timeout_ms=1) as producer:
+            with pytest.raises(NotWritten):  # it waits for others for 10 ms
+                await producer.send_and_wait("orders", b"one")
+
+    asyncio.run(main())
