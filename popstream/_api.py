@@ -19,6 +19,7 @@ from popstream.exchange.transport import Transport, new_op_id
 from popstream.lease.renewal import RenewalPolicy
 from popstream.lease.settlement import Resender
 from popstream.message import FilterVerdict, Message, MessageFilter, PopResult
+from popstream.observer import Observed, Observer, Settled
 from popstream.outcome import Outcome, Receipt, ReceiptHandle, Record, SendResult, all_applied
 from popstream.payload.payloads import FetchCounts
 from popstream.payload.redelivery import Redelivery
@@ -54,6 +55,8 @@ __all__ = [
     "NotDeclared",
     "NotDispatched",
     "NotWritten",
+    "Observed",
+    "Observer",
     "Outcome",
     "OutcomeUnknown",
     "OutgoingMessage",
@@ -73,6 +76,7 @@ __all__ = [
     "Resender",
     "Retry",
     "SendResult",
+    "Settled",
     "Transport",
     "Unavailable",
     "all_applied",

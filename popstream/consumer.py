@@ -17,6 +17,7 @@ from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
 from popstream.message import Body
+from popstream.observer import Observers
 from popstream.outcome import Outcome
 from popstream.payload.shared_payloads import shared_payloads
 from popstream.payload.unwrapped_records import records_of
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from popstream.awaitable import AwaitableFuture
     from popstream.lease.settlement import Resender
     from popstream.message import Message, MessageFilter, PopResult
+    from popstream.observer import Observer
     from popstream.outcome import Receipt, Record
     from popstream.payload.inner_batch import TypeOf
     from popstream.payload.payloads import FetchCounts, Payloads
@@ -122,6 +124,8 @@ class Consumer(Generic[Body]):
         return_first: Before the first pop of a queue, release the messages that an earlier process of the same client
             id held of it. Default: when `client_id` is given and the transport is not shared.
         exit_on_sigterm: Raise `SystemExit` on SIGTERM where the signal would otherwise end the process at once.
+        observers: Are told what the consumer does, for metrics and traces: `popstream.prometheus.PrometheusMetrics`,
+            `popstream.opentelemetry.OpenTelemetryTraces`, or an `Observer` of yours.
         transport: Share the transport of another client, which closes it.
         payloads: A source of records other than Kafka, for tests.
         notifications: A source of notifications other than Kafka, for tests; see `Subscription`.
@@ -160,6 +164,7 @@ class Consumer(Generic[Body]):
         resend_with: Resender | None = None,
         return_first: bool | None = None,
         exit_on_sigterm: bool = True,
+        observers: Sequence[Observer] = (),
         transport: Transport | None = None,
         payloads: Payloads | None = None,
         notifications: Listen | None = None,
@@ -195,8 +200,10 @@ class Consumer(Generic[Body]):
         self._handler_pools: set[HandlerPool] = set()
         self._subscription: Subscription | None = None
         self._owns_transport = transport is None
+        self._observers = Observers(observers)
         with contextlib.ExitStack() as opened:  # closed again when a later step fails or is interrupted
             self._transport = transport or opened.enter_context(Transport(self.settings))
+            self._ignore_answers = self._transport.on_answered(self._observers.answered) if self._observers else None
             self._payloads: Payloads = payloads or opened.enter_context(
                 contextlib.closing(shared_payloads(self.settings))
             )
@@ -213,6 +220,7 @@ class Consumer(Generic[Body]):
                 renewal=renewal,
                 retries=retries,
                 resender=resend_with,
+                observers=self._observers,
             )
             opened.callback(self._leases.close)
             filler = RecordFiller(
@@ -238,6 +246,7 @@ class Consumer(Generic[Body]):
             if exit_on_sigterm:
                 install_sigterm_handler()
             opened.pop_all()
+        self._observers.opened(self)
 
     @property
     def client_id(self) -> str:
@@ -248,6 +257,16 @@ class Consumer(Generic[Body]):
     def held_count(self) -> int:
         """Number of messages that were popped here and are neither settled nor expired."""
         return len(self._leases.held)
+
+    @property
+    def prefetch_window_size(self) -> int:
+        """Number of messages of the topics that it may request or hold at present; 0 before it begins to prefetch."""
+        return 0 if self._subscription is None else self._subscription.window_size
+
+    @property
+    def observers(self) -> Observers:
+        """Those that are told what it does."""
+        return self._observers
 
     def __iter__(self) -> Iterator[Message[Body]]:
         """Iterate over the messages of the topics until `stop` or `close`; settle each one, see `Message`.
@@ -283,7 +302,8 @@ class Consumer(Generic[Body]):
         # A worker takes one message at a time, so that the others need not wait for it; those of an orderly pop do.
         set_size = POP_MESSAGES_MAX if self._options.order else 1
         subscription = self.subscribe()
-        self._run(subscription, each_message(in_one_process(handle), subscription), set_size, workers)
+        handle = self._observers.around(self.group, in_one_process(handle))
+        self._run(subscription, each_message(handle, subscription), set_size, workers)
 
     def run_sets(
         self,
@@ -297,7 +317,8 @@ class Consumer(Generic[Body]):
         Messages that the handler has settled stay settled. When it returns, the others are acked. When it raises, the
         first of the others is the failed one, and the later ones are released without a further attempt.
         """
-        self._run(self.subscribe(), in_one_process(handle), set_size, workers)
+        handle = self._observers.around_sets(self.group, in_one_process(handle))
+        self._run(self.subscribe(), handle, set_size, workers)
 
     def stop(self) -> None:
         """End iterations and `run` after the current message; release the messages that were not handed out.
@@ -535,6 +556,9 @@ class Consumer(Generic[Body]):
         except (PopstreamError, TimeoutError) as error:
             LOG.warning("%s could not finish its requests in flight: %s", self.client_id, error)
         finally:
+            self._observers.closed(self)
+            if self._ignore_answers is not None:
+                self._ignore_answers()
             self._leases.close()
             if self._owns_transport:
                 self._transport.close()

@@ -14,6 +14,7 @@ import secrets
 import threading
 import time
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, Self
 
 import msgspec
@@ -97,6 +98,7 @@ class Transport:
         self._link: Link = KafkaLink(settings) if link is None else link
         self._pending = PendingOperations(settings.resend_after_ms_max / 1000)
         self._window = SendWindow()
+        self._on_answered: list[Callable[[str, float], None]] = []
         self._history = (
             None if settings.history_file is None else HistoryRecorder(settings.history_file, settings.client_id)
         )
@@ -162,6 +164,8 @@ class Transport:
         )
         if self._history is not None:
             self._history.follow(addressed, pending.future)
+        if self._on_answered:
+            pending.future.add_done_callback(partial(self._answered, now_s))
         self._pending.add(pending)
         self._send(pending, waits=True)
         return pending.future
@@ -174,6 +178,15 @@ class Transport:
             ClientClosed: The transport was closed, before the call or during it.
         """
         return self.submit(command, timeout_ms=timeout_ms).result()
+
+    def on_answered(self, listener: Callable[[str, float], None]) -> Callable[[], None]:
+        """Call `listener` with the type of each operation that is answered, and the seconds since it was sent.
+
+        Returns:
+            An unsubscribe callable.
+        """
+        self._on_answered.append(listener)
+        return lambda: self._on_answered.remove(listener)
 
     def post(self, command: Command) -> None:
         """Send an operation that is neither answered nor sent again. Waits for Kafka only as `submit` does.
@@ -220,6 +233,11 @@ class Transport:
     ) -> None:
         """Close it."""
         self.close()
+
+    def _answered(self, first_sent_s: float, answered: Future[Answer]) -> None:
+        if answered.exception() is None:
+            for listener in list(self._on_answered):
+                listener(answered.result().type, self._clock() - first_sent_s)
 
     def _encode(self, command: Command) -> bytes:
         value = encode_command(command)

@@ -23,6 +23,7 @@ from popstream.errors import AnswerTimeout, ClientClosed
 from popstream.exchange.coalescer import Coalescer
 from popstream.lease.entries import DELIVERY_OVER, BatchFuture, Change, MessageRequest, outcomes, plan
 from popstream.message import Message, MessageState
+from popstream.observer import Observers
 from popstream.outcome import Outcome, queue_of
 from popstream.wire.command import Ack, AckEntry, ChangeEntry, ChangeInvisible, HandleRef, Reject, RejectEntry
 from popstream.wire.handle import decode_handle
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from popstream.exchange.transport import Transport
     from popstream.lease.entries import OutcomesFuture, Plan, PlannedEntry
     from popstream.lease.held_messages import HeldMessages
+    from popstream.observer import Settled
     from popstream.outcome import QueueKey, Receipt
     from popstream.wire.answer import Answer
     from popstream.wire.command import Cause, Entry
@@ -47,14 +49,16 @@ EXPIRED_LOCALLY = Outcome(False, Reason.EXPIRED_LOCALLY, code_of(Reason.EXPIRED_
 
 
 class _Kind(msgspec.Struct, frozen=True):
-    """The differences between ack, change and reject."""
+    """The differences between ack, change and reject; `settles` is how observers count it."""
 
     command: type[Ack | ChangeInvisible | Reject]
     entry: Callable[[PlannedEntry[Any]], Entry]
+    settles: Settled | None = None
 
-
-_ACK = _Kind(Ack, lambda planned: AckEntry(planned.handle, planned.ranges, planned.label))
-_REJECT = _Kind(Reject, lambda planned: RejectEntry(planned.handle, planned.ranges, planned.label))
+    @property
+    def is_change(self) -> bool:
+        """Whether the messages get new handles."""
+        return self.command is ChangeInvisible
 
 
 def _change_entry(planned: PlannedEntry[Change]) -> ChangeEntry:
@@ -69,7 +73,10 @@ def _change_entry(planned: PlannedEntry[Change]) -> ChangeEntry:
     )
 
 
-_CHANGE = _Kind(ChangeInvisible, _change_entry)
+_ACK = _Kind(Ack, lambda planned: AckEntry(planned.handle, planned.ranges, planned.label), "acked")
+_REJECT = _Kind(Reject, lambda planned: RejectEntry(planned.handle, planned.ranges, planned.label), "rejected")
+_EXTEND = _Kind(ChangeInvisible, _change_entry)
+_RELEASE = _Kind(ChangeInvisible, _change_entry, "released")
 
 
 class EntrySender:
@@ -82,6 +89,7 @@ class EntrySender:
         ack_delay_ms: How long an ack waits for others of the same queue.
         held: The held messages; the request that finishes or releases a message removes it.
         batches_changes: Whether one record may change more than one message.
+        observers: Are told what is settled.
     """
 
     def __init__(
@@ -93,12 +101,14 @@ class EntrySender:
         ack_delay_ms: float,
         held: HeldMessages,
         batches_changes: bool = True,
+        observers: Observers = Observers(),  # noqa: B008 - immutable
     ) -> None:
         self._transport = transport
         self._group = group
         self._client_id = client_id
         self._held = held
         self._batches_changes = batches_changes
+        self._observers = observers
         self._lock = threading.Lock()
         self._unanswered: set[Future[list[Outcome]]] = set()
         self._acks: Coalescer[QueueKey, MessageRequest[Cause | None] | Message] = Coalescer(
@@ -160,7 +170,8 @@ class EntrySender:
         good = self._without_expired(requests)
         if keeps:
             self._keep(good)
-        self._send_now(_CHANGE, good, timeout_ms)
+        extends = keeps and all(request.label.invisible_time_ms for request in good)
+        self._send_now(_EXTEND if extends else _RELEASE, good, timeout_ms)
         return future
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
@@ -271,7 +282,7 @@ class EntrySender:
     def _send(
         self, kind: _Kind, queue: QueueKey, requests: list[MessageRequest[Any]], timeout_ms: int | None = None
     ) -> None:
-        parts = [requests] if kind is not _CHANGE or self._batches_changes else [[request] for request in requests]
+        parts = [requests] if not kind.is_change or self._batches_changes else [[request] for request in requests]
         for planned in (planned for part in parts for planned in plan(part)):
             try:
                 future = self._transport.submit(self._command(kind, queue, planned), timeout_ms=timeout_ms)
@@ -294,7 +305,7 @@ class EntrySender:
     def _on_answer(self, kind: _Kind, planned: Plan[Any], future: Future[Answer]) -> None:
         try:
             answer = future.result()
-            if answer.reason is Reason.NOT_SUPPORTED and kind is _CHANGE and len(planned.requests) > 1:
+            if answer.reason is Reason.NOT_SUPPORTED and kind.is_change and len(planned.requests) > 1:
                 # This answer proves that nothing of the record was decided, so it is safe to send it in parts.
                 LOG.warning("the job accepts changes of one message only: %s", answer.detail)
                 self._batches_changes = False
@@ -302,12 +313,15 @@ class EntrySender:
                 self._send(kind, queue_of(planned.requests[0].receipt), planned.requests)
                 return
             found = outcomes(planned, answer)
-            if kind is _CHANGE:
+            if kind.is_change:
                 for request, outcome in zip(planned.requests, found, strict=True):
                     self._changed(request, outcome)
         except Exception as error:  # noqa: BLE001 - it reaches the callers through their futures
             _fail(planned.requests, error)
         else:
+            if self._observers and kind.settles is not None:
+                count = sum(outcome.applied for outcome in found)
+                self._observers.settled(self._group, planned.requests[0].receipt.topic, kind.settles, count)
             _settle_all(planned.requests, found)
 
     def _changed(self, request: MessageRequest[Change], outcome: Outcome) -> None:

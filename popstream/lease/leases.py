@@ -13,6 +13,7 @@ from popstream.lease.entry_sender import EntrySender
 from popstream.lease.held_messages import HeldMessages
 from popstream.lease.renewal import LeaseRenewer, RenewalPolicy
 from popstream.lease.settlement import Settlement
+from popstream.observer import Observers
 
 if TYPE_CHECKING:
     from popstream.exchange.transport import Transport
@@ -38,11 +39,14 @@ class Leases:
         renewal: When leases are renewed; None renews none.
         retries: What becomes of messages whose handlers fail.
         resender: Sends failed messages of units again; None: their whole units are redelivered.
+        observers: Are told what is popped and settled.
 
     Attributes:
         held: The messages that were popped and not settled yet.
         settlement: Acks, changes and rejects messages.
         is_renewing: Whether leases are renewed at all.
+        group: The consumer group.
+        observers: As above.
     """
 
     def __init__(
@@ -56,8 +60,11 @@ class Leases:
         renewal: RenewalPolicy | None,
         retries: Retries,
         resender: Resender | None,
+        observers: Observers = Observers(),  # noqa: B008 - immutable
     ) -> None:
         self._client_id = client_id
+        self.group = group
+        self.observers = observers
         self.is_renewing = renewal is not None
         self.held = HeldMessages()
         self._entries = EntrySender(
@@ -67,6 +74,7 @@ class Leases:
             ack_delay_ms=ack_delay_ms,
             held=self.held,
             batches_changes=batches_changes,
+            observers=observers,
         )
         self.settlement = Settlement(
             self._entries,

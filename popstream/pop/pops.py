@@ -78,7 +78,7 @@ class Pops:
     ) -> None:
         self.filler = filler
         self._transport = transport
-        self._held = leases.held
+        self._leases = leases
         self._settler = settler
         self._retries = retries
         self._returns_first = returns_first
@@ -161,7 +161,10 @@ class Pops:
             for queue_offset in range(leased.first, leased.last + 1)
         ]
         until_s = self._transport.broker_clock.local_s(next_visible_time_ms)
-        self._held.hold(messages, until_s, time.monotonic(), first_lease_ms=first_lease_ms, is_renewed=is_renewed)
+        self._leases.held.hold(
+            messages, until_s, time.monotonic(), first_lease_ms=first_lease_ms, is_renewed=is_renewed
+        )
+        self._leases.observers.popped(self._leases.group, answer.topic, len(messages))
         return messages
 
 

@@ -181,6 +181,11 @@ class Subscription:
         return self._hand_out.is_stopped
 
     @property
+    def window_size(self) -> int:
+        """Number of messages that may be requested or held."""
+        return self._window.size
+
+    @property
     def asked_count(self) -> int:
         """Number of messages that the pops in flight may lease."""
         return sum(asked.visit.max_messages for asked in list(self._asked.values()))

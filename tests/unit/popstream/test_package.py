@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[3]
 NOT_FOR_USERS = {
     "Body": "a type variable",
     "Listen": "a source of notifications other than Kafka, for tests",
+    "Observers": "for AsyncConsumer",
     "Payloads": "a source of records other than Kafka, for tests",
     "Subscription": "for AsyncConsumer",
     "Result": "a type variable",
