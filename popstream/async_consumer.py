@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 
 from popstream.awaitable import in_thread
 from popstream.consumer import Consumer
-from popstream.message import Body
 from popstream.pop.handler_pool import end_forked_child
 from popstream.shutdown import install_sigterm_handler
+from popstream.type_variables import Body
 from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from popstream.awaitable import in_thread
-from popstream.producer import Producer, Value
+from popstream.producer import Producer
+from popstream.type_variables import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

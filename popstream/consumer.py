@@ -16,7 +16,6 @@ from popstream.lease.failed_handler import Retries
 from popstream.lease.leases import Leases, left_s
 from popstream.lease.message_settler import MessageSettler
 from popstream.lease.renewal import RenewalPolicy
-from popstream.message import Body
 from popstream.observer import Observers
 from popstream.outcome import Outcome
 from popstream.payload.shared_payloads import shared_payloads
@@ -31,6 +30,7 @@ from popstream.retries import MAX_ATTEMPTS, BackOff, describe_error
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
 from popstream.topics.queue_types import QueueTypes
+from popstream.type_variables import Body
 from popstream.wire.base_errors import Invalid, PopstreamError
 from popstream.wire.command import Cancel, Pop, ReturnClient
 from popstream.wire.limits import POP_MESSAGES_MAX

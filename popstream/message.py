@@ -5,31 +5,23 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, Self
+from typing import TYPE_CHECKING, Generic, Protocol, Self
 
 import msgspec
 
 from popstream.errors import ClientClosed
 from popstream.outcome import Outcome, Receipt
 from popstream.retries import Reject, Retry
+from popstream.type_variables import Body
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from typing_extensions import TypeVar  # of the type checker's own library: a default needs Python 3.13
-
     from popstream.awaitable import AwaitableFuture
     from popstream.payload.inner_batch import Unwrapped
 
-    Body = TypeVar("Body", default=Any)
-else:
-    from typing import TypeVar
-
-    Body = TypeVar("Body")
-
 __all__ = [
-    "Body",
     "FilterVerdict",
     "LeasedUnit",
     "Message",

@@ -25,7 +25,7 @@ __all__ = ["Observed", "Observer", "Observers", "Settled"]
 
 LOG = logging.getLogger(__name__)
 
-Told = TypeVar("Told")
+Argument = TypeVar("Argument")
 
 Settled = Literal["acked", "released", "rejected"]
 
@@ -200,8 +200,8 @@ def _leave(error: BaseException, entered: ExitStack) -> None:
             raise
 
 
-def _guarded(call: Callable[[Told], object], told: Told) -> None:
+def _guarded(call: Callable[[Argument], object], argument: Argument) -> None:
     try:
-        call(told)
+        call(argument)
     except Exception:
         LOG.exception("an observer raised")

@@ -22,6 +22,7 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit
 from popstream.topics.describe import describe_topic
 from popstream.topics.queue_types import QueueTypes
+from popstream.type_variables import Value
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 from popstream.wire.command import QueueType
 from popstream.wire.tag import NO_TAG, tag_hash
@@ -30,18 +31,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from types import TracebackType
 
-    from typing_extensions import TypeVar  # of the type checker's own library: a default needs Python 3.13
-
     from popstream.awaitable import AwaitableFuture
     from popstream.message import Message
     from popstream.payload.redelivery import Redelivery
 
     TypeOf = Callable[[str], QueueType | None]
-    Value = TypeVar("Value", default=bytes)
-else:
-    from typing import TypeVar
-
-    Value = TypeVar("Value")
 
 __all__ = ["Producer"]
 
