@@ -28,7 +28,9 @@ from popstream.consumer import Consumer
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.transport import Transport
 from popstream.payload.payloads import Payload
+from popstream.producer import Producer
 from popstream.settings import ClientSettings, new_client_id
+from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.testing._memory_topics import MemoryTopics
 from popstream.wire.answer import Answer
@@ -98,6 +100,20 @@ class MemoryJob:
             **options,
         )
 
+    def producer(self, **options: Any) -> Producer[Any]:  # noqa: ANN401 - as Producer's
+        """Return a producer whose messages are poppable at once. A topic that does not exist gets one queue.
+
+        Args:
+            **options: Arguments of `Producer`; `queue_types` are the types of topics that the job does not know yet.
+        """
+        given: dict[str, QueueType] = dict(options.get("queue_types") or {})
+
+        def type_of(topic: str) -> QueueType:
+            return self._queue_types.get(topic) or given.get(topic, "simple")
+
+        kafka = MemoryKafka(self, partitions=None, type_of=type_of)
+        return Producer("memory", kafka_producer=kafka, job_types=self._queue_types.get, **options)
+
     def write(
         self,
         topic: str,
@@ -117,8 +133,17 @@ class MemoryJob:
             ranges = [WrittenRange(first, len(written) - 1)]
             self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
 
-    def append(self, topic: str, queue_id: int, payload: Payload, *, tag: int = 0, count: int = 1) -> int:
-        """Append one record to a queue of the type batch and make it poppable as a unit of `count` messages.
+    def append(
+        self,
+        topic: str,
+        queue_id: int,
+        payload: Payload,
+        *,
+        tag: int = 0,
+        count: int = 1,
+        queue_type: QueueType = "batch",
+    ) -> int:
+        """Append one record to a queue, of this type if it is new, and make it poppable as a unit of `count` messages.
 
         Returns:
             Its queue offset.
@@ -127,7 +152,7 @@ class MemoryJob:
         written.append(payload)
         queue_offset = len(written) - 1
         if not queue_offset:
-            self.send(Declare(v=1, topic=topic, queue_id=queue_id, topic_id=topic, queue_type="batch"))
+            self.send(Declare(v=1, topic=topic, queue_id=queue_id, topic_id=topic, queue_type=queue_type))
         ranges = [WrittenRange(queue_offset, queue_offset, tag, count)]
         self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
         return queue_offset

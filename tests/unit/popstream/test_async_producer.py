@@ -21,8 +21,8 @@ from popstream import (
     SendResult,
     json_serializer,
 )
+from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
-from tests.support.in_process.memory_kafka import MemoryKafka
 
 
 class SlowKafka(MemoryKafka):

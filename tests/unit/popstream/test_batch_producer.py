@@ -26,6 +26,7 @@ from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
 from popstream.payload.inner_batch import unwrap
 from popstream.send.kafka_errors import send_outcome_of
 from popstream.send.shipment import Retry
+from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
@@ -37,7 +38,6 @@ from popstream.wire.headers import (
     TAG_HEADER,
 )
 from popstream.wire.key_hash import key_hash
-from tests.support.in_process.memory_kafka import MemoryKafka
 
 WAIT_S = 60.0
 TYPES: dict[str, QueueType] = {"units": "batch", "table": "sparse"}

@@ -14,9 +14,9 @@ import pytest
 from popstream import Consumer, FilterVerdict, Invalid, Message, Producer, json_deserializer, json_serializer
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Payload
+from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import ChangeInvisible
-from tests.support.in_process.memory_kafka import MemoryKafka
 
 
 class Order(msgspec.Struct):

@@ -39,10 +39,10 @@ from pipelines.process.preflight import reach_kafka, require_ready
 from pipelines.process.signals import held_signals
 from pipelines.settings_reference import settings_markdown
 from popstream import Message, OutgoingMessage, Producer, ReceiptHandle
+from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import COMMAND_TYPES
-from tests.support.in_process.memory_kafka import MemoryKafka
 from tests.support.logging_state import logging_as_it_was
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ from popstream import (
 )
 from popstream.payload.payloads import Payload
 from popstream.payload.redelivery import Redelivery
+from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Ack, ChangeInvisible, Command, Reject
@@ -32,7 +33,6 @@ from popstream.wire.headers import (
     TAG_HEADER,
 )
 from popstream.wire.reason import Reason
-from tests.support.in_process.memory_kafka import MemoryKafka
 from tests.support.threads import eventually
 
 WAIT_S = 60.0

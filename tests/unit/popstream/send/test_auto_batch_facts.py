@@ -17,9 +17,9 @@ from popstream import OutgoingMessage, Producer
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch, unwrap
 from popstream.send.accumulator import BatchLimits, OpenBatch
 from popstream.send.outgoing import Destination
+from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid
-from tests.support.in_process.memory_kafka import MemoryKafka
 
 FACTS: dict[str, dict[str, Any]] = {
     fact["id"]: fact

@@ -1,0 +1,44 @@
+"""Claim: what a producer of a `MemoryJob` sends can be popped there, in topics of every type."""
+
+from __future__ import annotations
+
+import pytest
+
+from popstream import Invalid
+from popstream.testing import MemoryJob
+
+
+def test_messages_are_poppable_when_they_have_their_results() -> None:
+    job = MemoryJob()
+    job.make_topic("orders", 2)
+    with job.producer() as producer, job.consumer("billing") as consumer:
+        results = [
+            producer.send_and_wait("orders", b"%d" % number, queue_id=number % 2, tag="paid", headers=[("n", b"1")])
+            for number in range(4)
+        ]
+        assert [(result.queue_id, result.queue_offset) for result in results] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+        assert len(consumer.pop("orders", 0, tags=["other"])) == 0
+        found = consumer.pop("orders", 1, tags=["paid"]).messages
+        assert [(message.value, message.tag, message.headers) for message in found] == [
+            (b"1", "paid", [("n", b"1")]),
+            (b"3", "paid", [("n", b"1")]),
+        ]
+        assert [message.message_id for message in found] == [results[1].message_id, results[3].message_id]
+
+
+def test_a_topic_of_the_type_batch_has_units() -> None:
+    job = MemoryJob()
+    with job.producer(queue_types={"units": "batch"}) as producer, job.consumer("billing") as consumer:
+        sent = [producer.send("units", b"%d" % number) for number in range(3)]
+        producer.flush()
+        assert {future.result().queue_offset for future in sent} == {0}
+        assert [(message.value, message.inner_index) for message in consumer.pop("units", 0)] == [
+            (b"0", 0),
+            (b"1", 1),
+            (b"2", 2),
+        ]
+
+
+def test_a_queue_that_does_not_exist_is_refused() -> None:
+    with MemoryJob().producer() as producer, pytest.raises(Invalid, match="topic orders has no queue 7, only 1"):
+        producer.send_and_wait("orders", b"one", queue_id=7)
