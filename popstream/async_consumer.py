@@ -111,7 +111,7 @@ class AsyncConsumer(Generic[Body]):
             Invalid: The consumer has no topics, or one does not exist.
         """
         feed = _Feed(self.consumer.subscribe(), self._threads)
-        handle = self.consumer.observers.around_coroutine(self.consumer.group, handle)
+        handle = self.consumer.observers.around_coroutine(self.consumer, handle)
         async with asyncio.TaskGroup() as group:
             for _ in range(tasks):
                 group.create_task(self._work(feed, handle))

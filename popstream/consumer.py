@@ -302,7 +302,7 @@ class Consumer(Generic[Body]):
         # A worker takes one message at a time, so that the others need not wait for it; those of an orderly pop do.
         set_size = POP_MESSAGES_MAX if self._options.order else 1
         subscription = self.subscribe()
-        handle = self._observers.around(self.group, in_one_process(handle))
+        handle = self._observers.around(self, in_one_process(handle))
         self._run(subscription, each_message(handle, subscription), set_size, workers)
 
     def run_sets(
@@ -317,7 +317,7 @@ class Consumer(Generic[Body]):
         Messages that the handler has settled stay settled. When it returns, the others are acked. When it raises, the
         first of the others is the failed one, and the later ones are released without a further attempt.
         """
-        handle = self._observers.around_sets(self.group, in_one_process(handle))
+        handle = self._observers.around_sets(self, in_one_process(handle))
         self._run(self.subscribe(), handle, set_size, workers)
 
     def stop(self) -> None:

@@ -73,14 +73,15 @@ class Observer:
     def answered(self, operation: str, seconds: float) -> None:
         """The job has answered an operation, such as `pop` or `ack`, after this time; a pop may have been parked."""
 
-    def handling(self, group: str, messages: Sequence[Message]) -> AbstractContextManager[object]:  # noqa: ARG002
+    def handling(self, consumer: Observed, messages: Sequence[Message]) -> AbstractContextManager[object]:  # noqa: ARG002
         """Return a block around a call of the handler of `run` (one message) or `run_sets`; it sees its exceptions."""
         return nullcontext()
 
-    def sending(self, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> OnSent | None:  # noqa: ARG002
+    def sending(self, client_id: str, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> OnSent | None:  # noqa: ARG002
         """A producer takes a message.
 
         Args:
+            client_id: Name of the producer.
             message: The message.
             headers: Its headers, which can be changed here.
 
@@ -122,10 +123,10 @@ class Observers(Observer):
         self._tell(lambda observer: observer.answered(operation, seconds))
 
     @contextmanager
-    def handling(self, group: str, messages: Sequence[Message]) -> Iterator[None]:
+    def handling(self, consumer: Observed, messages: Sequence[Message]) -> Iterator[None]:
         """`Observer.handling`; the exception of a handler is raised whatever the observers do."""
         entered = ExitStack()
-        self._tell(lambda observer: entered.enter_context(observer.handling(group, messages)))
+        self._tell(lambda observer: entered.enter_context(observer.handling(consumer, messages)))
         try:
             yield
         except BaseException as error:
@@ -134,12 +135,12 @@ class Observers(Observer):
         else:
             _guarded(ExitStack.close, entered)
 
-    def sending(self, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> OnSent | None:
+    def sending(self, client_id: str, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> OnSent | None:
         """`Observer.sending`."""
         called: list[OnSent] = []
 
         def tell(observer: Observer) -> None:
-            if (on_sent := observer.sending(message, headers)) is not None:
+            if (on_sent := observer.sending(client_id, message, headers)) is not None:
                 called.append(on_sent)
 
         def on_all(sent: Future[SendResult]) -> None:
@@ -149,39 +150,39 @@ class Observers(Observer):
         self._tell(tell)
         return on_all if called else None
 
-    def around(self, group: str, handle: Callable[[Message], object]) -> Callable[[Message], object]:
+    def around(self, consumer: Observed, handle: Callable[[Message], object]) -> Callable[[Message], object]:
         """Return a handler of messages that is observed."""
         if not self:
             return handle
 
         def observed(message: Message) -> None:
-            with self.handling(group, (message,)):
+            with self.handling(consumer, (message,)):
                 handle(message)
 
         return observed
 
     def around_sets(
-        self, group: str, handle: Callable[[Sequence[Message]], object]
+        self, consumer: Observed, handle: Callable[[Sequence[Message]], object]
     ) -> Callable[[Sequence[Message]], object]:
         """Return a handler of sets that is observed."""
         if not self:
             return handle
 
         def observed(messages: Sequence[Message]) -> None:
-            with self.handling(group, messages):
+            with self.handling(consumer, messages):
                 handle(messages)
 
         return observed
 
     def around_coroutine(
-        self, group: str, handle: Callable[[Message], Awaitable[object]]
+        self, consumer: Observed, handle: Callable[[Message], Awaitable[object]]
     ) -> Callable[[Message], Awaitable[object]]:
         """Return a handler for coroutines that is observed."""
         if not self:
             return handle
 
         async def observed(message: Message) -> None:
-            with self.handling(group, (message,)):
+            with self.handling(consumer, (message,)):
                 await handle(message)
 
         return observed

@@ -9,8 +9,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
+import msgspec
+
 from popstream.errors import ClientClosed, NotDispatched
 from popstream.exchange.transport import Transport
+from popstream.observer import Observers
 from popstream.outcome import SendResult
 from popstream.send.accumulator import BatchLimits
 from popstream.send.destinations import Destinations, TopicTypes
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
 
     from popstream.awaitable import AwaitableFuture
     from popstream.message import Message
+    from popstream.observer import Observer, OnSent
     from popstream.payload.redelivery import Redelivery
 
     TypeOf = Callable[[str], QueueType | None]
@@ -85,6 +89,7 @@ class Producer(Generic[Value]):
             are bytes.
         compression_type: `gzip`; or `snappy`, `lz4` or `zstd` if their libraries are installed on both sides. A batch
             is compressed as a whole.
+        observers: Are told what the producer sends: `popstream.opentelemetry.OpenTelemetryTraces`, or an `Observer`.
         transport: Share the transport of another client, which closes it.
         kafka_producer: Send with this KafkaProducer, or an object with its methods; `close` closes it.
         **settings: Other fields of `ClientSettings`.
@@ -110,6 +115,7 @@ class Producer(Generic[Value]):
         dispatch_delay_ms: float = 10.0,
         value_serializer: Callable[[Value], bytes] | None = None,
         compression_type: str | None = None,
+        observers: Sequence[Observer] = (),
         transport: Transport | None = None,
         kafka_producer: Any = None,  # noqa: ANN401 - kafka-python has no types
         **settings: Any,  # noqa: ANN401 - ClientSettings checks them
@@ -128,6 +134,7 @@ class Producer(Generic[Value]):
         self._delivery_timeout_s = self.settings.delivery_timeout_ms / 1000
         self._auto_batch = auto_batch
         self._serialize = value_serializer
+        self._observers = Observers(observers)
         self._condition, self._sharing_left = threading.Condition(), FUTURES_PER_CONDITION
         self._closing = threading.Lock()
         self._is_closed = False
@@ -241,7 +248,7 @@ class Producer(Generic[Value]):
         if len(together) > 1 and together[0].is_batch_topic:
             text = "messages of one unit must have one tag and one queue: set their queue_id, or send them one by one"
             raise Invalid(text, subject=topic, details=sorted(map(str, together))[:5])
-        outgoing = [self._outgoing(message) for message in messages]
+        outgoing = [self._outgoing(*self._observed(message)) for message in messages]
         self._sender.submit_batches(
             [
                 (destination, [one for one, place in zip(outgoing, destinations, strict=True) if place == destination])
@@ -366,24 +373,37 @@ class Producer(Generic[Value]):
                 wait_for_store=wait_for_store,
             )
             destination = self._destinations.of(message)
+            # A message that is sent again has the headers of its first time.
+            message, on_sent = self._observed(message) if redelivery is None else (message, None)
         except (PopstreamError, TypeError, ValueError) as error:
             refused = SendFuture()
             refused.set_exception(error if isinstance(error, PopstreamError) else Invalid(str(error), subject=topic))
             return refused
-        outgoing = self._outgoing(message, is_waited=is_waited, message_id=message_id, redelivery=redelivery)
+        outgoing = self._outgoing(message, on_sent, is_waited=is_waited, message_id=message_id, redelivery=redelivery)
         is_alone = not self._auto_batch or not outgoing.is_batchable
         self._sender.submit(destination, outgoing, is_waited=is_waited, is_alone=is_alone)
         return outgoing.future
 
+    def _observed(self, message: OutgoingMessage) -> tuple[OutgoingMessage, OnSent | None]:
+        """Return a message with the headers that observers add, and what they want to be called with its future."""
+        if not self._observers:
+            return message, None
+        headers = list(message.headers)
+        on_sent = self._observers.sending(self.settings.client_id, message, headers)
+        return msgspec.structs.replace(message, headers=headers), on_sent
+
     def _outgoing(
         self,
         message: OutgoingMessage,
+        on_sent: OnSent | None,
         *,
         is_waited: bool = False,
         message_id: str = "",
         redelivery: Redelivery | None = None,
     ) -> Outgoing:
         sent = SendFuture() if is_waited else SendFuture(self._shared_condition())
+        if on_sent is not None:
+            sent.add_done_callback(on_sent)
         deadline_s = time.monotonic() + self._delivery_timeout_s
         return Outgoing(message, sent, int(time.time() * 1000), deadline_s, redelivery, message_id)
 

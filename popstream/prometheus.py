@@ -113,14 +113,14 @@ class PrometheusMetrics(Observer, Collector):
         self._answer_s.labels(operation).observe(seconds)
 
     @contextmanager
-    def handling(self, group: str, messages: Sequence[Message]) -> Iterator[None]:
+    def handling(self, consumer: Observed, messages: Sequence[Message]) -> Iterator[None]:
         """`Observer.handling`."""
         began_s, result = time.perf_counter(), "failed"
         try:
             yield
             result = "ok"
         finally:
-            self._handler_s.labels(group, messages[0].topic, result).observe(time.perf_counter() - began_s)
+            self._handler_s.labels(consumer.group, messages[0].topic, result).observe(time.perf_counter() - began_s)
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """Return the gauges, read from the open consumers now."""

@@ -44,8 +44,8 @@ class Seen(Observer):
         self.counts[("answered", operation)] += 1
 
     @contextmanager
-    def handling(self, group: str, messages: Sequence[Message]) -> Iterator[None]:
-        assert group == "billing"
+    def handling(self, consumer: Observed, messages: Sequence[Message]) -> Iterator[None]:
+        assert consumer.group == "billing"
         offsets = [message.queue_offset for message in messages]
         try:
             yield
@@ -73,11 +73,11 @@ class Broken(Observer):
         raise RuntimeError(operation, seconds)
 
     @contextmanager
-    def handling(self, group: str, messages: Sequence[Message]) -> Iterator[None]:
+    def handling(self, consumer: Observed, messages: Sequence[Message]) -> Iterator[None]:
         try:
             yield
         finally:
-            raise RuntimeError(group, messages)
+            raise RuntimeError(consumer, messages)
 
 
 @pytest.fixture

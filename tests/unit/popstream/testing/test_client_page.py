@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.in_process.open_telemetry import make_provider
+
 PAGE = Path(__file__).parents[4] / "docs" / "client.md"
 
 
@@ -18,6 +20,7 @@ EXAMPLES = {
 
 
 @pytest.mark.parametrize("section", EXAMPLES)
-def test_the_examples_of_a_section_run(section: str) -> None:
+def test_the_examples_of_a_section_run(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_provider(monkeypatch)  # OpenTelemetry's API, or a stand-in where it is not installed
     (program,) = EXAMPLES[section]
     exec(compile(program, str(PAGE), "exec"), {})  # noqa: S102
