@@ -15,8 +15,9 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -39,6 +40,7 @@ from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import TracebackType
 
     from popstream.outcome import QueueKey
     from popstream.wire.command import QueueType
@@ -80,6 +82,7 @@ class MemoryJob:
         self._lock = threading.Lock()
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []
+        self._clients: weakref.WeakSet[Consumer[Any] | Producer[Any]] = weakref.WeakSet()
         self._listeners: list[tuple[str, Callable[[QueueKey], None]]] = []
 
     def consumer(self, group: str, **options: Any) -> Consumer:  # noqa: ANN401 - as Consumer's
@@ -90,7 +93,7 @@ class MemoryJob:
             **options: Arguments of `Consumer`; also `answer_timeout_ms` and `resend_after_ms`.
         """
         settings = {name: options.pop(name) for name in _TRANSPORT_SETTINGS & options.keys()}
-        return _MemoryConsumer(
+        made = _MemoryConsumer(
             "memory",
             group=group,
             transport=self.transport(**settings),
@@ -99,6 +102,8 @@ class MemoryJob:
             job_types=self._queue_types.get,
             **options,
         )
+        self._clients.add(made)
+        return made
 
     def producer(self, **options: Any) -> Producer[Any]:  # noqa: ANN401 - as Producer's
         """Return a producer whose messages are poppable at once. A topic that does not exist gets one queue.
@@ -112,7 +117,9 @@ class MemoryJob:
             return self._queue_types.get(topic) or given.get(topic, "simple")
 
         kafka = MemoryKafka(self, partitions=None, type_of=type_of)
-        return Producer("memory", kafka_producer=kafka, job_types=self._queue_types.get, **options)
+        made: Producer[Any] = Producer("memory", kafka_producer=kafka, job_types=self._queue_types.get, **options)
+        self._clients.add(made)
+        return made
 
     def write(
         self,
@@ -188,6 +195,22 @@ class MemoryJob:
         listening = (group, listener)
         self._listeners.append(listening)
         return lambda: self._listeners.remove(listening)
+
+    def close(self) -> None:
+        """Close the consumers and producers that are still open."""
+        self.silent.clear()
+        for client in list(self._clients):
+            client.close()
+
+    def __enter__(self) -> Self:
+        """Return the job."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Close its clients."""
+        self.close()
 
     def _decide(self, key: bytes, value: bytes) -> list[bytes]:
         began_s = time.thread_time()

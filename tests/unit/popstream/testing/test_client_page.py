@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,5 +25,13 @@ EXAMPLES = {
 @pytest.mark.parametrize("section", EXAMPLES)
 def test_the_examples_of_a_section_run(section: str, monkeypatch: pytest.MonkeyPatch) -> None:
     make_provider(monkeypatch)  # OpenTelemetry's API, or a stand-in where it is not installed
-    (program,) = EXAMPLES[section]
+    (program,) = EXAMPLES[section]  # of "With pytest" only the names, see below
     exec(compile(program, str(PAGE), "exec"), {})  # noqa: S102
+
+
+def test_the_test_of_a_handler_passes(tmp_path: Path) -> None:
+    (program,) = EXAMPLES["With pytest"]
+    (tmp_path / "test_bar.py").write_text(program)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
+    ended = subprocess.run([*command, "-W", "ignore", str(tmp_path)], capture_output=True, text=True, check=False, timeout=120)
+    assert (ended.returncode, ended.stdout.splitlines()[-1].split(" in ")[0]) == (0, "2 passed"), ended.stdout
