@@ -19,6 +19,7 @@ is in the latter are not sent again.
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
 import time
 from collections import defaultdict, deque
@@ -48,6 +49,7 @@ RETRY_AFTER_S = 0.1
 NEVER_S = float("inf")
 IN_FLIGHT_PART = 8
 """At most this part of the buffer is in flight: kafka-python holds copies of it."""
+FIRST_TURNS = 1 << 16
 CAREFUL_LOADS = 100
 """After a refusal this many loads of the queue are one batch each."""
 
@@ -70,7 +72,8 @@ class OrderedSender:
         self._for_sends = threading.Condition(self._lock)
         self._for_flush = threading.Condition(self._lock)
         self._queues: dict[tuple[str, int], SendQueue] = {}
-        self._turns: defaultdict[str, count[int]] = defaultdict(count)
+        # Short-lived processes must not all begin at the first queue of a topic.
+        self._turns: defaultdict[str, count[int]] = defaultdict(lambda: count(_first_turn()))
         self._epoch = 0
         self._open_counts = {0: 0}
         self._is_closed = False
@@ -336,3 +339,8 @@ class OrderedSender:
                 self._open_counts[outgoing.epoch] -= 1
             self._forget_epochs()
             self._for_flush.notify_all()
+
+
+def _first_turn() -> int:
+    """Return where a sender begins in the queues of a topic, modulo their number."""
+    return secrets.randbelow(FIRST_TURNS)

@@ -25,6 +25,7 @@ from kafka.errors import (
 from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
 from popstream.payload.inner_batch import unwrap
 from popstream.send.kafka_errors import send_outcome_of
+from popstream.send.ordered_sender import _first_turn
 from popstream.send.shipment import Retry
 from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
@@ -355,3 +356,20 @@ def test_a_unit_has_one_queue_and_one_tag(
         producer.send_many(messages)
     assert kafka.sent == []
     assert producer.send_many([]) == []
+
+
+def test_keyless_messages_of_short_lived_producers_are_in_all_queues(
+    kafka: MemoryKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each process sends one batch, and turns of its own would put all of them into the first queue."""
+    places = iter((4, 0, 65_535))
+    monkeypatch.setattr("popstream.send.ordered_sender._first_turn", lambda: next(places))
+    for number in range(3):
+        with make(kafka, auto_batch=False) as producer:
+            producer.send("orders", b"%d" % number)
+            producer.send("orders", b"%d" % number)
+    assert [record["partition"] for record in kafka.sent] == [1, 2, 0, 1, 0, 1]
+
+
+def test_where_a_producer_begins_differs() -> None:
+    assert len({_first_turn() % 8 for _ in range(1_000)}) == 8

@@ -32,6 +32,19 @@ def test_the_examples_of_a_section_run(section: str, monkeypatch: pytest.MonkeyP
 def test_the_test_of_a_handler_passes(tmp_path: Path) -> None:
     (program,) = EXAMPLES["With pytest"]
     (tmp_path / "test_bar.py").write_text(program)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
-    ended = subprocess.run([*command, "-W", "ignore", str(tmp_path)], capture_output=True, text=True, check=False, timeout=120)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        str(tmp_path),
+    ]
+    ended = subprocess.run(
+        [*command, "-W", "ignore", str(tmp_path)], capture_output=True, text=True, check=False, timeout=120
+    )
     assert (ended.returncode, ended.stdout.splitlines()[-1].split(" in ")[0]) == (0, "2 passed"), ended.stdout
