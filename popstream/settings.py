@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import RECORD_BYTES_MAX
 
@@ -37,6 +38,8 @@ def new_client_id() -> str:
 
 
 DELIVERY_TIMEOUT_MS_MAX = 60_000
+PROXIES = frozenset(("proxy_url", "socks5_proxy"))
+"""Settings of kafka-python by which it does not connect to the brokers itself."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +54,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         ops_topic: Name of the topic of operations, if it has no such name.
         results_topic: Name of the topic of answers, likewise.
         notifications_topic: Name of the topic of notifications, likewise.
+        connect_timeout_ms: How long a client waits, when it is made, until a broker accepts a connection. Longer: it
+            may start before Kafka.
         answer_timeout_ms: How long a call waits for its answer (a pop: beyond its poll time) before it raises
             `AnswerTimeout`.
         resend_after_ms: How long to wait for an answer before the operation is sent again, with the same op_id and the
@@ -69,6 +74,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     ops_topic: str = ""
     results_topic: str = ""
     notifications_topic: str = ""
+    connect_timeout_ms: int = 2_000
     answer_timeout_ms: int = 60_000
     resend_after_ms: int = 5_000
     resend_after_ms_max: int = 60_000
@@ -86,6 +92,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         wrong = [
             f"{name} must be at least 1, not {getattr(self, name)}"
             for name in (
+                "connect_timeout_ms",
                 "answer_timeout_ms",
                 "resend_after_ms",
                 "resend_after_ms_max",
@@ -107,6 +114,16 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         if wrong:
             message = "the client settings are out of range"
             raise Invalid(message, subject=self.client_id, details=wrong)
+
+    def reach_kafka(self) -> None:
+        """Wait until a broker accepts a connection.
+
+        Raises:
+            Invalid: An address cannot be parsed.
+            Unavailable: No broker does in time.
+        """
+        if not PROXIES & self.kafka.keys():
+            reach_kafka(self.bootstrap_servers, timeout_s=self.connect_timeout_ms / 1000)
 
     @property
     def operations(self) -> str:

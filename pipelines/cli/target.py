@@ -11,6 +11,7 @@ from pipelines.cli.exits import Exit, say
 from pipelines.cli.options import TargetOptions, load_settings
 from pipelines.control.client import is_owned
 from pipelines.control.job_file import JobFile
+from popstream.reach_kafka import reach_kafka
 from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, Unavailable
 
@@ -54,7 +55,7 @@ def find_target(options: TargetOptions) -> Target:
     """Return where to send operations: as options and settings say, by default as the job file says.
 
     Raises:
-        Unavailable: No job runs in the folder, and no option or setting names a Kafka.
+        Unavailable: No job runs in the folder, and no option or setting names a Kafka; or that Kafka does not listen.
     """
     settings = load_settings(
         None,
@@ -71,11 +72,14 @@ def find_target(options: TargetOptions) -> Target:
         )
         raise Unavailable(message, subject=str(settings.folder))
     if job is None:
-        return Target(settings.bootstrap_servers, settings.topic_prefix, options.history_file)
-    servers = settings.bootstrap_servers or job.bootstrap_servers
-    prefix = settings.topic_prefix if "topic_prefix" in chosen else job.prefix
-    is_its = (servers, prefix) == (job.bootstrap_servers, job.prefix)
-    return Target(servers, prefix, options.history_file, job if is_its else None)
+        found = Target(settings.bootstrap_servers, settings.topic_prefix, options.history_file)
+    else:
+        servers = settings.bootstrap_servers or job.bootstrap_servers
+        prefix = settings.topic_prefix if "topic_prefix" in chosen else job.prefix
+        is_its = (servers, prefix) == (job.bootstrap_servers, job.prefix)
+        found = Target(servers, prefix, options.history_file, job if is_its else None)
+    reach_kafka(found.bootstrap_servers)
+    return found
 
 
 def running_job(folder: JobFolder) -> JobFile | None:

@@ -39,9 +39,10 @@ from pipelines.process.job import Job
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
 from pipelines.process.logs import configure_logs
 from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
-from pipelines.process.preflight import reach_kafka, require_ready
+from pipelines.process.preflight import require_ready
 from pipelines.process.restarts import Restarts
 from pipelines.process.signals import handled_signals, held_signals
+from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["Host"]

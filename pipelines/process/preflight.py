@@ -3,23 +3,19 @@
 import os
 import re
 import shutil
-import socket
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from connectors.jars.resolve import JarError, java, kafka_jars, spark_jars
 from connectors.kafka.loopback import is_free
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.base_errors import Invalid
 
-__all__ = ["reach_kafka", "require_ready"]
+__all__ = ["require_ready"]
 
 JAVA_MIN, JAVA_MAX = 17, 21
 DISK_FREE_BYTES_MIN = 2 << 30
 JAVA_TIMEOUT_S = 20
-CONNECT_TIMEOUT_S = 2.0
-REACH_TIMEOUT_S = 15.0
 
 
 def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str, int]) -> None:
@@ -50,29 +46,6 @@ def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str,
     if found:
         message = f"{len(found)} requirements are missing:"
         raise Invalid(message, details=found)
-
-
-def reach_kafka(bootstrap_servers: str, *, timeout_s: float = REACH_TIMEOUT_S) -> None:
-    """Wait until one of the servers accepts a connection. Spark would need half a minute to report that none does.
-
-    Raises:
-        Invalid: An address cannot be parsed.
-        Unavailable: No server accepts a connection in time.
-    """
-    addresses = [_address(server) for server in bootstrap_servers.split(",")]
-    deadline = time.monotonic() + timeout_s
-    while True:
-        for address in addresses:
-            try:
-                socket.create_connection(address, timeout=CONNECT_TIMEOUT_S).close()
-            except OSError as error:
-                failure = error
-            else:
-                return
-        if time.monotonic() > deadline:
-            message = f"no Kafka accepts connections at {bootstrap_servers} ({failure}): does it run at this address?"
-            raise Unavailable(message, subject=bootstrap_servers)
-        time.sleep(0.3)
 
 
 def java_major(text: str) -> int:
@@ -118,11 +91,3 @@ def _disk_findings(folder: Path) -> list[str]:
     if free >= DISK_FREE_BYTES_MIN:
         return []
     return [f"{free / (1 << 30):.1f} GiB are free in {there}, {DISK_FREE_BYTES_MIN >> 30} are needed"]
-
-
-def _address(server: str) -> tuple[str, int]:
-    host, colon, port = server.strip().rpartition(":")
-    if not colon or not host or not port.isdigit():
-        message = f"{server.strip()!r} is not an address of a Kafka broker: write host:port, several with commas"
-        raise Invalid(message, subject=server)
-    return host.strip("[]"), int(port)

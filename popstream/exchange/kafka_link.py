@@ -70,6 +70,7 @@ class KafkaLink:
             Invalid: The topics of the job do not exist, or the release of kafka-python is not supported.
         """
         settings = self._settings
+        settings.reach_kafka()
         try:
             self._consumer = KafkaConsumer(
                 bootstrap_servers=settings.bootstrap_servers.split(","),

@@ -66,6 +66,8 @@ class KafkaWriter:
         on_connected: Callable[[], None],
         kafka_producer: Kafka = None,
     ) -> None:
+        if kafka_producer is None:
+            settings.reach_kafka()
         self._settings = settings
         self._on_written = on_written
         self._ids = MessageIds()

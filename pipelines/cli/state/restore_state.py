@@ -23,10 +23,10 @@ from pipelines.cli.spark_tools import reading_session, working
 from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.target import require_job_folder
 from pipelines.job_settings import JobSettings
-from pipelines.process.preflight import reach_kafka
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import Restored, move_tables_away, restore
 from pipelines.recovery.take_snapshot import take_snapshot
+from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["log_of", "run_restore", "the_kafka_of"]

@@ -35,7 +35,7 @@ from pipelines.control.job_file import JobFile
 from pipelines.control.messages import JobReport, SnapshotRequest, Status, StatusRequest
 from pipelines.control.metrics import Metrics, Totals
 from pipelines.control.server import ControlServer
-from pipelines.process.preflight import reach_kafka, require_ready
+from pipelines.process.preflight import require_ready
 from pipelines.process.signals import held_signals
 from pipelines.settings_reference import settings_markdown
 from popstream import Message, OutgoingMessage, Producer, ReceiptHandle
@@ -255,13 +255,6 @@ def test_preflight_refuses_another_java(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     with pytest.raises(Invalid, match=f"is Java {release}: point JAVA_HOME at one from 17 to 21"):
         require_ready(tmp_path / "job", tmp_path, with_kafka=False, ports={})
-
-
-def test_an_unreachable_kafka_is_reported_before_spark_starts() -> None:
-    with pytest.raises(Unavailable, match=r"no Kafka accepts connections at 127\.0\.0\.1:1"):
-        reach_kafka("127.0.0.1:1", timeout_s=0)
-    with pytest.raises(Invalid, match="'localhost' is not an address of a Kafka broker"):
-        reach_kafka("localhost")
 
 
 @pytest.mark.parametrize("sql", ["delete from operations", "insert into x select 1", "", "set x = 1", "create table x"])

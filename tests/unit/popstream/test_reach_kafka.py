@@ -1,0 +1,73 @@
+"""Claim: where no Kafka listens, a client and a command say so at once, with the address.
+
+Method: a port that is bound and does not listen refuses connections.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from pipelines.cli.options import TargetOptions
+from pipelines.cli.target import find_target
+from popstream import ClientSettings, Consumer, Invalid, Producer, Unavailable
+from popstream.reach_kafka import reach_kafka
+
+
+@pytest.fixture
+def bound() -> Iterator[socket.socket]:
+    with socket.socket() as made:
+        made.bind(("127.0.0.1", 0))
+        yield made
+
+
+@pytest.fixture
+def server(bound: socket.socket) -> str:
+    return f"127.0.0.1:{bound.getsockname()[1]}"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda server: Consumer(server, group="billing", connect_timeout_ms=1),
+        lambda server: Producer(server, connect_timeout_ms=1),
+        lambda server: Producer(server, dispatch=True, connect_timeout_ms=1),
+    ],
+    ids=["consumer", "producer", "dispatching producer"],
+)
+def test_a_client_names_the_address_that_refuses(make: Callable[[str], object], server: str) -> None:
+    with pytest.raises(Unavailable, match=rf"no Kafka accepts connections at {server} \(.*refused\)") as raised:
+        make(server)
+    assert raised.value.subject == server
+
+
+def test_a_command_names_the_address_that_refuses(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.cli.target.reach_kafka", partial(reach_kafka, timeout_s=0))
+    with pytest.raises(Unavailable, match=f"no Kafka accepts connections at {server}"):
+        find_target(TargetOptions(bootstrap_servers=server))
+
+
+def test_a_broker_that_listens_while_it_is_waited_for_is_found(
+    bound: socket.socket, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("popstream.reach_kafka.time.sleep", lambda _: bound.listen())
+    reach_kafka(server, timeout_s=60)
+
+
+def test_one_of_several_brokers_is_enough(bound: socket.socket, server: str) -> None:
+    bound.listen()
+    reach_kafka(f"127.0.0.1:1,{server}", timeout_s=0)
+
+
+def test_brokers_behind_a_proxy_are_not_asked(server: str) -> None:
+    behind = ClientSettings(bootstrap_servers=server, client_id="c1", kafka={"proxy_url": "socks5://localhost:1080"})
+    behind.reach_kafka()
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:", ":9092", "localhost:kafka", "localhost:70000", ""])
+def test_what_is_no_address_is_refused(address: str) -> None:
+    with pytest.raises(Invalid, match=f"'{address}' is not an address of a Kafka broker: write host:port"):
+        reach_kafka(address)
