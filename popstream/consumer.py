@@ -203,7 +203,8 @@ class Consumer(Generic[Body]):
         self._observers = Observers(observers)
         with contextlib.ExitStack() as opened:  # closed again when a later step fails or is interrupted
             self._transport = transport or opened.enter_context(Transport(self.settings))
-            self._ignore_answers = self._transport.on_answered(self._observers.answered) if self._observers else None
+            self._ignore_answers = self._observers.follow(self._transport.on_answered)
+            opened.callback(self._ignore_answers)
             self._payloads: Payloads = payloads or opened.enter_context(
                 contextlib.closing(shared_payloads(self.settings))
             )
@@ -557,8 +558,7 @@ class Consumer(Generic[Body]):
             LOG.warning("%s could not finish its requests in flight: %s", self.client_id, error)
         finally:
             self._observers.closed(self)
-            if self._ignore_answers is not None:
-                self._ignore_answers()
+            self._ignore_answers()
             self._leases.close()
             if self._owns_transport:
                 self._transport.close()

@@ -122,6 +122,10 @@ class Observers(Observer):
         """`Observer.answered`."""
         self._tell(lambda observer: observer.answered(operation, seconds))
 
+    def follow(self, on_answered: Callable[[Callable[[str, float], None]], Callable[[], None]]) -> Callable[[], None]:
+        """Subscribe `answered`, if there are observers; return an unsubscribe callable."""
+        return on_answered(self.answered) if self else lambda: None
+
     @contextmanager
     def handling(self, consumer: Observed, messages: Sequence[Message]) -> Iterator[None]:
         """`Observer.handling`; the exception of a handler is raised whatever the observers do."""

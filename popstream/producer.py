@@ -76,7 +76,7 @@ class Producer(Generic[Value]):
         prefix: Name of the job, see `ClientSettings`.
         auto_batch: Let messages wait for others; otherwise each is sent at once, by itself.
         batch_max_delay_ms: How long a message waits for others, in milliseconds, 1..30,000.
-        batch_max_bytes: A batch is sent at once when its bodies are longer than this, in bytes, 1..2 MiB.
+        batch_max_bytes: A batch is sent at once when its values are longer than this, in bytes, 1..2 MiB.
         total_batch_max_bytes: Upper bound of the memory of all messages without a result, in bytes.
         queue_types: Types of topics that the job does not build.
         job_types: A source of the types that the job reports other than Kafka, for tests.

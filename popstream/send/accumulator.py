@@ -1,10 +1,10 @@
 """Decides which messages become one batch, and when: RocketMQ's ProduceAccumulator, without clock, thread or lock.
 
-A batch is ready when its bodies are longer than `batch_bytes_max`, or when it is `hold_ms` old. Messages share a batch
+A batch is ready when its values are longer than `batch_bytes_max`, or when it is `hold_ms` old. Messages share a batch
 when topic, queue, wait-for-store flag and tag are the same, and all or none of their senders wait.
 
 Differences from RocketMQ: the number of messages of a batch is bounded, and the buffer counts the memory that messages
-take, not their bodies alone.
+take, not their values alone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BatchLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     Args:
         hold_ms: How long a message waits for others, in milliseconds, 1..30,000. Longer: fuller batches.
-        batch_bytes_max: A batch is sent at once when its bodies are longer than this, 1..2 MiB.
+        batch_bytes_max: A batch is sent at once when its values are longer than this, 1..2 MiB.
         total_bytes_max: Memory of all messages without a result. Beyond it a message is sent by itself, and its sender
             is blocked until its result is known.
 
