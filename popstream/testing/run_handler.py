@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,13 +21,13 @@ def run_handler(
     *,
     count: int = 1,
     timeout_s: float = 10.0,
-    **options: Any,  # noqa: ANN401 - Consumer.run's
 ) -> None:
     """Call a handler as `Consumer.run` does, until it has been called `count` times.
 
     Afterwards its messages are settled, and those that were prefetched are released.
 
-    A message whose handler raised is redelivered after `MemoryJob.advance(failure_delay_ms)`.
+    A message whose handler raised is redelivered after its back-off: give the consumer one without jitter, such as
+    `back_off=[5]`, and let it pass by `MemoryJob.advance(5_000)`.
 
     >>> from popstream.testing import MemoryJob
     >>> job = MemoryJob()
@@ -42,7 +42,6 @@ def run_handler(
         handle: The handler under test.
         count: Number of calls.
         timeout_s: How long to wait for the messages, in seconds.
-        **options: Arguments of `Consumer.run`, such as `failure_delay_ms`; there is one worker.
 
     Raises:
         AssertionError: Fewer messages came in time.
@@ -67,7 +66,7 @@ def run_handler(
     timer.start()
     subscription = consumer.subscribe()
     try:
-        consumer.run(counted, **options)
+        consumer.run(counted)
     finally:
         timer.cancel()
     subscription.close(timeout_s)

@@ -121,8 +121,8 @@ def test_each_call_of_a_handler_is_seen_with_its_error(job: MemoryJob) -> None:
         if message.queue_offset == 3 and message.attempt == 1:
             raise ValueError("not yet")
 
-    with job.consumer("billing", topics=["orders"], observers=[Broken(), seen]) as consumer:
-        ran = in_thread(lambda: consumer.run(handle, failure_delay_ms=0))
+    with job.consumer("billing", topics=["orders"], back_off=[0], observers=[Broken(), seen]) as consumer:
+        ran = in_thread(lambda: consumer.run(handle))
         eventually(lambda: len(seen.handled) == 11)
         assert seen.consumers == [consumer]
         assert consumer.prefetch_window_size >= 10

@@ -69,8 +69,10 @@ def test_a_handler_is_in_the_trace_of_the_producer(traced: Traced) -> None:
             raise ValueError("no milk")
         consumer.stop()
 
-    with traced.job.consumer("baristas", topics=["orders"], client_id="bar-1", observers=[traced.traces]) as consumer:
-        consumer.run(handle, failure_delay_ms=0)
+    with traced.job.consumer(
+        "baristas", topics=["orders"], client_id="bar-1", back_off=[0], observers=[traced.traces]
+    ) as consumer:
+        consumer.run(handle)
     (send,) = traced.spans("send orders")
     failed, done = traced.spans("process orders") if len(traced.spans("process orders")) == 2 else ([], [])
     failed, done = sorted((failed, done), key=lambda span: span.attributes["popstream.attempt"])

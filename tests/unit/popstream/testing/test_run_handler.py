@@ -21,8 +21,8 @@ def test_the_handler_is_called_as_often_as_asked_and_its_messages_are_settled() 
 
     with MemoryJob() as job:
         job.write("orders", 0, [b"%d" % number for number in range(5)])
-        consumer = job.consumer("billing", topics=["orders"], order=True)
-        run_handler(consumer, handle, count=2, failure_delay_ms=7_000)
+        consumer = job.consumer("billing", topics=["orders"], order=True, back_off=[7])
+        run_handler(consumer, handle, count=2)
         job.advance(7_000)
         run_handler(consumer, handle, count=2)
         assert seen == [0, 1, 1, 2]
