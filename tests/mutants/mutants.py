@@ -123,7 +123,7 @@ MUTANTS = [
         "late_skip_ignored",
         "semantics.md, dispatch: a skip of written offsets makes holes, and a lane counts what it had of them",
         "kernel/lanes/skip_catch_up.py",
-        "        record.expired_from_log += _expire_handed_out(op, lane, skip.first, skip.end)\n",
+        "        if not _expire_handed_out(op, lane, skip.first, skip.end):\n            return False\n",
         "",
     ),
     Mutant(
@@ -148,12 +148,8 @@ MUTANTS = [
         "parked_pops_last_come_first_served",
         "semantics.md, grant: the parked pops of a lane in the order they came",
         "kernel/parked_pops.py",
-        """    for pop in lane.parked_pops():
-        if not lane.is_poppable:
-""",
-        """    for pop in list(lane.parked_pops())[::-1]:
-        if not lane.is_poppable:
-""",
+        "    for place, pop in enumerate(lane.parked_pops()):\n",
+        "    for place, pop in enumerate(list(lane.parked_pops())[::-1]):\n",
     ),
     Mutant(
         "parked_pop_unlinked_wrongly",
@@ -212,15 +208,15 @@ MUTANTS = [
         "invisible_unacked_member_ignored",
         "RIP-51 3.3: a batch blocks while any unacked member is invisible",
         "kernel/context/order_info.py",
-        "            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member and not m.acked], default=0\n",
-        "            [self.next_visible_ms(m) for *_, m in page.runs[:1] if m.is_member and not m.acked], default=0\n",
+        "        for _, _, member in reversed(page.runs):\n",
+        "        for _, _, member in page.runs[:1]:\n",
     ),
     Mutant(
         "acked_member_blocks",
         "RIP-51 3.3: an acked member blocks nothing",
         "kernel/context/order_info.py",
-        "            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member and not m.acked], default=0\n",
-        "            [self.next_visible_ms(m) for _, _, m in page.runs if m.is_member], default=0\n",
+        "            if member.is_member and not member.acked:\n                latest_ms",
+        "            if member.is_member:\n                latest_ms",
     ),
     Mutant(
         "duplicate_entry_missed",
@@ -247,8 +243,8 @@ MUTANTS = [
         "back_off_ignores_the_policy",
         "semantics.md, change_invisible: a release with back-off waits as the policy says",
         "kernel/lanes/lease_end.py",
-        '    if entry.release == "back_off" and policy.back_off_ms:\n',
-        '    if entry.release == "after" and policy.back_off_ms:\n',
+        '    policy = lane.policy if entry.release == "back_off" else None\n',
+        '    policy = lane.policy if entry.release == "after" else None\n',
     ),
     Mutant(
         "last_attempt_waits_in_order",
@@ -309,16 +305,16 @@ MUTANTS = [
     Mutant(
         "client_not_released",
         "semantics.md, return_client: every lease of the client is released, and no other's",
-        "kernel/parked_pops.py",
-        "                if delivery.client == client and delivery.state == _LEASED:\n",
-        "                if delivery.state == _LEASED:\n",
+        "kernel/lanes/lease_end.py",
+        "            if delivery.client == client and delivery.state == _LEASED:\n",
+        "            if delivery.state == _LEASED:\n",
     ),
     Mutant(
         "cancel_counts_an_attempt",
         "semantics.md, cancel: what is taken back counts as not delivered",
         "kernel/parked_pops.py",
-        '                    _release(op, lane, page, first, end, delivery, "cancel", counted=False)\n',
-        '                    _release(op, lane, page, first, end, delivery, "cancel", counted=True)\n',
+        'release(op, lane, first, end, delivery, "cancel", counted=False)',
+        'release(op, lane, first, end, delivery, "cancel", counted=True)',
     ),
     Mutant(
         "old_handles_live_after_a_reset",
@@ -409,14 +405,14 @@ MUTANTS = [
         "parked_pop_never_served",
         "semantics.md, grant: parked pops are served as soon as there is something",
         "kernel/decide.py",
-        "        if lane.record.parked:\n            serve(op, lane)\n",
-        "",
+        "        if catch_up(op, lane) and lane.record.parked:\n            serve(op, lane)\n",
+        "        catch_up(op, lane)\n",
     ),
     Mutant(
         "new_pop_overtakes_a_parked_one",
         "semantics.md, grant: the record's own pop comes last",
         "kernel/decide.py",
-        """        if lane.record.parked:
+        """        if catch_up(op, lane) and lane.record.parked:
             serve(op, lane)
         if lane is waiting and isinstance(op.command, Pop):
             parked = serve_new(op, lane, op.command)
@@ -427,7 +423,7 @@ MUTANTS = [
             parked = serve_new(op, lane, op.command)
             if op.op_id is not None:
                 op_window.store(op, op.op_id, parked=parked.number if parked else 0)
-        if lane.record.parked:
+        if catch_up(op, lane) and lane.record.parked:
             serve(op, lane)
 """,
     ),
@@ -449,15 +445,15 @@ MUTANTS = [
         "commit_offset_is_the_end_of_the_batch",
         "RIP-51 3.4: the commit offset is that of the first member not acked",
         "kernel/context/order_info.py",
-        "            head.next_offset = next(unacked, head.end)\n",
+        "            head.next_offset = self._first_unacked(page, end)\n",
         "            head.next_offset = head.end\n",
     ),
     Mutant(
         "lane_free_with_the_first_member",
         "differences.md, true wake-up moment: a lane is free when the last unacked member is visible",
         "kernel/context/order_info.py",
-        "        page.latest_ms = max(\n",
-        "        page.latest_ms = min(\n",
+        "                latest_ms = max(latest_ms, self.next_visible_ms(member))\n",
+        "                latest_ms = min(latest_ms or NEVER_MS, self.next_visible_ms(member))\n",
     ),
     Mutant(
         "same_attempt_blocked",
@@ -547,7 +543,42 @@ MUTANTS = [
         "late_skips_settled_one_by_one",
         "semantics.md, three steps: what has left the log neither expires nor is dead-lettered",
         "kernel/lanes/skip_catch_up.py",
-        "        expire_members(op, lane, skip.first, skip.end, is_prefix=False)\n",
-        "        expire_members(op, lane, skip.first, skip.end, is_prefix=False)\n        settle_batch(op, lane)\n",
+        "            expire_members(op, lane, first, end, is_prefix=False)\n",
+        "            expire_members(op, lane, first, end, is_prefix=False)\n            settle_batch(op, lane)\n",
+    ),
+    Mutant(
+        "pops_served_while_a_lane_pauses",
+        "semantics.md: no pop of a lane is served until what was too much for one record is done",
+        "kernel/context/queue_state.py",
+        "        if record.paused_until_ms:\n            return False\n",
+        "",
+    ),
+    Mutant(
+        "leases_expire_before_all_is_accounted_for",
+        "semantics.md: until what left the log is accounted for, no lease of the lane expires",
+        "kernel/expiry.py",
+        "        if ref.kind == DEADLINE_PAGE and not catch_up(op, lane):\n",
+        "        if ref.kind == DEADLINE_PAGE and not catch_up(op, lane) and not lane.is_behind:\n",
+    ),
+    Mutant(
+        "waiting_lanes_served_up_to_an_older_position",
+        "semantics.md: when the commit position moves, all lanes that wait for it are served",
+        "kernel/parked_pops.py",
+        "    record.serving_next = int(record.serving_again)\n",
+        "    record.serving_next = 0\n",
+    ),
+    Mutant(
+        "rest_of_a_client_not_released",
+        "semantics.md, return_client: later records release what was too much for one",
+        "kernel/parked_pops.py",
+        "        lane.set_returning([*clients, client])\n",
+        "",
+    ),
+    Mutant(
+        "declare_that_came_too_early_is_remembered",
+        "semantics.md, declare: while lanes are closed, it is to be sent again",
+        "kernel/decide.py",
+        " and not op.is_undecided:\n",
+        ":\n",
     ),
 ]

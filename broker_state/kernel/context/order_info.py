@@ -320,9 +320,8 @@ class OrderInfo:
         """Find when the last unacked member of a page is visible; one that was changed is at `changed_ms`."""
         most_ms = NEVER_MS if page.latest_ms is None else max(page.latest_ms, changed_ms)
         latest_ms = 0
-        for _, _, member in reversed(
-            page.runs
-        ):  # acks come from the front: usually one look shows that it is as before
+        # Acks come from the front: usually one look at the last run shows that it is as before.
+        for _, _, member in reversed(page.runs):
             if member.is_member and not member.acked:
                 latest_ms = max(latest_ms, self.next_visible_ms(member))
                 if latest_ms == most_ms:

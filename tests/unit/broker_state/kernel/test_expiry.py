@@ -103,10 +103,11 @@ def test_what_left_the_log_does_not_expire_with_a_batch_that_was_left_to_the_nex
     lab = LaneLab(written=20)
     lab.pop(1, 50, group="another")
     lab.pop(5, 50, order=True)
-    lab.do(Dispatch(**QUEUE, skip=[(12, 12), (1, 3)]), after_ms=1_000)
+    lab.do(Dispatch(**QUEUE, skip=[(12, 12), (3, 3), (1, 2)]), after_ms=1_000)
     of_lane = [row for row in lab.decision.deliveries if row.group == GROUP]
     assert [(str(row.step), row.first_offset, row.last_offset) for row in of_lane] == [
-        ("expired_from_log", 1, 3),
+        ("expired_from_log", 3, 3),
+        ("expired_from_log", 1, 2),
         ("expired", 0, 0),
         ("expired", 4, 4),
     ]
