@@ -130,6 +130,10 @@ class QueueRecord(_Stored):
     has_counts: bool = False
     """Parked pops, and the holes of each block (`CountedMarks`), are counted. False: the record is from before that."""
 
+    def without_counts(self) -> "QueueRecord":
+        """Return the record as it would be from before there were counts, to compare it with one that is."""
+        return msgspec.structs.replace(self, parked=0, has_counts=False)
+
 
 class LaneRecord(_Stored):
     """One lane: a consumer group in a queue.

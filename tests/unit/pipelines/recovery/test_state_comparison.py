@@ -1,0 +1,71 @@
+"""Two states are equal when their bytes are; one from before there were counts is compared without them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.fold import fold
+from broker_state.store.keys import QueueTag, queue_prefix
+from broker_state.store.overlay import STATE, Overlay
+from broker_state.store.rocks_store import RocksStore
+from broker_state.store.state_records import QueueRecord
+from pipelines.recovery.verify.state_comparison import compare_states
+from popstream.wire.command import Declare, Dispatch, Pop
+from tests.support.in_process.lane_lab import QUEUE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from popstream.wire.command import Command
+
+COMMANDS: list[Command] = [
+    Declare(**QUEUE, topic_id="id"),
+    Dispatch(**QUEUE, skip=[(0, 99)]),
+    Pop(**QUEUE, group="billing", max_messages=1, invisible_time_ms=1_000, poll_time_ms=60_000, op_id="waits"),
+]
+
+
+@pytest.fixture
+def states(tmp_path: Path) -> Iterator[tuple[RocksStore, RocksStore]]:
+    with RocksStore(tmp_path / "one") as one, RocksStore(tmp_path / "other") as other:
+        for store in (one, other):
+            overlay = Overlay(store)
+            for number, command in enumerate(COMMANDS):
+                fold(overlay, [OpRecord(0, number, 1_000, command, b"%d" % number)], Decision())
+            store.write(overlay)
+        yield one, other
+
+
+def key_of_queue() -> bytes:
+    return queue_prefix("orders", 0) + QueueTag.RECORD
+
+
+def rewrite(store: RocksStore, **changed: object) -> None:
+    value = store.get(STATE, key_of_queue())
+    assert value is not None
+    record = msgspec.structs.replace(QueueRecord.decode(value), **changed)
+    store.write_changes([(STATE, key_of_queue(), record.encode())])
+
+
+def test_a_state_from_before_there_were_counts_is_equal_to_one_with_them(
+    states: tuple[RocksStore, RocksStore],
+) -> None:
+    state, again = states
+    assert compare_states(state, again, lambda _: True).lines() == []
+    counts = list(state.scan(STATE, queue_prefix("orders", 0) + QueueTag.HOLE_COUNTS))
+    assert len(counts) == 2
+    state.write_changes([(STATE, key, None) for key, _ in counts])
+    assert compare_states(state, again, lambda _: True).different == {"counts of holes": 2}
+    rewrite(state, parked=0, has_counts=False)
+    assert compare_states(state, again, lambda _: True).lines() == []
+
+
+def test_what_else_differs_in_an_older_state_is_seen(states: tuple[RocksStore, RocksStore]) -> None:
+    state, again = states
+    rewrite(state, parked=0, has_counts=False, holes=99)
+    assert compare_states(state, again, lambda _: True).different == {"queues": 1}
