@@ -57,6 +57,8 @@ STOP_BROKEN_S_MAX = 8.0
 # Longer than Spark and the producers need to time out when Kafka does not answer.
 STOP_TO_RESTART_S_MAX = 120.0
 POLL_S = 0.25
+KAFKA_STARTS_S = 15.0
+"""How long a start waits for a Kafka that may be starting at the same time, as after a machine has been started."""
 TRIM_INTERVAL_S = 60.0
 
 
@@ -201,7 +203,7 @@ class Host:
         configure_logs(settings.log_level, self.log_file)
         self.bootstrap_servers = settings.bootstrap_servers or self._start_kafka()
         self._step(f"connecting to Kafka at {self.bootstrap_servers}")
-        reach_kafka(self.bootstrap_servers)
+        reach_kafka(self.bootstrap_servers, timeout_s=KAFKA_STARTS_S)
         self._step("starting Spark")
         self.spark = self._start_spark()
         trimming = Periodic("malloc_trim", TRIM_INTERVAL_S, trim)
