@@ -10,6 +10,7 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import LaneState, QueueState
 from broker_state.store.facts import Delivery
 from broker_state.store.pages import DeliveryPage
+from broker_state.store.segment import SEGMENT_SHIFT
 from broker_state.store.state_records import ParkedPop
 from popstream.wire.answer import Answer, LeasedRange, Run, encode_answer
 from popstream.wire.command import OffsetRange, kind_of
@@ -119,6 +120,16 @@ class OpContext:
         count = len(page.runs)
         self.runs_met += count >> 2 if page in self._pages_met else count
         self._pages_met.add(page)
+
+    def spend_on_segments(self, first: int, end: int) -> int:
+        """Return up to where of [first, end) the record may mark offsets segment by segment, and count that as spent.
+
+        At least to the end of the first segment, so that each record does a part.
+        """
+        segment_no = first >> SEGMENT_SHIFT
+        stop = min(end, (segment_no + max(self.work_left, 1)) << SEGMENT_SHIFT)
+        self.work_left -= ((stop - 1) >> SEGMENT_SHIFT) - segment_no + 1
+        return stop
 
     def pause(self, lane: LaneState) -> None:
         """Let the lane go on later with what was too much for this record; it serves no pop before."""

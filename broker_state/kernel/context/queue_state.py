@@ -643,21 +643,21 @@ class QueueState:
 
 def load_queue(overlay: Overlay, topic: str, queue_id: int) -> QueueState | None:
     """Return the state of a queue; None before its `declare`."""
-    queue = overlay.get(
+    return overlay.get(
         queue_prefix(topic, queue_id) + QueueTag.RECORD,
-        lambda value: QueueState(overlay, topic, queue_id, QueueRecord.decode(value)),
+        lambda value: _with_counts(QueueState(overlay, topic, queue_id, QueueRecord.decode(value))),
     )
-    if queue is not None and not queue.record.has_counts:
-        _make_counts(queue)
-    return queue
 
 
-def _make_counts(queue: QueueState) -> None:
+def _with_counts(queue: QueueState) -> QueueState:
+    """Return a queue that was read, and make its counts if it is from before there were any."""
     record = queue.record
-    record.has_counts = True
-    record.parked = sum(lane.record.parked for lane in queue.watching_lanes())
-    if record.holes:
-        queue.holes.recount(0, record.commit_position + record.window_max)
+    if not record.has_counts:
+        record.has_counts = True
+        record.parked = sum(lane.record.parked for lane in queue.watching_lanes())
+        if record.holes:
+            queue.holes.recount(0, record.commit_position + record.window_max)
+    return queue
 
 
 def new_queue(overlay: Overlay, topic: str, queue_id: int, record: QueueRecord) -> QueueState:

@@ -186,13 +186,10 @@ def absorb_holes(op: OpContext, lane: LaneState) -> bool:
     at, end = record.next_offset, queue.written.floor
     if not queue.record.holes or at >= end:
         return True
-    stop = queue.holes.end_of_run(at, end)
-    if stop == at:
+    end = queue.holes.end_of_run(at, end)
+    if end == at:
         return True
-    end = stop
-    if lane.acked.floor < at:
-        stop = min(stop, ((at >> SEGMENT_SHIFT) + max(op.work_left, 1)) << SEGMENT_SHIFT)
-        op.work_left -= ((stop - 1) >> SEGMENT_SHIFT) - (at >> SEGMENT_SHIFT) + 1
+    stop = end if lane.acked.floor == at else op.spend_on_segments(at, end)
     lane.acked.mark(at, stop)
     record.holes += stop - at
     record.next_offset = stop

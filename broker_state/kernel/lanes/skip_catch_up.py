@@ -140,10 +140,8 @@ def _skip_fresh(op: OpContext, lane: LaneState, end: int) -> bool:
     While messages before them are not acked, each 4,096 cost a segment.
     """
     record = lane.record
-    first, stop = record.next_offset, end
-    if lane.acked.floor < first:
-        stop = min(end, ((first >> SEGMENT_SHIFT) + max(op.work_left, 1)) << SEGMENT_SHIFT)
-        op.work_left -= ((stop - 1) >> SEGMENT_SHIFT) - (first >> SEGMENT_SHIFT) + 1
+    first = record.next_offset
+    stop = end if lane.acked.floor == first else op.spend_on_segments(first, end)
     holes = lane.queue.count_holes(first, stop)
     lane.acked.mark(first, stop)
     record.holes += holes
