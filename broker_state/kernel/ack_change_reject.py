@@ -29,9 +29,11 @@ _CLAIMS_MAX = 256
 _CLAIMED_OFFSETS_MAX = 16_384
 """Offsets that are decided together: the number of runs is bounded between two decisions."""
 NAMED_OFFSETS_MAX = 131_072
-"""Offsets of the queue that the entries of one record may name together: 2,048 pages of 64 deliveries, about 200 ms."""
-_RUNS_MET_MAX = 131_072
-"""No further offsets are decided when the pages in which some were named have met as many runs (`OpContext.meet`)."""
+"""Offsets of the queue that the entries of one record may name together."""
+_RUNS_MET_MAX = 81_920
+"""No further offsets are decided when the pages in which some were named have met as many runs (`OpContext.meet`).
+
+1,280 pages of 64 deliveries, about 150 ms."""
 _LANES_MAX = 2_048
 """Groups in which the entries of one record may name offsets."""
 _ROWS_MAX = 20_000

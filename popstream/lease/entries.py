@@ -42,10 +42,9 @@ __all__ = [
 
 Label = TypeVar("Label", bound="Hashable")
 
-# A record with this many handles and groups of their greatest length stays below RECORD_BYTES_MAX. A record also stops
-# at REQUEST_MESSAGES_MAX messages: each may lie in a page of 64 deliveries of its own, and the job decides no more.
-HANDLES_MAX = 2_000
-REQUEST_MESSAGES_MAX = 2_000
+# Each message may lie in a page of 64 deliveries of its own, and the job decides no more in one record. One with this
+# many handles and groups of their greatest length stays below RECORD_BYTES_MAX.
+REQUEST_MESSAGES_MAX = 1_250
 
 DELIVERY_OVER = frozenset(
     (
@@ -166,16 +165,13 @@ def plan(requests: Sequence[MessageRequest[Label]]) -> list[Plan[Label]]:
     plans: list[Plan[Label]] = []
     current: list[MessageRequest[Label]] = []
     offsets: set[int] = set()
-    handles: set[str] = set()
     for request in requests:
-        offset, handle = request.receipt.queue_offset, request.handle
-        is_full = len(current) == REQUEST_MESSAGES_MAX or (len(handles) == HANDLES_MAX and handle not in handles)
-        if offset in offsets or is_full:
+        offset = request.receipt.queue_offset
+        if offset in offsets or len(current) == REQUEST_MESSAGES_MAX:
             plans.append(_plan_one(current))
-            current, offsets, handles = [], set(), set()
+            current, offsets = [], set()
         current.append(request)
         offsets.add(offset)
-        handles.add(handle)
     if current:
         plans.append(_plan_one(current))
     return plans

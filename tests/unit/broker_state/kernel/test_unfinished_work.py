@@ -10,7 +10,9 @@ import pytest
 from broker_state.kernel import ack_change_reject
 from broker_state.kernel.context import op_context
 from broker_state.store.keys import NEVER_MS, queue_prefix
+from broker_state.store.pages import PAGE_OFFSETS
 from broker_state.store.segment import SEGMENT_BITS
+from popstream.lease.entries import REQUEST_MESSAGES_MAX
 from popstream.wire.command import Declare, Dispatch, Pop, ResetOffset, ReturnClient, Tick, WrittenRange
 from tests.support.in_process.lane_lab import GROUP, QUEUE, TOPIC, LaneLab
 
@@ -222,3 +224,7 @@ def test_entries_in_pages_with_too_many_deliveries_are_refused(monkeypatch: pyte
     handles = [lab.pop(1).handle for _ in range(640)]
     runs = lab.ack(handles[0], (0, 0), (64, 64), (128, 128), (192, 192))
     assert [reason for _, _, reason in runs] == ["OK", "STALE_HANDLE", "STALE_HANDLE", "INVALID_PARAMETER"]
+
+
+def test_the_largest_request_of_a_client_is_decided_wherever_its_messages_lie() -> None:
+    assert REQUEST_MESSAGES_MAX * PAGE_OFFSETS <= ack_change_reject._RUNS_MET_MAX

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from popstream import AnswerTimeout, AnswerUnreadable, Outcome, Receipt, ReceiptHandle
-from popstream.lease.entries import HANDLES_MAX, BatchFuture, MessageRequest, Plan, outcomes, plan
+from popstream.lease.entries import REQUEST_MESSAGES_MAX, BatchFuture, MessageRequest, Plan, outcomes, plan
 from popstream.wire.answer import Answer, Run
 from popstream.wire.reason import Reason
 
@@ -55,9 +55,9 @@ def test_plans_hold_every_request_once_and_each_message_once_a_record(wanted: li
             assert outcome.code % 1000 == asked.receipt.queue_offset
 
 
-def test_a_record_has_no_more_handles_than_fit() -> None:
-    plans = plan([request(offset, f"h{offset}") for offset in range(2 * HANDLES_MAX + 1)])
-    assert [len(planned.handles) for planned in plans] == [HANDLES_MAX, HANDLES_MAX, 1]
+def test_a_record_has_no_more_messages_than_the_job_decides() -> None:
+    plans = plan([request(offset, f"h{offset}") for offset in range(2 * REQUEST_MESSAGES_MAX + 1)])
+    assert [len(planned.handles) for planned in plans] == [REQUEST_MESSAGES_MAX, REQUEST_MESSAGES_MAX, 1]
 
 
 def test_runs_are_spread_over_their_messages_with_the_new_handle() -> None:
