@@ -25,7 +25,7 @@ from tests.support.left_behind import (
     records_between,
 )
 from tests.support.processes.job_process import JobProcess
-from tests.support.wire import start_job, wait_for
+from tests.support.wire import has_finished, start_job, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -62,11 +62,7 @@ def run_with(spark: SparkSession) -> Callable[[str, dict[str, Any], dict[int, in
     def run(servers: str, settings: dict[str, Any], until: dict[int, int]) -> None:
         job = start_with(spark, servers, settings)
         try:
-            wait_for(
-                lambda: all(job.apply_ops.applied.next_offset.get(at, 0) >= end for at, end in until.items()),
-                job,
-                patience_s=PATIENCE_S,
-            )
+            wait_for(lambda: has_finished(job, until), job, patience_s=PATIENCE_S)
         finally:
             job.stop()
 

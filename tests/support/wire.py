@@ -11,18 +11,19 @@ from typing import TYPE_CHECKING, Any, Self
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from checkpoints.ownership import Ownership
+from pipelines.apply_ops.outbox import EntryKind
 from pipelines.job_settings import JobSettings
 from pipelines.process.job import Job
 from popstream.exchange.partitioner import ops_key, partition_of
 from tests.support.left_behind import audit_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from pyspark.sql import SparkSession
 
-__all__ = ["Wire", "start_job", "wait_for"]
+__all__ = ["Wire", "has_finished", "start_job", "wait_for"]
 
 # For machines on which other things run.
 PATIENCE_S = 180.0
@@ -66,6 +67,13 @@ def wait_for(
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(look_each_s)
     return found
+
+
+def has_finished(job: Job, until: Mapping[int, int]) -> bool:
+    """Whether the job has decided the log up to these offsets, and sent the dead letters of what it decided."""
+    next_offset = job.apply_ops.applied.next_offset
+    is_decided = all(next_offset.get(partition, 0) >= offset for partition, offset in until.items())
+    return is_decided and not any(job.outbox.undelivered(EntryKind.DEAD_LETTER))
 
 
 class Wire:

@@ -23,6 +23,7 @@ import psutil
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from tests.support.processes.killer import kill_at
+from tests.support.wire import has_finished
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +44,8 @@ class JobProcess:
         servers: The Kafka to work with.
         settings: Of the job; its folder gets the child's log, too.
         failpoint: Where it is killed from its start on, as `Killer` reads it.
-        until: The child shuts down as soon as the log is decided up to here, and all rows are in Delta.
+        until: The child shuts down as soon as the log is decided up to here, all rows are in Delta and all dead letters
+            are sent.
         java_options: Of its JVM, beyond those of the job.
         before: A command, with its arguments, that starts the child.
         take_over: Take the prefix from the job that had it before, in another folder.
@@ -160,10 +162,9 @@ def _run(orders: dict[str, Any]) -> int:
             host.request_stop()
 
         def look() -> None:
-            applied = host.job.apply_ops.applied
-            is_decided = all(applied.next_offset.get(partition, 0) >= offset for partition, offset in until.items())
             # A cold Spark on a slow machine would need longer for the rows than a stop may take.
-            if until and is_decided and host.job.flush.delivered_seq >= applied.apply_seq:
+            is_in_delta = host.job.flush.delivered_seq >= host.job.apply_ops.applied.apply_seq
+            if until and is_in_delta and has_finished(host.job, until):
                 host.request_stop()
 
         threading.Thread(target=obey, daemon=True).start()
