@@ -70,12 +70,16 @@ class CommandBase(
 
 
 class WrittenRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Queue offsets `first..last` are written; `tag` is a hash (0: none), `count` the inner messages of each unit."""
+    """Queue offsets `first..last` are written; `tag` is a hash (0: none), `count` the inner messages of each unit.
+
+    `deliver_at_ms`, if given, is when they can be popped, ms since 1970: at most `DELAY_MS_MAX` after the dispatch.
+    """
 
     first: int
     last: int
     tag: int = 0
     count: int = 1
+    deliver_at_ms: int = 0
 
 
 class HandleRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -22,6 +22,7 @@ __all__ = [
     "DEAD_LETTER_REASON_HEADER",
     "DEAD_LETTER_TOO_LARGE_HEADER",
     "DEAD_LETTER_TOPIC_HEADER",
+    "DELIVER_AT_HEADER",
     "MESSAGE_ID_HEADER",
     "OWN_PREFIX",
     "REDELIVERY_HEADER",
@@ -35,6 +36,9 @@ OWN_PREFIX = "popstream-"
 
 TAG_HEADER = "popstream-tag"
 """Tag of a message, or of all messages of an inner batch, in UTF-8 (popstream.wire.tag)."""
+
+DELIVER_AT_HEADER = "popstream-deliver-at"
+"""When a message can be popped, ms since 1970, in ASCII digits; without it as soon as it is written."""
 
 MESSAGE_ID_HEADER = "popstream-message-id"
 """Id of a message that is a record of its own (popstream.payload.message_id)."""

@@ -7,6 +7,7 @@ __all__ = [
     "ATTEMPTS_MAX",
     "BACK_OFF_STEPS_MAX",
     "CAUSE_CHARACTERS_MAX",
+    "DELAY_MS_MAX",
     "ENTRIES_MAX",
     "INNER_BATCH_KEYS_BYTES_MAX",
     "INNER_BATCH_MESSAGES_MAX",
@@ -56,6 +57,8 @@ INNER_BATCH_KEYS_BYTES_MAX = 256 * 1024
 
 INVISIBLE_TIME_MS_MAX = 12 * 60 * 60 * 1000
 """12 hours, as in Amazon SQS. Also the longest step of a back-off."""
+DELAY_MS_MAX = 7 * 24 * 60 * 60 * 1000
+"""How far ahead the delivery of a message may be put off."""
 POLL_TIME_MS_MAX = INVISIBLE_TIME_MS_MAX
 """How long a pop may wait for its first message."""
 
