@@ -8,14 +8,14 @@ from broker_state.store.pages import PAGE_SHIFT, TagPage, windows
 from broker_state.store.segment import SEGMENT_SHIFT
 from popstream.wire.answer import Run
 from popstream.wire.command import Dispatch, WrittenRange
-from popstream.wire.limits import RANGE_OFFSETS_MAX, TAG_HASH_MAX, UNIT_MESSAGES_MAX
+from popstream.wire.limits import DELAY_MS_MAX, INT64_MAX, RANGE_OFFSETS_MAX, TAG_HASH_MAX, UNIT_MESSAGES_MAX
 from popstream.wire.reason import Reason, code_of
 
 __all__ = ["decide_dispatch"]
 
 DISPATCH_COST_MAX = 20_000
-"""What one record may spend: 1 for each range, and 1 for each page of 64 offsets that get a tag or a count, or else for
-each 4,096 offsets. About 100 ms. The last range is decided as a whole: it may take a million offsets."""
+"""What one record may spend: 1 for each range, and 1 for each page of 64 offsets that get a tag, a count or a time, or
+else for each 4,096 offsets. About 100 ms. The last range is decided as a whole: it may take a million offsets."""
 
 
 def decide_dispatch(op: OpContext, command: Dispatch) -> None:
@@ -28,12 +28,13 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
     cost_left = DISPATCH_COST_MAX
     for index, written in enumerate(command.ranges):
         reason = Reason.INVALID_PARAMETER
-        if 0 <= written.tag <= TAG_HASH_MAX and 1 <= written.count <= UNIT_MESSAGES_MAX:
+        if _is_valid(written):
             reason = _judge_range(queue, written.first, written.last, cost_left)
+        facts = _facts_of(written, op.now_ms)
         if reason is Reason.OK:
-            shift = PAGE_SHIFT if _has_facts(written) else SEGMENT_SHIFT
+            shift = SEGMENT_SHIFT if facts is None else PAGE_SHIFT
             cost_left -= 2 + (written.last >> shift) - (written.first >> shift)
-        applied = reason is Reason.OK and _write(queue, written)
+        applied = reason is Reason.OK and _write(queue, written.first, written.last + 1, facts)
         _append_run(op, runs, index, written.first, written.last, reason, applied=applied)
     for index, (first, last) in enumerate(command.skip, len(command.ranges)):
         reason = _judge_range(queue, first, last, cost_left, is_skip=True)
@@ -67,14 +68,24 @@ def _append_run(
     op.audit.operation(reason, applied=applied, entry=index, first=first, end=last + 1)
 
 
-def _has_facts(written: WrittenRange) -> bool:
-    return bool(written.tag) or written.count != 1
+def _is_valid(written: WrittenRange) -> bool:
+    return (
+        0 <= written.tag <= TAG_HASH_MAX
+        and 1 <= written.count <= UNIT_MESSAGES_MAX
+        and 0 <= written.deliver_at_ms <= INT64_MAX
+    )
 
 
-def _write(queue: QueueState, written: WrittenRange) -> bool:
-    first, end = written.first, written.last + 1
-    if _has_facts(written):
-        facts = UnitFacts(written.tag, written.count)
+def _facts_of(written: WrittenRange, now_ms: int) -> UnitFacts | None:
+    """Return the facts to keep about units, None if there are none; a delivery time that has come is none."""
+    deliver_at_ms = min(written.deliver_at_ms, now_ms + DELAY_MS_MAX) if written.deliver_at_ms > now_ms else 0
+    if written.tag or written.count != 1 or deliver_at_ms:
+        return UnitFacts(written.tag, written.count, deliver_at_ms)
+    return None
+
+
+def _write(queue: QueueState, first: int, end: int, facts: UnitFacts | None) -> bool:
+    if facts is not None:
         queue.record.has_unit_facts = True
         for low, high in queue.written.unmarked(first, end):
             for page_no, page_first, page_end in windows(low, high):

@@ -84,6 +84,8 @@ class UnitFacts(msgspec.Struct, frozen=True, gc=False):
     """Hash of its tag; 0: none."""
     count: int
     """Messages in it."""
+    deliver_at_ms: int = 0
+    """No pop is given it before this time; 0: it is given as soon as it is written."""
 
 
 class Member(msgspec.Struct, frozen=True, gc=False):

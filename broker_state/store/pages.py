@@ -228,14 +228,16 @@ class DeliveryPage(Runs[Delivery]):
 
 
 class TagPage(Runs[UnitFacts]):
-    """Tags and inner counts of 64 offsets, except those that are (0, 1), the default.
+    """Tags, inner counts and delivery times of 64 offsets, except those that are (0, 1, 0), the default.
 
-    Value: 0x01, MessagePack [page no, then first, length, tag, count of each run].
+    Value: 0x01, MessagePack [page no, then first, length, tag, count of each run]; or, if one of them has a delivery
+    time, 0x02, MessagePack [page no, then first, length, tag, count, delivery time of each run].
     """
 
     __slots__ = ("page_no",)
 
     _FORMAT: ClassVar[bytes] = b"\x01"
+    _FORMAT_WITH_TIMES: ClassVar[bytes] = b"\x02"
 
     def __init__(self, page_no: int, runs: list[tuple[int, int, UnitFacts]]) -> None:
         super().__init__(runs)
@@ -244,10 +246,13 @@ class TagPage(Runs[UnitFacts]):
     def encode(self) -> bytes:
         """Return the stored form (see the class)."""
         base = self.page_no << PAGE_SHIFT
+        has_times = any(facts.deliver_at_ms for _, _, facts in self.runs)
         flat = [self.page_no]
         for first, end, facts in self.runs:
             flat += (first - base, end - first, facts.tag, facts.count)
-        return self._FORMAT + encode_ints(flat)
+            if has_times:
+                flat.append(facts.deliver_at_ms)
+        return (self._FORMAT_WITH_TIMES if has_times else self._FORMAT) + encode_ints(flat)
 
     @classmethod
     def decode(cls, value: bytes) -> "TagPage":
@@ -256,18 +261,26 @@ class TagPage(Runs[UnitFacts]):
         Raises:
             CorruptValueError: It has another format byte, or its numbers do not make a page.
         """
+        if value[:1] == cls._FORMAT_WITH_TIMES:
+            return decode_ints("tag page", cls._FORMAT_WITH_TIMES, value, cls._of_times)
         return decode_ints("tag page", cls._FORMAT, value, cls._of)
 
     @classmethod
     def _of(cls, flat: list[int]) -> "TagPage":
-        base = flat[0] << PAGE_SHIFT
-        return cls(
-            flat[0],
-            [
-                (base + first, base + first + length, UnitFacts(tag, count))
-                for first, length, tag, count in zip(flat[1::4], flat[2::4], flat[3::4], flat[4::4], strict=True)
-            ],
-        )
+        return cls._of_columns(flat[0], flat[1::4], flat[2::4], flat[3::4], flat[4::4], [0] * (len(flat) // 4))
+
+    @classmethod
+    def _of_times(cls, flat: list[int]) -> "TagPage":
+        return cls._of_columns(flat[0], flat[1::5], flat[2::5], flat[3::5], flat[4::5], flat[5::5])
+
+    @classmethod
+    def _of_columns(cls, page_no: int, *columns: list[int]) -> "TagPage":
+        base = page_no << PAGE_SHIFT
+        runs = [
+            (base + first, base + first + length, UnitFacts(tag, count, deliver_at_ms))
+            for first, length, tag, count, deliver_at_ms in zip(*columns, strict=True)
+        ]
+        return cls(page_no, runs)
 
 
 def windows(first: int, end: int) -> Iterable[tuple[int, int, int]]:

@@ -100,7 +100,7 @@ class QueueRecord(_Stored):
     late_skips: int = 0
     """Skips of offsets that had been written (`LateSkip`); the next one gets this number."""
     has_unit_facts: bool = False
-    """A dispatch gave a tag, or a count other than 1. Stays true."""
+    """A dispatch gave a tag, a count other than 1, or a delivery time to come. Stays true."""
     window_max: int = WINDOW_OFFSETS_DEFAULT
     """Offsets that may be dispatched beyond the commit position."""
     policy: LanePolicy = LanePolicy()

@@ -106,6 +106,7 @@ class World:
         self._by_attempt = r.choice([0.05, 0.3, 0.8])
         self._tagged = r.random() < 0.5
         self._counted = r.random() < 0.3
+        self._delayed = r.random() < 0.3
         self._log = r.choice([15, 40, 80])  # how long the log of a queue gets
         self._handles: dict[tuple[str, int], deque[tuple[str, str, list[int]]]] = {q: deque(maxlen=24) for q in QUEUES}
         self._pops: dict[tuple[str, int], deque[str]] = {q: deque(maxlen=8) for q in QUEUES}
@@ -340,11 +341,7 @@ class World:
             last = first + size - 1
             what = r.random()
             if what < 0.82:
-                written = {"first": first, "last": last}
-                if self._tagged and r.random() < 0.8:
-                    written["tag"] = r.choice(TAGS)
-                if self._counted and r.random() < 0.8:
-                    written["count"] = r.choice([2, 3, 7])
+                written = {"first": first, "last": last, **self._facts()}
                 ranges.append(written)
                 if first == high:
                     high = last + 1
@@ -357,6 +354,18 @@ class World:
         if skip:
             operation["skip"] = skip
         return operation
+
+    def _facts(self) -> dict[str, Any]:
+        """Tag, count and delivery time of written offsets."""
+        r = self.random
+        facts: dict[str, Any] = {}
+        if self._tagged and r.random() < 0.8:
+            facts["tag"] = r.choice(TAGS)
+        if self._counted and r.random() < 0.8:
+            facts["count"] = r.choice([2, 3, 7])
+        if self._delayed and r.random() < 0.4:
+            facts["deliver_at_ms"] = self._now + r.choice([-1_000, 1, 150, 2_000, 30_000, 900_000, 700_000_000])
+        return facts
 
     def _window(self, state: dict[str, Any] | None) -> int:
         policy = state["policy"] if state is not None else None
@@ -611,7 +620,17 @@ _WRONG: list[tuple[str, str, list[Any]]] = [
     (
         "dispatch",
         "written",
-        [{"first": 9}, {"first": -1}, {"last": 2**63}, {"tag": -1}, {"tag": 2**64}, {"count": 0}, {"last": 1_000_003}],
+        [
+            {"first": 9},
+            {"first": -1},
+            {"last": 2**63},
+            {"tag": -1},
+            {"tag": 2**64},
+            {"count": 0},
+            {"last": 1_000_003},
+            {"deliver_at_ms": -1},
+            {"deliver_at_ms": 2**63},
+        ],
     ),
     ("pop", "max_attempts", [-1, 65_536]),
     ("pop", "back_off_ms", [[0] * 33, [-1], [5, 43_200_001]]),

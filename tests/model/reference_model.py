@@ -1,4 +1,4 @@
-# ruff: noqa: ARG002, C901, FBT001, PLR0911, PLR0912  (called alike, in one piece)
+# ruff: noqa: ARG002, C901, FBT001, PLR0911, PLR0912, PLR0915  (called alike, in one piece)
 """The kernel's rules once more, as plainly as they can be written: one small dict for each message.
 
 Written from docs/semantics.md and the design alone, without a look at the kernel. Nothing here is fast, packed or
@@ -44,6 +44,7 @@ MINUTE_MS = 60_000
 WINDOW_MINUTES = 10
 IDLE_MS = 86_400_000
 SEARCH_PAUSE_MS = 200
+DELAY_MAX_MS = 7 * 86_400_000
 
 LEASED = "leased"
 AVAILABLE = "available"
@@ -73,6 +74,9 @@ Message = dict[str, Any]
 Batch = dict[str, Any]
 Lane = dict[str, Any]
 Queue = dict[str, Any]
+Unit = tuple[int, int, int]
+
+PLAIN: Unit = (0, 1, 0)
 
 _decoder = msgspec.json.Decoder(Command)
 
@@ -150,8 +154,8 @@ def new_queue(topic: str, queue_id: int) -> Queue:
         "now": 0,
         "min_offset": 0,
         "commit_position": 0,
-        "written": {},  # offset -> (tag, count)
-        "has_facts": False,  # a dispatch gave a tag, or a count
+        "written": {},  # offset -> (tag, count, time before which no pop is given it)
+        "has_facts": False,  # a dispatch gave a tag, a count or a time to come
         "fact_runs": Counter(),  # offset // 64 -> runs of offsets to which a dispatch gave a tag or a count
         "holes": set(),
         "policy": None,
@@ -531,7 +535,8 @@ class ReferenceModel:
     def _dispatch(self, queue: Queue, command: AnyCommand, op: dict[str, Any]) -> dict[str, Any]:
         # CHOICE, settled by what the kernel answers: one run for each range, numbered through ranges and skip.
         runs = []
-        parts = [(r.first, r.last, (r.tag, r.count)) for r in command.ranges] + [(f, n, None) for f, n in command.skip]
+        parts: list[tuple[int, int, Unit | None]] = [(r.first, r.last, self._unit(queue, r)) for r in command.ranges]
+        parts += [(first, last, None) for first, last in command.skip]
         left = self._limits.dispatch_cost
         for index, (first, last, unit) in enumerate(parts):
             reason, applied = self._judge_dispatch(queue, first, last, unit), False
@@ -539,7 +544,7 @@ class ReferenceModel:
                 reason = Reason.AHEAD_OF_WINDOW
                 self.counts["dispatch", "too much for one record"] += 1
             elif reason is Reason.OK:
-                size = 4096 if unit in (None, (0, 1)) else 64
+                size = 4096 if unit in (None, PLAIN) else 64
                 left -= 2 + last // size - first // size
             self.counts["dispatch range" if unit else "skip range", reason.value] += 1
             if reason is Reason.OK:
@@ -554,11 +559,20 @@ class ReferenceModel:
         answer["commit_position"] = queue["commit_position"]
         return answer
 
-    def _judge_dispatch(self, queue: Queue, first: int, last: int, unit: tuple[int, int] | None) -> Reason:
+    def _unit(self, queue: Queue, written: AnyCommand) -> Unit:
+        """What is known of each offset of a range: a delivery time that has come is none, one too far ahead is cut."""
+        due = written.deliver_at_ms
+        self.counts["delivery time", "too far ahead"] += due > queue["now"] + DELAY_MAX_MS
+        if 0 <= due <= queue["now"]:
+            self.counts["delivery time", "past"] += due > 0
+            due = 0
+        return written.tag, written.count, due if due > MAX_OFFSET else min(due, queue["now"] + DELAY_MAX_MS)
+
+    def _judge_dispatch(self, queue: Queue, first: int, last: int, unit: Unit | None) -> Reason:
         if not 0 <= first <= last <= MAX_OFFSET or last - first + 1 > MAX_RANGE:
             return Reason.INVALID_PARAMETER
-        wrong_unit = unit is not None and not (0 <= unit[0] < 2**64 and 1 <= unit[1] < 2**31)  # CHOICE: bounds of count
-        if wrong_unit:
+        # CHOICE: bounds of count
+        if unit is not None and not (0 <= unit[0] < 2**64 and 1 <= unit[1] < 2**31 and 0 <= unit[2] <= MAX_OFFSET):
             return Reason.INVALID_PARAMETER
         # CHOICE: a written range must not begin below the min offset; a skip may lie below it as a whole.
         if unit is not None and first < queue["min_offset"]:
@@ -567,14 +581,14 @@ class ReferenceModel:
             return Reason.AHEAD_OF_WINDOW
         return Reason.OK
 
-    def _write(self, queue: Queue, first: int, last: int, unit: tuple[int, int]) -> bool:
+    def _write(self, queue: Queue, first: int, last: int, unit: Unit) -> bool:
         before, changed = -1, False
-        queue["has_facts"] |= unit != (0, 1)
+        queue["has_facts"] |= unit != PLAIN
         for offset in range(first, last + 1):
             if offset not in queue["written"] and offset not in queue["holes"]:  # CHOICE: what is known stays as it was
                 queue["written"][offset] = unit
                 changed = True
-                if unit != (0, 1) and (offset != before + 1 or not offset % 64):
+                if unit != PLAIN and (offset != before + 1 or not offset % 64):
                     queue["fact_runs"][offset // 64] += 1
                 before = offset
         self.counts["dispatch", "new" if changed else "known"] += 1
@@ -598,7 +612,7 @@ class ReferenceModel:
             end = last + 1
             for lane in queue["lanes"].values():
                 if lane["orderly"]:
-                    self._look_again(lane)
+                    self._look_again(queue, lane)
                     self._take_from_log(queue, lane, end)
                     continue
                 for offset in range(lane["commit"], end):
@@ -631,7 +645,7 @@ class ReferenceModel:
             queue["holes"].update(late)
             for lane in queue["lanes"].values():
                 if lane["orderly"]:
-                    self._look_again(lane)
+                    self._look_again(queue, lane)
                     self._skip_members(queue, lane, late)
         elif new:
             self.counts["skip", "holes"] += 1
@@ -641,7 +655,7 @@ class ReferenceModel:
         return bool(late or new)
 
     def _expire_from_log(self, queue: Queue, lane: Lane, offset: int) -> None:
-        if offset in lane["messages"]:
+        if offset in lane["messages"] and lane["messages"][offset]["attempt"]:
             self._step(lane, offset, "expired_from_log", queue["now"])
         lane["messages"].pop(offset, None)
         lane["acked"].add(offset)
@@ -1192,14 +1206,19 @@ class ReferenceModel:
                         lane["search_due"] = queue["now"] + SEARCH_PAUSE_MS
                     break
                 page = offset // 64
-            tag, count = queue["written"][offset]
-            passed = command.tags is not None and tag not in command.tags
-            if not passed and given and total + count > command.max_messages:
+            tag, count, due = queue["written"][offset]
+            early = due > queue["now"]
+            passed = not early and command.tags is not None and tag not in command.tags
+            if not passed and not early and given and total + count > command.max_messages:
                 self.counts["pop", "unit does not fit"] += 1
                 break
             if offset >= lane["next"]:
                 lane["holes"] += len([o for o in range(lane["next"], offset) if o in queue["holes"]])
                 lane["next"] = offset + 1
+            if early:
+                lane["messages"][offset] = _put_off(due)
+                self.counts["pop", "puts off"] += 1
+                continue
             if passed:
                 lane["messages"].pop(offset, None)
                 lane["acked"].add(offset)
@@ -1302,7 +1321,13 @@ class ReferenceModel:
                         lane["search_due"] = queue["now"] + SEARCH_PAUSE_MS
                     break
                 page = offset // 64
-            tag, count = queue["written"][offset]
+            tag, count, due = queue["written"][offset]
+            if due > queue["now"]:
+                self.counts["orderly pop", "waits for a delivery time" if not given else "ends at a delivery time"] += 1
+                searched_end = offset
+                if not given:
+                    lane["search_due"] = due
+                break
             if command.tags is not None and tag not in command.tags:
                 passed.append(offset)
                 continue
@@ -1542,10 +1567,16 @@ class ReferenceModel:
             lane["behind"] = True
         self._mark_gone(queue, lane, gone)
 
-    def _look_again(self, lane: Lane) -> None:
-        """A batch that is free, which was left to the next record, is so from now on."""
+    def _look_again(self, queue: Queue, lane: Lane) -> None:
+        """A batch that is free, which was left to the next record, is so from now on.
+
+        What the lane waits for may have left the log.
+        """
         if lane["batch"] is not None:
             lane["batch"]["overdue"] = False
+        if lane["search_due"] is not None and lane["search_due"] > queue["now"] + SEARCH_PAUSE_MS:
+            self.counts["orderly pop", "waits no longer: something left the log"] += 1
+            lane["search_due"] = None
 
     def _mark_gone(self, queue: Queue, lane: Lane, gone: list[int]) -> None:
         if gone:
@@ -1677,6 +1708,22 @@ class ReferenceModel:
             assert batch["due"] == (max(members[o]["next_visible"] for o in left) if not batch["free"] else None), lane
         for pop in lane["parked"]:
             assert pop["deadline"] > queue["now"] or queue["has_overdue"]
+
+
+def _put_off(due: int) -> Message:
+    """A message that a pop met before its time: it waits as if it backed off from no delivery."""
+    return {
+        "state": BACKING_OFF,
+        "epoch": 0,
+        "revision": 0,
+        "pop_time": 0,
+        "invisible": 0,
+        "start": 0,
+        "deadline": due,
+        "attempt": 0,
+        "suspended": False,
+        "client": None,
+    }
 
 
 def _view_batch(batch: Batch) -> dict[str, Any]:

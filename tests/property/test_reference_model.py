@@ -42,6 +42,16 @@ OUTCOMES: list[tuple[str, ...]] = [
     *[("answer", kind, "QUOTA_EXCEEDED") for kind in ("pop", "policy", "reset_offset", "forget_lane")],
     *[("quota", quota) for quota in (*LANE_QUOTAS, *QUEUE_QUOTAS)],
     ("answer", "dispatch", "BELOW_MIN"),
+    *[("delivery time", how) for how in ("past", "too far ahead")],
+    ("pop", "puts off"),
+    *[
+        ("orderly pop", how)
+        for how in (
+            "waits for a delivery time",
+            "ends at a delivery time",
+            "waits no longer: something left the log",
+        )
+    ],
     ("answer", "dispatch", "AHEAD_OF_WINDOW"),
     ("answer", "cancel", "UNKNOWN_HANDLE"),
     ("answer", "reset_offset", "BELOW_MIN"),

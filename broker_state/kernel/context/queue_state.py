@@ -308,7 +308,7 @@ class LaneState:
             self.queue.unsettled[page] = self
 
     def settle_fresh(self, page: DeliveryPage, deadline_ms: int) -> None:
-        """Do `settle` for a page to which only leases of fresh messages were added."""
+        """Do `settle` for a page to which only fresh messages were added, leased or put off until `deadline_ms`."""
         self._set_due(page, min(page.due_ms or deadline_ms, deadline_ms))
         self._overlay.put(self._page_key(page.page_no), page)
 

@@ -7,7 +7,7 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.pop_filter import PopFilter
 from broker_state.store.facts import Delivery, DeliveryState, client_hash
-from broker_state.store.pages import windows
+from broker_state.store.pages import PAGE_SHIFT, windows
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT
 from popstream.wire.answer import LeasedRange
 
@@ -69,7 +69,7 @@ def grant(
     """Lease messages to one pop: first those that were handed out before, lowest offset first, then fresh ones.
 
     Returns a delivery of the new epoch, the first offset and the ranges; None when there was no message, or none yet:
-    then the lane's search for tags goes on later.
+    then the lane goes on later, where the pop was cut short.
     """
     record = lane.record
     limit = lane.limits.in_flight_max
@@ -110,7 +110,7 @@ def _grant_available(work: _Grant) -> None:
                 continue
             if not work.choice.is_open():
                 break
-            for first, end, given in work.choice.cut(run_first, run_end):
+            for first, end, given, _ in work.choice.cut(run_first, run_end):
                 record.available -= end - first
                 if given:
                     delivery = work.delivery(before.attempt + (0 if before.suspended else 1))
@@ -132,9 +132,11 @@ def _grant_fresh(work: _Grant) -> None:
         _lease_fresh(work, *choice.cut_alike(lane.record.next_offset, queue.written.floor))
         return
     for first, end in _fresh_runs(work.op, lane):
-        for low, high, is_given in choice.cut(first, end):
+        for low, high, is_given, deliver_at_ms in choice.cut(first, end):
             if is_given:
                 _lease_fresh(work, low, high)
+            elif deliver_at_ms:
+                _put_off(lane, low, high, deliver_at_ms)
             else:
                 lane.record.next_offset = high
                 _pass_over(lane, low, high)
@@ -154,6 +156,18 @@ def _lease_fresh(work: _Grant, first: int, end: int) -> None:
             lane.add_client_page(work.client, page)
         lane.settle_fresh(page, delivery.deadline_ms)
     work.record(first, end, delivery)
+
+
+def _put_off(lane: LaneState, first: int, end: int, until_ms: int) -> None:
+    """Let [first, end), the next offsets of one page that were never handed out, be available from `until_ms` on.
+
+    They wait as messages do that back off, without a delivery: epoch and attempt are 0.
+    """
+    lane.record.next_offset = end
+    lane.record.available += end - first
+    page = lane.page_to_fill(first >> PAGE_SHIFT)
+    page.replace(first, end, Delivery(0, 0, 0, until_ms, 0, 0, 0, DeliveryState.BACKING_OFF, False))
+    lane.settle_fresh(page, until_ms)
 
 
 def _fresh_runs(op: OpContext, lane: LaneState) -> Iterator[tuple[int, int]]:

@@ -75,11 +75,13 @@ def grant_in_order(
     info = lane.order_info
     limit = lane.limits.in_flight_max
     choice = PopFilter(op, max_messages, min(max_messages, limit) if limit else max_messages, tags)
-    members, searched_end = _choose_members(lane, choice)
+    members, searched_end, deliver_at_ms = _choose_members(lane, choice)
     if not members:
         _pass_over(op, lane, searched_end)
         if choice.is_cut_short:
             op.pause(lane)
+        elif deliver_at_ms:
+            lane.pause(deliver_at_ms)
         return None
     if info.head.due_ms:  # the same attempt: what it still holds is released to it
         for first, end, member in info.unacked():
@@ -105,21 +107,24 @@ def grant_in_order(
     return _delivery(info, _FIRST_DELIVERY), info.head.first, _lease_members(op, lane, client_id)
 
 
-def _choose_members(lane: LaneState, choice: PopFilter) -> tuple[list[Span], int]:
+def _choose_members(lane: LaneState, choice: PopFilter) -> tuple[list[Span], int, int]:
     """Return what one pop takes from the commit offset on: written offsets that are not holes and pass the tags.
 
-    Also returns the offset up to which it has looked, the commit position unless the pop is full.
+    Also returns the offset up to which it has looked, the commit position unless the pop is full, and the delivery time
+    of the message there; 0: what ended the pop was no time to come.
     """
     members: list[Span] = []
     searched_end = lane.acked.floor
     for written in _written_spans(lane.queue, searched_end):
-        for first, end, is_given in choice.cut(*written):
+        for first, end, is_given, deliver_at_ms in choice.cut(*written):
+            if deliver_at_ms:  # nothing overtakes it
+                return members, first, deliver_at_ms
             searched_end = end
             if is_given:
                 append_span(members, first, end)
         if not choice.is_open():
-            return members, searched_end
-    return members, lane.queue.written.floor
+            return members, searched_end, 0
+    return members, lane.queue.written.floor, 0
 
 
 def _with_counts(info: OrderInfo, members: list[Span], attempt_id: str | None) -> list[MemberRun]:

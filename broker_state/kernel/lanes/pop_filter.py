@@ -14,8 +14,8 @@ _NO_FACTS = UnitFacts(0, 1)
 class PopFilter:
     """The units that one pop may still take.
 
-    A record searches a bounded number of pages for tags, over all pops that it serves. A search that ends there goes
-    on later from where it was: what it looked at is passed over.
+    A record searches a bounded number of pages for tags, over all pops that it serves, and puts off a bounded number of
+    units. What ends there goes on later from where it was: what it looked at is passed over, or put off.
 
     Args:
         op: The operation.
@@ -35,16 +35,16 @@ class PopFilter:
         self.tags = None if tags is None else frozenset(tags)
         self.is_untouched = True
         self.is_cut_short = False
-        """The search for tags has to go on in another record."""
+        """The pop has to go on in another record: with its search for tags, or behind units whose time has not come."""
 
     def is_open(self) -> bool:
         """Return whether the pop may take more. Not a property: the value changes during a loop."""
         return self.budget > 0 and self.units > 0 and not self.is_cut_short
 
-    def cut(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (first, end, is given) from [first, end) until the pop is full or its search is cut short.
+    def cut(self, first: int, end: int) -> Iterator[tuple[int, int, bool, int]]:
+        """Yield (first, end, is given, delivery time) from [first, end) until the pop is full or its work is cut short.
 
-        What is not given does not have the tags, and is passed over.
+        What is not given has a delivery time to come, or else (0) not the tags, and is passed over.
         """
         if not self._queue.record.has_unit_facts:
             yield from self._cut_without_facts(first, end)
@@ -60,39 +60,48 @@ class PopFilter:
                 if not self.is_open():
                     break
                 facts = known or _NO_FACTS
-                if self.tags is not None and facts.tag not in self.tags:
+                is_early = facts.deliver_at_ms > self._op.now_ms
+                if self.tags is not None and facts.tag not in self.tags and not is_early:
                     at = run_end
                     continue
                 at = run_first
                 if passed_from < at:
-                    yield passed_from, at, False
+                    yield passed_from, at, False, 0
                     passed_from = at
+                if is_early:
+                    self._op.work_left -= 1
+                    if self._op.work_left < 0:
+                        self.is_cut_short = True
+                        break
+                    yield at, run_end, False, facts.deliver_at_ms
+                    at = passed_from = run_end
+                    continue
                 count = min(run_end - at, self.units, max(self.budget // facts.count, 1 if self.is_untouched else 0))
                 if count:
                     self.is_untouched = False
                     self.budget -= count * facts.count
                     self.units -= count
-                    yield at, at + count, True
+                    yield at, at + count, True, 0
                     at += count
                     passed_from = at
                 if at < run_end:
                     self.budget = 0  # a unit that does not fit ends the pop: a later one must not overtake it
         if passed_from < at:
-            yield passed_from, at, False
+            yield passed_from, at, False, 0
 
-    def _cut_without_facts(self, first: int, end: int) -> Iterator[tuple[int, int, bool]]:
+    def _cut_without_facts(self, first: int, end: int) -> Iterator[tuple[int, int, bool, int]]:
         """Do `cut` in a queue where no unit has a tag."""
         if self.tags is None:
-            yield *self.cut_alike(first, end), True
+            yield *self.cut_alike(first, end), True, 0
         elif self._op.work_left > 0:
             self._op.work_left -= 1  # between two holes there may be a single offset
-            yield first, end, False
+            yield first, end, False, 0
         else:
             self.is_cut_short = True
 
     @property
     def takes_any(self) -> bool:
-        """Whether units are alike to the pop: it asked for no tags, and all have one message."""
+        """Whether units are alike to the pop: it asked for no tags, and each is one message, to be given at once."""
         return self.tags is None and not self._queue.record.has_unit_facts
 
     def cut_alike(self, first: int, end: int) -> tuple[int, int]:

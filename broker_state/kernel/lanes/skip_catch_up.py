@@ -1,7 +1,7 @@
 """A lane accounts for offsets that left the log, or became holes, since its last operation."""
 
 from broker_state.audit import DeliveryStep
-from broker_state.kernel.context.op_context import OpContext
+from broker_state.kernel.context.op_context import PAUSE_MS, OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.concurrent_grant import absorb_holes
 from broker_state.kernel.lanes.lease_end import ack_range, release_client
@@ -69,6 +69,9 @@ def _catch_up(op: OpContext, lane: LaneState) -> bool:
 def _catch_up_in_order(op: OpContext, lane: LaneState) -> bool:
     record, queue = lane.record, lane.queue.record
     has_news = record.min_seen < queue.min_offset
+    is_waiting = record.paused_until_ms > op.now_ms + PAUSE_MS
+    if is_waiting and (has_news or record.late_skips_seen < queue.late_skips):
+        lane.pause(0)  # the message for whose delivery time it waits may have left the log
     if has_news:
         expire_members(op, lane, 0, queue.min_offset, is_prefix=True)
         record.min_seen = queue.min_offset
@@ -127,7 +130,8 @@ def _expire_page(op: OpContext, lane: LaneState, page_no: int, first: int, end: 
             record.leased -= stop - at
         else:
             record.available -= stop - at
-        op.audit.step(record, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
+        if delivery.attempt:  # not if it was put off, and never delivered
+            op.audit.step(record, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
         op.work_left -= 1
     op.work_left -= _PAGE_COST
     page.replace(first, end, None)
