@@ -212,6 +212,8 @@ class History:
                     written["tag"] = bytes_.pick(TAGS)
                 if how & 32:
                     written["count"] = self._number((1, 2, 3, 7, 0))
+                if how & 128:
+                    written["deliver_at_ms"] = self._now + self._number((100, 3_000, 60_000, 700_000_000))
                 ranges.append(written)
             at = last + 1 if how & 64 else self._offset(queue)
         return {"type": "dispatch", "ranges": ranges, "skip": skip}

@@ -92,6 +92,8 @@ class Shape(NamedTuple):
     parked_messages: int = 10_000
     tag_runs: int = 0
     """Runs of tags in each page of 64 offsets: none, 1 or 64."""
+    delay_ms: int = 0
+    """Time until the units with tags can be popped, a millisecond more for each run of a page; 0: they can now."""
     orderly: bool = False
     member_distance: int = 1
     """From one member of the batch to the next; 10,000 members."""
@@ -102,6 +104,7 @@ class Shape(NamedTuple):
 
 _HOLE_DISTANCE = {"all": 1, "every other": 2, "every 64th": 64}
 _MILLION, _BILLION = 1_000_000, 1_000_000_000
+_DAY_MS = 86_400_000
 SHAPES: dict[str, Shape] = {
     "small": Shape(),
     "a million leases one a page": Shape(64 * _MILLION, handed_out=64 * _MILLION),
@@ -121,6 +124,9 @@ SHAPES: dict[str, Shape] = {
     "a billion fresh": Shape(_BILLION),
     "a billion fresh, all tagged": Shape(_BILLION, tag_runs=1),
     "a billion fresh, 64 tags a page": Shape(_BILLION, tag_runs=64),
+    "a billion put off": Shape(_BILLION, tag_runs=1, delay_ms=_DAY_MS),
+    "a billion put off one by one": Shape(_BILLION, tag_runs=64, delay_ms=_DAY_MS),
+    "an orderly lane of a billion put off": Shape(_BILLION, orderly=True, tag_runs=64, delay_ms=_DAY_MS),
     "a billion holes": Shape(_BILLION, holes="all"),
     "half a billion holes": Shape(_BILLION, holes="every other"),
     "a billion with a hole in each page": Shape(_BILLION, holes="every 64th"),
@@ -379,7 +385,7 @@ class LargeState:
         page_no = int.from_bytes(key, "big")
         if not self.shape.tag_runs or page_no * PAGE_OFFSETS >= self.shape.written:
             return None
-        return FORMAT_1 + _tag_page(self.shape.tag_runs, page_no).encode()[1:]
+        return _tag_page(self.shape.tag_runs, self.shape.delay_ms, page_no).encode()
 
     def _op_log(self, key: bytes) -> bytes | None:
         first = int.from_bytes(key, "big") * OP_LOG_ENTRIES
@@ -534,9 +540,12 @@ def _delivery(state: int, revision: int) -> Delivery:
     return Delivery(EPOCH, revision, NOW_MS, deadline_ms, DUE_MS - NOW_MS, client, 1, state, False)
 
 
-def _tag_page(runs: int, page_no: int) -> TagPage:
+def _tag_page(runs: int, delay_ms: int, page_no: int) -> TagPage:
     base, length = page_no * PAGE_OFFSETS, PAGE_OFFSETS // runs
-    facts = [(base + at, base + at + length, UnitFacts(_TAG + at % 2, 1)) for at in range(0, PAGE_OFFSETS, length)]
+    facts = []
+    for at in range(0, PAGE_OFFSETS, length):
+        deliver_at_ms = NOW_MS + delay_ms + at if delay_ms else 0
+        facts.append((base + at, base + at + length, UnitFacts(_TAG + at % 2, 1, deliver_at_ms)))
     return TagPage(page_no, facts)
 
 

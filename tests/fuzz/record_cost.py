@@ -252,7 +252,8 @@ def _dispatch(reader: ByteReader, shape: Shape) -> Command:
         case 0:
             return Dispatch(**_QUEUE, ranges=[WrittenRange(*span) for span in spans])
         case 1:
-            return Dispatch(**_QUEUE, ranges=[WrittenRange(*span, tag=5) for span in spans])
+            deliver_at_ms = reader.pick((0, 0, NOW_MS + 86_400_000))
+            return Dispatch(**_QUEUE, ranges=[WrittenRange(*span, 5, deliver_at_ms=deliver_at_ms) for span in spans])
         case 2:
             return Dispatch(**_QUEUE, skip=spans)
         case 3:  # late skips

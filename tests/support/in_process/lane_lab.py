@@ -26,7 +26,7 @@ from popstream.wire.command import (
     WrittenRange,
 )
 
-__all__ = ["GROUP", "QUEUE", "TOPIC", "LaneLab"]
+__all__ = ["GROUP", "QUEUE", "TOPIC", "LaneLab", "ranges_of"]
 
 TOPIC = "orders"
 GROUP = "billing"
