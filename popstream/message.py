@@ -92,6 +92,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
         message_id: Set by our producer; empty for messages of other producers.
         inner_index: Its place among the messages of its record.
         inner_count: Number of messages that its record carries.
+        deliver_at_ms: When the sender wanted it to be delivered, ms since 1970; 0: at once.
         unit: The unit that it is leased with, when its record carries several messages.
         carries: For such a record itself, which is not handed out: the unit of its messages.
     """
@@ -110,6 +111,7 @@ class Message(Receipt, Generic[Body], kw_only=True, eq=False):
     message_id: str = ""
     inner_index: int = 0
     inner_count: int = 1
+    deliver_at_ms: int = 0
     unit: LeasedUnit | None = None
     carries: LeasedUnit | None = None
 

@@ -67,6 +67,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     message_id: str = ""
     inner_index: int = 0
     inner_count: int = 1
+    deliver_at_ms: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, gc=False):

@@ -28,10 +28,12 @@ from popstream.topics.queue_types import QueueTypes
 from popstream.type_variables import Value
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 from popstream.wire.command import QueueType
+from popstream.wire.limits import DELAY_MS_MAX
 from popstream.wire.tag import NO_TAG, tag_hash
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import datetime
     from types import TracebackType
 
     from popstream.awaitable import AwaitableFuture
@@ -143,6 +145,8 @@ class Producer(Generic[Value]):
         describe = partial(describe_topic, self.settings)
         self._owned_transport = Transport(self.settings) if dispatch and transport is None else None
         self._dispatcher: Dispatcher | None = None
+        sharing = transport or self._owned_transport
+        self._broker_clock = None if sharing is None else sharing.broker_clock
         self._unregister_at_exit: Callable[[], None] | None = None
         with contextlib.ExitStack() as opened:  # closed again when a later step fails or is interrupted
             opened.callback(self._close_dispatching)
@@ -176,6 +180,7 @@ class Producer(Generic[Value]):
         tag: str | None = None,
         *,
         wait_for_store: bool = True,
+        deliver_at: datetime | int | None = None,
     ) -> AwaitableFuture[SendResult]:
         """Send a message; the future returns its offset when Kafka has confirmed it. It is poppable a little later.
 
@@ -191,6 +196,8 @@ class Producer(Generic[Value]):
             queue_id: Partition to send to, whatever the key.
             tag: Short text by which pops can select.
             wait_for_store: Wait for all in-sync replicas (acks=all); otherwise for one (acks=1), without retries.
+            deliver_at: When the message can be popped, by the broker's clock, at most 7 days ahead: a `datetime` with a
+                time zone, or an int of ms since 1970. In the past or None: as soon as it is written.
 
         Returns:
             A future of the result. It raises Invalid, also when the value cannot be serialized, NotWritten or
@@ -199,7 +206,9 @@ class Producer(Generic[Value]):
         Raises:
             ClientClosed: The producer is closed.
         """
-        return self._send(topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=False)
+        return self._send(
+            topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=False, deliver_at=deliver_at
+        )
 
     def send_and_wait(
         self,
@@ -211,6 +220,7 @@ class Producer(Generic[Value]):
         tag: str | None = None,
         *,
         wait_for_store: bool = True,
+        deliver_at: datetime | int | None = None,
     ) -> SendResult:
         """Like `send`, and wait for the result. Threads that wait share batches with each other only.
 
@@ -223,7 +233,9 @@ class Producer(Generic[Value]):
             NotWritten: The message is not written.
             OutcomeUnknown: The message may or may not be written.
         """
-        return self._send(topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=True).result()
+        return self._send(
+            topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=True, deliver_at=deliver_at
+        ).result()
 
     def send_many(self, messages: Sequence[OutgoingMessage]) -> list[AwaitableFuture[SendResult]]:
         """Send messages as one batch, at once; each has its own result. Their values are bytes.
@@ -232,7 +244,8 @@ class Producer(Generic[Value]):
 
         Args:
             messages: At most 10,000, all of one topic and with the same `wait_for_store`. The messages of a unit must
-                also have the same tag and the same queue: by their `queue_id`, or by their keys.
+                also have the same tag, the same `deliver_at` and the same queue: by their `queue_id`, or by their
+                keys.
 
         Raises:
             ClientClosed: The producer is closed.
@@ -243,10 +256,15 @@ class Producer(Generic[Value]):
             return []
         require_alike(messages)
         topic = messages[0].topic
+        for message in messages:
+            self._require_near(message)
         destinations = [self._destinations.of(message) for message in messages]
         together = list(dict.fromkeys(destinations))
         if len(together) > 1 and together[0].is_batch_topic:
-            text = "messages of one unit must have one tag and one queue: set their queue_id, or send them one by one"
+            text = (
+                "messages of one unit must have one tag, one deliver_at and one queue: set their queue_id, or send them"
+                " one by one"
+            )
             raise Invalid(text, subject=topic, details=sorted(map(str, together))[:5])
         outgoing = [self._outgoing(*self._observed(message)) for message in messages]
         self._sender.submit_batches(
@@ -354,6 +372,7 @@ class Producer(Generic[Value]):
         wait_for_store: bool,  # noqa: FBT001 - as in the public methods
         *,
         is_waited: bool,
+        deliver_at: datetime | int | None = None,
         message_id: str = "",
         redelivery: Redelivery | None = None,
     ) -> AwaitableFuture[SendResult]:
@@ -371,7 +390,9 @@ class Producer(Generic[Value]):
                 queue_id=queue_id,
                 tag=tag,
                 wait_for_store=wait_for_store,
+                deliver_at=deliver_at,
             )
+            self._require_near(message)
             destination = self._destinations.of(message)
             # A message that is sent again has the headers of its first time.
             message, on_sent = self._observed(message) if redelivery is None else (message, None)
@@ -419,6 +440,22 @@ class Producer(Generic[Value]):
             text = f"producer {self.settings.client_id} is closed"
             raise ClientClosed(text, subject=self.settings.client_id)
 
+    def _require_near(self, message: OutgoingMessage) -> None:
+        if message.deliver_at is None:
+            return
+        ahead_ms = message.deliver_at_ms - self._now_ms()
+        if ahead_ms > DELAY_MS_MAX:
+            text = (
+                f"deliver_at is {ahead_ms:,} ms ahead, and may be {DELAY_MS_MAX:,}: keep the message until it is nearer"
+            )
+            raise Invalid(text, subject=message.topic)
+
+    def _now_ms(self) -> int:
+        """Return the time by the broker's clock where that is known, ms since 1970."""
+        clock = self._broker_clock
+        known_ms = None if clock is None else clock.now_ms(time.monotonic())
+        return int(time.time() * 1000) if known_ms is None else known_ms
+
     def _require_no_callback(self) -> None:
         if self._sender.is_in_callback:
             text = "a callback of a result must not wait for results, which are reported one by one on its thread"
@@ -430,12 +467,13 @@ class Producer(Generic[Value]):
             self._unregister_at_exit()
         self._unregister_at_exit = close_at_exit(self)
 
-    def _on_written(self, result: SendResult, tag: str | None, count: int) -> None:
+    def _on_written(self, result: SendResult, tag: str | None, count: int, deliver_at_ms: int) -> None:
         if self._dispatcher is None:
             return
         try:
             label = tag_hash(tag) if tag else NO_TAG
-            self._dispatcher.written(result.topic, result.queue_id, result.queue_offset, label, count)
+            place = result.topic, result.queue_id, result.queue_offset
+            self._dispatcher.written(*place, label, count, deliver_at_ms)
         except ClientClosed as error:
             LOG.warning("%s", error)
 

@@ -5,6 +5,7 @@
     popstream-batch-base    id of the first message; the others have the following numbers
     popstream-batch-keys    hashes of the keys and message ids inside, 8 bytes each, big-endian; optional
     popstream-tag           tag of all messages
+    popstream-deliver-at    when all messages can be popped (popstream.wire.deliver_at)
 
 Only records of topics of the type batch are inner batches; elsewhere these headers have no meaning.
 
@@ -28,11 +29,13 @@ import msgspec
 from popstream.payload.message_id import MessageId
 from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
+from popstream.wire.deliver_at import AT_ONCE, deliver_at_ms_of
 from popstream.wire.headers import (
     BATCH_BASE_HEADER,
     BATCH_BYTES_HEADER,
     BATCH_COUNT_HEADER,
     BATCH_KEYS_HEADER,
+    DELIVER_AT_HEADER,
     TAG_HEADER,
     without_own_headers,
 )
@@ -93,6 +96,7 @@ class Unwrapped(msgspec.Struct, frozen=True):
     message_id: str
     inner_index: int
     inner_count: int
+    deliver_at_ms: int
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -100,7 +104,12 @@ _decode = msgspec.msgpack.Decoder(InnerBatch).decode
 
 
 def encode_inner_batch(
-    messages: Sequence[InnerMessage], *, created_ms: int, ids: Sequence[str], tag: str | None = None
+    messages: Sequence[InnerMessage],
+    *,
+    created_ms: int,
+    ids: Sequence[str],
+    tag: str | None = None,
+    deliver_at_ms: int = AT_ONCE,
 ) -> tuple[bytes, list[tuple[str, bytes]]]:
     """Return the value and headers of the record for messages with consecutive ids.
 
@@ -120,6 +129,8 @@ def encode_inner_batch(
     ]
     if tag:
         headers.append((TAG_HEADER, tag.encode()))
+    if deliver_at_ms:
+        headers.append((DELIVER_AT_HEADER, b"%d" % deliver_at_ms))
     return value, headers
 
 
@@ -161,7 +172,7 @@ def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
         message = f"an inner batch of version {inner.version} has {found_count} messages, and its header says {count}"
         raise Corrupt(message)
     base = MessageId.parse(found.get(BATCH_BASE_HEADER))
-    tag = tag_text(headers)
+    tag, deliver_at_ms = tag_text(headers), deliver_at_ms_of(headers)
     return [
         Unwrapped(
             one.key,
@@ -172,6 +183,7 @@ def unwrap(value: bytes | None, headers: Headers) -> list[Unwrapped] | None:
             base.text_of(index) if base is not None else "",
             index,
             count,
+            deliver_at_ms,
         )
         for index, one in enumerate(inner.messages)
     ]

@@ -11,6 +11,7 @@ from popstream.outcome import Record
 from popstream.payload.inner_batch import unwrap_payload
 from popstream.payload.message_id import message_id_of
 from popstream.wire.base_errors import Corrupt
+from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.headers import without_own_headers
 from popstream.wire.tag import tag_text
 
@@ -39,6 +40,7 @@ def records_of(topic: str, queue_id: int, queue_offset: int, payload: Payload, t
                 headers=without_own_headers(payload.headers),
                 timestamp_ms=payload.timestamp_ms,
                 tag=tag_text(payload.headers),
+                deliver_at_ms=deliver_at_ms_of(payload.headers),
                 message_id=message_id_of(payload.headers),
             )
         ]

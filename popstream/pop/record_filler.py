@@ -26,6 +26,7 @@ from popstream.payload.inner_batch import unwrap_payload
 from popstream.payload.message_id import message_id_of
 from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import Corrupt, PopstreamError
+from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.headers import without_own_headers
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX
 from popstream.wire.tag import tag_text
@@ -221,6 +222,7 @@ class RecordFiller:
         message.key, message.value = payload.key, payload.value
         message.headers, message.timestamp_ms = without_own_headers(payload.headers), payload.timestamp_ms
         message.tag, message.message_id = tag_text(payload.headers), message_id_of(payload.headers)
+        message.deliver_at_ms = deliver_at_ms_of(payload.headers)
         self._held.filled(message, payload.size_bytes)
 
     def _deserialized(self, messages: list[Message]) -> list[Message]:

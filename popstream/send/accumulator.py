@@ -1,7 +1,8 @@
 """Decides which messages become one batch, and when: RocketMQ's ProduceAccumulator, without clock, thread or lock.
 
 A batch is ready when its values are longer than `batch_bytes_max`, or when it is `hold_ms` old. Messages share a batch
-when topic, queue, wait-for-store flag and tag are the same, and all or none of their senders wait.
+when topic, queue, wait-for-store flag and tag are the same, on batch topics the time of delivery too, and all or none
+of their senders wait.
 
 Differences from RocketMQ: the number of messages of a batch is bounded, and the buffer counts the memory that messages
 take, not their values alone.

@@ -20,6 +20,7 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.topics.describe import describe_topic
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Dispatch, QueueType, WrittenRange
+from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.limits import RANGE_OFFSETS_MAX
 from popstream.wire.reason import Reason
 from popstream.wire.tag import tag_hash, tag_value
@@ -66,7 +67,7 @@ def dispatch_existing(
     """Declare the queues of a message topic, and dispatch all messages that they hold.
 
     Offsets without a message (control records, aborted transactions, compacted records) are dispatched as holes. The
-    topic is read once, for its offsets and tags. Calling this again is harmless.
+    topic is read once, for its offsets, tags and times of delivery. Calling this again is harmless.
 
     Args:
         bootstrap_servers: `host:port` of one or more brokers, separated by commas.
@@ -120,8 +121,8 @@ def _dispatch_queue(
     for block_first, block_end, labels in _blocks(settings, TopicPartition(topic.name, queue_id), first, end):
         written_count += len(labels)
         ranges = [
-            WrittenRange(low, high, tag, count if queue_type == "batch" else 1)
-            for (tag, count), found in ranges_by_label(labels.items()).items()
+            WrittenRange(low, high, tag, count if queue_type == "batch" else 1, deliver_at_ms)
+            for (tag, count, deliver_at_ms), found in ranges_by_label(labels.items()).items()
             for low, high in found
         ]
         holes = _holes(sorted(labels), block_first, block_end)
@@ -184,10 +185,10 @@ def _holes(offsets: list[int], first: int, end: int) -> list[tuple[int, int]]:
 
 def _blocks(
     settings: ClientSettings, partition: TopicPartition, first: int, end: int
-) -> Iterator[tuple[int, int, dict[int, tuple[int, int]]]]:
+) -> Iterator[tuple[int, int, dict[int, tuple[int, int, int]]]]:
     """Read a partition once, and yield adjacent blocks: (first, end, labels by offset).
 
-    The label of a record is its tag hash and its number of messages.
+    The label of a record is its tag hash, its number of messages, and when they can be popped.
     """
     if first >= end:
         return
@@ -222,6 +223,7 @@ def _blocks(
         raise Unavailable(message, subject=partition.topic) from error
 
 
-def _label(record: Any) -> tuple[int, int]:  # noqa: ANN401 - kafka-python has no types
+def _label(record: Any) -> tuple[int, int, int]:  # noqa: ANN401 - kafka-python has no types
     headers = record.headers or ()
-    return tag_hash(tag_value(headers)), inner_count(headers, len(record.value or b"")) or 1
+    count = inner_count(headers, len(record.value or b"")) or 1
+    return tag_hash(tag_value(headers)), count, deliver_at_ms_of(headers)

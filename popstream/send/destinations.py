@@ -12,6 +12,7 @@ from popstream.exchange.partitioner import partition_of
 from popstream.send.outgoing import Destination
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import QueueType
+from popstream.wire.deliver_at import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -113,7 +114,9 @@ class Destinations:
         if message.key is None and queue_type == "sparse":
             text = f"{topic} is a sparse topic, which Kafka compacts by key: a message needs one"
             raise Invalid(text, subject=topic)
-        return Destination(topic, queue_id, message.wait_for_store, message.tag or None, queue_type == "batch")
+        is_batch = queue_type == "batch"
+        deliver_at_ms = message.deliver_at_ms if is_batch else AT_ONCE
+        return Destination(topic, queue_id, message.wait_for_store, message.tag or None, is_batch, deliver_at_ms)
 
     def _await_metadata(self, topic: str, *, wait_for_store: bool) -> None:
         """Wait until Kafka has returned the partitions of a topic.

@@ -24,6 +24,7 @@ from popstream.errors import ClientClosed, NotDispatched
 from popstream.exchange.coalescer import Coalescer, ranges_by_label
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, QueueType, WrittenRange
+from popstream.wire.deliver_at import AT_ONCE
 from popstream.wire.reason import Reason
 
 if TYPE_CHECKING:
@@ -51,8 +52,10 @@ TRY_AGAIN = frozenset((Reason.AHEAD_OF_WINDOW, Reason.TOPIC_NOT_EXIST, Reason.QU
 SETTLED = frozenset((Reason.OK, Reason.BELOW_MIN))
 
 
-_Written = tuple["QueueKey", int, tuple[int, int]]
-"""(queue, offset, (tag hash, count of messages))."""
+_Label = tuple[int, int, int]
+"""(tag hash, count of messages, deliver_at_ms): the fields of a `WrittenRange` after its offsets."""
+_Written = tuple["QueueKey", int, _Label]
+"""(queue, offset, label)."""
 
 
 class _Queue(msgspec.Struct, eq=False):
@@ -123,8 +126,18 @@ class Dispatcher:
             failed=self._emit_failed,
         )
 
-    def written(self, topic: str, queue_id: int, queue_offset: int, tag: int, count: int = 1) -> None:
+    def written(
+        self, topic: str, queue_id: int, queue_offset: int, tag: int, count: int = 1, deliver_at_ms: int = AT_ONCE
+    ) -> None:
         """Dispatch soon a record that Kafka has confirmed, and that carries `count` messages.
+
+        Args:
+            topic: Its topic.
+            queue_id: Its queue.
+            queue_offset: Its offset.
+            tag: Hash of the tag of its messages.
+            count: Number of its messages.
+            deliver_at_ms: When they can be popped, ms since 1970; 0: at once.
 
         Raises:
             ClientClosed: `close` was called.
@@ -133,7 +146,7 @@ class Dispatcher:
         with self._state:
             self._pending_count += 1
         try:
-            self._coalescer.add([(queue, (queue, queue_offset, (tag, count)))])
+            self._coalescer.add([(queue, (queue, queue_offset, (tag, count, deliver_at_ms)))])
         except RuntimeError as error:
             self._done(1)
             message = f"offset {queue_offset} of {topic}/{queue_id} was written after the producer was closed"
@@ -168,8 +181,8 @@ class Dispatcher:
 
     def _emit(self, queue: QueueKey, items: list[_Written]) -> None:
         ranges = [
-            WrittenRange(first, last, tag, count)
-            for (tag, count), found in ranges_by_label((offset, label) for _, offset, label in items).items()
+            WrittenRange(first, last, *facts)
+            for facts, found in ranges_by_label((offset, label) for _, offset, label in items).items()
             for first, last in found
         ]
         self._send(queue, ranges)

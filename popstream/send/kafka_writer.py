@@ -48,7 +48,8 @@ class KafkaWriter:
     Args:
         settings: Names and time-outs.
         compression_type: Option of kafka-python.
-        on_written: Called with each written record, its tag, and its number of messages; must be short.
+        on_written: Called with each written record, its tag, its number of messages, and when they can be popped (ms
+            since 1970; 0: at once); must be short.
         on_connected: Called after each KafkaProducer that was made.
         kafka_producer: Use this one for all messages.
 
@@ -62,7 +63,7 @@ class KafkaWriter:
         settings: ClientSettings,
         *,
         compression_type: str | None,
-        on_written: Callable[[SendResult, str | None, int], None],
+        on_written: Callable[[SendResult, str | None, int, int], None],
         on_connected: Callable[[], None],
         kafka_producer: Kafka = None,
     ) -> None:
@@ -177,10 +178,9 @@ class KafkaWriter:
         elif answer.offset < 0:
             outcomes.set(index, without_offset(shipment.topic))
         else:
-            result = SendResult(
-                answer.topic, answer.partition, answer.offset, answer.timestamp, shipment.messages[index].message_id
-            )
-            self._on_written(result, shipment.tag, 1)
+            outgoing = shipment.messages[index]
+            result = SendResult(answer.topic, answer.partition, answer.offset, answer.timestamp, outgoing.message_id)
+            self._on_written(result, shipment.tag, 1, outgoing.message.deliver_at_ms)
             outcomes.set(index, SendOutcome(result))
 
     def _write_unit(self, kafka: Kafka, shipment: Shipment, ids: Sequence[str], on_done: OnDone) -> bool:
@@ -193,7 +193,9 @@ class KafkaWriter:
                 InnerMessage(message.value, outgoing.created_ms - created_ms, message.key, list(message.headers))
             )
         try:
-            value, headers = encode_inner_batch(inner, created_ms=created_ms, ids=ids, tag=shipment.tag)
+            value, headers = encode_inner_batch(
+                inner, created_ms=created_ms, ids=ids, tag=shipment.tag, deliver_at_ms=shipment.deliver_at_ms
+            )
             sent = kafka.send(
                 shipment.topic, value=value, headers=headers, partition=shipment.queue_id, timestamp_ms=created_ms
             )
@@ -214,7 +216,7 @@ class KafkaWriter:
             results = [
                 SendResult(*place, outgoing.message_id, index) for index, outgoing in enumerate(shipment.messages)
             ]
-            self._on_written(results[0], shipment.tag, len(results))
+            self._on_written(results[0], shipment.tag, len(results), shipment.deliver_at_ms)
             on_done([SendOutcome(result) for result in results])
 
     def _outcome(self, kafka: Kafka, shipment: Shipment, error: Exception) -> SendOutcome:

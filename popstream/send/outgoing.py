@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 import threading
 from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -12,7 +13,8 @@ import msgspec
 from popstream.awaitable import AwaitableFuture
 from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import Invalid
-from popstream.wire.headers import MESSAGE_ID_HEADER, OWN_PREFIX, TAG_HEADER, is_own_header
+from popstream.wire.deliver_at import AT_ONCE, epoch_ms
+from popstream.wire.headers import DELIVER_AT_HEADER, MESSAGE_ID_HEADER, OWN_PREFIX, TAG_HEADER, is_own_header
 from popstream.wire.limits import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:
@@ -46,7 +48,8 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message for `Producer.send_many`; the fields are those of `Producer.send`.
 
     Raises:
-        Invalid: A field has the wrong type, a header is one of popstream's own, or there is neither value nor key.
+        Invalid: A field has the wrong type, a header is one of popstream's own, `deliver_at` has no time zone, or there
+            is neither value nor key.
     """
 
     topic: str
@@ -56,11 +59,18 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     queue_id: int | None = None
     tag: str | None = None
     wait_for_store: bool = True
+    deliver_at: datetime | int | None = None
 
     def __post_init__(self) -> None:
         """Check the types, since Kafka takes bytes, and the names of the headers."""
         is_plain = self.key is None and self.tag is None and self.queue_id is None and not self.headers
-        if is_plain and type(self.value) is bytes and type(self.topic) is str and self.topic:
+        if (
+            is_plain
+            and self.deliver_at is None
+            and type(self.value) is bytes
+            and type(self.topic) is str
+            and self.topic
+        ):
             return  # most messages, at high rates
         wrong = [
             f"{name} must be {kind.__name__}, not {type(found).__name__}"
@@ -86,8 +96,28 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             message = "the message cannot be sent; Kafka takes bytes, so serialize it first"
             raise Invalid(message, subject=str(self.topic), details=wrong)
         if own := [name for name, _ in self.headers if is_own_header(name)]:
-            message = f"headers that begin with {OWN_PREFIX} are set by the producer; a tag is an argument of its own"
+            message = (
+                f"headers that begin with {OWN_PREFIX} are set by the producer; tag and deliver_at are arguments of"
+                " their own"
+            )
             raise Invalid(message, subject=self.topic, details=own)
+        if self.deliver_at is not None:
+            self._require_time(self.deliver_at)
+
+    def _require_time(self, deliver_at: object) -> None:
+        if not isinstance(deliver_at, (datetime, int)) or isinstance(deliver_at, bool):
+            message = f"deliver_at must be a datetime or an int of ms since 1970, not {type(deliver_at).__name__}"
+            raise Invalid(message, subject=self.topic)
+        try:
+            epoch_ms(deliver_at)
+        except ValueError as error:
+            message = f"deliver_at must say which moment is meant: {error}"
+            raise Invalid(message, subject=self.topic) from error
+
+    @property
+    def deliver_at_ms(self) -> int:
+        """When it can be popped, ms since 1970; 0: as soon as it is written."""
+        return AT_ONCE if self.deliver_at is None else max(AT_ONCE, epoch_ms(self.deliver_at))
 
     @property
     def body_bytes(self) -> int:
@@ -133,6 +163,8 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     Attributes:
         queue_id: None: neither a queue id nor a key was given.
         is_batch_topic: One record carries all messages of a batch.
+        deliver_at_ms: Of a batch topic, where the time is that of the record: when its messages can be popped, ms since
+            1970; 0: as soon as they are written.
     """
 
     topic: str
@@ -140,6 +172,7 @@ class Destination(msgspec.Struct, frozen=True, gc=False):
     wait_for_store: bool
     tag: str | None
     is_batch_topic: bool = False
+    deliver_at_ms: int = AT_ONCE
 
 
 class SendFuture(AwaitableFuture["SendResult"]):
@@ -220,6 +253,8 @@ class Outgoing(msgspec.Struct, eq=False, gc=False):
         headers = [*self.message.headers, (MESSAGE_ID_HEADER, self.message_id.encode())]
         if self.message.tag:
             headers.append((TAG_HEADER, self.message.tag.encode()))
+        if deliver_at_ms := self.message.deliver_at_ms:
+            headers.append((DELIVER_AT_HEADER, b"%d" % deliver_at_ms))
         if self.redelivery is not None:
             headers.append(self.redelivery.header())
         return headers

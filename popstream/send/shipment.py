@@ -70,6 +70,11 @@ class Shipment(msgspec.Struct, eq=False):
     kafka: object = None
 
     @property
+    def deliver_at_ms(self) -> int:
+        """When the messages of a unit can be popped, ms since 1970; 0: as soon as they are written."""
+        return self.messages[0].message.deliver_at_ms
+
+    @property
     def body_bytes(self) -> int:
         """Length of all values."""
         return sum(outgoing.message.body_bytes for outgoing in self.messages)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kafka.future import Future
 
 from popstream.payload.payloads import Payload
+from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.headers import BATCH_COUNT_HEADER
 from popstream.wire.tag import tag_hash, tag_value
 
@@ -68,6 +69,7 @@ class MemoryKafka:
             Payload(record["key"], record["value"], headers, record["timestamp_ms"]),
             tag=tag_hash(tag_value(headers)),
             count=int(dict(headers).get(BATCH_COUNT_HEADER, b"1")),
+            deliver_at_ms=deliver_at_ms_of(headers),
             queue_type=self._type_of(topic),
         )
         place = SimpleNamespace(

@@ -106,7 +106,7 @@ class MemoryJob:
         return made
 
     def producer(self, **options: Any) -> Producer[Any]:  # noqa: ANN401 - as Producer's
-        """Return a producer whose messages are poppable at once. A topic that does not exist gets one queue.
+        """Return a producer whose messages are dispatched at once. A topic that does not exist gets one queue.
 
         Args:
             **options: Arguments of `Producer`; `queue_types` are the types of topics that the job does not know yet.
@@ -117,7 +117,9 @@ class MemoryJob:
             return self._queue_types.get(topic) or given.get(topic, "simple")
 
         kafka = MemoryKafka(self, partitions=None, type_of=type_of)
-        made: Producer[Any] = Producer("memory", kafka_producer=kafka, job_types=self._queue_types.get, **options)
+        made = _MemoryProducer(
+            "memory", kafka_producer=kafka, job_types=self._queue_types.get, now_ms=lambda: self.now_ms, **options
+        )
         self._clients.add(made)
         return made
 
@@ -148,9 +150,10 @@ class MemoryJob:
         *,
         tag: int = 0,
         count: int = 1,
+        deliver_at_ms: int = 0,
         queue_type: QueueType = "batch",
     ) -> int:
-        """Append one record to a queue, of this type if it is new, and make it poppable as a unit of `count` messages.
+        """Append one record to a queue, of this type if it is new, and dispatch it as a unit of `count` messages.
 
         Returns:
             Its queue offset.
@@ -160,7 +163,7 @@ class MemoryJob:
         queue_offset = len(written) - 1
         if not queue_offset:
             self.send(Declare(v=1, topic=topic, queue_id=queue_id, topic_id=topic, queue_type=queue_type))
-        ranges = [WrittenRange(queue_offset, queue_offset, tag, count)]
+        ranges = [WrittenRange(queue_offset, queue_offset, tag, count, deliver_at_ms)]
         self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
         return queue_offset
 
@@ -259,3 +262,12 @@ class _MemoryConsumer(Consumer):
     def close(self, **options: Any) -> None:  # noqa: ANN401 - as Consumer's
         super().close(**options)
         self._transport.close()
+
+
+class _MemoryProducer(Producer[Any]):
+    def __init__(self, *args: Any, now_ms: Callable[[], int], **options: Any) -> None:  # noqa: ANN401 - as Producer's
+        self._job_now_ms = now_ms
+        super().__init__(*args, **options)
+
+    def _now_ms(self) -> int:
+        return self._job_now_ms()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -35,12 +36,14 @@ from popstream.wire.headers import (
     BATCH_BASE_HEADER,
     BATCH_COUNT_HEADER,
     BATCH_KEYS_HEADER,
+    DELIVER_AT_HEADER,
     MESSAGE_ID_HEADER,
     TAG_HEADER,
 )
 from popstream.wire.key_hash import key_hash
 
 WAIT_S = 60.0
+UNIT_HAS_ONE = "one tag, one deliver_at and one queue"
 TYPES: dict[str, QueueType] = {"units": "batch", "table": "sparse"}
 
 
@@ -136,6 +139,8 @@ def test_threads_that_wait_have_their_results(producer: Producer) -> None:
         ({"value": b"v", "queue_id": 9}, "no queue 9"),
         ({"value": b"v", "queue_id": -1}, "no queue"),
         ({"value": b"v", "tag": b"t"}, "tag must be str"),
+        ({"value": b"v", "deliver_at": 1.5}, "deliver_at must be a datetime or an int of ms since 1970, not float"),
+        ({"value": b"v", "deliver_at": datetime(2026, 1, 1)}, "2026-01-01T00:00:00 has no time zone"),  # noqa: DTZ001
         ({"value": b"v", "headers": [("a",)]}, "not enough values"),
         ({"value": b"v", "headers": {"ab": b"c"}}, "header 'a'"),
     ],
@@ -237,6 +242,30 @@ def test_an_empty_tag_is_no_tag_however_it_is_sent(producer: Producer, kafka: Me
     producer.flush()
     assert [is_batch(record) for record in kafka.sent] == [True, False, False]
     assert not any(TAG_HEADER in dict(record["headers"]) for record in kafka.sent)
+
+
+def test_messages_of_one_time_of_delivery_are_a_unit(producer: Producer, kafka: MemoryKafka) -> None:
+    """On other topics each record has its own."""
+    times: list[datetime | int | None] = [datetime(1970, 1, 1, 0, 0, 5, tzinfo=UTC), 5_000, 6_000, None]
+    for topic in ("units", "orders"):
+        for number, deliver_at in enumerate(times):
+            producer.send(topic, b"%d" % number, queue_id=0, deliver_at=deliver_at)
+        producer.flush()
+    sent = [
+        (record["topic"], is_batch(record), dict(record["headers"]).get(DELIVER_AT_HEADER)) for record in kafka.sent
+    ]
+    assert sent == [
+        ("units", True, b"5000"),
+        ("units", False, b"6000"),
+        ("units", False, None),
+        ("orders", False, b"5000"),
+        ("orders", False, b"5000"),
+        ("orders", False, b"6000"),
+        ("orders", False, None),
+    ]
+    unwrapped = unwrap(kafka.sent[0]["value"], kafka.sent[0]["headers"])
+    assert unwrapped is not None
+    assert [one.deliver_at_ms for one in unwrapped] == [5_000, 5_000]
 
 
 def test_what_kafka_python_does_not_take_is_not_written(producer: Producer, kafka: MemoryKafka) -> None:
@@ -343,12 +372,14 @@ def test_a_manual_batch_keeps_its_place_behind_what_waits(producer: Producer, ka
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        (({"tag": "a"}, {"tag": "b"}), "one tag and one queue"),
-        (({"queue_id": 0}, {"queue_id": 1}), "one tag and one queue"),
-        (({"key": b"table-1", "queue_id": None}, {"key": b"table-2", "queue_id": None}), "one tag and one queue"),
+        (({"tag": "a"}, {"tag": "b"}), UNIT_HAS_ONE),
+        (({"deliver_at": 5}, {"deliver_at": 6}), UNIT_HAS_ONE),
+        (({"deliver_at": 5}, {}), UNIT_HAS_ONE),
+        (({"queue_id": 0}, {"queue_id": 1}), UNIT_HAS_ONE),
+        (({"key": b"table-1", "queue_id": None}, {"key": b"table-2", "queue_id": None}), UNIT_HAS_ONE),
     ],
 )
-def test_a_unit_has_one_queue_and_one_tag(
+def test_a_unit_has_one_queue_one_tag_and_one_time(
     producer: Producer, kafka: MemoryKafka, changes: tuple[dict[str, Any], ...], told: str
 ) -> None:
     messages = [OutgoingMessage(**{"topic": "units", "value": b"v", "queue_id": 0, **change}) for change in changes]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,14 +13,15 @@ import pytest
 from kafka.errors import KafkaTimeoutError, MessageSizeTooLargeError
 from kafka.future import Future as KafkaFuture
 
-from popstream import ClientClosed, NotDispatched, Producer, Transport, tag_hash
+from popstream import ClientClosed, NotDispatched, OutgoingMessage, Producer, Transport, tag_hash
 from popstream.send.dispatch_requests import Dispatcher, still_to_dispatch
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.answer import Answer, Run
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Declare, Dispatch, ForgetLane, Pop, WrittenRange
-from popstream.wire.headers import MESSAGE_ID_HEADER, TAG_HEADER
+from popstream.wire.headers import DELIVER_AT_HEADER, MESSAGE_ID_HEADER, TAG_HEADER
+from popstream.wire.limits import DELAY_MS_MAX
 from popstream.wire.reason import Reason
 
 TOPIC = MessageTopic("orders", "5f0f6a52-0000-0000-0000-000000000001", {0: 0, 1: 100}, {0: 0, 1: 100})
@@ -133,6 +135,47 @@ def test_tags_travel_as_header_and_as_hash(job: MemoryJob, producer: Producer, k
     assert sent == [[("trace", b"1"), (TAG_HEADER, b"paid")]] * 2 + [[("trace", b"1")]]
     (dispatch,) = commands(job, Dispatch)
     assert dispatch.ranges == [WrittenRange(0, 1, tag_hash("paid")), WrittenRange(2, 2)]
+
+
+def test_the_time_of_delivery_travels_as_header_and_in_the_dispatch(
+    job: MemoryJob, producer: Producer, kafka: FakeKafkaProducer
+) -> None:
+    time = datetime.fromtimestamp(job.now_ms / 1000 + 60, UTC)
+    for deliver_at in (time, job.now_ms + 60_000, None, 0, -5, datetime(1969, 1, 1, tzinfo=UTC), 7):
+        producer.send("orders", b"v", deliver_at=deliver_at, queue_id=0)
+    producer.flush()
+    headers = [dict(record["headers"]).get(DELIVER_AT_HEADER) for record in kafka.sent]
+    assert headers == [b"1060000", b"1060000", None, None, None, None, b"7"]
+    (dispatch,) = commands(job, Dispatch)
+    assert dispatch.ranges == [
+        WrittenRange(0, 1, deliver_at_ms=1_060_000),
+        WrittenRange(2, 5),
+        WrittenRange(6, 6, deliver_at_ms=7),
+    ]
+
+
+def test_more_than_seven_days_ahead_by_the_brokers_clock_is_refused(
+    job: MemoryJob, producer: Producer, kafka: FakeKafkaProducer
+) -> None:
+    """The clock of the job shows 1970 here, which the producer knows after an answer."""
+    far = OutgoingMessage(topic="orders", value=b"v", deliver_at=job.now_ms + DELAY_MS_MAX + 60_000)
+    assert producer.send_many([far])[0].result(60).queue_offset == 0
+    producer.flush()
+    with pytest.raises(Invalid, match="ms ahead, and may be 604,800,000"):
+        producer.send_many([far])
+    with pytest.raises(Invalid, match="ms ahead"):
+        producer.send("orders", b"v", deliver_at=far.deliver_at).result(60)
+    producer.send("orders", b"v", deliver_at=job.now_ms + DELAY_MS_MAX).result(60)
+    assert len(kafka.sent) == 2
+
+
+def test_more_than_seven_days_ahead_by_the_producers_clock_is_refused(kafka: FakeKafkaProducer) -> None:
+    now = datetime.now(UTC)
+    with Producer("nowhere", kafka_producer=kafka, job_types=lambda _: None) as producer:
+        producer.send("orders", b"v", deliver_at=now + timedelta(days=7)).result(60)
+        with pytest.raises(Invalid, match="ms ahead"):
+            producer.send("orders", b"v", deliver_at=now + timedelta(days=7, minutes=1)).result(60)
+    assert len(kafka.sent) == 1
 
 
 def test_a_producer_that_only_sends_needs_no_job(kafka: FakeKafkaProducer) -> None:

@@ -6,6 +6,8 @@ import pytest
 
 from popstream import Invalid
 from popstream.testing import MemoryJob
+from popstream.wire.command import Dispatch, WrittenRange
+from popstream.wire.limits import DELAY_MS_MAX
 
 
 def test_messages_are_poppable_when_they_have_their_results() -> None:
@@ -42,3 +44,25 @@ def test_a_topic_of_the_type_batch_has_units() -> None:
 def test_a_queue_that_does_not_exist_is_refused() -> None:
     with MemoryJob().producer() as producer, pytest.raises(Invalid, match="topic orders has no queue 7, only 1"):
         producer.send_and_wait("orders", b"one", queue_id=7)
+
+
+def test_what_is_to_be_delivered_later_is_dispatched_with_its_time() -> None:
+    """Times are those of the job's clock."""
+    job = MemoryJob()
+    with job.producer(queue_types={"units": "batch"}) as producer, job.consumer("billing") as consumer:
+        for topic in ("orders", "units"):
+            for number in range(2):
+                producer.send(topic, b"%d" % number, queue_id=0, deliver_at=job.now_ms + 60_000)
+            producer.flush()
+        with pytest.raises(Invalid, match="deliver_at is 604,800,001 ms ahead"):
+            producer.send_and_wait("orders", b"far", deliver_at=job.now_ms + DELAY_MS_MAX + 1)
+        ranges = [written for command in job.records if isinstance(command, Dispatch) for written in command.ranges]
+        assert ranges == [
+            WrittenRange(0, 0, deliver_at_ms=1_060_000),
+            WrittenRange(1, 1, deliver_at_ms=1_060_000),
+            WrittenRange(0, 0, count=2, deliver_at_ms=1_060_000),
+        ]
+        job.advance(60_000)
+        for topic in ("orders", "units"):
+            assert [message.deliver_at_ms for message in consumer.pop(topic, 0)] == [1_060_000] * 2
+            assert [record.deliver_at_ms for record in consumer.read(topic, 0, 0, count=9)] == [1_060_000] * 2
