@@ -1,15 +1,16 @@
 """A block: the units at 1024 neighbouring queue offsets, in one value.
 
-A sealed table (`columns`) of format 1, a row for each unit, in order:
+A sealed table (`columns`) of format 1 or 2, a row for each unit, in order:
 
     columns   size bytes · store time ms · message base - queue offset · inner count · end of the further key hashes
               · 1 if unreadable · tag hash · key hash
+              · of format 2, when some unit has a time of delivery: that time in ms, or 0
     tail      first and end of what was scanned, within the block     u16 u16
               presence: a bit for each queue offset of the block      128 bytes, only when there are holes between them
               further key hashes                                      8 bytes each
 
-On a simple queue without tags and keys two columns of 1 or 2 bytes remain. The bytes depend only on what was scanned,
-not on the stretches in which it was scanned.
+On a simple queue without tags, keys and delays two columns of 1 or 2 bytes remain. The bytes depend only on what was
+scanned, not on the stretches in which it was scanned.
 """
 
 import struct
@@ -18,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from broker_state.consume_queue.columns import ColumnTable, pack_table
+from broker_state.consume_queue.columns import Column, ColumnTable, pack_table
 from broker_state.consume_queue.scan import Scan
 from broker_state.consume_queue.unit import Hashes, Ints, Unit, Units
 from broker_state.store.segment import bit_runs
@@ -30,8 +31,9 @@ BLOCK_SHIFT = 10
 BLOCK_OFFSETS = 1 << BLOCK_SHIFT
 
 _FORM = 1
+_FORM_WITH_DELAYS = 2
 _KINDS = "qqqqqqQQ"
-_SIZE, _TIME, _BASE, _COUNT, _MORE_END, _UNREADABLE, _TAG, _KEY = range(8)
+_SIZE, _TIME, _BASE, _COUNT, _MORE_END, _UNREADABLE, _TAG, _KEY, _DELIVER_AT = range(9)
 _SCANNED = struct.Struct("<HH")
 _PRESENCE_BYTES = BLOCK_OFFSETS // 8
 
@@ -57,7 +59,7 @@ def encode_block(scan: Scan) -> bytes:
         bits = np.zeros(BLOCK_OFFSETS, np.bool_)
         bits[units.queue_offset - origin] = True
         presence = np.packbits(bits, bitorder="little").tobytes()
-    columns = (
+    columns: list[Column] = [
         units.size_bytes,
         units.store_time_ms,
         units.message_base - units.queue_offset,
@@ -66,9 +68,13 @@ def encode_block(scan: Scan) -> bytes:
         (~units.is_readable).astype(np.int64),
         units.tag_hash,
         units.key_hash,
-    )
+    ]
+    form = _FORM
+    if units.deliver_at_ms.any():
+        form = _FORM_WITH_DELAYS
+        columns.append(units.deliver_at_ms)
     scanned = _SCANNED.pack(scan.first_offset - origin, scan.end_offset - origin)
-    return pack_table(_FORM, columns, scanned + presence + units.more_key_hashes.astype("<u8").tobytes())
+    return pack_table(form, columns, scanned + presence + units.more_key_hashes.astype("<u8").tobytes())
 
 
 class Block:
@@ -80,7 +86,9 @@ class Block:
         Raises:
             CorruptValueError: The value is not a whole block.
         """
-        self._table = table = ColumnTable("consume queue block", value, _FORM, _KINDS)
+        self._has_delays = value[:1] == bytes((_FORM_WITH_DELAYS,))
+        form, kinds = (_FORM_WITH_DELAYS, _KINDS + "q") if self._has_delays else (_FORM, _KINDS)
+        self._table = table = ColumnTable("consume queue block", value, form, kinds)
         self.unit_count = table.rows
         tail = table.tail
         if len(tail) < _SCANNED.size or not table.rows:
@@ -132,6 +140,7 @@ class Block:
             tag_hash=table.at(_TAG, row),
             key_hash=table.at(_KEY, row),
             more_key_hashes=struct.unpack(f"<{len(more) // 8}Q", more),
+            deliver_at_ms=table.at(_DELIVER_AT, row) if self._has_delays else 0,
             is_readable=not table.at(_UNREADABLE, row),
         )
 
@@ -188,5 +197,6 @@ class Block:
             more_key_ends=table.signed(_MORE_END),
             more_key_hashes=self._more_key_hashes,
             is_readable=table.signed(_UNREADABLE) == 0,
+            deliver_at_ms=table.signed(_DELIVER_AT) if self._has_delays else np.zeros(table.rows, np.int64),
         )
         return Scan(self.scan_first, self.scan_end, units)

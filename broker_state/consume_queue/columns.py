@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from broker_state.store.value_format import CorruptValueError
 
-__all__ = ["ColumnTable", "Kinds", "pack_table", "seal", "unseal"]
+__all__ = ["Column", "ColumnTable", "Kinds", "pack_table", "seal", "unseal"]
 
 Column = NDArray[np.int64] | NDArray[np.uint64]
 Kinds = str

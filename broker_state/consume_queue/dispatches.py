@@ -10,8 +10,8 @@ from popstream.wire.limits import RANGE_OFFSETS_MAX
 
 __all__ = ["PIECES_MAX", "dispatches_of", "skips_of"]
 
-PIECES_MAX = 2_000
-"""Ranges of one command: with tags of 20 digits about 160 kB, which fit in an outbox entry."""
+PIECES_MAX = 1_900
+"""Ranges of one command: with tags of 20 digits and times of delivery at most 252 kB, which fit in an outbox entry."""
 
 
 def dispatches_of(topic: str, queue_id: int, scan: Scan) -> Iterator[Dispatch]:
@@ -22,7 +22,8 @@ def dispatches_of(topic: str, queue_id: int, scan: Scan) -> Iterator[Dispatch]:
     ...          ((5, 0), (6, 0), (9, 77))]
     >>> for command in dispatches_of("orders", 0, Scan(4, 10, Units.of(units))):
     ...     print(command.ranges, command.skip)
-    [WrittenRange(first=5, last=6, tag=0, count=1), WrittenRange(first=9, last=9, tag=77, count=1)] [(4, 4), (7, 8)]
+    [WrittenRange(first=5, last=6, tag=0, count=1, deliver_at_ms=0), \
+WrittenRange(first=9, last=9, tag=77, count=1, deliver_at_ms=0)] [(4, 4), (7, 8)]
     """
     ranges: list[WrittenRange] = []
     skip: list[OffsetRange] = []
@@ -45,8 +46,8 @@ def skips_of(topic: str, queue_id: int, first_offset: int, end_offset: int) -> I
         yield Dispatch(v=1, topic=topic, queue_id=queue_id, skip=skip[at : at + PIECES_MAX])
 
 
-def _pieces(scan: Scan) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
-    """Yield (first, end, (tag hash, inner count) or None for a hole), in order, at most RANGE_OFFSETS_MAX long."""
+def _pieces(scan: Scan) -> Iterator[tuple[int, int, tuple[int, int, int] | None]]:
+    """Yield (first, end, (tag hash, inner count, deliver_at_ms) or None for a hole), at most RANGE_OFFSETS_MAX long."""
     units = scan.units
     offsets = units.queue_offset
     is_new_run = np.ones(len(offsets), np.bool_)
@@ -54,16 +55,17 @@ def _pieces(scan: Scan) -> Iterator[tuple[int, int, tuple[int, int] | None]]:
         (np.diff(offsets) != 1)
         | (units.tag_hash[1:] != units.tag_hash[:-1])
         | (units.inner_count[1:] != units.inner_count[:-1])
+        | (units.deliver_at_ms[1:] != units.deliver_at_ms[:-1])
     )
     rows = np.flatnonzero(is_new_run)
     lasts = offsets[np.append(rows[1:], len(offsets)) - 1] if len(rows) else offsets
-    columns = (offsets[rows], lasts + 1, units.tag_hash[rows], units.inner_count[rows])
+    columns = (offsets[rows], lasts + 1, units.tag_hash[rows], units.inner_count[rows], units.deliver_at_ms[rows])
     at = scan.first_offset
-    for first, end, tag, count in zip(*(column.tolist() for column in columns), strict=True):
+    for first, end, *facts in zip(*(column.tolist() for column in columns), strict=True):
         for hole in _cut(at, first):
             yield *hole, None
         for part in _cut(first, end):
-            yield *part, (tag, count)
+            yield *part, (facts[0], facts[1], facts[2])
         at = end
     for hole in _cut(at, scan.end_offset):
         yield *hole, None

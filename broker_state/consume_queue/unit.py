@@ -38,6 +38,8 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """Hash of its key; 0: none."""
     more_key_hashes: tuple[int, ...] = ()
     """Hashes of the keys and message ids inside a batch."""
+    deliver_at_ms: int = 0
+    """When its messages can be popped, ms since 1970; 0: as soon as they are written."""
     is_readable: bool = True
     """False for a malformed inner batch, which counts as one message."""
 
@@ -68,6 +70,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
     more_key_ends: Ints
     more_key_hashes: Hashes
     is_readable: NDArray[np.bool_]
+    deliver_at_ms: Ints
 
     @classmethod
     def of(cls, units: Sequence[Unit]) -> Self:
@@ -83,11 +86,12 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             more_key_ends=np.cumsum([len(unit.more_key_hashes) for unit in units], dtype=np.int64),
             more_key_hashes=np.array([more for unit in units for more in unit.more_key_hashes], np.uint64),
             is_readable=np.array([unit.is_readable for unit in units], np.bool_),
+            deliver_at_ms=np.array([unit.deliver_at_ms for unit in units], np.int64),
         )
 
     @classmethod
     def simple(cls, queue_offset: Ints, size_bytes: Ints, store_time_ms: Ints) -> Self:
-        """Return units of single messages without tags and keys; their message bases are their queue offsets."""
+        """Return units of single messages without tags, keys, delays; their message bases are their queue offsets."""
         none = np.zeros(len(queue_offset), np.int64)
         return cls(
             queue_offset=queue_offset,
@@ -100,6 +104,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             more_key_ends=none,
             more_key_hashes=np.zeros(0, np.uint64),
             is_readable=np.ones(len(queue_offset), np.bool_),
+            deliver_at_ms=none,
         )
 
     @classmethod
@@ -141,6 +146,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             self.message_base,
             self.inner_count,
             self.more_key_ends,
+            self.deliver_at_ms,
         )
         return (
             {column.dtype for column in ints} == {np.dtype(np.int64)}
@@ -161,6 +167,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             tag_hash=int(self.tag_hash[row]),
             key_hash=int(self.key_hash[row]),
             more_key_hashes=tuple(self.more_key_hashes[self._more_start(row) : self.more_key_ends[row]].tolist()),
+            deliver_at_ms=int(self.deliver_at_ms[row]),
             is_readable=bool(self.is_readable[row]),
         )
 
@@ -186,6 +193,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             more_key_ends=ends,
             more_key_hashes=more,
             is_readable=self.is_readable[first_row:end_row],
+            deliver_at_ms=self.deliver_at_ms[first_row:end_row],
         )
 
     def between(self, first_offset: int, end_offset: int) -> "Units":

@@ -34,13 +34,13 @@ from connectors.delta.data_files import data_schema, file_statistics, parquet_wr
 from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.log.write_commit import add_action, commit_info, write_commit
-from connectors.delta.rows import in_pieces
+from connectors.delta.rows import in_pieces, with_lacking
 from connectors.delta.store import require_columns
 from connectors.delta.tables import TABLES, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
 __all__ = ["Compacted", "compact"]
 
@@ -157,7 +157,7 @@ def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataF
     schema = data_schema(table)
     rows = 0
     with parquet_writer(made, schema) as writer:
-        for piece in in_pieces(_rows(path, files, schema)):
+        for piece in in_pieces(_rows(path, files, schema, table.optional_columns)):
             writer.write_table(piece)
             rows += piece.num_rows
     by_log = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files if file.stats)
@@ -176,14 +176,14 @@ def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataF
     )
 
 
-def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema) -> Iterator[pa.Table]:
+def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema, may_lack: Collection[str]) -> Iterator[pa.Table]:
     for file in files:
         # Spark writes timestamps as INT96 of nanoseconds, without a zone: they are UTC.
         with pq.ParquetFile(
             path / unquote(file.path), coerce_int96_timestamp_unit="us", page_checksum_verification=True
         ) as source:
             for batch in source.iter_batches(ROWS_AT_ONCE, columns=schema.names):
-                yield pa.table(batch).select(schema.names).cast(schema)
+                yield with_lacking(pa.table(batch), schema, may_lack).select(schema.names).cast(schema)
 
 
 def _sync_version(path: Path, version: int) -> None:

@@ -21,10 +21,11 @@ import pyarrow.parquet as pq
 
 from connectors.delta.log.actions import how_to_repair
 from connectors.delta.log.table_log import read_data_files
+from connectors.delta.rows import with_lacking
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from connectors.delta.log.table_log import DataFile
@@ -117,8 +118,8 @@ def spans_of(sources: pa.Array | pa.ChunkedArray, offsets: pa.Array | pa.Chunked
     return {row["source"]: (row["offset_min"], row["offset_max"] + 1) for row in found}
 
 
-def read_piece(table: Path, piece: TablePiece, schema: pa.Schema) -> pa.Table:
-    """Return the rows of a piece with the columns of `schema`.
+def read_piece(table: Path, piece: TablePiece, schema: pa.Schema, *, may_lack: Collection[str] = ()) -> pa.Table:
+    """Return the rows of a piece with the columns of `schema`; those of `may_lack` are null if the file lacks them.
 
     Raises:
         Corrupt: The file is damaged or missing.
@@ -126,7 +127,7 @@ def read_piece(table: Path, piece: TablePiece, schema: pa.Schema) -> pa.Table:
     with _open(table, piece.path, None) as source:
         rows = _rows_of(table, piece.path, source, piece.row_group, schema.names)
     try:
-        return rows.select(schema.names).cast(schema)
+        return with_lacking(rows, schema, may_lack).select(schema.names).cast(schema)
     except (pa.ArrowException, KeyError) as error:
         raise _damaged(table, piece.path, error) from error
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final
 
+import structlog
 from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
 from connectors.delta.log.actions import how_to_repair
 from connectors.delta.log.table_log import read_table_log, require_table_log
-from connectors.delta.tables import Table, spark_schema, table_path
+from connectors.delta.tables import Column, Table, spark_schema, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -43,12 +45,16 @@ _FEATURES: Final = {
 }
 """Features of Delta tables with which an append is what it is without them."""
 
+_log = structlog.get_logger(__name__)
+
 _CHECKED_COLUMNS: Final = ("delta.invariants", "delta.generationExpression", "delta.identity")
 _CONSTRAINT: Final = "delta.constraints."
 
 
 def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
-    """Create the table if it is missing. Removes the property that would let Delta accept rows twice.
+    """Create the table if it is missing; give one that an older version made the optional columns that it lacks.
+
+    Removes the property that would let Delta accept rows twice.
 
     Raises:
         Invalid: The table exists with other columns, or rows cannot be appended without Spark.
@@ -58,6 +64,12 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
     if log is None:
         _create(spark, path, table)
         return
+    found = require_columns(path, table, log.schema, may_lack=table.optional_columns)
+    for column in (column for column in table.columns if column.name not in found):
+        comment = column.comment.replace("\\", "\\\\").replace("'", "\\'")
+        added = f"`{column.name}` {column.kind} COMMENT '{comment}'"
+        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({added} {_place(table, column)})")
+        _log.info("column_added", table=table.name, column=column.name)
     if _FORGETS_TRANSACTIONS in log.properties:
         spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')")
     require_appendable(path, table)
@@ -96,13 +108,14 @@ def write_checkpoint(spark: SparkSession, path: Path) -> None:
     log.checkpoint()
 
 
-def require_columns(path: Path, table: Table, schema: str) -> None:
-    """Refuse a table with other columns than `table` has.
+def require_columns(path: Path, table: Table, schema: str, *, may_lack: Collection[str] = ()) -> frozenset[str]:
+    """Refuse a table with other columns than `table` has; return the names of those that it has.
 
     Args:
         path: Folder of the table.
         table: The expected table.
         schema: The schema in its log, as JSON.
+        may_lack: Columns that it may be without.
 
     Raises:
         Invalid: It has other columns.
@@ -115,7 +128,7 @@ def require_columns(path: Path, table: Table, schema: str) -> None:
         message = f"{problem}: {how_to_repair(table.name)}"
         raise Corrupt(message, subject=table.name) from error
     wanted = _types(spark_schema(table))
-    if found != wanted:
+    if {name: kind for name, kind in wanted.items() if name in found or name not in may_lack} != found:
         differences = [
             f"{name}: {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}"
             for name in sorted(found.keys() | wanted.keys())
@@ -126,6 +139,13 @@ def require_columns(path: Path, table: Table, schema: str) -> None:
             f" or run `popstream restore --rebuild {table.name}`"
         )
         raise Invalid(message, subject=table.name, details=differences)
+    return frozenset(found)
+
+
+def _place(table: Table, column: Column) -> str:
+    """Return where a column goes in SQL: where a new table has it."""
+    index = table.columns.index(column)
+    return f"AFTER `{table.columns[index - 1].name}`" if index else "FIRST"
 
 
 def _create(spark: SparkSession, path: Path, table: Table) -> None:

@@ -109,6 +109,11 @@ class Table:
         """Names of the columns that are never null."""
         return tuple(column.name for column in self.columns if column.required)
 
+    @property
+    def optional_columns(self) -> frozenset[str]:
+        """Names of the others; a file that an older version wrote may lack them, which means null."""
+        return frozenset(column.name for column in self.columns if not column.required)
+
 
 def _int(name: str, comment: str, *, required: bool = True) -> Column:
     return Column(name, Kind.INT, comment, required)
@@ -311,6 +316,7 @@ CONSUME_QUEUE: Final = Table(
             "is_readable",
             "False: the headers of its inner batch are malformed; it counts as one message, a dead letter.",
         ),
+        _long("deliver_at_ms", "When it can be popped, ms since 1970; null: as soon as written.", required=False),
         _long("build_seq", "Number of the builder's WriteBatch with the unit. Differs between builds."),
         _word("state_epoch", "Identity of the builder's store. Differs between builds."),
         Column("store_date", Kind.DATE, "UTC date of `store_time_ms`; the table is partitioned by it."),

@@ -5,6 +5,7 @@
 | `topic`, `queue_id`, `queue_offset` | topic, partition, offset |
 | `store_time_ms` | timestamp |
 | `size_bytes` | length of the value |
+| `deliver_at_ms` | header `popstream-deliver-at` (popstream/wire/deliver_at.py); null: at once |
 | `tag_hash` | header `popstream-tag` (popstream/wire/tag.py), bits of a u64 |
 | `key_hash` | hash of the key (broker_state/consume_queue/unit.py), bits of a u64 |
 | `inner_count`, `inner_key_hashes`, `is_readable` | headers of an inner batch (popstream/payload/inner_batch.py) |
@@ -18,6 +19,7 @@ from collections.abc import Collection, Iterator
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
@@ -26,7 +28,14 @@ from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
 from pipelines.build_consume_queue.builder import Queue
 from popstream.payload.inner_batch import DIGITS_MAX, KEY_HASH_BYTES
 from popstream.wire.command import QueueType
-from popstream.wire.headers import BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER, TAG_HEADER
+from popstream.wire.deliver_at import DELIVER_AT_DIGITS_MAX
+from popstream.wire.headers import (
+    BATCH_BYTES_HEADER,
+    BATCH_COUNT_HEADER,
+    BATCH_KEYS_HEADER,
+    DELIVER_AT_HEADER,
+    TAG_HEADER,
+)
 from popstream.wire.limits import INNER_BATCH_KEYS_BYTES_MAX, INNER_BATCH_MESSAGES_MAX
 from popstream.wire.tag import HASH_BYTES
 
@@ -46,6 +55,7 @@ UNIT_SCHEMA = pa.schema(
         pa.field("inner_count", pa.int32()),
         pa.field("inner_key_hashes", pa.binary()),
         pa.field("is_readable", pa.bool_()),
+        pa.field("deliver_at_ms", pa.int64()),
     ]
 )
 
@@ -88,6 +98,7 @@ def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> Data
         .cast("binary")
         .alias("inner_key_hashes"),
         (~is_batch | is_consistent).alias("is_readable"),
+        f.nullif(_number(_header(DELIVER_AT_HEADER), DELIVER_AT_DIGITS_MAX), f.lit(0)).alias("deliver_at_ms"),
     )
 
 
@@ -103,6 +114,9 @@ def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset(
     if isinstance(topics, pa.ChunkedArray):
         topics = topics.chunk(0) if topics.num_chunks else pa.array([], pa.string()).dictionary_encode()
     codes = topics.indices.to_numpy(zero_copy_only=False)
+    table = table.set_column(
+        table.schema.get_field_index("deliver_at_ms"), "deliver_at_ms", pc.fill_null(table["deliver_at_ms"], 0)
+    )
     columns = {name: table[name].to_numpy() for name in table.schema.names if name not in {"topic", "inner_key_hashes"}}
     order = np.lexsort((columns["queue_offset"], columns["queue_id"], codes))
     ends = np.flatnonzero(np.diff(codes[order]) | np.diff(columns["queue_id"][order])) + 1
@@ -130,6 +144,7 @@ def table_of(queue: Queue, units: Units) -> pa.Table:
         "inner_count": units.inner_count.astype(np.int32),
         "inner_key_hashes": pa.array(cuts, pa.binary()),
         "is_readable": units.is_readable,
+        "deliver_at_ms": pa.array(units.deliver_at_ms, mask=units.deliver_at_ms == 0),
     }
     return pa.table(columns, schema=UNIT_SCHEMA)
 
@@ -167,6 +182,7 @@ def _units(columns: dict[str, np.ndarray], rows: np.ndarray, more: list[bytes | 
         else 0 * ones,
         more_key_hashes=np.frombuffer(b"".join(keys or b"" for keys in more), ">u8").astype(np.uint64),
         is_readable=columns["is_readable"][rows].astype(np.bool_) if is_batch else ones.astype(np.bool_),
+        deliver_at_ms=columns["deliver_at_ms"][rows],
     )
 
 
@@ -182,10 +198,10 @@ def _header(name: str) -> Column:
     return f.try_element_at(_headers(), f.lit(name))
 
 
-def _number(text: Column) -> Column:
+def _number(text: Column, digits_max: int = DIGITS_MAX) -> Column:
     """Return the number in ASCII digits, null for any other text."""
     digits = text.cast("string")
-    return f.when(digits.rlike(rf"^[0-9]{{1,{DIGITS_MAX}}}\z"), digits.cast("bigint"))
+    return f.when(digits.rlike(rf"^[0-9]{{1,{digits_max}}}\z"), digits.cast("bigint"))
 
 
 def _tag_hash(tag: Column) -> Column:

@@ -53,6 +53,7 @@ def written(
     """Units of [start, end), sparse in one stretch and dense in the next, numbered from the anchor."""
     units: list[Unit] = []
     at, base, now_ms = start, anchor, 10_000
+    delayed = chance.choice([0, 0, 0.01, 0.9])
     while at < end and len(units) < 6_000:
         stretch_end = min(end, at + chance.choice([1, 50, 700, 3_000]))
         share = chance.choice([0.0, 0.01, 0.5, 1.0, 1.0])
@@ -71,6 +72,7 @@ def written(
                 key_hash=chance.choice([0, *KEYS]) << 61 | 5 if chance.random() < 0.05 else 0,
                 more_key_hashes=tuple(chance.choices(KEYS, k=chance.randrange(3))) if count > 1 else (),
                 is_readable=count > 1 or chance.random() > 0.01,
+                deliver_at_ms=now_ms + 7 if chance.random() < delayed else 0,
             )
             base += count
             units.append(unit)
@@ -241,3 +243,20 @@ def test_columns_hold_numbers_of_any_size(hashes: list[int], time_ms: int) -> No
     block = Block(0, encode_block(scan))
     assert block.scan == scan
     assert block.unit(count) == unit
+
+
+PLAIN_BLOCK = (
+    "010300015a0000000000000001050000000000000000000000000000000000010000000000000000000000000000000000000000000000"
+    "00000000000000000000000000000000000000000000010001020000dc014c" + 127 * "00" + "a8ecbf0b5f7708b6"
+)
+"""As versions without times of delivery wrote it."""
+
+
+def test_blocks_without_delays_are_as_before_there_were_any() -> None:
+    units = Units.simple(np.array([1026, 1027, 1030]), np.array([90, 90, 91]), np.array([5, 6, 7]))
+    plain = encode_block(Scan(1024, 1500, units))
+    assert plain == bytes.fromhex(PLAIN_BLOCK)
+    delayed = Units.of([msgspec.structs.replace(units.unit(0), deliver_at_ms=9), units.unit(1), units.unit(2)])
+    value = encode_block(Scan(1024, 1500, delayed))
+    assert (plain[0], value[0]) == (1, 2)
+    assert [unit.deliver_at_ms for unit in Block(1, value).scan.units] == [9, 0, 0]

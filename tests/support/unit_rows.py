@@ -35,6 +35,7 @@ def unit_row(topic: str, queue_offset: int, **changed: Any) -> dict[str, Any]:
         "key_hash": 0,
         "inner_key_hashes": None,
         "is_readable": True,
+        "deliver_at_ms": None,
         "build_seq": 1,
         "state_epoch": "epoch",
         "store_date": TODAY,

@@ -188,4 +188,5 @@ def _partitions(topic_id: str) -> Callable[[pa.Table], pa.ChunkedArray]:
 
 def _require_columns(delta: Path, name: str, found: PiecedTable) -> None:
     if found.version >= 0:
-        require_columns(table_path(delta, name), TABLES[name], found.schema)
+        # The job adds to the table what it lacks; it may not have run since the table is that of an older version.
+        require_columns(table_path(delta, name), TABLES[name], found.schema, may_lack=TABLES[name].optional_columns)

@@ -28,6 +28,7 @@ from pipelines.recovery.verify.slices import slices_of
 from pipelines.recovery.verify.table_rows import PieceReader
 from pipelines.recovery.verify.work_folder import replace_file
 from popstream.payload.inner_batch import inner_count
+from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.headers import BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.key_hash import key_hash
 from popstream.wire.tag import tag_hash, tag_value
@@ -127,7 +128,8 @@ def _waiting_spans(store: RocksStore) -> Iterator[tuple[str, Span]]:
 
 
 def _file_reader(plan: VerifyPlan, piece: TablePiece) -> Callable[[], pa.Table]:
-    return lambda: read_piece(table_path(Path(plan.delta), CONSUME_QUEUE.name), piece, DELTA_SCHEMA)
+    path = table_path(Path(plan.delta), CONSUME_QUEUE.name)
+    return lambda: read_piece(path, piece, DELTA_SCHEMA, may_lack=CONSUME_QUEUE.optional_columns)
 
 
 def _within(rows: pa.Table, spans: Mapping[str, Span]) -> pa.Table:
@@ -200,6 +202,7 @@ def _unit_row(record: Any, *, is_batch: bool) -> tuple[Any, ...]:  # noqa: ANN40
         count if is_inner_batch else 1,
         (headers.get(BATCH_KEYS_HEADER) or None) if is_inner_batch else None,
         count is not None or not is_batch,
+        deliver_at_ms_of(record.headers) or None,
     )
 
 

@@ -12,6 +12,7 @@ import shutil
 import time
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient
@@ -41,7 +42,7 @@ from popstream.settings import ClientSettings
 from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.command import Pop
 from popstream.wire.key_hash import key_hash
-from tests.support.left_behind import table_rows
+from tests.support.left_behind import end_offsets, records_between, table_rows
 from tests.support.wire import start_job, wait_for
 
 if TYPE_CHECKING:
@@ -194,6 +195,46 @@ def test_messages_of_a_plain_producer_are_popped(lab: Lab) -> None:
     assert lab.pop_all(topic) == list(range(323))
     assert lab.pop_all(topic, 1) == list(range(50))
     assert lab.pop_all(topic, tags=[tag_hash("paid")]) == list(range(300, 320))
+
+
+def test_times_of_delivery_are_in_units_dispatches_and_rows(lab: Lab) -> None:
+    """Of plain records, also malformed ones, and of our producer; in units of a batch topic too."""
+    plain, batches = lab.topic("delayed"), lab.topic("batches")
+    later_ms = int(time.time() * 1000) + 3_600_000
+    values = (b"%d" % later_ms, b"%d" % later_ms, b"-5", b"soon", b"", b"1" * 16, b"0", b"7")
+    for value in values:
+        lab.send(plain, 1, headers=[("popstream-deliver-at", value)])
+    lab.send(plain, 1, headers=[("popstream-deliver-at", b"5"), ("popstream-deliver-at", b"6")])
+    with Producer(lab.servers, prefix=lab.prefix, queue_types={batches: "batch"}) as producer:
+        for number in range(3):
+            producer.send(batches, b"%d" % number, queue_id=0, deliver_at=later_ms + number // 2)
+    lab.wait(plain)
+    lab.wait(batches)
+
+    times = [later_ms, later_ms, 0, 0, 0, 0, 0, 7, 6]
+    assert [unit.deliver_at_ms for unit in lab.units(plain)] == times
+    assert [(unit.inner_count, unit.deliver_at_ms) for unit in lab.units(batches)] == [(2, later_ms), (1, later_ms + 1)]
+    said: dict[tuple[str, int], int] = {}
+    ops = lab.job.topics.ops
+    ends = end_offsets(lab.servers, ops)
+    for record in records_between(lab.servers, ops, dict.fromkeys(ends, 0), ends):
+        command = msgspec.json.decode(record.value, type=dict[str, Any])
+        for written in command.get("ranges", ()):
+            for queue_offset in range(written["first"], written["last"] + 1):
+                said[command["topic"], queue_offset] = written.get("deliver_at_ms", 0)
+    assert [said[plain, at] for at in range(len(times))] == times
+    assert [said[batches, at] for at in (0, 1)] == [later_ms, later_ms + 1]
+    rows = wait_for(
+        lambda: (
+            len(found := [row for row in table_rows(lab.job.folder.delta, "consume_queue") if row["topic"] == plain])
+            == len(times)
+            and found
+        ),
+        lab.job,
+    )
+    assert {row["queue_offset"]: row["deliver_at_ms"] for row in rows} == {
+        at: time_ms or None for at, time_ms in enumerate(times)
+    }
 
 
 def test_what_transactions_leave_are_holes(lab: Lab) -> None:

@@ -20,24 +20,34 @@ if TYPE_CHECKING:
 
     from popstream.wire.command import Dispatch
 
-FACTS = st.tuples(st.sampled_from([0, 7, (1 << 64) - 1]), st.sampled_from([1, 3]))
+FACTS = st.tuples(
+    st.sampled_from([0, 7, (1 << 64) - 1]), st.sampled_from([1, 3]), st.sampled_from([0, 0, 5, 10**15 - 1])
+)
 
 
-def units_of(found: dict[int, tuple[int, int]]) -> Units:
+def units_of(found: dict[int, tuple[int, int, int]]) -> Units:
     return Units.of(
         [
-            Unit(queue_offset=at, size_bytes=1, store_time_ms=0, message_base=at, tag_hash=tag, inner_count=count)
-            for at, (tag, count) in sorted(found.items())
+            Unit(
+                queue_offset=at,
+                size_bytes=1,
+                store_time_ms=0,
+                message_base=at,
+                tag_hash=tag,
+                inner_count=count,
+                deliver_at_ms=deliver_at_ms,
+            )
+            for at, (tag, count, deliver_at_ms) in sorted(found.items())
         ]
     )
 
 
-def said(commands: Iterable[Dispatch]) -> dict[int, tuple[int, int] | None]:
+def said(commands: Iterable[Dispatch]) -> dict[int, tuple[int, int, int] | None]:
     """Return the facts that the dispatches give for each offset; None: a hole."""
-    found: dict[int, tuple[int, int] | None] = {}
+    found: dict[int, tuple[int, int, int] | None] = {}
     for command in commands:
-        runs: list[tuple[int, int, tuple[int, int] | None]] = [
-            *((run.first, run.last, (run.tag, run.count)) for run in command.ranges),
+        runs: list[tuple[int, int, tuple[int, int, int] | None]] = [
+            *((run.first, run.last, (run.tag, run.count, run.deliver_at_ms)) for run in command.ranges),
             *((first, last, None) for first, last in command.skip),
         ]
         assert len(runs) <= PIECES_MAX
@@ -51,7 +61,7 @@ def said(commands: Iterable[Dispatch]) -> dict[int, tuple[int, int] | None]:
 
 
 @given(st.dictionaries(st.integers(10, 60), FACTS), st.integers(0, 10), st.integers(61, 80))
-def test_every_offset_is_named_once_as_what_it_is(found: dict[int, tuple[int, int]], first: int, end: int) -> None:
+def test_every_offset_is_named_once_as_what_it_is(found: dict[int, tuple[int, int, int]], first: int, end: int) -> None:
     named = said(dispatches_of("t", 0, Scan(first, end, units_of(found))))
     assert named == {at: found.get(at) for at in range(first, end)}
 
@@ -74,10 +84,18 @@ def test_with_other_tags_at_each_offset_there_are_more_commands() -> None:
     """Ranges of the greatest length, in commands that fit the outbox; each continues where the one before ends."""
     count = 2 * PIECES_MAX + 1
     origin = (1 << 62) - 2 * count
-    found = {origin + 2 * at: ((1 << 64) - 1 - at, 1) for at in range(count)}
+    found = {origin + 2 * at: ((1 << 64) - 1 - at, 1, 0) for at in range(count)}
     commands = list(dispatches_of("t" * 249, (1 << 31) - 1, Scan(origin, origin + 2 * count, units_of(found))))
     assert len(commands) == 5
     assert said(commands) == {at: found.get(at) for at in range(origin, origin + 2 * count)}
     ends = [max([run.last for run in command.ranges] + [last for _, last in command.skip]) for command in commands]
     assert ends == sorted(ends)
     assert msgspec.json.decode(encode_command(commands[0]))["type"] == "dispatch"
+
+
+def test_with_another_time_of_delivery_at_each_offset_a_command_fits_the_outbox() -> None:
+    origin = (1 << 62) - PIECES_MAX
+    found = {origin + at: ((1 << 64) - 1, 1_000_000, 10**15 - 1 - at) for at in range(PIECES_MAX)}
+    (command,) = dispatches_of("t" * 249, (1 << 31) - 1, Scan(origin, origin + PIECES_MAX, units_of(found)))
+    assert len(command.ranges) == PIECES_MAX
+    assert said([command]) == found

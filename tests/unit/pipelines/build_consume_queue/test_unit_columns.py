@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, units_by_queue
+from pipelines.build_consume_queue.unit_columns import UNIT_SCHEMA, table_of, units_by_queue
 
 UNIT = {
     "queue_id": 0,
@@ -16,6 +16,7 @@ UNIT = {
     "inner_count": 3,
     "inner_key_hashes": None,
     "is_readable": True,
+    "deliver_at_ms": None,
 }
 
 
@@ -31,3 +32,15 @@ def test_headers_of_an_inner_batch_count_on_batch_topics_only() -> None:
     assert found["batched"].is_readable.tolist() == [True, False]
     assert found["plain"].inner_count.tolist() == [1, 1]
     assert found["plain"].is_readable.tolist() == [True, True]
+
+
+def test_units_at_once_have_no_time_of_delivery() -> None:
+    times = [None, 1_790_000_000_000, None]
+    rows = [
+        {"topic": "t", **UNIT, "queue_offset": at, "inner_count": 1, "deliver_at_ms": time}
+        for at, time in enumerate(times)
+    ]
+    ((queue, units),) = units_by_queue(pa.Table.from_pylist(rows, UNIT_SCHEMA))
+    assert units.deliver_at_ms.tolist() == [0, 1_790_000_000_000, 0]
+    assert units.is_whole
+    assert table_of(queue, units).to_pylist() == rows

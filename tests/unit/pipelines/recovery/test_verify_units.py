@@ -55,6 +55,8 @@ class Record(NamedTuple):
 def record(topic: str, offset: int) -> Record:
     key = None if offset % 3 else b"key-%d" % offset
     tag = [("popstream-tag", b"paid")] if offset % 2 else []
+    if offset % 11 == 0:
+        tag.append(("popstream-deliver-at", b"%d" % (2_000 + offset) if offset % 2 else b"soon"))
     if topic != "batched" or offset % 5 == 0:
         return Record(offset, 1_000 + offset, key, b"x" * offset, tag)
     messages = [InnerMessage(b"%d" % number, 0) for number in range(1 + offset % 4)]
@@ -178,6 +180,15 @@ def test_missing_repeated_and_changed_rows_are_counted_and_named(scene: UnitScen
     ):
         assert re.search(f"^{wanted}", said, re.MULTILINE), said
     assert re.search(r"^\w+/0, queue offset 25: tag_hash is 77 instead of -?\d+$", said, re.MULTILINE)
+
+
+def test_a_file_of_a_version_without_a_column_has_nulls_in_it(scene: UnitScene) -> None:
+    """Its units that have a time of delivery differ, as they would if the column said null."""
+    scene.change(lambda rows: rows.drop_columns("deliver_at_ms"))
+    found = scene.compare().in_delta
+    assert (found.equal, found.changed) == (147, 6)
+    said = "\n".join(scene.lines())
+    assert re.search(r"queue offset 33: deliver_at_ms is None instead of 2033$", said, re.MULTILINE), said
 
 
 def test_a_unit_without_a_record_and_a_record_without_a_unit_are_named(scene: UnitScene) -> None:
