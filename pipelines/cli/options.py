@@ -7,6 +7,7 @@ import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,6 +35,7 @@ __all__ = [
     "Var",
     "load_settings",
     "meaning",
+    "moment_ms",
     "with_options",
 ]
 
@@ -57,6 +59,22 @@ def duration_ms(text: str) -> int:
         message = f"{text!r} is not a duration: write a number and ms, s, m or h, as in 30s"
         raise typer.BadParameter(message)
     return round(float(found[1]) * UNIT_MS[found[2]])
+
+
+def moment_ms(text: str) -> int:
+    """Return milliseconds since 1970 of such a number, or of an ISO 8601 time (UTC if it names no zone).
+
+    >>> moment_ms("1893456000000"), moment_ms("2030-01-01"), moment_ms("2030-01-01T00:00:00.5Z")
+    (1893456000000, 1893456000000, 1893456000500)
+    """
+    if text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        message = f"{text!r} is not a time: write milliseconds since 1970, or ISO 8601 as in 2030-01-31T12:00:00Z"
+        raise typer.BadParameter(message) from error
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 Folder = Annotated[Path | None, typer.Option("--folder", help=meaning("folder"), show_default="var/job")]

@@ -1,6 +1,7 @@
 """The commands that are clients of a job: `ops`, `send`, `consume`, `perf` and `release`."""
 
 # ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ import typer
 
 from pipelines.cli.clients.perf.ack_form import AckForm
 from pipelines.cli.clients.perf.load_message import VALUE_BYTES_MIN
-from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, with_options
+from pipelines.cli.options import Duration, JsonOutput, TargetOptions, Topic, moment_ms, with_options
 
 __all__ = ["consume", "ops", "perf", "release", "send"]
 
@@ -62,17 +63,33 @@ def send(
     file: Annotated[Path | None, typer.Argument(help="one message per line; - or nothing: standard input")] = None,
     queue: Annotated[int | None, typer.Option(help="queue to send to; by default the producer chooses", min=0)] = None,
     tag: Annotated[str | None, typer.Option(help="tag of the messages")] = None,
+    deliver_at: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME", help="when the messages can be popped: ms since 1970, or ISO 8601 (UTC if it names no zone)"
+        ),
+    ] = None,
+    delay: Annotated[
+        Duration | None,
+        typer.Option(parser=Duration.parse, metavar="DURATION", help="the same as a time from now, at most 168h"),
+    ] = None,
     create: Annotated[
         int, typer.Option(metavar="QUEUES", help="create the topic with this number of queues", min=0)
     ] = 0,
     *,
     target: TargetOptions,
 ) -> None:
-    """Send one message per line, and wait until they can be popped."""
+    """Send one message per line, and wait until they are dispatched: they can be popped then, or at their time."""
     from pipelines.cli.clients.send_and_consume import run_send
     from pipelines.cli.target import find_target
 
-    run_send(find_target(target), topic, file, queue_id=queue, tag=tag, create=create)
+    if deliver_at is not None and delay is not None:
+        message = "give --deliver-at or --delay, not both"
+        raise typer.BadParameter(message)
+    deliver_at_ms = None if deliver_at is None else moment_ms(deliver_at)
+    if delay is not None:
+        deliver_at_ms = int(time.time() * 1000) + int(delay)
+    run_send(find_target(target), topic, file, queue_id=queue, tag=tag, deliver_at_ms=deliver_at_ms, create=create)
 
 
 @with_options(target=TargetOptions)

@@ -28,12 +28,19 @@ UNDECLARED_PAUSE_S = 0.2
 
 
 def run_send(
-    target: Target, topic: str, file: Path | None, *, queue_id: int | None, tag: str | None, create: int
+    target: Target,
+    topic: str,
+    file: Path | None,
+    *,
+    queue_id: int | None,
+    tag: str | None,
+    deliver_at_ms: int | None,
+    create: int,
 ) -> None:
-    """Send one message per line and wait until they can be popped.
+    """Send one message per line and wait until they are dispatched.
 
     Raises:
-        Invalid: The topic, queue or file does not exist.
+        Invalid: The topic, queue or file does not exist, or the time is too far ahead.
         NotDispatched: The messages are written, but not confirmed as dispatched.
         Unavailable: Kafka did not accept a message.
     """
@@ -52,13 +59,14 @@ def run_send(
     )
     with _lines_of(file) as lines, producer:
         for line in lines:
-            waiting.append(producer.send(topic, line, queue_id=queue_id, tag=tag))
+            waiting.append(producer.send(topic, line, queue_id=queue_id, tag=tag, deliver_at=deliver_at_ms))
             count += 1
             if len(waiting) == UNCONFIRMED_MAX:
                 _confirm(waiting)
         _confirm(waiting)
         producer.flush()
-    say(f"{counted(count, 'message')} sent to {topic}, ready to be popped")
+    is_later = deliver_at_ms is not None and deliver_at_ms > time.time() * 1000
+    say(f"{counted(count, 'message')} sent to {topic}, {'to be popped later' if is_later else 'ready to be popped'}")
 
 
 def run_consume(
@@ -112,6 +120,7 @@ def printable(message: Message, *, as_json: bool) -> str:
         "inner_count": message.inner_count,
         "message_id": message.message_id,
         "tag": message.tag,
+        "deliver_at_ms": message.deliver_at_ms,
         "attempt": message.attempt,
         "timestamp_ms": message.timestamp_ms,
         "next_visible_time_ms": message.next_visible_time_ms,

@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import msgspec
-import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -24,26 +23,10 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
 
-__all__ = ["moment_ms", "opened", "run_queue", "run_rebuild"]
+__all__ = ["opened", "run_queue", "run_rebuild"]
 
 REBUILD_TIMEOUT_S = 300.0
 READ_TIMEOUT_S = 10.0
-
-
-def moment_ms(text: str) -> int:
-    """Return milliseconds since 1970 of such a number, or of an ISO 8601 time (UTC if it names no zone).
-
-    >>> moment_ms("1893456000000"), moment_ms("2030-01-01"), moment_ms("2030-01-01T00:00:00.5Z")
-    (1893456000000, 1893456000000, 1893456000500)
-    """
-    if text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        message = f"{text!r} is not a time: write milliseconds since 1970, or ISO 8601 as in 2030-01-31T12:00:00Z"
-        raise typer.BadParameter(message) from error
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> None:
@@ -166,9 +149,17 @@ def _unit_text(found: FoundUnit) -> str:
     if found.unit is None:
         return f"{found.by}: {found.why}"
     unit: Unit = found.unit
-    stored = datetime.fromtimestamp(unit.store_time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
     messages = "" if unit.inner_count == 1 else f", {unit.inner_count:,} messages from {unit.message_base:,}"
     tag = f", tag {unit.tag_hash}" if unit.tag_hash else ""
+    delay = f", to be delivered at {_time_text(unit.deliver_at_ms)}" if unit.deliver_at_ms else ""
     unreadable = "" if unit.is_readable else ", UNREADABLE: the headers of its inner batch are malformed"
-    what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {stored}"
-    return f"{found.by}: {what}{messages}{tag}{unreadable}"
+    what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {_time_text(unit.store_time_ms)}"
+    return f"{found.by}: {what}{messages}{tag}{delay}{unreadable}"
+
+
+def _time_text(time_ms: int) -> str:
+    """Return a time, any number that a producer chose."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
+    except (ValueError, OverflowError):
+        return f"{time_ms} ms since 1970"

@@ -14,6 +14,7 @@ from pipelines.cli.options import (
     Snapshots,
     Topic,
     Var,
+    moment_ms,
     with_options,
 )
 
@@ -75,7 +76,7 @@ def queue(
     """
     from checkpoints.layout import JobFolder
     from pipelines.build_consume_queue.queue_view import QueueRequest
-    from pipelines.cli.state.queue import moment_ms, run_queue, run_rebuild
+    from pipelines.cli.state.queue import run_queue, run_rebuild
     from popstream.wire.key_hash import key_hash
 
     folder = JobFolder(job.load().folder)

@@ -18,16 +18,19 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
+from broker_state.consume_queue import Unit
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.snapshot_store import Snapshot
+from pipelines.build_consume_queue.queue_view import FoundUnit
 from pipelines.cli.app import app, main
 from pipelines.cli.clients import send_and_consume
 from pipelines.cli.clients.ops import EXAMPLES, read_operations
 from pipelines.cli.clients.send_and_consume import printable
 from pipelines.cli.exits import Group
 from pipelines.cli.options import load_settings
+from pipelines.cli.state.queue import _unit_text
 from pipelines.cli.state.status import _print as print_status
 from pipelines.cli.tables.query import require_reading
 from pipelines.control.client import ask
@@ -297,6 +300,42 @@ def test_every_message_of_a_unit_is_printed_and_none_counts_as_come_again(capsys
         (str(index), 0, index, 5) for index in range(5)
     ]
     assert [(one["message_id"], one["tag"]) for one in fields] == [(result.message_id, "paid") for result in sent]
+
+
+@pytest.mark.parametrize(
+    ("options", "deliver_at_ms"),
+    [
+        ((), None),
+        (("--deliver-at", "1893456000000"), 1_893_456_000_000),
+        (("--deliver-at", "2030-01-01T01:00:00+01:00"), 1_893_456_000_000),
+        (("--delay", "1.5m"), 1_000_090_000),
+    ],
+)
+def test_send_says_when_to_deliver(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], deliver_at_ms: int | None
+) -> None:
+    asked: dict[str, object] = {}
+    monkeypatch.setattr("pipelines.cli.target.find_target", lambda _options: None)
+    monkeypatch.setattr(send_and_consume, "run_send", lambda *_, **given: asked.update(given))
+    monkeypatch.setattr("pipelines.cli.clients.message_commands.time.time", lambda: 1_000_000.0)
+    assert run("send", "orders", *options).exit_code == 0
+    assert asked["deliver_at_ms"] == deliver_at_ms
+
+
+def test_send_takes_one_time_of_delivery() -> None:
+    result = run("send", "orders", "--delay", "1s", "--deliver-at", "2030-01-01")
+    assert result.exit_code == 2
+    assert "--deliver-at or --delay, not both" in result.stderr
+
+
+def test_a_unit_is_shown_with_its_time_of_delivery() -> None:
+    unit = Unit(queue_offset=7, size_bytes=3, store_time_ms=0, message_base=7, deliver_at_ms=1_893_456_000_000)
+    shown = _unit_text(FoundUnit("at or after the offset", unit))
+    assert shown.endswith("stored 1970-01-01 00:00:00.000+00:00, to be delivered at 2030-01-01 00:00:00.000+00:00")
+    far = msgspec.structs.replace(unit, deliver_at_ms=10**15 - 1)
+    assert "to be delivered at 999999999999999 ms since 1970" in _unit_text(FoundUnit("at or after the offset", far))
+    now = msgspec.structs.replace(unit, deliver_at_ms=0)
+    assert "delivered" not in _unit_text(FoundUnit("at or after the offset", now))
 
 
 class StoredJob:
