@@ -76,7 +76,7 @@ def test_a_column_that_is_never_null_is_not_added(spark: SparkSession, tmp_path:
     ensure_table(spark, tmp_path, old)
     with pytest.raises(Invalid, match="other columns") as raised:
         ensure_table(spark, tmp_path, CONSUME_QUEUE)
-    assert raised.value.details[1:] == ["tag_hash: missing, expected bigint"]
+    assert list(raised.value.details[1:]) == ["tag_hash: missing, expected bigint"]
     path = table_path(tmp_path, CONSUME_QUEUE.name)
     schema = require_table_log(path).schema
     assert ADDED not in schema
