@@ -16,7 +16,8 @@ positions     a position alone: stored `bytes` of 1,000,000 offsets by pattern, 
               `ns_a_mark` by the span of offsets over which marks are spread, [median, least, greatest]
 long_log      a table with 10,000 commits: milliseconds of a flush at its beginning and end (medians), and to open it
 size          operations a second of kernel and store: `leases`, single ones beside 1,000 and beside 10,000,000 leases;
-              `lanes`, in turn over 10 and over 100,000 lanes of a queue
+              `lanes`, in turn over 10 and over 100,000 lanes of a queue; `put_off`, behind 0 and behind 1,000,000
+              messages with a delivery time to come
 client        `renewal`: CPU seconds of a client that renews 100,000 messages; `ack_bytes_a_message` on the wire
 ------------  ---------------------------------------------------------------------------------------------------------
 producer      messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;

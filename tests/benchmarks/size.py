@@ -1,4 +1,4 @@
-"""What many leases and many lanes cost: rates beside few and many, bytes a lease, and the time of a restart."""
+"""What many leases, lanes and delivery times cost: rates beside few and many, bytes a lease, the time of a restart."""
 
 import itertools
 import random
@@ -19,11 +19,13 @@ from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream import Transport
 from popstream.settings import ClientSettings
-from popstream.wire.command import Command, Tick
+from popstream.wire.command import Command, Dispatch, Pop, Tick, WrittenRange
+from popstream.wire.limits import DELAY_MS_MAX, ENTRIES_MAX
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 from tests.benchmarks.drain import drain, fill
 from tests.benchmarks.kernel import Rate
 from tests.benchmarks.measured_operations import (
+    MS_BASE,
     batch,
     declare_queue,
     op_records,
@@ -38,16 +40,20 @@ _TOPIC = "size"
 _MESSAGES_A_POP = 100
 _LEASES = (1_000, 10_000_000)
 _LANES = (10, 100_000)
+_PUT_OFF = (0, 1_000_000)
+_HOUR_MS = 3_600_000
 _RECORDS_A_WRITE = 20_000
 
 
 def measure_size(options: BenchOptions) -> dict[str, dict[str, Rate]]:
     """Return operations a second of kernel and store, with a synced WriteBatch for 20,000 records."""
-    rates: dict[str, dict[str, Rate]] = {"leases": {}, "lanes": {}}
+    rates: dict[str, dict[str, Rate]] = {"leases": {}, "lanes": {}, "put_off": {}}
     for leases in _LEASES:
         rates["leases"][str(leases)] = Rate.of("ops", [_beside_leases(leases) for _ in range(min(options.runs, 3))])
     for lanes in _LANES:
         rates["lanes"][str(lanes)] = Rate.of("ops", [_over_lanes(lanes) for _ in range(min(options.runs, 3))])
+    for put_off in _PUT_OFF:
+        rates["put_off"][str(put_off)] = Rate.of("ops", [_behind_put_off(put_off) for _ in range(min(options.runs, 3))])
     return rates
 
 
@@ -92,6 +98,28 @@ def _over_lanes(lanes: int, operations: int = 200_000) -> float:
         _apply(overlay, store, [next(stream) for stream in streams])
         in_turn = itertools.chain.from_iterable(zip(*streams, strict=True))
         return _rate(overlay, store, list(itertools.islice(in_turn, operations)))
+
+
+def _behind_put_off(put_off: int, messages: int = 100_000) -> float:
+    """Pop and ack single messages behind others, each with a delivery time of its own to come; operations a second."""
+    chance = random.Random(0)
+    queue: dict[str, Any] = {"topic": _TOPIC, "queue_id": 0, "v": 1}
+    pop = Pop(**queue, group="group", max_messages=1, invisible_time_ms=1)
+    with tempfile.TemporaryDirectory() as folder, RocksStore(Path(folder)) as store:
+        overlay = Overlay(store)
+        _apply(overlay, store, declare_queue(_TOPIC, 0, 0))
+        for first in range(0, put_off, ENTRIES_MAX):
+            times_ms = [MS_BASE + chance.randrange(_HOUR_MS, DELAY_MS_MAX) for _ in range(ENTRIES_MAX)]
+            later = [WrittenRange(at, at, deliver_at_ms=time_ms) for at, time_ms in enumerate(times_ms, first)]
+            _apply(overlay, store, [Dispatch(**queue, ranges=later), pop])
+        # With facts, as those that are put off: without any in the queue pops take a shorter way.
+        _apply(overlay, store, [Dispatch(**queue, ranges=[WrittenRange(put_off, put_off + messages - 1, tag=1)])])
+        pops = single_pops(_TOPIC, 0, "group", messages)
+        acks = (
+            batch(_TOPIC, 0, "group", f"A{at}", [(at + 1, put_off + at)], [(0, put_off + at, put_off + at)])
+            for at in range(messages)
+        )
+        return _rate(overlay, store, list(itertools.chain.from_iterable(zip(pops, acks, strict=True))))
 
 
 def _rate(overlay: Overlay, store: RocksStore, commands: list[Command]) -> float:
