@@ -126,6 +126,10 @@ class HeldMessages:
         is_same = not isinstance(receipt, Message) and _epoch(receipt) == _epoch(holding.receipt)
         return holding if is_same else None
 
+    def has_any(self, queue: QueueKey) -> bool:
+        """Tell whether messages of a queue are held."""
+        return bool(self._queues.get(queue))
+
     def is_live(self, message: Message, now_s: float) -> bool:
         """Tell whether a message is held, alone or with its unit, and its lease has not ended as far as is known."""
         holding = self.find(message.leased)

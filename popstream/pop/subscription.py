@@ -52,6 +52,10 @@ __all__ = ["Subscription", "SubscriptionOptions"]
 LOG = logging.getLogger(__name__)
 
 POLL_MS_MAX = 10_000
+POLL_MS_HOLDING = 5_000
+"""Poll time, or half of the invisible time if that is less, while messages of the queue are held: if this process is
+killed, its pop has ended before their leases, and does not get them again. A lease has that much left when it is
+renewed (`RenewalPolicy`)."""
 REFUSED_PAUSE_S = 1.0
 """Pause before another pop of a queue after one of WAIT_REASONS."""
 WAIT_REASONS = frozenset((Reason.TOPIC_NOT_EXIST, Reason.POLLING_FULL, Reason.QUOTA_EXCEEDED))
@@ -352,7 +356,6 @@ class Subscription:
 
     def _visit(self, visit: Visit) -> None:
         op_id, options = new_op_id(), self._options
-        is_left_out = self._visits.waiting_count > 0
         topic, queue_id = visit.queue
         command = Pop(
             v=1,
@@ -363,7 +366,7 @@ class Subscription:
             max_messages=visit.max_messages,
             invisible_time_ms=options.invisible_time_ms,
             order=options.order,
-            poll_time_ms=POLL_MS_SHARED if is_left_out else POLL_MS_MAX,
+            poll_time_ms=self._poll_time_ms(visit.queue),
             # The group must miss no message that was sent to an added queue before the queue was found.
             init="min" if self._discovery.is_added(visit.queue) else INIT_OF_START[options.init],
             client_id=self._client_id,
@@ -377,6 +380,13 @@ class Subscription:
             self._ended(op_id, 0, 0.0)
             self.stop()
             self._pops.ended(op_id)
+
+    def _poll_time_ms(self, queue: QueueKey) -> int:
+        if self._visits.waiting_count > 0:
+            return POLL_MS_SHARED
+        if self._leases.held.has_any(queue):
+            return max(1, min(POLL_MS_HOLDING, self._options.invisible_time_ms // 2))
+        return POLL_MS_MAX
 
     def _arrived(self, op_id: str, answered: Future[Answer]) -> None:
         with self._changed:

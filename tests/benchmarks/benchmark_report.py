@@ -34,6 +34,8 @@ latency       milliseconds: `operation` send -> answer, `message` send -> handle
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
 consume       a handler that does nothing, by the way to consume: `cpu_us` of the client a message, `in_memory` (without
               the CPU of the job) and with a `job`, there also `messages_a_second` of 100 bytes from 8 queues
+redelivery    `after_kill_s` until the message of a killed consumer with leases of 10 s is popped again; `after_time_ms`
+              from the delivery time of a message to its handler, [median, greatest]
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
@@ -67,6 +69,7 @@ from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.long_log import measure_long_log
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
+from tests.benchmarks.redelivery import measure_redelivery
 from tests.benchmarks.size import measure_restart, measure_size
 from tests.benchmarks.snapshot_delay import measure_snapshot
 from tests.benchmarks.timeline import measure_timeline
@@ -97,6 +100,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "build": measure_build,
     "latency": measure_latency,
     "consume": measure_consume,
+    "redelivery": measure_redelivery,
     "timeline": measure_timeline,
     "fairness": measure_fairness,
 }

@@ -438,6 +438,25 @@ def test_a_plain_pop_is_not_renewed_unless_asked(job: MemoryJob) -> None:
         assert all(change.queue_id == 1 for change in sent(job, ChangeInvisible))
 
 
+@pytest.mark.parametrize(("invisible_time_ms", "poll_time_ms"), [(60_000, 5_000), (6_000, 3_000)])
+def test_no_pop_outlasts_the_leases_of_a_consumer_that_is_killed(invisible_time_ms: int, poll_time_ms: int) -> None:
+    job = MemoryJob()
+    job.write("orders", 0, [b"held"])
+
+    def parked() -> list[int]:
+        return [pop.poll_time_ms for pop in sent(job, Pop) if isinstance(pop, Pop)]
+
+    with job.consumer("billing", topics=["orders"], invisible_time_ms=invisible_time_ms) as consumer:
+        held = next(iter(consumer))
+        eventually(lambda: len(parked()) == 2)
+        assert parked()[1] == poll_time_ms, "it would get its own message again"
+        held.ack()
+    with job.consumer("idle", topics=["orders"]) as idle:
+        drain(idle, 1)
+        idle.flush()
+        eventually(lambda: parked()[-1] == 10_000)
+
+
 # The filter.
 
 
