@@ -6,7 +6,7 @@ import itertools
 import os
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -37,6 +37,7 @@ def new_client_id() -> str:
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
 
 
+FetchClient = Literal["kafka-python", "librdkafka"]
 DELIVERY_TIMEOUT_MS_MAX = 60_000
 PROXIES = frozenset(("proxy_url", "socks5_proxy"))
 """Settings of kafka-python by which it does not connect to the brokers itself."""
@@ -64,7 +65,11 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         resend_after_ms_max: Upper bound of that wait.
         delivery_timeout_ms: How long the Kafka producer tries to deliver a record.
         ops_bytes_max: Maximum size of an operation record, in bytes; the job refuses more than 4 MiB.
-        kafka: Settings for all kafka-python clients, such as `security_protocol` and `sasl_mechanism`.
+        kafka: Settings for all kafka-python clients, such as `security_protocol` and `sasl_mechanism`; librdkafka gets
+            its own names of them.
+        fetch_client: Which Kafka client a consumer reads the records of messages with: "kafka-python", or "librdkafka",
+            which takes less CPU time and needs `popstream[librdkafka]`. Operations, answers and sends go through
+            kafka-python with both.
         history_file: File to record every operation and its answer in, for `popstream history check`; None: no record.
     """
 
@@ -81,6 +86,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     delivery_timeout_ms: int = 30_000
     ops_bytes_max: int = RECORD_BYTES_MAX
     kafka: dict[str, Any] = {}
+    fetch_client: FetchClient = "kafka-python"
     history_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -106,6 +112,8 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
             for name in ("bootstrap_servers", "client_id", "prefix")
             if not getattr(self, name)
         ]
+        if self.fetch_client not in get_args(FetchClient):
+            wrong.append(f"fetch_client must be one of {', '.join(get_args(FetchClient))}, not {self.fetch_client}")
         if self.delivery_timeout_ms > DELIVERY_TIMEOUT_MS_MAX:
             wrong.append(
                 f"delivery_timeout_ms must be at most {DELIVERY_TIMEOUT_MS_MAX}, not {self.delivery_timeout_ms}:"

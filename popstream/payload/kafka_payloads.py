@@ -4,10 +4,10 @@ One fetcher serves a process (`shared_payloads`). Its thread reads for all calls
 ascending order, so that a record that two groups need is read once. A queue that cannot be read does not delay others,
 because each call ends at its own deadline.
 
-It has one KafkaConsumer, whose position is kept between calls: its buffer keeps records that were fetched and
-decompressed before, so popping a compressed batch in parts neither transfers nor decompresses it again. It seeks only
-backwards, and forwards over gaps that would cost more to read. Other records that it reads on the way are cached, up to
-`CACHE_BYTES_MAX`.
+It has one consumer, of kafka-python or of librdkafka (`payload_reader`), whose position is kept between calls: its
+buffer keeps records that were fetched and decompressed before, so popping a compressed batch in parts neither transfers
+nor decompresses it again. It seeks only backwards, and forwards over gaps that would cost more to read. Other records
+that it reads on the way are cached, up to `CACHE_BYTES_MAX`.
 
 An offset is *gone* only when this is certain: Kafka has returned a later record or position (control records, aborted
 transactions, compaction), or the log starts after it (retention). An offset that Kafka does not return in time - an
@@ -36,7 +36,8 @@ from kafka.errors import (
 from popstream.errors import ClientClosed
 from popstream.payload.block_cache import BlockCache
 from popstream.payload.fetch_progress import FetchProgress
-from popstream.payload.partition_reader import BOOTSTRAP_TIMEOUT_MS, PartitionReader
+from popstream.payload.partition_reader import BOOTSTRAP_TIMEOUT_MS
+from popstream.payload.payload_reader import make_reader
 from popstream.payload.payloads import FetchCounts, Fetched, Payload
 from popstream.payload.read_planner import ReadPlanner
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
@@ -56,6 +57,8 @@ Answered = TypeVar("Answered")
 CACHE_BYTES_MAX = 16 * 1024 * 1024
 CACHE_S_MAX = 30.0
 ADMIN_TIMEOUT_MS = 10_000
+# After this time without a call the reader rests.
+REST_S = 1.0
 
 
 class _FetchCall(FetchProgress):
@@ -74,11 +77,14 @@ class KafkaPayloads:
 
     Args:
         settings: Where Kafka is.
+
+    Raises:
+        Invalid: The `fetch_client` of the settings cannot be used.
     """
 
     def __init__(self, settings: ClientSettings) -> None:
         self._settings = settings
-        self._reader = PartitionReader(settings)
+        self._reader = make_reader(settings)
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_closed = False
@@ -213,7 +219,8 @@ class KafkaPayloads:
         while True:
             with self._changed:
                 while not self._planner and not self._is_closed:
-                    self._changed.wait()
+                    if not self._changed.wait(REST_S):
+                        self._reader.rest()
                 if not self._planner:
                     break
                 targets = self._planner.targets(time.monotonic())
@@ -229,7 +236,7 @@ class KafkaPayloads:
         self._reader.close()
 
     def _fail(self, targets: dict[QueueKey, int], error: Exception) -> None:
-        """Disconnect, as the state of kafka-python after an error is unknown, and end the calls that it concerns."""
+        """Disconnect, as the state of a consumer after an error is unknown, and end the calls that it concerns."""
         is_connected = self._reader.is_connected
         is_at_target = all(self._reader.is_at(queue, offset) for queue, offset in targets.items())
         self._reader.close()

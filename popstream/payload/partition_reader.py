@@ -83,6 +83,9 @@ class PartitionReader:
         received = self._received
         return self._closed_bytes + (int(received.measure(None, 0)) if received is not None else 0)
 
+    def rest(self) -> None:
+        """Nothing to do: kafka-python works only while it is polled."""
+
     def close(self) -> None:
         """Disconnect; the next read connects again."""
         consumer, self._consumer = self._consumer, None

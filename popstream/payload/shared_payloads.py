@@ -95,9 +95,10 @@ os.register_at_fork(after_in_child=_FETCHERS.forget)
 
 
 def shared_payloads(settings: ClientSettings) -> Payloads:
-    """Return a share of the process's fetcher for a Kafka with the same `bootstrap_servers` and `kafka` settings.
+    """Return a share of the process's fetcher for a Kafka.
 
-    The fetcher is closed with its last share. After a fork the child gets a fetcher of its own.
+    Settings with the same `bootstrap_servers`, `kafka` and `fetch_client` share one. It is closed with its last share.
+    After a fork the child gets a fetcher of its own.
     """
     share = _Share(settings)
     _FETCHERS.of(share)
@@ -106,4 +107,4 @@ def shared_payloads(settings: ClientSettings) -> Payloads:
 
 def _is_same_kafka(one: ClientSettings, other: ClientSettings) -> bool:
     servers, others = (set(settings.bootstrap_servers.split(",")) for settings in (one, other))
-    return servers == others and one.kafka == other.kafka
+    return servers == others and one.kafka == other.kafka and one.fetch_client == other.fetch_client
