@@ -19,7 +19,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
-from kafka.errors import CorruptRecordError, KafkaConnectionError, UnsupportedCodecError, for_code
+from kafka.errors import (
+    CorruptRecordError,
+    KafkaConnectionError,
+    OffsetOutOfRangeError,
+    UnsupportedCodecError,
+    for_code,
+)
 from kafka.errors import KafkaError as RaisedError
 
 from popstream.payload.librdkafka_config import translate
@@ -95,7 +101,7 @@ class _Place:
     def __init__(self) -> None:
         self.position = -1
         self.end = -1
-        self.received: deque[Message] = deque()
+        self.received: deque[Message | RaisedError] = deque()
         self.received_bytes = 0
         self.wanted_s = 0.0
         self.not_before_s = 0.0
@@ -117,26 +123,34 @@ class _Place:
             self.end = offset + 1
         elif error.code() == _END:
             self.end = max(self.end, offset)
+        else:
+            self.received.append(_raised(error))
+            return
         self.received.append(message)
 
-    def take(self) -> tuple[PayloadBlock | None, KafkaError | None]:
-        """Return the next records as a block; or the error that comes next."""
+    def take(self) -> tuple[PayloadBlock | None, RaisedError | None]:
+        """Return the next records as a block; or the error that comes next, which stays."""
         records: list[tuple[int, Payload]] = []
         end, size_bytes = self.position, 0
         while self.received and len(records) < POLL_RECORDS_MAX and size_bytes < POLL_BYTES:
             message = self.received[0]
-            offset, error = message.offset() or 0, message.error()
-            if error is None:
-                records.append((offset, _payload(message)))
+            if isinstance(message, RaisedError):
+                if end == self.position:
+                    return None, message
+                break
+            offset = message.offset() or 0
+            if message.error() is not None:
+                end = max(end, offset)
+            else:
+                try:
+                    records.append((offset, _payload(message)))
+                except CorruptRecordError as error:
+                    # Not to be asked for its headers again, which would end the process.
+                    self.received[0] = error
+                    continue
                 end = offset + 1
                 size_bytes += len(message)
                 self.received_bytes -= _size_bytes(message)
-            elif error.code() == _END:
-                end = max(end, offset)
-            elif end > self.position:
-                break
-            else:
-                return None, error
             self.received.popleft()
         if end == self.position:
             return None, None
@@ -324,19 +338,19 @@ class LibrdkafkaReader:
     def _take(self, queues: Iterable[QueueKey]) -> dict[QueueKey, PayloadBlock]:
         """Return a block of what was received of each queue."""
         blocks: dict[QueueKey, PayloadBlock] = {}
-        failed: KafkaError | None = None
+        failed: RaisedError | None = None
         for queue in queues:
             block, error = self._places[queue].take()
-            if error is not None and error.code() == _OUT_OF_RANGE:
+            if isinstance(error, OffsetOutOfRangeError):
                 block = self._find_start(queue)
-            elif error is not None:
-                failed = error
+            else:
+                failed = error or failed
             if block is not None:
                 blocks[queue] = block
                 self.records_read += len(block.offsets)
         # The blocks of other queues come first; the error is still there at the next read.
         if failed is not None and not blocks:
-            raise _raised(failed)
+            raise failed
         return blocks
 
     def _find_start(self, queue: QueueKey) -> PayloadBlock | None:
@@ -363,13 +377,15 @@ class LibrdkafkaReader:
 
 def _payload(message: Message) -> Payload:
     kind, timestamp_ms = message.timestamp()
-    headers: Any = message.headers()  # its type is that of what a producer may be given
-    return Payload(
-        message.key(),
-        message.value(),
-        headers or [],
-        -1 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms,
-    )
+    timestamp_ms = -1 if kind == TIMESTAMP_NOT_AVAILABLE else timestamp_ms
+    try:
+        # Of a name that is not UTF-8 `headers` returns a broken list besides its exception, which Python may not notice
+        # before the next call: here.
+        headers: Any = message.headers()
+        return Payload(message.key(), message.value(), headers or [], timestamp_ms)
+    except (SystemError, UnicodeDecodeError) as error:
+        text = f"the name of a header at offset {message.offset()} is not UTF-8"
+        raise CorruptRecordError(text) from error
 
 
 def _size_bytes(message: Message) -> int:
@@ -379,6 +395,8 @@ def _size_bytes(message: Message) -> int:
 def _raised(error: KafkaError) -> RaisedError:
     """Return the error of kafka-python that means the same."""
     code, text = error.code(), f"{error.name()}: {error.str()}"
+    if code == _OUT_OF_RANGE:
+        return OffsetOutOfRangeError(text)
     if code in _DAMAGED:
         return CorruptRecordError(text)
     if code in _NOT_SUPPORTED:
