@@ -338,19 +338,15 @@ class LibrdkafkaReader:
     def _take(self, queues: Iterable[QueueKey]) -> dict[QueueKey, PayloadBlock]:
         """Return a block of what was received of each queue."""
         blocks: dict[QueueKey, PayloadBlock] = {}
-        failed: RaisedError | None = None
         for queue in queues:
             block, error = self._places[queue].take()
             if isinstance(error, OffsetOutOfRangeError):
                 block = self._find_start(queue)
-            else:
-                failed = error or failed
+            elif error is not None:
+                raise error
             if block is not None:
                 blocks[queue] = block
                 self.records_read += len(block.offsets)
-        # The blocks of other queues come first; the error is still there at the next read.
-        if failed is not None and not blocks:
-            raise failed
         return blocks
 
     def _find_start(self, queue: QueueKey) -> PayloadBlock | None:

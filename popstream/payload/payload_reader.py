@@ -41,7 +41,8 @@ class PayloadReader(Protocol):
         A partition that does not exist, or is not written that far, does not move.
 
         Raises:
-            KafkaError: An error of kafka-python, whichever client reads. Of several targets it may be of any.
+            KafkaError: An error of kafka-python, whichever client reads. Of several targets it may be of any. The next
+                call has to be `close`.
             Invalid: The installed client, or a setting of it, cannot be used.
         """
 

@@ -55,7 +55,7 @@ class FetchCounts(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         bytes_read: Bytes received on the connections, including protocol overhead and records that were skipped or
             transferred again. It is the sensor `bytes-received` of kafka-python; with `metrics_enabled` false, the
-            sizes of the records read, as in `bytes_delivered`.
+            sizes of the records read, as in `bytes_delivered`. librdkafka reports it once a second.
         bytes_delivered: Size of the keys, values and headers handed out.
         records_read: Records read, including those that were skipped.
         records_delivered: Records handed out.

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 WIRE = frozenset(("msgspec", "xxhash"))
 CLIENT = WIRE | {"kafka"}
 EXTRAS = {
+    "librdkafka_reader.py": {"confluent_kafka"},
     "opentelemetry.py": {"opentelemetry"},
     "prometheus.py": {"prometheus_client"},
     "type_variables.py": {"typing_extensions"},  # for type checkers only
