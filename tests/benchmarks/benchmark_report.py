@@ -36,6 +36,8 @@ consume       a handler that does nothing, by the way to consume: `cpu_us` of th
               the CPU of the job) and with a `job`, there also `messages_a_second` of 100 bytes from 8 queues
 redelivery    `after_kill_s` until the message of a killed consumer with leases of 10 s is popped again; `after_time_ms`
               from the delivery time of a message to its handler, [median, greatest]
+fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `messages_a_second` (medians): with each
+              Kafka client alone, which is the floor, and with the fetcher of consumers on top of it
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
@@ -64,6 +66,7 @@ from tests.benchmarks.client_cost import measure_client
 from tests.benchmarks.consume import measure_consume
 from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
+from tests.benchmarks.fetch import measure_fetch
 from tests.benchmarks.kernel import measure_expiry, measure_kernel, measure_orderly, measure_profile
 from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.long_log import measure_long_log
@@ -101,6 +104,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "latency": measure_latency,
     "consume": measure_consume,
     "redelivery": measure_redelivery,
+    "fetch": measure_fetch,
     "timeline": measure_timeline,
     "fairness": measure_fairness,
 }

@@ -37,7 +37,7 @@ SETTINGS = ClientSettings(bootstrap_servers="kafka:1,kafka:2", client_id="c", fe
 QUEUE = ("orders", 0)
 
 
-class Told:
+class Received:
     """A message, an end or an error, as confluent-kafka tells of them."""
 
     def __init__(self, offset: int, code: int | None = None, queue: tuple[str, int] = QUEUE, size: int = 1) -> None:
@@ -73,14 +73,14 @@ class Told:
 
 
 class Scripted:
-    """A consumer with what a test has put into `queue`; the rest of it is told by later calls."""
+    """A consumer with what a test has put into `queue`; the rest of it is received by later calls."""
 
     made: ClassVar[list[Scripted]]
     unreachable: ClassVar[KafkaError | None]
 
     def __init__(self, config: dict[str, Any], **_: Any) -> None:
         self.config = config
-        self.queue: list[Told] = []
+        self.queue: list[Received] = []
         self.assigned: dict[tuple[str, int], int] = {}
         self.assignments = 0
         self.low: int | None = 0
@@ -104,14 +104,14 @@ class Scripted:
         for one in partitions:
             del self.assigned[one.topic, one.partition]
 
-    def poll(self, timeout: float) -> Told | None:
+    def poll(self, timeout: float) -> Received | None:
         assert timeout >= 0
         return self.queue.pop(0) if self.queue else None
 
-    def consume(self, count: int, timeout: float) -> list[Told]:
+    def consume(self, count: int, timeout: float) -> list[Received]:
         assert timeout == 0
-        told, self.queue = self.queue[:count], self.queue[count:]
-        return told
+        received, self.queue = self.queue[:count], self.queue[count:]
+        return received
 
     def get_watermark_offsets(self, _: Any, *, timeout: float, cached: bool) -> tuple[int, int]:
         assert timeout > 0
@@ -135,11 +135,11 @@ def reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[LibrdkafkaReader]:
     assert all(consumer.is_closed for consumer in Scripted.made)
 
 
-def tell(reader: LibrdkafkaReader, *told: Told, target: int = 0) -> Scripted:
+def enqueue(reader: LibrdkafkaReader, *received: Received, target: int = 0) -> Scripted:
     """Connect, turn to an offset of the queue, and put something behind it."""
     reader.read({QUEUE: target})
     consumer = Scripted.made[-1]
-    consumer.queue += told
+    consumer.queue += received
     return consumer
 
 
@@ -148,7 +148,7 @@ def spans(blocks: dict[tuple[str, int], Any]) -> dict[tuple[str, int], tuple[int
 
 
 def test_what_is_between_records_and_before_the_end_has_no_record(reader: LibrdkafkaReader) -> None:
-    tell(reader, Told(1), Told(4), Told(9, KafkaError._PARTITION_EOF))
+    enqueue(reader, Received(1), Received(4), Received(9, KafkaError._PARTITION_EOF))
     assert spans(reader.read({QUEUE: 0})) == {QUEUE: (0, 9, [1, 4])}
     assert reader.is_at(QUEUE, 9)
     assert reader.read({QUEUE: 9}) == {}
@@ -156,7 +156,7 @@ def test_what_is_between_records_and_before_the_end_has_no_record(reader: Librdk
 
 
 def test_what_comes_twice_is_given_once(reader: LibrdkafkaReader) -> None:
-    tell(reader, Told(0), Told(1), Told(0), Told(1), Told(2))
+    enqueue(reader, Received(0), Received(1), Received(0), Received(1), Received(2))
     assert spans(reader.read({QUEUE: 0})) == {QUEUE: (0, 3, [0, 1, 2])}
 
 
@@ -176,7 +176,7 @@ def test_an_error_comes_after_what_is_before_it_and_hides_what_is_behind(
     reader: LibrdkafkaReader, code: int, raised: type[Exception]
 ) -> None:
     """Behind a damaged batch librdkafka goes on: the offsets of the batch must not be taken for gone."""
-    tell(reader, Told(0), Told(1), Told(2, code), Told(7))
+    enqueue(reader, Received(0), Received(1), Received(2, code), Received(7))
     assert spans(reader.read({QUEUE: 0})) == {QUEUE: (0, 2, [0, 1])}
     for _ in range(2):
         with pytest.raises(raised):
@@ -188,13 +188,13 @@ def test_an_error_of_one_queue_waits_for_no_other(reader: LibrdkafkaReader) -> N
     """Who asked is not kept waiting while there is always something of another queue."""
     other = ("orders", 1)
     reader.read({QUEUE: 0, other: 0})
-    Scripted.made[-1].queue += [Told(0, KafkaError._BAD_MSG), Told(0, queue=other)]
+    Scripted.made[-1].queue += [Received(0, KafkaError._BAD_MSG), Received(0, queue=other)]
     with pytest.raises(CorruptRecordError):
         reader.read({other: 0, QUEUE: 0})
 
 
 def test_what_is_before_the_start_of_the_log_is_gone(reader: LibrdkafkaReader) -> None:
-    consumer = tell(reader, Told(3), Told(4, KafkaError._AUTO_OFFSET_RESET), target=3)
+    consumer = enqueue(reader, Received(3), Received(4, KafkaError._AUTO_OFFSET_RESET), target=3)
     consumer.low = 50
     assert spans(reader.read({QUEUE: 3})) == {QUEUE: (3, 4, [3])}
     assert spans(reader.read({QUEUE: 4})) == {QUEUE: (4, 50, [])}
@@ -204,14 +204,14 @@ def test_what_is_before_the_start_of_the_log_is_gone(reader: LibrdkafkaReader) -
 
 @pytest.mark.parametrize("low", [0, 7, None])
 def test_what_is_beyond_the_end_is_asked_for_again_later(reader: LibrdkafkaReader, low: int | None) -> None:
-    consumer = tell(reader, Told(7, KafkaError._AUTO_OFFSET_RESET), target=7)
+    consumer = enqueue(reader, Received(7, KafkaError._AUTO_OFFSET_RESET), target=7)
     consumer.low = low
     assert reader.read({QUEUE: 7}) == {}
     assert consumer.assigned == {}
     while not consumer.assigned:
         assert reader.read({QUEUE: 7}) == {}
     assert consumer.assigned == {QUEUE: 7}
-    consumer.queue.append(Told(7))
+    consumer.queue.append(Received(7))
     assert spans(reader.read({QUEUE: 7})) == {QUEUE: (7, 8, [7])}
 
 
@@ -222,19 +222,24 @@ def test_a_queue_that_does_not_exist_does_not_move(
     reader: LibrdkafkaReader, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     monkeypatch.setattr(librdkafka_reader, "UNKNOWN_PAUSE_S", 0.01)
-    consumer = tell(reader, Told(-1001, code))
+    consumer = enqueue(reader, Received(-1001, code))
     assert reader.read({QUEUE: 0}) == {}
     while consumer.assignments < 2:
         assert reader.read({QUEUE: 0}) == {}
 
 
 def test_what_is_told_of_no_queue_or_of_one_given_up_is_ignored(reader: LibrdkafkaReader) -> None:
-    tell(reader, Told(0, KafkaError.GROUP_AUTHORIZATION_FAILED, ("", -1)), Told(5, queue=("orders", 8)), Told(0))
+    enqueue(
+        reader,
+        Received(0, KafkaError.GROUP_AUTHORIZATION_FAILED, ("", -1)),
+        Received(5, queue=("orders", 8)),
+        Received(0),
+    )
     assert spans(reader.read({QUEUE: 0})) == {QUEUE: (0, 1, [0])}
 
 
 def test_it_seeks_backwards_and_over_large_gaps_only(reader: LibrdkafkaReader) -> None:
-    consumer = tell(reader, Told(100), target=100)
+    consumer = enqueue(reader, Received(100), target=100)
     reader.read({QUEUE: 100})
     reader.read({QUEUE: 600})
     assert (consumer.assigned, consumer.assignments) == ({QUEUE: 100}, 1)
@@ -246,9 +251,9 @@ def test_it_seeks_backwards_and_over_large_gaps_only(reader: LibrdkafkaReader) -
 
 def test_a_queue_that_nobody_wants_is_read_ahead_so_far(reader: LibrdkafkaReader) -> None:
     large, other = librdkafka_reader.READ_AHEAD_BYTES // 2, ("orders", 1)
-    consumer = tell(reader)
+    consumer = enqueue(reader)
     reader.read({other: 0})
-    consumer.queue += [Told(offset, size=large) for offset in range(3)]
+    consumer.queue += [Received(offset, size=large) for offset in range(3)]
     reader.read({other: 0})
     assert {*consumer.assigned} == {QUEUE, other}
     reader.read({other: 0})
