@@ -207,9 +207,14 @@ class LibrdkafkaReader:
 
     def rest(self) -> None:
         """Let librdkafka fetch nothing, and serve what it wants to tell, which would pile up."""
-        if self._consumer is not None:
+        if self._consumer is None:
+            return
+        try:
             self._assign((), [queue for queue, place in self._places.items() if place.is_assigned])
             self._consumer.consume(POLL_RECORDS_MAX, 0)
+        except KafkaException:
+            LOG.info("librdkafka cannot go on; the next read connects again", exc_info=True)
+            self.close()
 
     def read(self, targets: dict[QueueKey, int]) -> dict[QueueKey, PayloadBlock]:
         """See `PayloadReader`."""

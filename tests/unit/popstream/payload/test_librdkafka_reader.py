@@ -274,6 +274,21 @@ def test_queues_that_nobody_wants_are_given_up(reader: LibrdkafkaReader) -> None
     assert consumer.assigned == {("orders", 99): 0}
 
 
+def test_an_error_while_it_rests_ends_the_connection_and_not_the_thread(
+    reader: LibrdkafkaReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise KafkaException(KafkaError(KafkaError._FATAL))
+
+    reader.read({QUEUE: 0})
+    with monkeypatch.context() as patch:
+        patch.setattr(Scripted, "consume", fail)
+        reader.rest()
+    assert not reader.is_connected
+    reader.read({QUEUE: 0})
+    assert reader.is_connected
+
+
 def test_bytes_are_counted_over_connections(reader: LibrdkafkaReader) -> None:
     for total in (700, 500):
         reader.read({QUEUE: 0})
