@@ -232,6 +232,8 @@ class _Request:
             return Reason.WRONG_MODE
         if group not in self.lanes:
             enter(op, lane)
+            if lane.record.orderly:
+                op.runs_met += lane.order_info.head.member_count
             self.lanes[group] = lane
             self.named[group] = _Named()
         return _Subject(lane, handle, text, self.named[group])

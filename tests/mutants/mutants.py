@@ -599,8 +599,8 @@ MUTANTS = [
         "order_waits_for_what_has_left_the_log",
         "semantics.md, orderly lane: the lane pauses until that time, or until something leaves the log",
         "kernel/lanes/skip_catch_up.py",
-        "    if is_waiting and (has_news or record.late_skips_seen < queue.late_skips):\n",
-        "    if is_waiting and has_news and record.late_skips_seen < queue.late_skips:\n",
+        "        if record.paused_until_ms > op.now_ms + PAUSE_MS:\n",
+        "        if record.paused_until_ms > op.now_ms + PAUSE_MS and has_news and queue.late_skips:\n",
     ),
     Mutant(
         "order_overtaken_by_what_follows_a_delivery_time",

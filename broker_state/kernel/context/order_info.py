@@ -119,6 +119,14 @@ class OrderInfo:
         """Whether every offset from the first member to the last is one."""
         return self.head.member_count == self.head.end - self.head.first
 
+    @property
+    def unread_pages(self) -> int:
+        """How many pages `latest_visible_ms` has to read, at most; 0 once it knows them."""
+        head = self.head
+        if self._latest is not None or not head.member_count:
+            return 0
+        return min(head.member_count, (head.end - 1 >> PAGE_SHIFT) - (head.first >> PAGE_SHIFT) + 1)
+
     def next_visible_ms(self, member: Member) -> int:
         """When a member is visible again."""
         if member.next_visible_ms < 0:

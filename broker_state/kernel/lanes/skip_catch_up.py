@@ -13,8 +13,9 @@ from broker_state.store.segment import SEGMENT_SHIFT
 __all__ = ["catch_up", "enter"]
 
 _LEASED = DeliveryState.LEASED
-_SKIP_COST, _PAGE_COST = 3, 3
-"""What it costs to look at a late skip, and at a page of 64 offsets with what has left the log, besides its runs."""
+_SKIP_COST, _PAGE_COST, _MEMBER_PAGE_COST = 3, 3, 4
+"""What it costs to look at a late skip, at a page of 64 offsets with what has left the log, besides its runs, and at a
+page of members of an orderly lane."""
 
 
 def enter(op: OpContext, lane: LaneState) -> None:
@@ -69,9 +70,12 @@ def _catch_up(op: OpContext, lane: LaneState) -> bool:
 def _catch_up_in_order(op: OpContext, lane: LaneState) -> bool:
     record, queue = lane.record, lane.queue.record
     has_news = record.min_seen < queue.min_offset
-    is_waiting = record.paused_until_ms > op.now_ms + PAUSE_MS
-    if is_waiting and (has_news or record.late_skips_seen < queue.late_skips):
-        lane.pause(0)  # the message for whose delivery time it waits may have left the log
+    if has_news or record.late_skips_seen < queue.late_skips:
+        if op.work_left <= 0:
+            return False
+        op.work_left -= _MEMBER_PAGE_COST * lane.order_info.unread_pages
+        if record.paused_until_ms > op.now_ms + PAUSE_MS:
+            lane.pause(0)  # the message for whose delivery time it waits may have left the log
     if has_news:
         expire_members(op, lane, 0, queue.min_offset, is_prefix=True)
         record.min_seen = queue.min_offset
