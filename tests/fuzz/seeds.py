@@ -136,7 +136,7 @@ _KIND_OF |= {b"R": "queue usage", b"q": "lane usage"}
 
 def _stored_values() -> Iterator[tuple[str, bytes]]:
     """What short histories leave in the store, by the letter of its key."""
-    for seed in range(_SEED, _SEED + 4):
+    for seed in range(_SEED, _SEED + 8):
         subject = KernelSubject(None)
         for record, _ in World(seed).play(400):
             subject(record)
