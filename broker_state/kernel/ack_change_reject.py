@@ -34,7 +34,7 @@ _RUNS_MET_MAX = 81_920
 """No further offsets are decided when the pages in which some were named have met as many runs (`OpContext.meet`).
 
 1,280 pages of 64 deliveries, about 150 ms."""
-_LANES_MAX = 2_048
+_LANES_MAX = 1_024
 """Groups in which the entries of one record may name offsets."""
 _ROWS_MAX = 20_000
 """No further offsets are decided when the record has this number of runs and of rows of `deliveries`."""

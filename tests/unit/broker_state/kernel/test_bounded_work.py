@@ -67,6 +67,25 @@ def test_of_a_thousand_batches_that_are_due_two_are_settled() -> None:
     assert reads < 2_000
 
 
+_CROWD = "100,000 orderly lanes with a parked pop"
+
+
+def test_a_skip_reads_the_batches_of_a_bounded_number_of_lanes() -> None:
+    reads, answer = decided(_CROWD, Dispatch(**NAMED, skip=[(0, 2)]))
+    assert answer.applied
+    assert reads < 30 * 10_000 // 64 + 5_000, "the pages of some 26 batches of 10,000, and what is read of 585 lanes"
+
+
+def test_entries_read_the_batches_of_a_bounded_number_of_lanes() -> None:
+    shape = SHAPES[_CROWD]
+    lanes = range(1, 101)
+    handles = [HandleRef(group_of(number), handle_of(shape, number)) for number in lanes]
+    entries = [AckEntry(at, [(0, 0)]) for at in range(len(lanes))]
+    reads, answer = decided(_CROWD, Ack(**NAMED, handles=handles, entries=entries))
+    assert [str(run.reason) for run in answer.runs] == ["OK"] * 8 + ["INVALID_PARAMETER"] * 92
+    assert reads < 10 * 10_000 // 64 + 1_000
+
+
 def test_a_pop_takes_what_is_far_apart_from_a_bounded_number_of_pages() -> None:
     pop = Pop(**NAMED, group=group_of(1), max_messages=10_000, invisible_time_ms=1_000)
     reads, answer = decided("a million messages available one a page", pop)
