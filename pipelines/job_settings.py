@@ -50,6 +50,13 @@ class JobSettings(BaseSettings):
     build_records_per_task_max: Annotated[int, Field(ge=100, le=5_000_000)] = Field(
         default=50_000, description="records of a message topic that one task reads; fewer: more parallel tasks"
     )
+    dedup_window_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        default=300.0,
+        description=(
+            "seconds after a message in which others of its queue with the same dedup_id are dropped; higher: later"
+            " repeats are recognised, more ids are kept; 0: none is dropped"
+        ),
+    )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
         default=10.0,
         description="seconds between flushes to Delta; higher: larger files, faster answers, staler audit tables",

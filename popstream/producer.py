@@ -181,6 +181,7 @@ class Producer(Generic[Value]):
         *,
         wait_for_store: bool = True,
         deliver_at: datetime | int | None = None,
+        dedup_id: str | None = None,
     ) -> AwaitableFuture[SendResult]:
         """Send a message; the future returns its offset when Kafka has confirmed it. It is poppable a little later.
 
@@ -198,6 +199,10 @@ class Producer(Generic[Value]):
             wait_for_store: Wait for all in-sync replicas (acks=all); otherwise for one (acks=1), without retries.
             deliver_at: When the message can be popped, by the broker's clock, at most 7 days ahead: a `datetime` with a
                 time zone, or an int of ms since 1970. In the past or None: as soon as it is written.
+            dedup_id: No group gets the message if an earlier one of its queue, within the `dedup_window_s` of the job
+                (five minutes), has the same id of 1 to 128 bytes. Without a key and a queue id it chooses the queue.
+                Only for simple topics that the job builds, and not for a producer with `dispatch=True`, which cannot
+                know of duplicates.
 
         Returns:
             A future of the result. It raises Invalid, also when the value cannot be serialized, NotWritten or
@@ -207,7 +212,16 @@ class Producer(Generic[Value]):
             ClientClosed: The producer is closed.
         """
         return self._send(
-            topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=False, deliver_at=deliver_at
+            topic,
+            value,
+            key,
+            headers,
+            queue_id,
+            tag,
+            wait_for_store,
+            is_waited=False,
+            deliver_at=deliver_at,
+            dedup_id=dedup_id,
         )
 
     def send_and_wait(
@@ -221,6 +235,7 @@ class Producer(Generic[Value]):
         *,
         wait_for_store: bool = True,
         deliver_at: datetime | int | None = None,
+        dedup_id: str | None = None,
     ) -> SendResult:
         """Like `send`, and wait for the result. Threads that wait share batches with each other only.
 
@@ -234,7 +249,16 @@ class Producer(Generic[Value]):
             OutcomeUnknown: The message may or may not be written.
         """
         return self._send(
-            topic, value, key, headers, queue_id, tag, wait_for_store, is_waited=True, deliver_at=deliver_at
+            topic,
+            value,
+            key,
+            headers,
+            queue_id,
+            tag,
+            wait_for_store,
+            is_waited=True,
+            deliver_at=deliver_at,
+            dedup_id=dedup_id,
         ).result()
 
     def send_many(self, messages: Sequence[OutgoingMessage]) -> list[AwaitableFuture[SendResult]]:
@@ -258,6 +282,7 @@ class Producer(Generic[Value]):
         topic = messages[0].topic
         for message in messages:
             self._require_near(message)
+            self._require_builder(message)
         destinations = [self._destinations.of(message) for message in messages]
         together = list(dict.fromkeys(destinations))
         if len(together) > 1 and together[0].is_batch_topic:
@@ -373,6 +398,7 @@ class Producer(Generic[Value]):
         *,
         is_waited: bool,
         deliver_at: datetime | int | None = None,
+        dedup_id: str | None = None,
         message_id: str = "",
         redelivery: Redelivery | None = None,
     ) -> AwaitableFuture[SendResult]:
@@ -391,8 +417,10 @@ class Producer(Generic[Value]):
                 tag=tag,
                 wait_for_store=wait_for_store,
                 deliver_at=deliver_at,
+                dedup_id=dedup_id,
             )
             self._require_near(message)
+            self._require_builder(message)
             destination = self._destinations.of(message)
             # A message that is sent again has the headers of its first time.
             message, on_sent = self._observed(message) if redelivery is None else (message, None)
@@ -448,6 +476,11 @@ class Producer(Generic[Value]):
             text = (
                 f"deliver_at is {ahead_ms:,} ms ahead, and may be {DELAY_MS_MAX:,}: keep the message until it is nearer"
             )
+            raise Invalid(text, subject=message.topic)
+
+    def _require_builder(self, message: OutgoingMessage) -> None:
+        if message.dedup_id is not None and self._dispatcher is not None:
+            text = "a producer with dispatch=True makes every message poppable, also duplicates: send without dedup_id"
             raise Invalid(text, subject=message.topic)
 
     def _now_ms(self) -> int:

@@ -25,12 +25,14 @@ from broker_state.consume_queue.building import (
     number_messages,
     truncate,
 )
+from broker_state.consume_queue.deduplication import Accepted, accepted_units, mark_duplicates
 from broker_state.consume_queue.dispatches import dispatches_of, skips_of
 from broker_state.consume_queue.lookup import (
     Absence,
     first_unit_since,
     holes,
     last_unit_until,
+    latest_time_ms,
     message_base_at,
     message_count,
     unit_at,
@@ -42,13 +44,15 @@ from broker_state.consume_queue.lookup import (
 )
 from broker_state.consume_queue.queue_record import BLOCK, FILTER, ConsumeQueue, Get, Place, place_key
 from broker_state.consume_queue.scan import ContradictionError, Scan, merge
-from broker_state.consume_queue.unit import Unit, Units
+from broker_state.consume_queue.unit import NO_DUPLICATE, Unit, Units
 
 __all__ = [
     "BLOCK",
     "BLOCK_OFFSETS",
     "FILTER",
+    "NO_DUPLICATE",
     "Absence",
+    "Accepted",
     "Block",
     "ConsumeQueue",
     "ContradictionError",
@@ -58,6 +62,7 @@ __all__ = [
     "Scan",
     "Unit",
     "Units",
+    "accepted_units",
     "append",
     "apply_revision",
     "dispatches_of",
@@ -65,6 +70,8 @@ __all__ = [
     "first_unit_since",
     "holes",
     "last_unit_until",
+    "latest_time_ms",
+    "mark_duplicates",
     "merge",
     "message_base_at",
     "message_count",

@@ -1,16 +1,18 @@
 """A block: the units at 1024 neighbouring queue offsets, in one value.
 
-A sealed table (`columns`) of format 1 or 2, a row for each unit, in order:
+A sealed table (`columns`) of format 1, 2 or 3, a row for each unit, in order:
 
     columns   size bytes · store time ms · message base - queue offset · inner count · end of the further key hashes
               · 1 if unreadable · tag hash · key hash
-              · of format 2, when some unit has a time of delivery: that time in ms, or 0
+              · of format 2 and 3, when some unit has a time of delivery or a deduplication id: that time in ms, or 0
+              · of format 3, when some unit has a deduplication id: both halves of its hash
+              · queue offset - that of the unit it repeats, 0 if none
     tail      first and end of what was scanned, within the block     u16 u16
               presence: a bit for each queue offset of the block      128 bytes, only when there are holes between them
               further key hashes                                      8 bytes each
 
-On a simple queue without tags, keys and delays two columns of 1 or 2 bytes remain. The bytes depend only on what was
-scanned, not on the stretches in which it was scanned.
+On a simple queue without tags, keys, delays and ids two columns of 1 or 2 bytes remain. The bytes depend only on what
+was scanned, not on the stretches in which it was scanned.
 """
 
 import struct
@@ -21,7 +23,7 @@ from numpy.typing import NDArray
 
 from broker_state.consume_queue.columns import Column, ColumnTable, pack_table
 from broker_state.consume_queue.scan import Scan
-from broker_state.consume_queue.unit import Hashes, Ints, Unit, Units
+from broker_state.consume_queue.unit import NO_DUPLICATE, Hashes, Ints, Unit, Units
 from broker_state.store.segment import bit_runs
 from broker_state.store.value_format import CorruptValueError
 
@@ -32,8 +34,11 @@ BLOCK_OFFSETS = 1 << BLOCK_SHIFT
 
 _FORM = 1
 _FORM_WITH_DELAYS = 2
-_KINDS = "qqqqqqQQ"
-_SIZE, _TIME, _BASE, _COUNT, _MORE_END, _UNREADABLE, _TAG, _KEY, _DELIVER_AT = range(9)
+_FORM_WITH_IDS = 3
+_KINDS = {_FORM: "qqqqqqQQ", _FORM_WITH_DELAYS: "qqqqqqQQq", _FORM_WITH_IDS: "qqqqqqQQqQQq"}
+_SIZE, _TIME, _BASE, _COUNT, _MORE_END, _UNREADABLE, _TAG, _KEY, _DELIVER_AT, _DEDUP_HIGH, _DEDUP_LOW, _REPEATS = range(
+    12
+)
 _SCANNED = struct.Struct("<HH")
 _PRESENCE_BYTES = BLOCK_OFFSETS // 8
 
@@ -73,6 +78,10 @@ def encode_block(scan: Scan) -> bytes:
     if units.deliver_at_ms.any():
         form = _FORM_WITH_DELAYS
         columns.append(units.deliver_at_ms)
+    if units.dedup_high.any() or units.dedup_low.any():
+        form = _FORM_WITH_IDS
+        repeats = np.where(units.duplicate_of == NO_DUPLICATE, 0, units.queue_offset - units.duplicate_of)
+        columns[_DELIVER_AT:] = [units.deliver_at_ms, units.dedup_high, units.dedup_low, repeats]
     scanned = _SCANNED.pack(scan.first_offset - origin, scan.end_offset - origin)
     return pack_table(form, columns, scanned + presence + units.more_key_hashes.astype("<u8").tobytes())
 
@@ -86,9 +95,8 @@ class Block:
         Raises:
             CorruptValueError: The value is not a whole block.
         """
-        self._has_delays = value[:1] == bytes((_FORM_WITH_DELAYS,))
-        form, kinds = (_FORM_WITH_DELAYS, _KINDS + "q") if self._has_delays else (_FORM, _KINDS)
-        self._table = table = ColumnTable("consume queue block", value, form, kinds)
+        self._form = value[0] if value and value[0] in _KINDS else _FORM
+        self._table = table = ColumnTable("consume queue block", value, self._form, _KINDS[self._form])
         self.unit_count = table.rows
         tail = table.tail
         if len(tail) < _SCANNED.size or not table.rows:
@@ -128,6 +136,7 @@ class Block:
     def unit(self, row: int) -> Unit:
         """Return the unit in a row."""
         table = self._table
+        repeats = table.at(_REPEATS, row) if self._form == _FORM_WITH_IDS else 0
         queue_offset = self.scan_first + row if self._is_dense else int(self.queue_offsets[row])
         more_start = table.at(_MORE_END, row - 1) if row else 0
         more = table.tail[self._more_at + 8 * more_start : self._more_at + 8 * table.at(_MORE_END, row)]
@@ -140,7 +149,10 @@ class Block:
             tag_hash=table.at(_TAG, row),
             key_hash=table.at(_KEY, row),
             more_key_hashes=struct.unpack(f"<{len(more) // 8}Q", more),
-            deliver_at_ms=table.at(_DELIVER_AT, row) if self._has_delays else 0,
+            deliver_at_ms=table.at(_DELIVER_AT, row) if self._form != _FORM else 0,
+            dedup_high=table.at(_DEDUP_HIGH, row) if self._form == _FORM_WITH_IDS else 0,
+            dedup_low=table.at(_DEDUP_LOW, row) if self._form == _FORM_WITH_IDS else 0,
+            duplicate_of=queue_offset - repeats if repeats else NO_DUPLICATE,
             is_readable=not table.at(_UNREADABLE, row),
         )
 
@@ -186,6 +198,9 @@ class Block:
     def scan(self) -> Scan:
         """The whole block; offsets of it without a unit are holes."""
         table, queue_offsets = self._table, self.queue_offsets
+        none = np.zeros(table.rows, np.int64)
+        has_ids = self._form == _FORM_WITH_IDS
+        repeats = table.signed(_REPEATS) if has_ids else none
         units = Units(
             queue_offset=queue_offsets,
             size_bytes=table.signed(_SIZE),
@@ -197,6 +212,9 @@ class Block:
             more_key_ends=table.signed(_MORE_END),
             more_key_hashes=self._more_key_hashes,
             is_readable=table.signed(_UNREADABLE) == 0,
-            deliver_at_ms=table.signed(_DELIVER_AT) if self._has_delays else np.zeros(table.rows, np.int64),
+            deliver_at_ms=table.signed(_DELIVER_AT) if self._form != _FORM else none,
+            dedup_high=table.unsigned(_DEDUP_HIGH) if has_ids else none.view(np.uint64),
+            dedup_low=table.unsigned(_DEDUP_LOW) if has_ids else none.view(np.uint64),
+            duplicate_of=np.where(repeats == 0, NO_DUPLICATE, queue_offsets - repeats),
         )
         return Scan(self.scan_first, self.scan_end, units)

@@ -1,10 +1,11 @@
-"""The dispatches of a scan: the ranges that were written and, as `skip`, those that never will be."""
+"""The dispatches of a scan: the ranges that were written and, as `skip`, holes and duplicates, which no group gets."""
 
 from collections.abc import Iterator
 
 import numpy as np
 
 from broker_state.consume_queue.scan import Scan
+from broker_state.consume_queue.unit import NO_DUPLICATE
 from popstream.wire.command import Dispatch, OffsetRange, WrittenRange
 from popstream.wire.limits import RANGE_OFFSETS_MAX
 
@@ -48,18 +49,17 @@ def skips_of(topic: str, queue_id: int, first_offset: int, end_offset: int) -> I
 
 def _pieces(scan: Scan) -> Iterator[tuple[int, int, tuple[int, int, int] | None]]:
     """Yield (first, end, (tag hash, inner count, deliver_at_ms) or None for a hole), at most RANGE_OFFSETS_MAX long."""
-    units = scan.units
-    offsets = units.queue_offset
+    units, is_kept = scan.units, scan.units.duplicate_of == NO_DUPLICATE
+    offsets, tags, counts, times = (
+        column[is_kept] for column in (units.queue_offset, units.tag_hash, units.inner_count, units.deliver_at_ms)
+    )
     is_new_run = np.ones(len(offsets), np.bool_)
     is_new_run[1:] = (
-        (np.diff(offsets) != 1)
-        | (units.tag_hash[1:] != units.tag_hash[:-1])
-        | (units.inner_count[1:] != units.inner_count[:-1])
-        | (units.deliver_at_ms[1:] != units.deliver_at_ms[:-1])
+        (np.diff(offsets) != 1) | (tags[1:] != tags[:-1]) | (counts[1:] != counts[:-1]) | (times[1:] != times[:-1])
     )
     rows = np.flatnonzero(is_new_run)
     lasts = offsets[np.append(rows[1:], len(offsets)) - 1] if len(rows) else offsets
-    columns = (offsets[rows], lasts + 1, units.tag_hash[rows], units.inner_count[rows], units.deliver_at_ms[rows])
+    columns = (offsets[rows], lasts + 1, tags[rows], counts[rows], times[rows])
     at = scan.first_offset
     for first, end, *facts in zip(*(column.tolist() for column in columns), strict=True):
         for hole in _cut(at, first):

@@ -28,6 +28,7 @@ __all__ = [
     "first_unit_since",
     "holes",
     "last_unit_until",
+    "latest_time_ms",
     "message_base_at",
     "message_count",
     "unit_at",
@@ -113,6 +114,12 @@ def last_unit_until(queue: ConsumeQueue, get: Get, store_time_ms: int) -> Unit |
         from_last = int((block.store_times_ms[::-1] <= store_time_ms).argmax())
         return block.unit(block.unit_count - 1 - from_last)
     return None
+
+
+def latest_time_ms(queue: ConsumeQueue, get: Get) -> int | None:
+    """Return the greatest store time of all units; None: there are none. Reads one page."""
+    tops = (_children(get, queue.top_level, number) for number in queue.numbers(queue.top_level))
+    return max((summary.time_ms_max for children in tops for _, summary in children), default=None)
 
 
 def units_with_key(

@@ -13,7 +13,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Unit", "Units"]
+__all__ = ["NO_DUPLICATE", "Unit", "Units"]
+
+NO_DUPLICATE = -1
+"""`duplicate_of` of a unit that is no duplicate."""
 
 Ints = NDArray[np.int64]
 Hashes = NDArray[np.uint64]
@@ -40,6 +43,12 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """Hashes of the keys and message ids inside a batch."""
     deliver_at_ms: int = 0
     """When its messages can be popped, ms since 1970; 0: as soon as they are written."""
+    dedup_high: int = 0
+    """First half of the hash of its deduplication id; 0 in both halves: none."""
+    dedup_low: int = 0
+    """Second half."""
+    duplicate_of: int = NO_DUPLICATE
+    """Queue offset of the unit that it repeats, so that no group gets it; -1: none."""
     is_readable: bool = True
     """False for a malformed inner batch, which counts as one message."""
 
@@ -71,6 +80,9 @@ class Units:  # noqa: PLW1641 - arrays have no hash
     more_key_hashes: Hashes
     is_readable: NDArray[np.bool_]
     deliver_at_ms: Ints
+    dedup_high: Hashes
+    dedup_low: Hashes
+    duplicate_of: Ints
 
     @classmethod
     def of(cls, units: Sequence[Unit]) -> Self:
@@ -87,6 +99,9 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             more_key_hashes=np.array([more for unit in units for more in unit.more_key_hashes], np.uint64),
             is_readable=np.array([unit.is_readable for unit in units], np.bool_),
             deliver_at_ms=np.array([unit.deliver_at_ms for unit in units], np.int64),
+            dedup_high=np.array([unit.dedup_high for unit in units], np.uint64),
+            dedup_low=np.array([unit.dedup_low for unit in units], np.uint64),
+            duplicate_of=np.array([unit.duplicate_of for unit in units], np.int64),
         )
 
     @classmethod
@@ -105,6 +120,9 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             more_key_hashes=np.zeros(0, np.uint64),
             is_readable=np.ones(len(queue_offset), np.bool_),
             deliver_at_ms=none,
+            dedup_high=none.view(np.uint64),
+            dedup_low=none.view(np.uint64),
+            duplicate_of=none + NO_DUPLICATE,
         )
 
     @classmethod
@@ -138,7 +156,7 @@ class Units:  # noqa: PLW1641 - arrays have no hash
     @property
     def is_whole(self) -> bool:
         """Whether the columns have their types and one length."""
-        hashes = (self.tag_hash, self.key_hash, self.more_key_hashes)
+        hashes = (self.tag_hash, self.key_hash, self.dedup_high, self.dedup_low, self.more_key_hashes)
         ints = (
             self.queue_offset,
             self.size_bytes,
@@ -147,11 +165,12 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             self.inner_count,
             self.more_key_ends,
             self.deliver_at_ms,
+            self.duplicate_of,
         )
         return (
             {column.dtype for column in ints} == {np.dtype(np.int64)}
             and {column.dtype for column in hashes} == {np.dtype(np.uint64)}
-            and {len(column) for column in (*ints, *hashes[:2], self.is_readable)} == {len(self)}
+            and {len(column) for column in (*ints, *hashes[:-1], self.is_readable)} == {len(self)}
             and self.is_readable.dtype == np.bool_
             and len(self.more_key_hashes) == self._more_start(len(self))
         )
@@ -168,6 +187,9 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             key_hash=int(self.key_hash[row]),
             more_key_hashes=tuple(self.more_key_hashes[self._more_start(row) : self.more_key_ends[row]].tolist()),
             deliver_at_ms=int(self.deliver_at_ms[row]),
+            dedup_high=int(self.dedup_high[row]),
+            dedup_low=int(self.dedup_low[row]),
+            duplicate_of=int(self.duplicate_of[row]),
             is_readable=bool(self.is_readable[row]),
         )
 
@@ -194,6 +216,9 @@ class Units:  # noqa: PLW1641 - arrays have no hash
             more_key_hashes=more,
             is_readable=self.is_readable[first_row:end_row],
             deliver_at_ms=self.deliver_at_ms[first_row:end_row],
+            dedup_high=self.dedup_high[first_row:end_row],
+            dedup_low=self.dedup_low[first_row:end_row],
+            duplicate_of=self.duplicate_of[first_row:end_row],
         )
 
     def between(self, first_offset: int, end_offset: int) -> "Units":
@@ -205,6 +230,10 @@ class Units:  # noqa: PLW1641 - arrays have no hash
         """Return every key hash of every unit."""
         keys = self.key_hash[self.key_hash != 0]
         return np.concatenate((keys, self.more_key_hashes)) if len(self.more_key_hashes) else keys
+
+    def dedup_hash(self, row: int) -> bytes:
+        """Return the hash of the deduplication id of one of them, 16 bytes; all zero without an id."""
+        return int(self.dedup_high[row]).to_bytes(8, "big") + int(self.dedup_low[row]).to_bytes(8, "big")
 
     def _more_start(self, row: int) -> int:
         return int(self.more_key_ends[row - 1]) if row else 0

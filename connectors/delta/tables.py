@@ -317,6 +317,11 @@ CONSUME_QUEUE: Final = Table(
             "False: the headers of its inner batch are malformed; it counts as one message, a dead letter.",
         ),
         _long("deliver_at_ms", "When it can be popped, ms since 1970; null: as soon as written.", required=False),
+        _long(
+            "duplicate_of",
+            "Queue offset of the unit whose deduplication id it repeats, so that no group gets it; null: none.",
+            required=False,
+        ),
         _long("build_seq", "Number of the builder's WriteBatch with the unit. Differs between builds."),
         _word("state_epoch", "Identity of the builder's store. Differs between builds."),
         Column("store_date", Kind.DATE, "UTC date of `store_time_ms`; the table is partitioned by it."),

@@ -5,29 +5,42 @@ Stored beside the values of each queue (broker_state/consume_queue):
     queues   <queue>              the record of the queue; its end is the offset up to which the partition is read
     meta     built                the epoch of this store, and the number of its WriteBatches
     meta     audited <queue>      of a queue that is read again: units below this offset are in Delta already
+             dedup i <queue> hash of an id       the last accepted unit with it: queue offset, store time
+             dedup t <queue> store time, offset  the same by time: hash of the id
     outbox   dispatches           an operation for the ops topic, until the job has answered it
              unit spans           the units of a WriteBatch, until they are in Delta
 
 `<queue>` is encoded as in the state (keys.py). The end of a queue moves in the same WriteBatch as its units are added:
-a micro-batch that is read again is recognised, and a restarted builder continues at that end.
+a micro-batch that is read again is recognised, and a restarted builder continues at that end. What is known of ids
+follows from the units of the queue within the window, and is made from them again when the queue is truncated.
 """
 
+import struct
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import NamedTuple, Self
 
 import msgspec
+import numpy as np
 import structlog
 
 from broker_state.consume_queue import (
+    NO_DUPLICATE,
+    Accepted,
     ConsumeQueue,
     Get,
     Place,
     Revision,
     Scan,
     Units,
+    accepted_units,
     append,
     dispatches_of,
+    first_unit_since,
+    latest_time_ms,
+    mark_duplicates,
     move_start,
     number_messages,
     place_key,
@@ -60,6 +73,14 @@ _log = structlog.get_logger(__name__)
 
 BUILT_KEY = b"built"
 DELTA_END_KEY = b"audited "
+BY_ID_KEY = b"dedup i "
+BY_TIME_KEY = b"dedup t "
+DEDUP_WINDOW_MS = 300_000
+FORGOTTEN_MIN = 1_000
+"""Ids beyond the window that a WriteBatch forgets at least, or twice as many as it adds to the queue."""
+
+_ACCEPTED = struct.Struct(">Qq")
+_TIME_BIAS = 1 << 63
 SPAN_OFFSETS_MAX = 100_000
 """Offsets of one span after a restore, which reads the units of a span at once."""
 
@@ -121,6 +142,8 @@ class Builder:
         outbox: The outbox in it.
         state_epoch: The epoch of the store, if it is new.
         message_base_in_delta: Where a batch queue goes on to count, of which only the table still has units.
+        dedup_window_ms: How long a unit of a simple queue makes later ones with its deduplication id duplicates; 0: it
+            does not.
     """
 
     def __init__(
@@ -129,11 +152,14 @@ class Builder:
         outbox: Outbox,
         state_epoch: str,
         message_base_in_delta: MessageBaseInDelta = lambda *_: None,
+        *,
+        dedup_window_ms: int = DEDUP_WINDOW_MS,
     ) -> None:
         self.lock = threading.RLock()
         self._store = store
         self._outbox = outbox
         self._message_base_in_delta = message_base_in_delta
+        self._dedup_window_ms = dedup_window_ms
         stored = store.get(META, BUILT_KEY)
         self.is_new = stored is None
         """The store was empty."""
@@ -174,7 +200,9 @@ class Builder:
             for (topic, queue_id), scan in scans.items():
                 queue = self.queues[topic, queue_id]
                 get = self.get((topic, queue_id))
-                numbered = number_messages(queue, get, scan)
+                numbered = self._with_duplicates(
+                    write_batch, (topic, queue_id), queue, number_messages(queue, get, scan)
+                )
                 write_batch.revise((topic, queue_id), append(queue, get, numbered))
                 fresh = numbered.cut(queue.end_offset, numbered.end_offset)
                 write_batch.dispatch(queue, dispatches_of(topic, queue_id, fresh))
@@ -206,6 +234,7 @@ class Builder:
             revision = truncate(known, self.get(queue), end_offset)
             if revision.queue != known:
                 write_batch.revise(queue, revision)
+                self._remember_again(write_batch, queue, revision)
                 delta_end = max(known.end_offset, self._delta_end(queue)) if is_same_log else 0
                 write_batch.changes.append((META, _delta_end_key(queue), delta_end.to_bytes(8, "big")))
                 self._write(write_batch)
@@ -265,6 +294,75 @@ class Builder:
         elif start > known.start_offset:
             write_batch.revise(queue, move_start(known, self.get(queue), start))
             write_batch.dispatch(known, skips_of(*queue, known.start_offset, start))
+
+    def _with_duplicates(self, write_batch: "_WriteBatch", queue: Queue, record: ConsumeQueue, scan: Scan) -> Scan:
+        """Return the scan with its duplicates marked, and let the WriteBatch remember the ids that it has accepted.
+
+        What was scanned before keeps what was said of it.
+        """
+        units = scan.units
+        if record.queue_type != "simple":  # a repeat is inside a unit, or may be all that compaction leaves
+            none = np.zeros(len(units), np.uint64)
+            return replace(scan, units=replace(units, dedup_high=none, dedup_low=none))
+        known, fresh = (
+            units.between(scan.first_offset, record.end_offset),
+            units.between(record.end_offset, scan.end_offset),
+        )
+        if len(known):
+            stored = units_between(record, self.get(queue), scan.first_offset, record.end_offset)
+            said = dict(zip(stored.queue_offset.tolist(), stored.duplicate_of.tolist(), strict=True))
+            marks = [said.get(at, NO_DUPLICATE) for at in known.queue_offset.tolist()]
+            known = replace(known, duplicate_of=np.array(marks, np.int64))
+        if self._dedup_window_ms and len(fresh):
+            clock_ms = latest_time_ms(record, self.get(queue))
+            found: dict[bytes, Accepted] = {}
+
+            def find(hashes: Sequence[bytes]) -> list[Accepted | None]:
+                values = self._store.get_many(META, [_by_id_key(queue, hashed) for hashed in hashes])
+                for hashed, value in zip(hashes, values, strict=True):
+                    if value is not None:
+                        found[hashed] = Accepted(*_ACCEPTED.unpack(value))
+                return [found.get(hashed) for hashed in hashes]
+
+            fresh, accepted = mark_duplicates(fresh, clock_ms, self._dedup_window_ms, find)
+            for hashed, last in accepted.items():
+                if hashed in found:
+                    write_batch.changes.append((META, _by_time_key(queue, found[hashed]), None))
+                write_batch.remember(queue, hashed, last)
+            latest_ms = max(int(fresh.store_time_ms.max()), clock_ms if clock_ms is not None else -_TIME_BIAS)
+            self._forget(write_batch, queue, latest_ms - self._dedup_window_ms, accepted)
+        return replace(scan, units=Units.joined([known, fresh]))
+
+    def _forget(
+        self, write_batch: "_WriteBatch", queue: Queue, until_ms: int, accepted: Mapping[bytes, Accepted]
+    ) -> None:
+        """Forget units stored until then, which make no more duplicates, except ids that are accepted now."""
+        first = BY_TIME_KEY + queue_prefix(*queue)
+        end = first + _time_bytes(until_ms + 1)
+        for key, hashed in islice(self._store.scan(META, first, end), max(FORGOTTEN_MIN, 2 * len(accepted))):
+            write_batch.changes.append((META, key, None))
+            if hashed not in accepted:
+                write_batch.changes.append((META, _by_id_key(queue, hashed), None))
+
+    def _remember_again(self, write_batch: "_WriteBatch", queue: Queue, revision: Revision) -> None:
+        """Remember the ids of a truncated queue as when it was read up to its new end."""
+        write_batch.forget_all(queue)
+        stored = self.get(queue)
+
+        def get(place: Place) -> bytes | None:
+            return revision.writes[place] if place in revision.writes else stored(place)
+
+        record = revision.queue
+        latest_ms = latest_time_ms(record, get)
+        if latest_ms is None or not self._dedup_window_ms:
+            return
+        since = first_unit_since(record, get, latest_ms - self._dedup_window_ms + 1)
+        accepted: dict[bytes, Accepted] = {}
+        for first in range(since.queue_offset if since else record.end_offset, record.end_offset, SPAN_OFFSETS_MAX):
+            end = min(first + SPAN_OFFSETS_MAX, record.end_offset)
+            accepted.update(accepted_units(units_between(record, get, first, end)))
+        for hashed, last in accepted.items():
+            write_batch.remember(queue, hashed, last)
 
     def _message_base(self, queue: Queue, topic_id: str, queue_type: QueueType, start: int) -> int | None:
         """Return the anchor of a new queue, or None to count from 0: this store may be new, and the queue not."""
@@ -336,7 +434,19 @@ class _WriteBatch:
         self.remove_units(queue)
         self.changes.append((QUEUES, queue_prefix(*queue), None))
 
+    def remember(self, queue: Queue, hashed: bytes, last: Accepted) -> None:
+        """Remember the last accepted unit with an id."""
+        self.changes.append((META, _by_id_key(queue, hashed), _ACCEPTED.pack(*last)))
+        self.changes.append((META, _by_time_key(queue, last), hashed))
+
+    def forget_all(self, queue: Queue) -> None:
+        """Forget the ids of a queue."""
+        for kind in (BY_ID_KEY, BY_TIME_KEY):
+            prefix = kind + queue_prefix(*queue)
+            self.erasures.append((META, prefix, end_of_prefix(prefix)))
+
     def remove_units(self, queue: Queue) -> None:
+        self.forget_all(queue)
         prefix = queue_prefix(*queue)
         self.erasures.append((UNITS, prefix, end_of_prefix(prefix)))
         self.changes.append((META, _delta_end_key(queue), None))
@@ -373,3 +483,17 @@ def read_spans(entry: Entry) -> list[UnitSpan]:
 
 def _delta_end_key(queue: Queue) -> bytes:
     return DELTA_END_KEY + queue_prefix(*queue)
+
+
+def _by_id_key(queue: Queue, hashed: bytes) -> bytes:
+    return BY_ID_KEY + queue_prefix(*queue) + hashed
+
+
+def _by_time_key(queue: Queue, accepted: Accepted) -> bytes:
+    time = _time_bytes(accepted.store_time_ms)
+    return BY_TIME_KEY + queue_prefix(*queue) + time + accepted.queue_offset.to_bytes(8, "big")
+
+
+def _time_bytes(time_ms: int) -> bytes:
+    """Return a time so that bytes are in the order of the times, which may be negative."""
+    return min(max(0, time_ms + _TIME_BIAS), (1 << 64) - 1).to_bytes(8, "big")

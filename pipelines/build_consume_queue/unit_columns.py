@@ -8,6 +8,7 @@
 | `deliver_at_ms` | header `popstream-deliver-at` (popstream/wire/deliver_at.py); null: at once |
 | `tag_hash` | header `popstream-tag` (popstream/wire/tag.py), bits of a u64 |
 | `key_hash` | hash of the key (broker_state/consume_queue/unit.py), bits of a u64 |
+| `dedup_hash` | header `popstream-dedup-id` (popstream/wire/dedup_id.py); null: none |
 | `inner_count`, `inner_key_hashes`, `is_readable` | headers of an inner batch (popstream/payload/inner_batch.py) |
 
 All of it is Spark SQL: it runs in parallel in the JVM, and key, value and other headers never reach Python.
@@ -23,16 +24,18 @@ import pyarrow.compute as pc
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from broker_state.consume_queue import Units
+from broker_state.consume_queue import NO_DUPLICATE, Units
 from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
 from pipelines.build_consume_queue.builder import Queue
 from popstream.payload.inner_batch import DIGITS_MAX, KEY_HASH_BYTES
 from popstream.wire.command import QueueType
+from popstream.wire.dedup_id import DEDUP_HASH_BYTES, DEDUP_ID_BYTES_MAX
 from popstream.wire.deliver_at import DELIVER_AT_DIGITS_MAX
 from popstream.wire.headers import (
     BATCH_BYTES_HEADER,
     BATCH_COUNT_HEADER,
     BATCH_KEYS_HEADER,
+    DEDUP_ID_HEADER,
     DELIVER_AT_HEADER,
     TAG_HEADER,
 )
@@ -41,6 +44,7 @@ from popstream.wire.tag import HASH_BYTES
 
 __all__ = ["DELTA_SCHEMA", "UNIT_SCHEMA", "delta_rows", "store_dates", "table_of", "unit_columns", "units_by_queue"]
 
+_NOT_NUMBERS = frozenset(("topic", "inner_key_hashes", "dedup_hash"))
 _OF_THE_BUILD = ("build_seq", "state_epoch", "store_date")
 
 UNIT_SCHEMA = pa.schema(
@@ -56,6 +60,7 @@ UNIT_SCHEMA = pa.schema(
         pa.field("inner_key_hashes", pa.binary()),
         pa.field("is_readable", pa.bool_()),
         pa.field("deliver_at_ms", pa.int64()),
+        pa.field("dedup_hash", pa.binary()),
     ]
 )
 
@@ -99,6 +104,7 @@ def unit_columns(records: DataFrame, batch_topics: Collection[str] = ()) -> Data
         .alias("inner_key_hashes"),
         (~is_batch | is_consistent).alias("is_readable"),
         f.nullif(_number(_header(DELIVER_AT_HEADER), DELIVER_AT_DIGITS_MAX), f.lit(0)).alias("deliver_at_ms"),
+        _dedup_hash(_header(DEDUP_ID_HEADER)).alias("dedup_hash"),
     )
 
 
@@ -117,7 +123,8 @@ def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset(
     table = table.set_column(
         table.schema.get_field_index("deliver_at_ms"), "deliver_at_ms", pc.fill_null(table["deliver_at_ms"], 0)
     )
-    columns = {name: table[name].to_numpy() for name in table.schema.names if name not in {"topic", "inner_key_hashes"}}
+    columns = {name: table[name].to_numpy() for name in table.schema.names if name not in _NOT_NUMBERS}
+    columns["dedup_high"], columns["dedup_low"] = _halves(table["dedup_hash"])
     order = np.lexsort((columns["queue_offset"], columns["queue_id"], codes))
     ends = np.flatnonzero(np.diff(codes[order]) | np.diff(columns["queue_id"][order])) + 1
     keys = table["inner_key_hashes"]
@@ -131,6 +138,7 @@ def units_by_queue(table: pa.Table, *, batch_topics: frozenset[str] = frozenset(
 def table_of(queue: Queue, units: Units) -> pa.Table:
     """Return units as a table of `UNIT_SCHEMA`; the inverse of `units_by_queue`."""
     count = len(units)
+    has_ids = (units.dedup_high | units.dedup_low).astype(np.bool_).tolist()
     more, ends = units.more_key_hashes.astype(">u8").tobytes(), [0, *units.more_key_ends.tolist()]
     cuts = [more[KEY_HASH_BYTES * a : KEY_HASH_BYTES * b] or None for a, b in itertools.pairwise(ends)]
     columns = {
@@ -145,6 +153,11 @@ def table_of(queue: Queue, units: Units) -> pa.Table:
         "inner_key_hashes": pa.array(cuts, pa.binary()),
         "is_readable": units.is_readable,
         "deliver_at_ms": pa.array(units.deliver_at_ms, mask=units.deliver_at_ms == 0),
+        "dedup_hash": pa.array(
+            [units.dedup_hash(row) if has_id else None for row, has_id in enumerate(has_ids)], pa.binary()
+        )
+        if any(has_ids)
+        else pa.nulls(count, pa.binary()),
     }
     return pa.table(columns, schema=UNIT_SCHEMA)
 
@@ -156,6 +169,7 @@ def delta_rows(queue: Queue, topic_id: str, queue_type: QueueType, units: Units)
         "topic_id": pa.repeat(topic_id, len(units)),
         "queue_type": pa.repeat(queue_type, len(units)),
         "message_base": pa.array(units.message_base),
+        "duplicate_of": pa.array(units.duplicate_of, mask=units.duplicate_of == NO_DUPLICATE),
     }
     return pa.table([added[name] if name in added else rows[name] for name in DELTA_SCHEMA.names], schema=DELTA_SCHEMA)
 
@@ -183,7 +197,19 @@ def _units(columns: dict[str, np.ndarray], rows: np.ndarray, more: list[bytes | 
         more_key_hashes=np.frombuffer(b"".join(keys or b"" for keys in more), ">u8").astype(np.uint64),
         is_readable=columns["is_readable"][rows].astype(np.bool_) if is_batch else ones.astype(np.bool_),
         deliver_at_ms=columns["deliver_at_ms"][rows],
+        dedup_high=columns["dedup_high"][rows],
+        dedup_low=columns["dedup_low"][rows],
+        duplicate_of=ones * NO_DUPLICATE,
     )
+
+
+def _halves(hashes: pa.ChunkedArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return both halves of hashes of 16 bytes; 0 for null."""
+    found = np.zeros((len(hashes), 2), np.uint64)
+    if hashes.null_count < len(hashes):
+        is_given = hashes.is_valid().to_numpy()
+        found[is_given] = np.frombuffer(b"".join(hashes.drop_null().to_pylist()), ">u8").reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def _headers() -> Column:
@@ -207,6 +233,11 @@ def _number(text: Column, digits_max: int = DIGITS_MAX) -> Column:
 def _tag_hash(tag: Column) -> Column:
     hashed = f.conv(f.substring(f.sha2(tag, 256), 1, 2 * HASH_BYTES), 16, -10).cast("bigint")
     return f.when(f.coalesce(f.length(tag), f.lit(0)) == 0, f.lit(0)).otherwise(_never_zero(hashed))
+
+
+def _dedup_hash(dedup_id: Column) -> Column:
+    hashed = f.unhex(f.substring(f.sha2(dedup_id, 256), 1, 2 * DEDUP_HASH_BYTES))
+    return f.when(f.length(dedup_id).between(1, DEDUP_ID_BYTES_MAX), hashed)
 
 
 def _never_zero(hashed: Column) -> Column:

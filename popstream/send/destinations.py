@@ -111,8 +111,13 @@ class Destinations:
                 raise Invalid(text, subject=topic)
         elif message.key is not None:
             queue_id = _partition_of(message.key, max(1, len(self._partitions_of(topic))))
+        elif message.dedup_id is not None:  # so that repeats meet in one queue
+            queue_id = _partition_of(message.dedup_id.encode(), max(1, len(self._partitions_of(topic))))
         if message.key is None and queue_type == "sparse":
             text = f"{topic} is a sparse topic, which Kafka compacts by key: a message needs one"
+            raise Invalid(text, subject=topic)
+        if message.dedup_id is not None and queue_type != "simple":
+            text = f"{topic} is a {queue_type} topic, of which the job drops no duplicates: send without dedup_id"
             raise Invalid(text, subject=topic)
         is_batch = queue_type == "batch"
         deliver_at_ms = message.deliver_at_ms if is_batch else AT_ONCE

@@ -13,8 +13,16 @@ import msgspec
 from popstream.awaitable import AwaitableFuture
 from popstream.payload.redelivery import Redelivery
 from popstream.wire.base_errors import Invalid
+from popstream.wire.dedup_id import DEDUP_ID_BYTES_MAX
 from popstream.wire.deliver_at import AT_ONCE, epoch_ms
-from popstream.wire.headers import DELIVER_AT_HEADER, MESSAGE_ID_HEADER, OWN_PREFIX, TAG_HEADER, is_own_header
+from popstream.wire.headers import (
+    DEDUP_ID_HEADER,
+    DELIVER_AT_HEADER,
+    MESSAGE_ID_HEADER,
+    OWN_PREFIX,
+    TAG_HEADER,
+    is_own_header,
+)
 from popstream.wire.limits import POP_MESSAGES_MAX
 
 if TYPE_CHECKING:
@@ -48,8 +56,8 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One message for `Producer.send_many`; the fields are those of `Producer.send`.
 
     Raises:
-        Invalid: A field has the wrong type, a header is one of popstream's own, `deliver_at` has no time zone, or there
-            is neither value nor key.
+        Invalid: A field has the wrong type, a header is one of popstream's own, `deliver_at` has no time zone,
+            `dedup_id` is too long, or there is neither value nor key.
     """
 
     topic: str
@@ -60,17 +68,13 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     tag: str | None = None
     wait_for_store: bool = True
     deliver_at: datetime | int | None = None
+    dedup_id: str | None = None
 
     def __post_init__(self) -> None:
         """Check the types, since Kafka takes bytes, and the names of the headers."""
         is_plain = self.key is None and self.tag is None and self.queue_id is None and not self.headers
-        if (
-            is_plain
-            and self.deliver_at is None
-            and type(self.value) is bytes
-            and type(self.topic) is str
-            and self.topic
-        ):
+        is_plain = is_plain and self.deliver_at is None and self.dedup_id is None
+        if is_plain and type(self.value) is bytes and type(self.topic) is str and self.topic:
             return  # most messages, at high rates
         wrong = [
             f"{name} must be {kind.__name__}, not {type(found).__name__}"
@@ -80,6 +84,7 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
                 ("key", self.key, bytes),
                 ("queue_id", self.queue_id, int),
                 ("tag", self.tag, str),
+                ("dedup_id", self.dedup_id, str),
             )
             if found is not None and not isinstance(found, kind)
         ]
@@ -97,12 +102,15 @@ class OutgoingMessage(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             raise Invalid(message, subject=str(self.topic), details=wrong)
         if own := [name for name, _ in self.headers if is_own_header(name)]:
             message = (
-                f"headers that begin with {OWN_PREFIX} are set by the producer; tag and deliver_at are arguments of"
-                " their own"
+                f"headers that begin with {OWN_PREFIX} are set by the producer; tag, deliver_at and dedup_id are"
+                " arguments of their own"
             )
             raise Invalid(message, subject=self.topic, details=own)
         if self.deliver_at is not None:
             self._require_time(self.deliver_at)
+        if self.dedup_id is not None and not 1 <= len(self.dedup_id.encode()) <= DEDUP_ID_BYTES_MAX:
+            message = f"dedup_id must be 1 to {DEDUP_ID_BYTES_MAX} bytes of UTF-8, not {len(self.dedup_id.encode())}"
+            raise Invalid(message, subject=self.topic)
 
     def _require_time(self, deliver_at: object) -> None:
         if not isinstance(deliver_at, (datetime, int)) or isinstance(deliver_at, bool):
@@ -255,6 +263,8 @@ class Outgoing(msgspec.Struct, eq=False, gc=False):
             headers.append((TAG_HEADER, self.message.tag.encode()))
         if deliver_at_ms := self.message.deliver_at_ms:
             headers.append((DELIVER_AT_HEADER, b"%d" % deliver_at_ms))
+        if self.message.dedup_id is not None:
+            headers.append((DEDUP_ID_HEADER, self.message.dedup_id.encode()))
         if self.redelivery is not None:
             headers.append(self.redelivery.header())
         return headers

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from kafka.future import Future
 
 from popstream.payload.payloads import Payload
+from popstream.wire.dedup_id import dedup_id_of
 from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.headers import BATCH_COUNT_HEADER
 from popstream.wire.tag import tag_hash, tag_value
@@ -70,6 +71,7 @@ class MemoryKafka:
             tag=tag_hash(tag_value(headers)),
             count=int(dict(headers).get(BATCH_COUNT_HEADER, b"1")),
             deliver_at_ms=deliver_at_ms_of(headers),
+            dedup_id=dedup_id_of(headers),
             queue_type=self._type_of(topic),
         )
         place = SimpleNamespace(

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 __all__ = ["MemoryJob"]
 
 PARTITION_COUNT = 4
+DEDUP_WINDOW_MS = 300_000
+"""The default of a job."""
 _TRANSPORT_SETTINGS = frozenset(("answer_timeout_ms", "resend_after_ms"))
 _decode_command = msgspec.json.Decoder(Command).decode
 
@@ -79,6 +81,7 @@ class MemoryJob:
         self.cpu_s = 0.0
         self.payloads = MemoryTopics()
         self._queue_types: dict[str, QueueType] = {}
+        self._accepted_ms: dict[tuple[str, int, bytes], int] = {}
         self._lock = threading.Lock()
         self._kv = MemoryKv()
         self._links: list[MemoryLink] = []
@@ -151,6 +154,7 @@ class MemoryJob:
         tag: int = 0,
         count: int = 1,
         deliver_at_ms: int = 0,
+        dedup_id: bytes = b"",
         queue_type: QueueType = "batch",
     ) -> int:
         """Append one record to a queue, of this type if it is new, and dispatch it as a unit of `count` messages.
@@ -163,9 +167,20 @@ class MemoryJob:
         queue_offset = len(written) - 1
         if not queue_offset:
             self.send(Declare(v=1, topic=topic, queue_id=queue_id, topic_id=topic, queue_type=queue_type))
-        ranges = [WrittenRange(queue_offset, queue_offset, tag, count, deliver_at_ms)]
-        self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
+        if dedup_id and self._is_duplicate(topic, queue_id, dedup_id):
+            self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, skip=[(queue_offset, queue_offset)]))
+        else:
+            ranges = [WrittenRange(queue_offset, queue_offset, tag, count, deliver_at_ms)]
+            self.send(Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges))
         return queue_offset
+
+    def _is_duplicate(self, topic: str, queue_id: int, dedup_id: bytes) -> bool:
+        """Tell whether the queue has accepted the id within the window; if not, it accepts it now."""
+        accepted_ms = self._accepted_ms.get((topic, queue_id, dedup_id))
+        if accepted_ms is not None and self.now_ms - accepted_ms < DEDUP_WINDOW_MS:
+            return True
+        self._accepted_ms[topic, queue_id, dedup_id] = self.now_ms
+        return False
 
     def make_topic(self, topic: str, queue_count: int) -> None:
         """Create a topic with empty queues, which the job does not know yet."""

@@ -22,6 +22,7 @@ __all__ = [
     "DEAD_LETTER_REASON_HEADER",
     "DEAD_LETTER_TOO_LARGE_HEADER",
     "DEAD_LETTER_TOPIC_HEADER",
+    "DEDUP_ID_HEADER",
     "DELIVER_AT_HEADER",
     "MESSAGE_ID_HEADER",
     "OWN_PREFIX",
@@ -39,6 +40,9 @@ TAG_HEADER = "popstream-tag"
 
 DELIVER_AT_HEADER = "popstream-deliver-at"
 """When a message can be popped, ms since 1970, in ASCII digits; without it as soon as it is written."""
+
+DEDUP_ID_HEADER = "popstream-dedup-id"
+"""Id of a message by which the builder recognises repeats, in UTF-8 (popstream.wire.dedup_id)."""
 
 MESSAGE_ID_HEADER = "popstream-message-id"
 """Id of a message that is a record of its own (popstream.payload.message_id)."""

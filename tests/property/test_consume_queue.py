@@ -53,7 +53,7 @@ def written(
     """Units of [start, end), sparse in one stretch and dense in the next, numbered from the anchor."""
     units: list[Unit] = []
     at, base, now_ms = start, anchor, 10_000
-    delayed = chance.choice([0, 0, 0.01, 0.9])
+    delayed, named = chance.choice([0, 0, 0.01, 0.9]), chance.choice([0, 0, 0.01, 0.9])
     while at < end and len(units) < 6_000:
         stretch_end = min(end, at + chance.choice([1, 50, 700, 3_000]))
         share = chance.choice([0.0, 0.01, 0.5, 1.0, 1.0])
@@ -73,6 +73,9 @@ def written(
                 more_key_hashes=tuple(chance.choices(KEYS, k=chance.randrange(3))) if count > 1 else (),
                 is_readable=count > 1 or chance.random() > 0.01,
                 deliver_at_ms=now_ms + 7 if chance.random() < delayed else 0,
+                dedup_high=5 if (has_id := chance.random() < named) else 0,
+                dedup_low=2**64 - 1 if has_id else 0,
+                duplicate_of=chance.choice([-1, start]) if has_id and queue_offset > start else -1,
             )
             base += count
             units.append(unit)

@@ -36,6 +36,7 @@ def unit_row(topic: str, queue_offset: int, **changed: Any) -> dict[str, Any]:
         "inner_key_hashes": None,
         "is_readable": True,
         "deliver_at_ms": None,
+        "duplicate_of": None,
         "build_seq": 1,
         "state_epoch": "epoch",
         "store_date": TODAY,

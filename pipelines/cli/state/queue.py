@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from broker_state.consume_queue import Unit
+from broker_state.consume_queue import NO_DUPLICATE, Unit
 from checkpoints.layout import JobFolder
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
 from pipelines.cli.printing import standard_output
@@ -152,9 +152,11 @@ def _unit_text(found: FoundUnit) -> str:
     messages = "" if unit.inner_count == 1 else f", {unit.inner_count:,} messages from {unit.message_base:,}"
     tag = f", tag {unit.tag_hash}" if unit.tag_hash else ""
     delay = f", to be delivered at {_time_text(unit.deliver_at_ms)}" if unit.deliver_at_ms else ""
+    is_first = unit.duplicate_of == NO_DUPLICATE
+    repeats = "" if is_first else f", a duplicate of offset {unit.duplicate_of:,}, which no group gets"
     unreadable = "" if unit.is_readable else ", UNREADABLE: the headers of its inner batch are malformed"
     what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {_time_text(unit.store_time_ms)}"
-    return f"{found.by}: {what}{messages}{tag}{delay}{unreadable}"
+    return f"{found.by}: {what}{messages}{tag}{delay}{repeats}{unreadable}"
 
 
 def _time_text(time_ms: int) -> str:

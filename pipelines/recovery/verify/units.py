@@ -28,6 +28,7 @@ from pipelines.recovery.verify.slices import slices_of
 from pipelines.recovery.verify.table_rows import PieceReader
 from pipelines.recovery.verify.work_folder import replace_file
 from popstream.payload.inner_batch import inner_count
+from popstream.wire.dedup_id import dedup_hash_of
 from popstream.wire.deliver_at import deliver_at_ms_of
 from popstream.wire.headers import BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.key_hash import key_hash
@@ -181,14 +182,15 @@ def _compare_with_log(
 def _log_rows(queue: Queue, record: ConsumeQueue, records: Iterable[Any]) -> pa.Table:
     """Return the units that records lead to, by the rules of `unit_columns`."""
     is_batch = record.queue_type == "batch"
-    rows = [_unit_row(each, is_batch=is_batch) for each in records]
+    has_ids = record.queue_type == "simple"
+    rows = [_unit_row(each, is_batch=is_batch, has_ids=has_ids) for each in records]
     columns = list(zip(*rows, strict=True)) if rows else [()] * (len(UNIT_SCHEMA) - 2)
     arrays = [pa.array(values, field.type) for values, field in zip(columns, list(UNIT_SCHEMA)[2:], strict=True)]
     names = [pa.repeat(queue[0], len(rows)), pa.repeat(pa.scalar(queue[1], pa.int32()), len(rows))]
     return pa.table([*names, *arrays], schema=UNIT_SCHEMA)
 
 
-def _unit_row(record: Any, *, is_batch: bool) -> tuple[Any, ...]:  # noqa: ANN401 - kafka-python has no types
+def _unit_row(record: Any, *, is_batch: bool, has_ids: bool) -> tuple[Any, ...]:  # noqa: ANN401 - kafka-python has no types
     size = len(record.value or b"")
     count = inner_count(record.headers, size)
     headers = dict(record.headers)
@@ -203,6 +205,7 @@ def _unit_row(record: Any, *, is_batch: bool) -> tuple[Any, ...]:  # noqa: ANN40
         (headers.get(BATCH_KEYS_HEADER) or None) if is_inner_batch else None,
         count is not None or not is_batch,
         deliver_at_ms_of(record.headers) or None,
+        (dedup_hash_of(record.headers) or None) if has_ids else None,
     )
 
 

@@ -237,6 +237,35 @@ def test_times_of_delivery_are_in_units_dispatches_and_rows(lab: Lab) -> None:
     }
 
 
+def test_duplicates_reach_no_group(lab: Lab) -> None:
+    """Whoever sends them, in one micro-batch and in several, also across a restart; ids that are none are ignored."""
+    topic = lab.topic("repeated", 2)
+    with Producer(lab.servers, prefix=lab.prefix) as producer:
+        sent = [producer.send(topic, b"%d" % number, dedup_id="order-17") for number in range(3)]
+        producer.flush()
+    (queue_id,) = {future.result().queue_id for future in sent}
+    lab.wait(topic, queue_id)
+    lab.restart()
+    for value in (b"order-17", b"order-18", b"", b"", b"x" * 129, b"x" * 129):
+        lab.send(topic, 1, queue_id, headers=[("popstream-dedup-id", value)])
+    now_ms = int(time.time() * 1000)
+    lab.send(topic, 1, queue_id, headers=[("popstream-dedup-id", b"order-18")], timestamp_ms=now_ms + 301_000)
+    lab.wait(topic, queue_id)
+
+    wanted = [None, 0, 0, 0, None, None, None, None, None, None]
+    assert [unit.duplicate_of for unit in lab.units(topic, queue_id)] == [-1 if at is None else at for at in wanted]
+    assert lab.pop_all(topic, queue_id) == [at for at, first in enumerate(wanted) if first is None]
+    rows = wait_for(
+        lambda: (
+            len(found := [row for row in table_rows(lab.job.folder.delta, "consume_queue") if row["topic"] == topic])
+            == len(wanted)
+            and found
+        ),
+        lab.job,
+    )
+    assert {row["queue_offset"]: row["duplicate_of"] for row in rows} == dict(enumerate(wanted))
+
+
 def test_what_transactions_leave_are_holes(lab: Lab) -> None:
     """Aborted records and control records, in the middle, at the end, and alone in a micro-batch."""
     topic = lab.topic("transactions")

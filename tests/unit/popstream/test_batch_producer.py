@@ -24,6 +24,7 @@ from kafka.errors import (
 )
 
 from popstream import NotWritten, OutcomeUnknown, OutgoingMessage, Producer
+from popstream.exchange.partitioner import partition_of
 from popstream.payload.inner_batch import unwrap
 from popstream.send.kafka_errors import send_outcome_of
 from popstream.send.ordered_sender import _first_turn
@@ -36,6 +37,7 @@ from popstream.wire.headers import (
     BATCH_BASE_HEADER,
     BATCH_COUNT_HEADER,
     BATCH_KEYS_HEADER,
+    DEDUP_ID_HEADER,
     DELIVER_AT_HEADER,
     MESSAGE_ID_HEADER,
     TAG_HEADER,
@@ -139,6 +141,9 @@ def test_threads_that_wait_have_their_results(producer: Producer) -> None:
         ({"value": b"v", "queue_id": 9}, "no queue 9"),
         ({"value": b"v", "queue_id": -1}, "no queue"),
         ({"value": b"v", "tag": b"t"}, "tag must be str"),
+        ({"value": b"v", "dedup_id": b"x"}, "dedup_id must be str"),
+        ({"value": b"v", "dedup_id": ""}, "dedup_id must be 1 to 128 bytes of UTF-8, not 0"),
+        ({"value": b"v", "dedup_id": "é" * 65}, "dedup_id must be 1 to 128 bytes of UTF-8, not 130"),
         ({"value": b"v", "deliver_at": 1.5}, "deliver_at must be a datetime or an int of ms since 1970, not float"),
         ({"value": b"v", "deliver_at": datetime(2026, 1, 1)}, "2026-01-01T00:00:00 has no time zone"),  # noqa: DTZ001
         ({"value": b"v", "headers": [("a",)]}, "not enough values"),
@@ -266,6 +271,32 @@ def test_messages_of_one_time_of_delivery_are_a_unit(producer: Producer, kafka: 
     unwrapped = unwrap(kafka.sent[0]["value"], kafka.sent[0]["headers"])
     assert unwrapped is not None
     assert [one.deliver_at_ms for one in unwrapped] == [5_000, 5_000]
+
+
+def test_an_id_chooses_the_queue_where_nothing_else_does(producer: Producer, kafka: MemoryKafka) -> None:
+    for number in range(12):
+        for fields in ({}, {}, {"key": b"k"}, {"queue_id": 2}):
+            producer.send("orders", b"v", dedup_id=f"order-{number}", **fields)
+    producer.flush()
+    assert all(dict(record["headers"])[DEDUP_ID_HEADER].startswith(b"order-") for record in kafka.sent)
+    places: dict[bytes, set[int]] = {}
+    for record in kafka.sent:
+        if record["key"] is None and record["value"] == b"v":
+            places.setdefault(dict(record["headers"])[DEDUP_ID_HEADER], set()).add(record["partition"])
+    assert {queue_id for found in places.values() for queue_id in found} == {0, 1, 2}
+    assert all(partition_of(name, 3) in found <= {partition_of(name, 3), 2} for name, found in places.items())
+    keyed = {record["partition"] for record in kafka.sent if record["key"]}
+    assert keyed == {partition_of(b"k", 3)}
+
+
+@pytest.mark.parametrize("topic", ["units", "table"])
+def test_an_id_is_refused_where_no_duplicate_is_dropped(producer: Producer, kafka: MemoryKafka, topic: str) -> None:
+    message = OutgoingMessage(topic=topic, value=b"v", key=b"k", dedup_id="order-1")
+    with pytest.raises(Invalid, match="of which the job drops no duplicates"):
+        producer.send_and_wait(topic, b"v", b"k", dedup_id="order-1")
+    with pytest.raises(Invalid, match="of which the job drops no duplicates"):
+        producer.send_many([message])
+    assert kafka.sent == []
 
 
 def test_what_kafka_python_does_not_take_is_not_written(producer: Producer, kafka: MemoryKafka) -> None:

@@ -154,6 +154,14 @@ def test_the_time_of_delivery_travels_as_header_and_in_the_dispatch(
     ]
 
 
+def test_a_producer_that_dispatches_takes_no_ids(producer: Producer, kafka: FakeKafkaProducer) -> None:
+    with pytest.raises(Invalid, match="makes every message poppable, also duplicates"):
+        producer.send("orders", b"v", dedup_id="order-1").result(60)
+    with pytest.raises(Invalid, match="makes every message poppable, also duplicates"):
+        producer.send_many([OutgoingMessage(topic="orders", value=b"v", dedup_id="order-1")])
+    assert kafka.sent == []
+
+
 def test_more_than_seven_days_ahead_by_the_brokers_clock_is_refused(
     job: MemoryJob, producer: Producer, kafka: FakeKafkaProducer
 ) -> None:

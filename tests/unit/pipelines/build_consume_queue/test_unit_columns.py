@@ -17,6 +17,7 @@ UNIT = {
     "inner_key_hashes": None,
     "is_readable": True,
     "deliver_at_ms": None,
+    "dedup_hash": None,
 }
 
 
@@ -42,5 +43,18 @@ def test_units_at_once_have_no_time_of_delivery() -> None:
     ]
     ((queue, units),) = units_by_queue(pa.Table.from_pylist(rows, UNIT_SCHEMA))
     assert units.deliver_at_ms.tolist() == [0, 1_790_000_000_000, 0]
+    assert units.is_whole
+    assert table_of(queue, units).to_pylist() == rows
+
+
+def test_units_have_the_hash_of_their_id_in_two_halves() -> None:
+    hashes = [None, bytes(range(16)), b"\xff" * 16]
+    rows = [
+        {"topic": "t", **UNIT, "queue_offset": at, "inner_count": 1, "dedup_hash": hashed}
+        for at, hashed in enumerate(hashes)
+    ]
+    ((queue, units),) = units_by_queue(pa.Table.from_pylist(rows, UNIT_SCHEMA))
+    assert [units.dedup_hash(row) for row in range(3)] == [bytes(16), *hashes[1:]]
+    assert units.duplicate_of.tolist() == [-1, -1, -1]
     assert units.is_whole
     assert table_of(queue, units).to_pylist() == rows

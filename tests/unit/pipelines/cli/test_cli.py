@@ -334,6 +334,10 @@ def test_a_unit_is_shown_with_its_time_of_delivery() -> None:
     assert shown.endswith("stored 1970-01-01 00:00:00.000+00:00, to be delivered at 2030-01-01 00:00:00.000+00:00")
     far = msgspec.structs.replace(unit, deliver_at_ms=10**15 - 1)
     assert "to be delivered at 999999999999999 ms since 1970" in _unit_text(FoundUnit("at or after the offset", far))
+    repeated = msgspec.structs.replace(unit, duplicate_of=1_234)
+    assert _unit_text(FoundUnit("with the key", repeated)).endswith(
+        ", a duplicate of offset 1,234, which no group gets"
+    )
     now = msgspec.structs.replace(unit, deliver_at_ms=0)
     assert "delivered" not in _unit_text(FoundUnit("at or after the offset", now))
 

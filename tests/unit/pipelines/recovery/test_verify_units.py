@@ -20,7 +20,7 @@ from checkpoints.applied import Applied
 from connectors.delta.pieces import find_pieces
 from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
 from pipelines.apply_ops.outbox import EntryKind, Outbox
-from pipelines.build_consume_queue.builder import Builder, Queue, reader_of
+from pipelines.build_consume_queue.builder import Builder, Queue, read_queues, reader_of
 from pipelines.build_consume_queue.unit_columns import delta_rows, units_by_queue
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify import units as units_module
@@ -57,6 +57,8 @@ def record(topic: str, offset: int) -> Record:
     tag = [("popstream-tag", b"paid")] if offset % 2 else []
     if offset % 11 == 0:
         tag.append(("popstream-deliver-at", b"%d" % (2_000 + offset) if offset % 2 else b"soon"))
+    if offset % 9 == 0:
+        tag.append(("popstream-dedup-id", b"order-%d" % (offset // 18)))
     if topic != "batched" or offset % 5 == 0:
         return Record(offset, 1_000 + offset, key, b"x" * offset, tag)
     messages = [InnerMessage(b"%d" % number, 0) for number in range(1 + offset % 4)]
@@ -162,6 +164,15 @@ def test_units_of_every_type_equal_their_rows_and_records(scene: UnitScene) -> N
     in_delta = sum(each.offset < IN_DELTA for records in scene.records.values() for each in records)
     assert (found.in_delta.equal, found.in_outbox) == (in_delta, scene.units - in_delta)
     assert found.in_log.equal == scene.units
+    with RocksStore(scene.root / "queues", BUILDER_FAMILIES, read_only=True) as store:
+        queues = dict(read_queues(store))
+        marks = {
+            queue[0]: units_between(record, reader_of(store, queue), 0, RECORDS).duplicate_of
+            for queue, record in queues.items()
+        }
+    assert {topic: sorted(set(found.tolist())) for topic, found in marks.items()} == {
+        "plain": [-1, 18, 36, 72], "batched": [-1], "latest": [-1],
+    }  # fmt: skip
 
 
 def test_missing_repeated_and_changed_rows_are_counted_and_named(scene: UnitScene) -> None:

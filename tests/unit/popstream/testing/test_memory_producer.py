@@ -66,3 +66,13 @@ def test_what_is_to_be_delivered_later_is_dispatched_with_its_time() -> None:
         for topic in ("orders", "units"):
             assert [message.deliver_at_ms for message in consumer.pop(topic, 0)] == [1_060_000] * 2
             assert [record.deliver_at_ms for record in consumer.read(topic, 0, 0, count=9)] == [1_060_000] * 2
+
+
+def test_duplicates_are_dropped_for_five_minutes_after_the_first_one() -> None:
+    job = MemoryJob()
+    with job.producer() as producer, job.consumer("billing") as consumer:
+        for wait_ms in (0, 299_999, 1, 0):
+            job.advance(wait_ms)
+            producer.send_and_wait("orders", b"%d" % job.now_ms, dedup_id="order-17")
+        producer.send_and_wait("orders", b"another", dedup_id="order-18")
+        assert [message.value for message in consumer.pop("orders", 0)] == [b"1000000", b"1300000", b"another"]
