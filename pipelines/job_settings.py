@@ -54,7 +54,7 @@ class JobSettings(BaseSettings):
         default=300.0,
         description=(
             "seconds after a message in which others of its queue with the same dedup_id are dropped; higher: later"
-            " repeats are recognised, more ids are kept; 0: none is dropped"
+            " repeats are recognised, more ids are kept; 0: none is dropped. It holds for messages read from then on"
         ),
     )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(
