@@ -78,7 +78,7 @@ def encode_block(scan: Scan) -> bytes:
     if units.deliver_at_ms.any():
         form = _FORM_WITH_DELAYS
         columns.append(units.deliver_at_ms)
-    if units.dedup_high.any() or units.dedup_low.any():
+    if units.dedup_high.any() or units.dedup_low.any() or (units.duplicate_of != NO_DUPLICATE).any():
         form = _FORM_WITH_IDS
         repeats = np.where(units.duplicate_of == NO_DUPLICATE, 0, units.queue_offset - units.duplicate_of)
         columns[_DELIVER_AT:] = [units.deliver_at_ms, units.dedup_high, units.dedup_low, repeats]

@@ -3,6 +3,7 @@
 import functools
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -180,7 +181,10 @@ def _codec_values() -> Iterator[tuple[str, bytes]]:
     yield "consume queue", ConsumeQueue("id", "batch", 1_000, 70_000, 5, 900, 400, 895).encode()
     units = _units()
     simple = Units.simple(np.array([3072, 3073]), np.array([90, 91]), np.array([5, 5]))
-    for block in (encode_block(Scan(3072, 3500, units)), encode_block(Scan(3072, 3074, simple))):
+    delayed = replace(simple, deliver_at_ms=np.array([0, 9]))
+    named = replace(delayed, dedup_low=np.array([7, 7], np.uint64), duplicate_of=np.array([-1, 3072]))
+    scans = (Scan(3072, 3500, units), *(Scan(3072, 3074, each) for each in (simple, delayed, named)))
+    for block in map(encode_block, scans):
         yield "block", block
         yield "block, sealed", unseal("seed", block)
     page = encode_page({192: summary_of(units), 255: summary_of(simple)})

@@ -41,6 +41,7 @@ from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.settings import ClientSettings
 from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.command import Pop
+from popstream.wire.dedup_id import dedup_hash_of
 from popstream.wire.key_hash import key_hash
 from tests.support.left_behind import end_offsets, records_between, table_rows
 from tests.support.wire import start_job, wait_for
@@ -254,6 +255,11 @@ def test_duplicates_reach_no_group(lab: Lab) -> None:
 
     wanted = [None, 0, 0, 0, None, None, None, None, None, None]
     assert [unit.duplicate_of for unit in lab.units(topic, queue_id)] == [-1 if at is None else at for at in wanted]
+    hashes = [
+        unit.dedup_high.to_bytes(8, "big") + unit.dedup_low.to_bytes(8, "big") for unit in lab.units(topic, queue_id)
+    ]
+    seventeen, eighteen = (dedup_hash_of([("popstream-dedup-id", name)]) for name in (b"order-17", b"order-18"))
+    assert hashes == [seventeen] * 4 + [eighteen] + [bytes(16)] * 4 + [eighteen]
     assert lab.pop_all(topic, queue_id) == [at for at, first in enumerate(wanted) if first is None]
     rows = wait_for(
         lambda: (
