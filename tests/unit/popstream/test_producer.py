@@ -166,7 +166,7 @@ def test_more_than_seven_days_ahead_by_the_brokers_clock_is_refused(
     job: MemoryJob, producer: Producer, kafka: FakeKafkaProducer
 ) -> None:
     """The clock of the job shows 1970 here, which the producer knows after an answer."""
-    far = OutgoingMessage(topic="orders", value=b"v", deliver_at=job.now_ms + DELAY_MS_MAX + 60_000)
+    far = OutgoingMessage(topic="orders", value=b"v", queue_id=0, deliver_at=job.now_ms + DELAY_MS_MAX + 60_000)
     assert producer.send_many([far])[0].result(60).queue_offset == 0
     producer.flush()
     with pytest.raises(Invalid, match="ms ahead, and may be 604,800,000"):
