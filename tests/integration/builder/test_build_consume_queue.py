@@ -71,7 +71,7 @@ class Lab:
         self.admin = KafkaAdminClient(bootstrap_servers=self.servers)
         self.settings: dict[str, Any] = {
             "message_topics": f"{prefix}-*",
-            "queue_types": {f"{prefix}-batches": "batch"},
+            "queue_types": {f"{prefix}-batches": "batch", f"{prefix}-units": "batch"},
             "build_records_per_task_max": 100,
         }
         self.job: Job = self.start()
@@ -200,7 +200,7 @@ def test_messages_of_a_plain_producer_are_popped(lab: Lab) -> None:
 
 def test_times_of_delivery_are_in_units_dispatches_and_rows(lab: Lab) -> None:
     """Of plain records, also malformed ones, and of our producer; in units of a batch topic too."""
-    plain, batches = lab.topic("delayed"), lab.topic("batches")
+    plain, batches = lab.topic("delayed"), lab.topic("units")
     later_ms = int(time.time() * 1000) + 3_600_000
     values = (b"%d" % later_ms, b"%d" % later_ms, b"-5", b"soon", b"", b"1" * 16, b"0", b"7")
     for value in values:
