@@ -297,16 +297,18 @@ class LibrdkafkaReader:
                 started.append(queue)
             elif not place.is_assigned and place.not_before_s <= now_s:
                 started.append(queue)
+        given_up: list[QueueKey] = []
         idle = [queue for queue in self._places if queue not in targets]
         for number, queue in enumerate(reversed(idle)):
             place = self._places[queue]
             is_given_up = number >= IDLE_MAX or now_s - place.wanted_s > IDLE_S_MAX
+            if is_given_up:
+                given_up.append(queue)
             if place.is_assigned and (is_given_up or place.received_bytes > READ_AHEAD_BYTES):
                 stopped.append(queue)
         self._assign(started, stopped)
-        for number, queue in enumerate(reversed(idle)):
-            if number >= IDLE_MAX or now_s - self._places[queue].wanted_s > IDLE_S_MAX:
-                del self._places[queue]
+        for queue in given_up:
+            del self._places[queue]
 
     def _assign(self, started: Iterable[QueueKey], stopped: Iterable[QueueKey]) -> None:
         """End the assignment of some partitions, and begin that of others at the offset to receive next."""
