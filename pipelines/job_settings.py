@@ -8,6 +8,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.wire.command import QueueType
+from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
 
 __all__ = ["JobSettings"]
 
@@ -51,7 +52,7 @@ class JobSettings(BaseSettings):
         default=50_000, description="records of a message topic that one task reads; fewer: more parallel tasks"
     )
     dedup_window_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
-        default=300.0,
+        default=DEDUP_WINDOW_MS_DEFAULT / 1000,
         description=(
             "seconds after a message in which others of its queue with the same dedup_id are dropped; higher: later"
             " repeats are recognised, more ids are kept; 0: none is dropped. It holds for messages read from then on"

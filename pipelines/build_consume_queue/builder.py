@@ -56,6 +56,7 @@ from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Declare, Dispatch, QueueType, encode_command
+from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
 
 __all__ = [
     "Builder",
@@ -75,7 +76,6 @@ BUILT_KEY = b"built"
 DELTA_END_KEY = b"audited "
 BY_ID_KEY = b"dedup i "
 BY_TIME_KEY = b"dedup t "
-DEDUP_WINDOW_MS = 300_000
 FORGOTTEN_MIN = 1_000
 """Ids beyond the window that a WriteBatch forgets at least, or twice as many as it adds to the queue."""
 
@@ -153,7 +153,7 @@ class Builder:
         state_epoch: str,
         message_base_in_delta: MessageBaseInDelta = lambda *_: None,
         *,
-        dedup_window_ms: int = DEDUP_WINDOW_MS,
+        dedup_window_ms: int = DEDUP_WINDOW_MS_DEFAULT,
     ) -> None:
         self.lock = threading.RLock()
         self._store = store

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from popstream.wire.headers import MESSAGE_ID_HEADER
+from popstream.wire.headers import MESSAGE_ID_HEADER, header_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -75,4 +75,4 @@ def message_id_of(headers: Iterable[tuple[str, bytes | None]]) -> str:
     >>> message_id_of([("popstream-message-id", b"a1b2-a")]), message_id_of([])
     ('a1b2-a', '')
     """
-    return (dict(headers).get(MESSAGE_ID_HEADER) or b"").decode(errors="replace")
+    return header_value(headers, MESSAGE_ID_HEADER).decode(errors="replace")

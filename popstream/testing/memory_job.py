@@ -36,6 +36,7 @@ from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.testing._memory_topics import MemoryTopics
 from popstream.wire.answer import Answer
 from popstream.wire.command import ChangeInvisible, Command, Declare, Dispatch, Tick, WrittenRange, encode_command
+from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
@@ -48,8 +49,6 @@ if TYPE_CHECKING:
 __all__ = ["MemoryJob"]
 
 PARTITION_COUNT = 4
-DEDUP_WINDOW_MS = 300_000
-"""The default of a job."""
 _TRANSPORT_SETTINGS = frozenset(("answer_timeout_ms", "resend_after_ms"))
 _decode_command = msgspec.json.Decoder(Command).decode
 
@@ -177,7 +176,7 @@ class MemoryJob:
     def _is_duplicate(self, topic: str, queue_id: int, dedup_id: bytes) -> bool:
         """Tell whether the queue has accepted the id within the window; if not, it accepts it now."""
         accepted_ms = self._accepted_ms.get((topic, queue_id, dedup_id))
-        if accepted_ms is not None and self.now_ms - accepted_ms < DEDUP_WINDOW_MS:
+        if accepted_ms is not None and self.now_ms - accepted_ms < DEDUP_WINDOW_MS_DEFAULT:
             return True
         self._accepted_ms[topic, queue_id, dedup_id] = self.now_ms
         return False

@@ -9,15 +9,17 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING
 
-from popstream.wire.headers import DEDUP_ID_HEADER
+from popstream.wire.headers import DEDUP_ID_HEADER, header_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["DEDUP_HASH_BYTES", "DEDUP_ID_BYTES_MAX", "dedup_hash_of", "dedup_id_of"]
+__all__ = ["DEDUP_HASH_BYTES", "DEDUP_ID_BYTES_MAX", "DEDUP_WINDOW_MS_DEFAULT", "dedup_hash_of", "dedup_id_of"]
 
 DEDUP_ID_BYTES_MAX = 128
 DEDUP_HASH_BYTES = 16
+DEDUP_WINDOW_MS_DEFAULT = 300_000
+"""How long after a message its repeats are dropped, unless the job says otherwise; as in Amazon SQS."""
 
 
 def dedup_id_of(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
@@ -27,10 +29,7 @@ def dedup_id_of(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
     >>> dedup_id_of([(name, b"order-17")]), dedup_id_of([(name, b"x" * 129)]), dedup_id_of([])
     (b'order-17', b'', b'')
     """
-    value = b""
-    for name, found in headers:
-        if name == DEDUP_ID_HEADER:
-            value = found or b""
+    value = header_value(headers, DEDUP_ID_HEADER)
     return value if len(value) <= DEDUP_ID_BYTES_MAX else b""
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
-from popstream.wire.headers import DELIVER_AT_HEADER
+from popstream.wire.headers import DELIVER_AT_HEADER, header_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,11 +32,8 @@ def deliver_at_ms_of(headers: Iterable[tuple[str, bytes | None]]) -> int:
     >>> deliver_at_ms_of([(name, b"5"), (name, b"6")]), deliver_at_ms_of([(name, b"5"), (name, b"6.0")])
     (6, 0)
     """
-    text: bytes | None = None
-    for name, found in headers:
-        if name == DELIVER_AT_HEADER:
-            text = found
-    return int(text) if text is not None and text.isdigit() and len(text) <= DELIVER_AT_DIGITS_MAX else AT_ONCE
+    text = header_value(headers, DELIVER_AT_HEADER)
+    return int(text) if text.isdigit() and len(text) <= DELIVER_AT_DIGITS_MAX else AT_ONCE
 
 
 def epoch_ms(time: datetime | int) -> int:

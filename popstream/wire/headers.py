@@ -28,6 +28,7 @@ __all__ = [
     "OWN_PREFIX",
     "REDELIVERY_HEADER",
     "TAG_HEADER",
+    "header_value",
     "is_own_header",
     "without_own_headers",
 ]
@@ -95,6 +96,19 @@ DEAD_LETTER_GONE_HEADER = "popstream.gone"
 
 DEAD_LETTER_TOO_LARGE_HEADER = "popstream.too_large"
 """Present when the message is too long to be copied; the record has no value then."""
+
+
+def header_value(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes:
+    """Return the value of a header of a record; empty when there is none.
+
+    >>> header_value([("a", b"1"), ("b", b"2"), ("a", b"3")], "a"), header_value([("a", None)], "a")
+    (b'3', b'')
+    """
+    value = b""
+    for each, found in headers:
+        if each == name:
+            value = found or b""
+    return value
 
 
 def is_own_header(name: str) -> bool:

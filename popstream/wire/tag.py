@@ -11,7 +11,7 @@ import hashlib
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from popstream.wire.headers import TAG_HEADER
+from popstream.wire.headers import TAG_HEADER, header_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,11 +43,7 @@ def tag_value(headers: Iterable[tuple[str, bytes | None]]) -> bytes:
     >>> tag_value([("trace", b"1"), ("popstream-tag", b"paid")]), tag_value([])
     (b'paid', b'')
     """
-    value = b""
-    for name, found in headers:
-        if name == TAG_HEADER:
-            value = found or b""
-    return value
+    return header_value(headers, TAG_HEADER)
 
 
 def tag_text(headers: Iterable[tuple[str, bytes | None]]) -> str:
