@@ -16,7 +16,7 @@ from pipelines.process.maintenance import Maintained
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
 from tests.support.processes.job_process import POPSTREAM, ROOT
-from tests.support.processes.up_process import STOP_TIMEOUT_S, Up, environment, run, status_of
+from tests.support.processes.up_process import STOP_TIMEOUT_S, Up, environment, run, run_for, status_of
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -213,7 +213,7 @@ def test_a_second_job_in_the_folder_is_refused(up: Up) -> None:
 
 def test_a_taken_port_is_one_clear_line(up: Up, tmp_path: Path) -> None:
     port = status_of(up)["bootstrap_servers"].rpartition(":")[2]
-    done = run(up, "up", "--folder", str(tmp_path / "other"), "--var", str(ROOT / "var"), "--kafka-port", port)
+    done = run_for(tmp_path / "other", "up", "--var", str(ROOT / "var"), "--kafka-port", port)
     assert (done.returncode, done.stderr) == (
         2,
         f"popstream: port {port} is taken: stop the process that listens on it, or choose another --kafka-port\n",

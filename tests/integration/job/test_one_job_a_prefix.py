@@ -18,7 +18,7 @@ from connectors.kafka.owner_log import OwnerLog
 from popstream.wire.base_errors import Fenced, Invalid
 from tests.support.left_behind import audit_rows, end_offsets
 from tests.support.processes.job_process import ROOT
-from tests.support.processes.up_process import Up, run
+from tests.support.processes.up_process import Up, run, run_for
 from tests.support.wire import Wire, start_job, wait_for
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def test_by_its_commands(kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
         assert run(first, "ops", "--json", text=declare).returncode == 0
         wait_for(lambda: owner_of(servers, topic_prefix).has_decided)
 
-        empty = run(first, "up", "--folder", str(tmp_path / "not-mounted"), *options)
+        empty = run_for(tmp_path / "not-mounted", "up", *options)
         assert empty.returncode == 2
         assert f"folder {first.folder}" in empty.stderr
         assert "this folder has none" in empty.stderr

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import signal
     from pathlib import Path
 
-__all__ = ["COMMAND_TIMEOUT_S", "STOP_TIMEOUT_S", "Up", "environment", "run", "status_of"]
+__all__ = ["COMMAND_TIMEOUT_S", "STOP_TIMEOUT_S", "Up", "environment", "run", "run_for", "status_of"]
 
 START_TIMEOUT_S = 240.0
 STOP_TIMEOUT_S = 180.0
@@ -96,15 +96,20 @@ class Up:
 
 
 def run(up: Up, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    return run_for(up.folder, *arguments, text=text)
+
+
+def run_for(folder: Path, *arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a command about a job's folder, which need not exist."""
     return subprocess.run(
-        [POPSTREAM, *arguments, "--folder", up.folder],
+        [POPSTREAM, *arguments, "--folder", folder],
         input=text,
         capture_output=True,
         text=True,
         timeout=COMMAND_TIMEOUT_S,
         check=False,
         env=environment(),
-        cwd=up.folder.parent,
+        cwd=folder.parent,
     )
 
 
