@@ -16,7 +16,7 @@ from connectors.jars.class_archive import flags_to_use
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["QUICK_COMPILER", "build_session"]
+__all__ = ["QUICK_COMPILER", "build_session", "join_pool"]
 
 QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 """For a JVM that runs many small plans. Without the optimizing compiler a new job decides its first 800,000 operations
@@ -121,3 +121,8 @@ def build_session(
     for key, value in {**_CONF, **(conf or {})}.items():
         builder = builder.config(key, value)
     return builder.getOrCreate()
+
+
+def join_pool(spark: SparkSession, pool: str) -> None:
+    """Let Spark schedule the work of this thread fairly beside that of other pools."""
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", pool)

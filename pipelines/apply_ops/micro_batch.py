@@ -33,10 +33,7 @@ from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 from popstream.wire.reason import CODE_OF_REASON, Reason
 
-__all__ = ["PIPELINE", "STEPS", "MicroBatchApplier", "MicroBatchReport", "RecordSource"]
-
-PIPELINE = "apply_ops"
-"""Name of the Spark query, and of the pipeline in Delta's transaction ids."""
+__all__ = ["STEPS", "MicroBatchApplier", "MicroBatchReport", "RecordSource"]
 
 STEPS = ("decode", "order", "prefetch", "decide", "write", "publish")
 """The steps of a micro-batch: names of its fail-points, laps and metrics, in order (docs/design.md)."""

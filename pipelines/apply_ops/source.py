@@ -1,12 +1,13 @@
 """Takes micro-batches of the ops topic over from Spark, with a bounded size of values in memory at a time.
 
 Short values arrive in one pass, together with coordinates, sizes and keys. Long values are left out of that pass, and
-read again by offset, in slices. Of a value over the cap only its head, size and hash leave the JVM.
+read again by offset, in slices: the next one while the one before is decided. Of a value over the cap only its head,
+size and hash leave the JVM.
 """
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -14,11 +15,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from broker_state.audit import REJECTED_HEAD_BYTES
+from connectors.delta.session import join_pool
 from pipelines.apply_ops.decode import KafkaRecord
+from pipelines.apply_ops.read_ahead import read_ahead
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]
+__all__ = ["PIPELINE", "SLICE_BYTES_MAX", "MicroBatch", "OpsSource"]
+
+PIPELINE = "apply_ops"
+"""Name of the Spark query and of its scheduler pool, and of the pipeline in Delta's transaction ids."""
 
 SHORT_VALUES_BYTES_MAX = 64 * 1024 * 1024
 """What the values read in the first pass over a micro-batch take at most."""
@@ -88,6 +94,10 @@ class OpsSource:
             yield records
             return
         records.sort()  # only a slice that is a section of the log can be decided before the next one
+        yield from read_ahead(self._slices(records), lambda: join_pool(self._spark, PIPELINE))
+
+    def _slices(self, records: Iterable[KafkaRecord]) -> Iterator[list[KafkaRecord]]:
+        """Yield records with their long values, as many at a time as `SLICE_BYTES_MAX` allows."""
         slice_records: list[KafkaRecord] = []
         long_records: list[KafkaRecord] = []
         long_bytes = 0

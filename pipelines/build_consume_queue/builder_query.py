@@ -28,6 +28,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from broker_state.consume_queue import Scan, Units
 from checkpoints.spark_progress import planned_ends
+from connectors.delta.session import join_pool
 from connectors.kafka.own_topics import Topics, chosen_topics
 from pipelines.apply_ops.outbox import EntryKind
 from pipelines.build_consume_queue.builder import Builder, Queue
@@ -281,7 +282,7 @@ class BuilderQuery:
             .option("startingOffsets", json.dumps(starts))
             .load()
         )
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
+        join_pool(self._spark, PIPELINE)
         self._query = (
             unit_columns(frame, self._batch_topics)
             .writeStream.queryName(PIPELINE)

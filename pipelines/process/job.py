@@ -26,6 +26,7 @@ from checkpoints.replay import replay_of
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.session import join_pool
 from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.owner_log import OwnerLog
@@ -34,11 +35,11 @@ from pipelines.apply_ops.dead_letters.dead_letter_copy import REQUEST_BYTES_MAX,
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.decode import Decoder
 from pipelines.apply_ops.delta_flush import DeltaFlush
-from pipelines.apply_ops.micro_batch import PIPELINE, MicroBatchApplier, MicroBatchReport
+from pipelines.apply_ops.micro_batch import MicroBatchApplier, MicroBatchReport
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
-from pipelines.apply_ops.source import MicroBatch, OpsSource
+from pipelines.apply_ops.source import PIPELINE, MicroBatch, OpsSource
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.build_consume_queue.service import BuilderService
 from pipelines.control.lane_views import queues_in
@@ -465,7 +466,7 @@ class Job:
             raise
 
     def _maintain(self) -> None:
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", "maintenance")
+        join_pool(self._spark, "maintenance")
         for done in maintain(self._spark, self.folder.delta, lambda: self._maintenance.is_stopping):
             _log.info("maintained", **msgspec.structs.asdict(done))
 

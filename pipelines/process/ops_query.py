@@ -14,9 +14,9 @@ import structlog
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.delta.session import join_pool
 from pipelines.apply_ops.handoff import Handoff
-from pipelines.apply_ops.micro_batch import PIPELINE
-from pipelines.apply_ops.source import MicroBatch, OpsSource
+from pipelines.apply_ops.source import PIPELINE, MicroBatch, OpsSource
 from pipelines.failpoints import failpoint
 from popstream.wire.base_errors import Unavailable
 
@@ -52,7 +52,7 @@ class OpsQuery:
         self._admit = admit
         self._on_failure = on_failure
         self._on_end = on_end
-        self._handoff = Handoff(apply, self._join_pool)
+        self._handoff = Handoff(apply, lambda: join_pool(spark, PIPELINE))
         self._query: StreamingQuery | None = None
 
     def start(self, next_offset: Mapping[int, int], checkpoint: Path) -> None:
@@ -62,7 +62,7 @@ class OpsQuery:
             next_offset: The first Kafka offset to decide, by partition.
             checkpoint: Spark's checkpoint folder, which must be new.
         """
-        self._join_pool()
+        join_pool(self._spark, PIPELINE)
         failpoint("start")
         self._query = (
             self._source.stream(next_offset)
@@ -81,10 +81,6 @@ class OpsQuery:
                 self._query.stop()
         finally:
             self._handoff.close()
-
-    def _join_pool(self) -> None:
-        """Let Spark schedule the work of this thread fairly beside the other pools."""
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", PIPELINE)
 
     def _take(self, frame: DataFrame, batch_id: int) -> None:
         """Fetch one micro-batch. Called by Spark, which would report an error only as text: keep the error itself."""

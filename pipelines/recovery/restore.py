@@ -43,9 +43,9 @@ from connectors.delta.log.transactions import known_versions
 from connectors.delta.store import ensure_table
 from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
 from pipelines.apply_ops.delta_flush import DeltaFlush
-from pipelines.apply_ops.micro_batch import PIPELINE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
+from pipelines.apply_ops.source import PIPELINE
 from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.recovery.candidates import UsableState, find_candidates, read_all, usable_states

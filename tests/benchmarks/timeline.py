@@ -9,8 +9,9 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from connectors.kafka.embedded import EmbeddedKafka
-from pipelines.apply_ops.micro_batch import PIPELINE, MicroBatchReport
+from pipelines.apply_ops.micro_batch import MicroBatchReport
 from pipelines.apply_ops.outbox import Outbox
+from pipelines.apply_ops.source import PIPELINE
 from pipelines.control.metrics import Metrics
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
