@@ -9,7 +9,7 @@ from connectors.delta.tables import AUDIT_TABLES
 from connectors.delta.views import sql_list
 from expectations.expect_no_rows import ExpectNoRows
 
-__all__ = ["MADE_ANEW", "common_expectations", "concerns_lane_of"]
+__all__ = ["MADE_ANEW", "common_expectations", "concerns_lane_of", "rows_as_written"]
 
 
 def concerns_lane_of(row: str) -> str:
@@ -85,6 +85,22 @@ class ExpectDecisionsInLogOrder(ExpectNoRows):
     """
 
 
+class ExpectRowsAsWritten(ExpectNoRows):
+    """Finds rows that anybody has deleted, changed, doubled or added; `popstream verify` says which."""
+
+    description: str = "Of each date there are the rows that the job has written, with the content that they had."
+    unexpected_rows_query: str
+
+
+def rows_as_written(table: str) -> ExpectRowsAsWritten:
+    """Return the rule for one table."""
+    # The view counts the rows of the batch. It is named because Great Expectations warns of a query that does not.
+    return ExpectRowsAsWritten(
+        unexpected_rows_query="SELECT state_epoch, date, rows_written, rows_found, rows_changed"  # noqa: S608 - our own name
+        f" FROM unequal_row_totals /* of {{batch}} */ WHERE table = '{table}'"
+    )
+
+
 def common_expectations(table: str) -> list[ExpectNoRows]:
     """Return the rules of this module for one audit table."""
     is_null = " OR ".join(f"`{name}` IS NULL" for name in AUDIT_TABLES[table].required_columns)
@@ -97,4 +113,5 @@ def common_expectations(table: str) -> list[ExpectNoRows]:
         ),
         ExpectDateToBeThatOfTheTime(),
         ExpectDecisionsInLogOrder(),
+        rows_as_written(table),
     ]

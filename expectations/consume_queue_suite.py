@@ -5,6 +5,7 @@ from __future__ import annotations
 from great_expectations import ExpectationSuite
 
 from connectors.delta.tables import CONSUME_QUEUE
+from expectations.common_expectations import rows_as_written
 from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["consume_queue_suite"]
@@ -90,5 +91,6 @@ def consume_queue_suite() -> ExpectationSuite:
             ExpectMessagesToBeCountedInOrder(),
             ExpectDateToBeThatOfTheStoreTime(),
             ExpectUnitsInLogOrder(),
+            rows_as_written(CONSUME_QUEUE.name),
         ],
     )

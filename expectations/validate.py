@@ -29,6 +29,7 @@ from expectations.order_info_suite import order_info_suite
 from expectations.rejected_suite import rejected_suite
 from expectations.report import ExpectationResult, QualityReport
 from expectations.results import write_results
+from expectations.row_totals_view import register_unequal_row_totals
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ def validate(
         tables.append(CONSUME_QUEUE.name)
     pinned = {table: _pin(session, delta_root, table, (versions or {}).get(table)) for table in tables}
     _register_seen(session)
+    register_unequal_row_totals(session, delta_root, pinned)
     context = _context()
     with registered_lease_steps(session):
         outcomes = [

@@ -4,11 +4,12 @@
 rows ──> Parquet files below the table, synced ──> one commit: txn (txnAppId, v), add, add ...
 ```
 
-Each commit stores its `txnVersion` v by `txnAppId`, so rows and the fact that they are written become durable together.
-A writer that was killed after its commit finds v in the table and leaves out the rows up to v, even if it cuts spans
-differently. Each commit is made on top of commits that were looked at: none of another writer of the same state, and no
-RESTORE, which brings back old rows but not the old v. What Spark has to do with the table is to make it, and to write
-checkpoints of its log. docs/adr/0011 has the reasons.
+Each commit stores its `txnVersion` v by `txnAppId`, so rows and the fact that they are written become durable together;
+likewise how many rows there are by now, and what is in them (row_totals.py). A writer that was killed after its commit
+finds v in the table and leaves out the rows up to v, even if it cuts spans differently. Each commit is made on top of
+commits that were looked at: none of another writer of the same state, and no RESTORE, which brings back old rows but
+not the old v. What Spark has to do with the table is to make it, and to write checkpoints of its log. docs/adr/0011 has
+the reasons.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ from connectors.delta.log.commits import (
     read_commit,
     sync_commits,
 )
-from connectors.delta.log.transactions import app_id, known_versions, versions_by_epoch
+from connectors.delta.log.table_log import require_table_log
+from connectors.delta.log.transactions import app_id, versions_by_epoch
 from connectors.delta.log.write_commit import add_action, commit_info, write_commit
+from connectors.delta.row_totals import RowTotalsWriter
 from connectors.delta.spark_errors import SPARK_ERRORS
 from connectors.delta.store import CHECKPOINT_INTERVAL, ensure_table, require_appendable, write_checkpoint
 from connectors.delta.tables import Table, table_path
 from popstream.wire.base_errors import RESTORE, Corrupt, Fenced
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
     import pyarrow as pa
@@ -115,7 +118,8 @@ class ExactlyOnceTable:
             raise self._restored()
 
     def _read(self) -> None:
-        version, self.versions = known_versions(self._root, self.name, self._pipeline)
+        log = require_table_log(self._path)
+        version, self.versions = log.version, versions_by_epoch(log.txns, self._pipeline, self.name)
         # Each commit was synced before the next: only the newest one, and later commits of others, may not be durable.
         history = commits_back_from(self._path, version)
         recent = self._down_to_a_commit_of_a_job(history)
@@ -130,6 +134,8 @@ class ExactlyOnceTable:
         if self._durable:
             sync_commits(self._path, recent)
         self.delivered = self.delivered_when_opened = self.committed
+        was_restored = _has_restore(recent)
+        self._totals = RowTotalsWriter(self._state_epoch, log.txns, self.committed, was_restored=was_restored)
         self._version = version
         self._own_commit: tuple[int, int] | None = None
         """Identity of the file of this process's last commit."""
@@ -148,7 +154,8 @@ class ExactlyOnceTable:
             OSError: The disk is full, for example.
         """
         self._require_own_commit()
-        counted = _Counted(pieces)
+        self._totals.discard()
+        counted = _Counted(pieces, self._count)
         files = write_data_files(self._path, self._table, counted, durable=self._durable)
         if not files:
             return 0
@@ -167,6 +174,7 @@ class ExactlyOnceTable:
                 for file in files:
                     (self._path / file.path).unlink(missing_ok=True)
             raise
+        self._totals.committed()
         self._version, self.committed, self.delivered = committed, version, version
         self._own_commit = _identity(commit_file(self._path, committed))
         if committed // CHECKPOINT_INTERVAL > before // CHECKPOINT_INTERVAL:
@@ -176,6 +184,10 @@ class ExactlyOnceTable:
     def skip(self, version: int) -> None:
         """Count the table as delivered up to `version`, which has no rows. Nothing is committed."""
         self.delivered = max(self.delivered, version)
+
+    def _count(self, rows: pa.Table) -> None:
+        if self._table.partitioned_by is not None:
+            self._totals.add(rows, self._table.partitioned_by)
 
     def _actions(self, files: list[DataFile], rows: int, version: int) -> Iterator[dict[str, object]]:
         yield commit_info(
@@ -190,7 +202,8 @@ class ExactlyOnceTable:
                 "numOutputBytes": str(sum(file.size for file in files)),
             },
         )
-        yield {"txn": {"appId": self._app_id, "version": version, "lastUpdated": files[0].modification_ms}}
+        for app, last in {self._app_id: version, **self._totals.txns()}.items():
+            yield {"txn": {"appId": app, "version": last, "lastUpdated": files[0].modification_ms}}
         for file in files:
             yield add_action(file, data_change=True)
 
@@ -263,11 +276,13 @@ def _identity(file: Path) -> tuple[int, int]:
 class _Counted:
     """Tables that are counted as they are read."""
 
-    def __init__(self, pieces: Iterable[pa.Table]) -> None:
+    def __init__(self, pieces: Iterable[pa.Table], count: Callable[[pa.Table], None]) -> None:
         self._pieces = pieces
+        self._count = count
         self.rows = 0
 
     def __iter__(self) -> Iterator[pa.Table]:
         for piece in self._pieces:
             self.rows += piece.num_rows
+            self._count(piece)
             yield piece

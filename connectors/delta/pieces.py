@@ -10,6 +10,7 @@ in a stretch of its offsets, because a commit has the rows of whole micro-batche
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -22,15 +23,17 @@ import pyarrow.parquet as pq
 from connectors.delta.log.actions import how_to_repair
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.rows import with_lacking
+from connectors.delta.tables import arrow_schema
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from connectors.delta.log.table_log import DataFile
+    from connectors.delta.log.table_log import DataFile, DataFiles
+    from connectors.delta.tables import Table
 
-__all__ = ["PiecedTable", "Span", "TablePiece", "find_pieces", "read_piece", "rows_between", "spans_of"]
+__all__ = ["PiecedTable", "Span", "TablePiece", "each_batch", "find_pieces", "read_piece", "rows_between", "spans_of"]
 
 Span = tuple[int, int]
 """[first offset, end offset) of a source."""
@@ -93,9 +96,7 @@ def find_pieces(
     found = read_data_files(table)
     if found is None:
         return PiecedTable(-1, "", [])
-    if found.protocol[0] > _READER_VERSION_MAX:
-        message = f"{table.name} needs reader version {found.protocol[0]} of Delta, which this version does not support"
-        raise Invalid(message, subject=table.name)
+    _require_readable(table, found)
     pieces = []
     for file in sorted(found.files, key=lambda file: (file.modification_ms, file.path)):
         path = unquote(file.path)
@@ -127,9 +128,48 @@ def read_piece(table: Path, piece: TablePiece, schema: pa.Schema, *, may_lack: C
     with _open(table, piece.path, None) as source:
         rows = _rows_of(table, piece.path, source, piece.row_group, schema.names)
     try:
-        return with_lacking(rows, schema, may_lack).select(schema.names).cast(schema)
+        return _as_in(schema, rows, may_lack)
     except (pa.ArrowException, KeyError) as error:
         raise _damaged(table, piece.path, error) from error
+
+
+def each_batch(path: Path, version: int, table: Table) -> Iterator[pa.Table]:
+    """Yield all rows of a table at a version with all its columns, some thousand rows at a time, in no order.
+
+    Raises:
+        Corrupt: As in `find_pieces`, or a file has other columns.
+        Invalid: Likewise.
+    """
+    found = read_data_files(path, version)
+    if found is None:
+        return
+    _require_readable(path, found)
+    schema = arrow_schema(table)
+    for file in found.files:
+        of_file = {
+            name: None if value is None else dt.date.fromisoformat(value)
+            for name, value in file.partition_values.items()
+        }
+        stored = pa.schema([field for field in schema if field.name not in of_file])
+        with _open(path, unquote(file.path), file) as source:
+            try:
+                for batch in source.iter_batches(use_threads=False):
+                    rows = _as_in(stored, pa.Table.from_batches([batch]), table.optional_columns)
+                    for name, value in of_file.items():
+                        rows = rows.append_column(name, pa.repeat(pa.scalar(value, pa.date32()), len(batch)))
+                    yield rows.select(schema.names)
+            except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+                raise _damaged(path, unquote(file.path), error) from error
+
+
+def _as_in(schema: pa.Schema, rows: pa.Table, may_lack: Collection[str]) -> pa.Table:
+    return with_lacking(rows, schema, may_lack).select(schema.names).cast(schema)
+
+
+def _require_readable(table: Path, found: DataFiles) -> None:
+    if found.protocol[0] > _READER_VERSION_MAX:
+        message = f"{table.name} needs reader version {found.protocol[0]} of Delta, which this version does not support"
+        raise Invalid(message, subject=table.name)
 
 
 def rows_between(rows: pa.Table, source: str, offset: str, spans: Mapping[int, Span]) -> pa.Table:

@@ -18,6 +18,9 @@ The key of a row of an audit table is (`ops_topic_id`, `partition`, `kafka_offse
 except `apply_seq` and `state_epoch` are equal in every replay. No column is NOT NULL in Delta. Columns marked *always*
 are never null; the suites check it.
 
+The log of each table of the job also says how many rows of each date there have to be, and what is in them: `popstream
+check` finds a date of which others deleted, changed or added rows ([how](adr/0014-tables-know-what-they-hold.md)).
+
 The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row per message of a
 range, with the column `queue_offset`.
 """

@@ -185,9 +185,9 @@ def _link_or_copy(source: str, target: str) -> None:
 
 def _read(copy: Path) -> Continuable:
     with RocksStore(copy / "state") as state:
+        verify_tables(state)  # first, because it names the damaged file as a user knows it
         if state.get(META, APPLIED_KEY) is None:
             return Continuable()
-        verify_tables(state)
         read_all(state, FAMILIES)
         return Continuable(
             applied=applied_of(state), noted=decode_noted(state.get(META, NOTED_KEY)), replay=replay_of(state)

@@ -7,6 +7,7 @@ checkpoint, then each commit after it; the last transaction of each application 
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, TypeVar
@@ -76,10 +77,10 @@ class DataFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
-    """The files of a table at its newest version.
+    """The files of a table at a version.
 
     Attributes:
-        version: The newest version.
+        version: The version.
         protocol: Required reader and writer versions.
         schema: JSON of Spark's StructType.
         files: The files, in no particular order.
@@ -91,36 +92,36 @@ class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
     files: list[DataFile]
 
 
-def require_table_log(table: Path) -> TableLog:
-    """Return the log of the table in this folder.
+def require_table_log(table: Path, version: int | None = None) -> TableLog:
+    """Return the log of the table in this folder, up to a version (None: the newest).
 
     Raises:
         Unavailable: There is no table, for example because a volume is not mounted.
         Corrupt: As in `read_table_log`.
     """
-    log = read_table_log(table)
+    log = read_table_log(table, version)
     if log is None:
         message = f"there is no table at {table}"
         raise Unavailable(message, subject=table.name)
     return log
 
 
-def read_table_log(table: Path) -> TableLog | None:
-    """Return the log of the table in this folder, or None when there is no table.
+def read_table_log(table: Path, version: int | None = None) -> TableLog | None:
+    """Return the log of the table in this folder, up to a version (None: the newest), or None when there is no table.
 
     Raises:
         Corrupt: A commit is missing, a file cannot be read, or there is no commit or checkpoint to start from.
     """
-    return _newest(table, ("txn", "protocol", "metaData"), _table_log)
+    return _reconciled(table, version, ("txn", "protocol", "metaData"), _table_log)
 
 
-def read_data_files(table: Path) -> DataFiles | None:
-    """Return the data files of the table in this folder, or None when there is no table.
+def read_data_files(table: Path, version: int | None = None) -> DataFiles | None:
+    """Return the data files of the table in this folder at a version (None: the newest), or None if there is no table.
 
     Raises:
         Corrupt: As in `read_table_log`.
     """
-    return _newest(table, ("protocol", "metaData", "add", "remove"), _data_files)
+    return _reconciled(table, version, ("protocol", "metaData", "add", "remove"), _data_files)
 
 
 def checkpoint_damage(table: Path) -> Corrupt | None:
@@ -136,11 +137,14 @@ def checkpoint_damage(table: Path) -> Corrupt | None:
     return None
 
 
-def _newest(
-    table: Path, wanted: Sequence[str], reconciled: Callable[[Path, int, Iterator[Action]], Reconciled]
+def _reconciled(
+    table: Path,
+    version: int | None,
+    wanted: Sequence[str],
+    reconcile: Callable[[Path, int, Iterator[Action]], Reconciled],
 ) -> Reconciled | None:
-    """Return the result of `reconciled` for the actions of the wanted kinds, or None when there is no table."""
-    commits, checkpoints = _found(table / "_delta_log")
+    """Return the result of `reconcile` for the actions of the wanted kinds, or None when there is no table."""
+    commits, checkpoints = _found(table / "_delta_log", version)
     newest = max([*commits, *checkpoints], default=None)
     if newest is None:
         return None
@@ -156,7 +160,7 @@ def _newest(
             continue
         try:
             after = [commits[version] for version in range(begin + 1, newest + 1)]
-            return reconciled(table, newest, _actions(checkpoints.get(begin, []), after, wanted))
+            return reconcile(table, newest, _actions(checkpoints.get(begin, []), after, wanted))
         except Corrupt as error:
             problem = problem or error.message
     message = f"{problem}: {how_to_repair(table.name)}"
@@ -212,8 +216,8 @@ def _required(action: Found | None, table: Path, what: str) -> Found:
     return action
 
 
-def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
-    """Return commits and complete checkpoints by version."""
+def _found(log: Path, upto: int | None = None) -> tuple[dict[int, Path], dict[int, list[Path]]]:
+    """Return commits and complete checkpoints by version, up to one of them (None: all)."""
     commits: dict[int, Path] = {}
     parts: dict[tuple[int, int], list[Path]] = defaultdict(list)
     for path in log.iterdir() if log.is_dir() else ():
@@ -221,7 +225,11 @@ def _found(log: Path) -> tuple[dict[int, Path], dict[int, list[Path]]]:
             commits[int(commit[1])] = path
         elif checkpoint := _CHECKPOINT.fullmatch(path.name):
             parts[int(checkpoint[1]), int(checkpoint[3] or 1)].append(path)
-    return commits, {version: files for (version, wanted), files in parts.items() if len(files) >= wanted}
+    end = math.inf if upto is None else upto
+    return (
+        {version: path for version, path in commits.items() if version <= end},
+        {version: files for (version, wanted), files in parts.items() if len(files) >= wanted and version <= end},
+    )
 
 
 def _actions(checkpoint: Iterable[Path], commits: Iterable[Path], wanted: Sequence[str]) -> Iterator[Action]:

@@ -12,7 +12,10 @@ from pathlib import Path
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.tables import table_path
 
-__all__ = ["app_id", "known_versions", "versions_by_epoch"]
+__all__ = ["app_id", "epochs_of", "known_versions", "versions_by_epoch"]
+
+
+_APP_ID_PARTS = 3
 
 
 def app_id(pipeline: str, table: str, state_epoch: str) -> str:
@@ -32,6 +35,16 @@ def versions_by_epoch(txns: Mapping[str, int], pipeline: str, table: str) -> dic
     """
     family = app_id(pipeline, table, "")
     return {app.removeprefix(family): last for app, last in txns.items() if app.startswith(family)}
+
+
+def epochs_of(txns: Mapping[str, int], table: str) -> set[str]:
+    """Return every state epoch that has committed rows to a table.
+
+    >>> epochs_of({"apply_ops/operations/9f3b": 12, "row_totals/9f3b/counted/after": 3}, "operations")
+    {'9f3b'}
+    """
+    parts = (app.split("/") for app in txns)
+    return {epoch for _, name, epoch in (each for each in parts if len(each) == _APP_ID_PARTS) if name == table}
 
 
 def known_versions(root: Path, table: str, pipeline: str) -> tuple[int, dict[str, int]]:

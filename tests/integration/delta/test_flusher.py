@@ -121,7 +121,12 @@ def test_a_span_is_one_commit_with_one_file_a_date(
 
     commit = read_commit(root / "deliveries", 1)
     assert commit is not None
+    totals = {app: commit.txns.pop(app) for app in list(commit.txns) if app.startswith("row_totals/")}
     assert commit.txns == {"jobs/deliveries/epoch-1": 3}
+    assert {app: total for app, total in totals.items() if app.endswith("/rows")} == {
+        "row_totals/epoch-1/2026-11-21/rows": 6,
+        "row_totals/epoch-1/2026-11-22/rows": 2,
+    }
     assert commit.added_rows == 8
     assert sorted(path.split("/")[0] for path in commit.added_paths) == ["op_date=2026-11-21", "op_date=2026-11-22"]
     assert read_commit(root / "deliveries", 2) is None

@@ -31,6 +31,7 @@ GOOD = [
     batch_row("batch", 1, 10, 1, is_readable=False),
     batch_row("batch", 5, 11, 3),
 ]
+ROWS_AS_WRITTEN = "expect_rows_as_written"
 FAULTS = {
     "expect_units_to_be_unique": [unit_row("f1", 1), unit_row("f1", 1)],
     "expect_units_to_have_values": [unit_row("f2", 1, key_hash=None)],
@@ -44,9 +45,13 @@ def test_each_rule_finds_its_fault_and_nothing_else(spark: SparkSession, tmp_pat
     for table in (*AUDIT_TABLES.values(), CONSUME_QUEUE):
         ensure_table(spark, tmp_path, table)
     append_units(spark, tmp_path, [*GOOD, *(each for rows in FAULTS.values() for each in rows)])
-    failures = validate(spark, tmp_path, results=False).failures
+    failures = [
+        outcome
+        for outcome in validate(spark, tmp_path, results=False).failures
+        if outcome.expectation != ROWS_AS_WRITTEN  # the job has not written these rows
+    ]
     assert {outcome.expectation for outcome in failures} == FAULTS.keys()
-    assert FAULTS.keys() == {each.expectation_type for each in consume_queue_suite().expectations}
+    assert FAULTS.keys() | {ROWS_AS_WRITTEN} == {each.expectation_type for each in consume_queue_suite().expectations}
     for outcome in failures:
         assert {found["topic"] for found in outcome.sample} == {FAULTS[outcome.expectation][0]["topic"]}, outcome
         assert outcome.unexpected_count == len(outcome.sample), "more was found than is shown"

@@ -362,6 +362,12 @@ FAULTS = [
 ]
 
 
+ROWS_AS_WRITTEN = "expect_rows_as_written"
+"""The rule of each table that counts its rows: those with a wrong date do not come from the flusher. What else it finds
+is in test_rows_as_written.py."""
+EXPECTATIONS = len(FAULTS) + len(AUDIT_TABLES)
+
+
 def of_worlds() -> dict[str, list[tuple[int, Any]]]:
     """Histories that the kernel decided, each in partitions and topics of its own."""
     decode = msgspec.json.Decoder(Command).decode
@@ -421,6 +427,12 @@ def write_with_wrong_date(spark: SparkSession, root: Path, faults: list[Rows]) -
         frame.write.format("delta").mode("append").save(str(table_path(root, table)))
 
 
+def planted(fault: Fault) -> Rows:
+    rows = good(FAULTS.index(fault))
+    fault.plant(rows)
+    return rows
+
+
 class Validated(NamedTuple):
     root: Path
     docs: Path
@@ -437,11 +449,7 @@ def validated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     by_hand = good(999)
     write(spark, root, "good", {table: decided[table] + by_hand.tables[table] for table in AUDIT_TABLES})
     versions = {table: require_table_log(table_path(root, table)).version for table in AUDIT_TABLES}
-    faulty = []
-    for partition, fault in enumerate(FAULTS):
-        rows = good(partition)
-        fault.plant(rows)
-        faulty.append(rows)
+    faulty = [planted(fault) for fault in FAULTS]
     together = {table: [row for rows in faulty for row in rows.tables[table]] for table in AUDIT_TABLES}
     # So that the rules across tables, which look only at what all tables have reached, look at everything.
     last = good(len(FAULTS))
@@ -456,7 +464,7 @@ def validated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def test_what_the_kernel_does_breaks_no_rule(validated: Validated) -> None:
     assert validated.good.failures == ()
-    assert len(validated.good.outcomes) == len(FAULTS)
+    assert len(validated.good.outcomes) == EXPECTATIONS
 
 
 @pytest.mark.parametrize(
@@ -483,12 +491,22 @@ def test_every_expectation_has_its_fault() -> None:
         for each in suite.expectations
     }
 
-    assert defined == {(fault.suite, fault.expectation) for fault in FAULTS}
+    counted = {(table, ROWS_AS_WRITTEN) for table in AUDIT_TABLES}
+    assert defined == {(fault.suite, fault.expectation) for fault in FAULTS} | counted
+
+
+def test_rows_of_another_writer_are_counted(validated: Validated) -> None:
+    found = {each.suite: each.sample for each in validated.bad.failures if each.expectation == ROWS_AS_WRITTEN}
+    assert found.keys() == AUDIT_TABLES.keys()
+    for table, (of_table,) in found.items():
+        wrong_date = sum(name == table for fault in FAULTS for name, _ in planted(fault).wrong_date)
+        assert (of_table["state_epoch"], of_table["date"]) == ("faulty", "2026-11-22")
+        assert (of_table["rows_written"], of_table["rows_found"]) == (0, wrong_date)
 
 
 def test_each_expectation_says_what_it_expects(validated: Validated) -> None:
     assert all(outcome.description.endswith(".") for outcome in validated.bad.outcomes)
-    assert validated.bad.expectations_failed == len(FAULTS)
+    assert validated.bad.expectations_failed == EXPECTATIONS
 
 
 def test_an_old_version_that_is_checked_again_replaces_its_results(spark: SparkSession, validated: Validated) -> None:
@@ -499,7 +517,7 @@ def test_an_old_version_that_is_checked_again_replaces_its_results(spark: SparkS
     write_results(spark, validated.root, replace(validated.good, run_at=datetime(2026, 11, 22, tzinfo=UTC)))
 
     after = spark.read.format("delta").load(str(validated.root / "quality_results"))
-    assert before == after.count() == 2 * len(FAULTS)
+    assert before == after.count() == 2 * EXPECTATIONS
     assert after.where("success").select("run_at").distinct().count() == 1, "replaced"
     assert after.where("NOT success AND unexpected_count >= 1 AND observed LIKE '%partition%'").count() == len(FAULTS)
 

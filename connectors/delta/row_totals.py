@@ -1,0 +1,155 @@
+"""How many rows a table has to have, and what is in them, kept in its own log: none is lost or changed unseen.
+
+```
+txnAppId                                 txnVersion
+row_totals/<state epoch>/<date>/rows     rows of this date that the epoch has written
+row_totals/<state epoch>/<date>/digest   sum of their digests (row_digest.py), modulo 2^63
+row_totals/<state epoch>/counted/after   rows of WriteBatches up to this one are not counted
+```
+
+A commit with rows sets the totals of the dates that it adds to, so rows and totals become durable together. Delta keeps
+the last version of each application in every checkpoint of the log; whoever deletes, changes, adds or restores rows
+with other tools leaves it as it is. What the files hold must add up to it (expectations/row_totals_view.py).
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from connectors.delta.row_digest import row_digests
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+__all__ = ["NO_ROWS", "RowTotal", "RowTotalsWriter", "WrittenTotals", "totals_by_day"]
+
+_FAMILY: Final = "row_totals"
+_AFTER: Final = "counted/after"
+_MODULUS: Final = 1 << 63
+_UNKNOWN: Final = -1
+"""The rows of a date that are not known any more: a RESTORE has removed some, and `popstream restore` has dealt with
+it."""
+
+
+class RowTotal(NamedTuple):
+    """A number of rows, and the sum of their digests modulo 2^63."""
+
+    rows: int
+    digest: int
+
+    def plus(self, other: RowTotal) -> RowTotal:
+        """Return the total of both.
+
+        >>> RowTotal(2, (1 << 63) - 1).plus(RowTotal(1, 3))
+        RowTotal(rows=3, digest=2)
+        """
+        return RowTotal(self.rows + other.rows, (self.digest + other.digest) % _MODULUS)
+
+
+NO_ROWS: Final = RowTotal(0, 0)
+
+
+def totals_by_day(rows: pa.Table, day: str) -> dict[dt.date, RowTotal]:
+    """Return the total of the rows of each date; `day` is the column with the date."""
+    digests = row_digests(rows)
+    dates = rows[day].combine_chunks()
+    return {
+        value.as_py(): _total(digests[pc.equal(dates, value).to_numpy(zero_copy_only=False).astype(np.bool_)])
+        for value in dates.unique()
+        if value.is_valid
+    }
+
+
+def _total(digests: np.ndarray) -> RowTotal:
+    return RowTotal(len(digests), int(digests.sum(dtype=np.uint64)) % _MODULUS)
+
+
+class WrittenTotals:
+    """What the log of a table says about the rows that have been written to it.
+
+    Args:
+        txns: The last `txnVersion` by `txnAppId`.
+
+    Attributes:
+        by_epoch: By state epoch and date, the total of the rows that are counted. None: it is not known.
+        after: By state epoch, the WriteBatch after which rows are counted. Of epochs that are missing all are.
+    """
+
+    def __init__(self, txns: Mapping[str, int]) -> None:
+        self.by_epoch: dict[str, dict[dt.date, RowTotal | None]] = {}
+        self.after: dict[str, int] = {}
+        for app, version in txns.items():
+            family, epoch, *of_epoch = app.split("/", maxsplit=2)
+            if family != _FAMILY:
+                continue
+            rest = of_epoch[0]
+            if rest == _AFTER:
+                self.after[epoch] = version
+                self.by_epoch.setdefault(epoch, {})
+            elif rest.endswith("/rows"):
+                date = rest.removesuffix("/rows")
+                total = None if version == _UNKNOWN else RowTotal(version, txns[_app(epoch, f"{date}/digest")])
+                self.by_epoch.setdefault(epoch, {})[dt.date.fromisoformat(date)] = total
+
+
+class RowTotalsWriter:
+    """Counts the rows that one writer commits.
+
+    Args:
+        state_epoch: The epoch of the writer.
+        txns: The last `txnVersion` by `txnAppId`, as the log has them.
+        committed: Its last WriteBatch with rows in the table; -1: none.
+        was_restored: The table was RESTOREd since the last commit of a job, and `popstream restore` has dealt with it.
+    """
+
+    def __init__(self, state_epoch: str, txns: Mapping[str, int], committed: int, *, was_restored: bool) -> None:
+        written = WrittenTotals(txns)
+        self._epoch = state_epoch
+        self._totals = {day: total or NO_ROWS for day, total in written.by_epoch.get(state_epoch, {}).items()}
+        self._adding: dict[dt.date, RowTotal] = {}
+        self._due = dict(self._of_first_commit(written, committed, was_restored=was_restored))
+        """What else the next commit sets."""
+
+    def _of_first_commit(
+        self, written: WrittenTotals, committed: int, *, was_restored: bool
+    ) -> Iterator[tuple[str, int]]:
+        if committed >= 0 and self._epoch not in written.by_epoch:
+            yield _app(self._epoch, _AFTER), committed
+        if was_restored:
+            for epoch, totals in written.by_epoch.items():
+                for day in totals:
+                    yield _app(epoch, f"{day}/rows"), _UNKNOWN
+
+    def add(self, rows: pa.Table, day: str) -> None:
+        """Count rows of the next commit; `day` is the column with their date."""
+        for date, total in totals_by_day(rows, day).items():
+            self._adding[date] = self._adding.get(date, NO_ROWS).plus(total)
+
+    def txns(self) -> dict[str, int]:
+        """Return what the next commit has to set, by `txnAppId`."""
+        found = dict(self._due)
+        for day, added in self._adding.items():
+            total = self._totals.get(day, NO_ROWS).plus(added)
+            found[_app(self._epoch, f"{day}/rows")] = total.rows
+            found[_app(self._epoch, f"{day}/digest")] = total.digest
+        return found
+
+    def committed(self) -> None:
+        """Note that the commit has been made."""
+        for day, added in self._adding.items():
+            self._totals[day] = self._totals.get(day, NO_ROWS).plus(added)
+        self._due = {}
+        self.discard()
+
+    def discard(self) -> None:
+        """Forget the rows of a commit that was not made."""
+        self._adding = {}
+
+
+def _app(epoch: str, rest: str) -> str:
+    return f"{_FAMILY}/{epoch}/{rest}"

@@ -1,0 +1,76 @@
+"""The view `unequal_row_totals`: dates of tables of which rows are missing, changed, or too many.
+
+What a table has to hold is in its log (connectors/delta/row_totals.py); what it does hold is counted here, from the
+files themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import pyarrow.compute as pc
+
+from connectors.delta.log.table_log import require_table_log
+from connectors.delta.log.transactions import epochs_of
+from connectors.delta.pieces import each_batch
+from connectors.delta.row_totals import NO_ROWS, RowTotal, WrittenTotals, totals_by_day
+from connectors.delta.tables import CONSUME_QUEUE, TABLES, table_path
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+__all__ = ["register_unequal_row_totals"]
+
+_COLUMNS: Final = (
+    "table STRING, state_epoch STRING, date DATE, rows_written BIGINT, rows_found BIGINT, rows_changed BOOLEAN"
+)
+_NO_EPOCH: Final = ""
+
+Key = tuple[str, "dt.date"]
+"""(state epoch, date)."""
+
+
+def register_unequal_row_totals(session: SparkSession, delta_root: Path, versions: Mapping[str, int]) -> None:
+    """Register the view in a session that has the tables of `versions`, at these versions, as views.
+
+    Epochs of which the log has no totals, because an older version wrote all their rows, are left out.
+    """
+    unequal = [
+        (table, epoch, date, written.rows, found.rows, found.rows == written.rows)
+        for table, version in versions.items()
+        for (epoch, date), written, found in _unequal(delta_root, table, version)
+    ]
+    session.createDataFrame(unequal, _COLUMNS).createOrReplaceTempView("unequal_row_totals")
+
+
+def _unequal(delta_root: Path, table: str, version: int) -> Iterator[tuple[Key, RowTotal, RowTotal]]:
+    txns = require_table_log(table_path(delta_root, table), version).txns
+    written = WrittenTotals(txns)
+    found = _found(delta_root, table, version, written.after)
+    uncounted = epochs_of(txns, table) - written.by_epoch.keys()
+    for epoch, date in sorted(
+        {*found, *((epoch, date) for epoch, dates in written.by_epoch.items() for date in dates)}
+    ):
+        total = written.by_epoch.get(epoch, {}).get(date, NO_ROWS)
+        if total is not None and epoch not in uncounted and total != found.get((epoch, date), NO_ROWS):
+            yield (epoch, date), total, found.get((epoch, date), NO_ROWS)
+
+
+def _found(delta_root: Path, table: str, version: int, after: Mapping[str, int]) -> dict[Key, RowTotal]:
+    """Return the totals of the rows of a table that are counted."""
+    described = TABLES[table]
+    day = described.partitioned_by
+    assert day is not None, "every table of the job is partitioned by a date"
+    number = "build_seq" if table == CONSUME_QUEUE.name else "apply_seq"
+    totals: dict[Key, RowTotal] = {}
+    for rows in each_batch(table_path(delta_root, table), version, described):
+        epochs = rows["state_epoch"].combine_chunks().fill_null(_NO_EPOCH)
+        for epoch in epochs.unique().to_pylist():
+            is_counted = pc.and_(pc.equal(epochs, epoch), pc.greater(rows[number], after.get(epoch, -1)))
+            for date, total in totals_by_day(rows.filter(is_counted), day).items():
+                totals[epoch, date] = totals.get((epoch, date), NO_ROWS).plus(total)
+    return totals
