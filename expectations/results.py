@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 from delta.tables import DeltaTable
 
 from connectors.delta.store import ensure_table
-from connectors.delta.tables import TABLES, spark_schema, table_path
+from connectors.delta.tables import TABLES, arrow_schema, table_path
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,20 +30,21 @@ def write_results(spark: SparkSession, root: Path, report: QualityReport) -> Non
     ensure_table(spark, root, _TABLE)
     pinned = ",".join(f"{table}={version}" for table, version in sorted(report.versions.items()))
     rows = [
-        (
-            outcome.suite,
-            outcome.expectation,
-            outcome.suite,
-            outcome.table_version,
-            pinned,
-            outcome.success,
-            outcome.error or json.dumps(outcome.sample, sort_keys=True),
-            outcome.unexpected_count,
-            report.run_at,
-        )
+        {
+            "suite": outcome.suite,
+            "expectation": outcome.expectation,
+            "table": outcome.suite,
+            "table_version": outcome.table_version,
+            "pinned_versions": pinned,
+            "success": outcome.success,
+            "observed": outcome.error or json.dumps(outcome.sample, sort_keys=True),
+            "unexpected_count": outcome.unexpected_count,
+            "run_at": report.run_at,
+        }
         for outcome in report.outcomes
     ]
-    found = spark.createDataFrame(rows, spark_schema(_TABLE)).coalesce(1)
+    # By Arrow: of Python's own rows Spark would start a process for each of its cores.
+    found = spark.createDataFrame(pa.Table.from_pylist(rows, arrow_schema(_TABLE))).coalesce(1)
     same = " AND ".join(f"kept.`{name}` = found.`{name}`" for name in _KEY)
     target = DeltaTable.forPath(spark, str(table_path(root, _TABLE.name)))
     (target.alias("kept").merge(found.alias("found"), same).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.delta.log.table_log import require_table_log
@@ -25,8 +26,15 @@ if TYPE_CHECKING:
 
 __all__ = ["register_unequal_row_totals"]
 
-_COLUMNS: Final = (
-    "table STRING, state_epoch STRING, date DATE, rows_written BIGINT, rows_found BIGINT, rows_changed BOOLEAN"
+_COLUMNS: Final = pa.schema(
+    [
+        ("table", pa.string()),
+        ("state_epoch", pa.string()),
+        ("date", pa.date32()),
+        ("rows_written", pa.int64()),
+        ("rows_found", pa.int64()),
+        ("rows_changed", pa.bool_()),
+    ]
 )
 _NO_EPOCH: Final = ""
 
@@ -40,11 +48,19 @@ def register_unequal_row_totals(session: SparkSession, delta_root: Path, version
     Epochs of which the log has no totals, because an older version wrote all their rows, are left out.
     """
     unequal = [
-        (table, epoch, date, written.rows, found.rows, found.rows == written.rows)
+        {
+            "table": table,
+            "state_epoch": epoch,
+            "date": date,
+            "rows_written": written.rows,
+            "rows_found": found.rows,
+            "rows_changed": found.rows == written.rows,
+        }
         for table, version in versions.items()
         for (epoch, date), written, found in _unequal(delta_root, table, version)
     ]
-    session.createDataFrame(unequal, _COLUMNS).createOrReplaceTempView("unequal_row_totals")
+    rows = pa.Table.from_pylist(unequal, _COLUMNS)
+    session.createDataFrame(rows).createOrReplaceTempView("unequal_row_totals")
 
 
 def _unequal(delta_root: Path, table: str, version: int) -> Iterator[tuple[Key, RowTotal, RowTotal]]:

@@ -131,10 +131,7 @@ def _register_seen(session: SparkSession) -> None:
     """
     for table in ("operations", "deliveries"):
         query = f"SELECT state_epoch, max(apply_seq) AS apply_seq FROM {table} GROUP BY state_epoch"  # noqa: S608
-        rows = session.sql(query).collect()
-        session.createDataFrame(rows, "state_epoch STRING, apply_seq BIGINT").createOrReplaceTempView(
-            f"{table}_reached"
-        )
+        session.createDataFrame(session.sql(query).toArrow()).createOrReplaceTempView(f"{table}_reached")
     session.sql("SELECT * FROM operations_reached").createOrReplaceTempView("operations_seen")
     session.sql(
         "SELECT state_epoch, least(o.apply_seq, d.apply_seq) AS apply_seq"

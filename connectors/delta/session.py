@@ -6,6 +6,7 @@ The first session of a process starts the JVM. Heap and flags of a later call ha
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -108,6 +109,8 @@ def build_session(
     """
     # glibc gives each thread an arena, which it seldom returns: with Spark's threads hundreds of MiB.
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+    # Spark's default is the `python3` of the path, which may be of another version.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = (*_JVM_FLAGS, *flags_to_use("spark", jars), *java_options)
     builder = (
         SparkSession.Builder()

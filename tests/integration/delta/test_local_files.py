@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,3 +31,7 @@ def test_a_file_that_spark_writes_starts_no_process(spark: SparkSession, tmp_pat
 def faults_of_children(pid: int) -> int:
     after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return int(after_name[CHILDREN_MINOR_FAULTS])
+
+
+def test_spark_starts_the_python_that_runs_it(spark: SparkSession) -> None:
+    assert spark.sparkContext.pythonExec == sys.executable
