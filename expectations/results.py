@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 import pyarrow as pa
 from delta.tables import DeltaTable
 
+from connectors.delta.schemas import arrow_schema
 from connectors.delta.store import ensure_table
-from connectors.delta.tables import TABLES, arrow_schema, table_path
+from connectors.delta.tables import TABLES, table_path
 
 if TYPE_CHECKING:
     from pathlib import Path

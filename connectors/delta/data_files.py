@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from connectors.delta.log.commits import sync
 from connectors.delta.log.table_log import DataFile
-from connectors.delta.tables import arrow_schema
+from connectors.delta.schemas import arrow_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

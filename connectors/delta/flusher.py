@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 from connectors.delta.covered import Covered
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
 from connectors.delta.rows import decode_rows, in_pieces
-from connectors.delta.tables import AUDIT_TABLES, arrow_schema
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.tables import AUDIT_TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from connectors.delta.log.actions import how_to_repair
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.rows import with_lacking
-from connectors.delta.tables import arrow_schema
+from connectors.delta.schemas import arrow_schema
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:

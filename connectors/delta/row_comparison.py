@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.delta.tables import KEY_COLUMNS, Table, arrow_schema
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.tables import KEY_COLUMNS, Table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.delta.tables import AUDIT_TABLES, outbox_schema
+from connectors.delta.schemas import outbox_schema
+from connectors.delta.tables import AUDIT_TABLES
 from popstream.wire.base_errors import RESTORE, Corrupt
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The Delta tables, described once: the schemas of Arrow, Spark and Delta, and docs/tables.md, derive from `TABLES`.
+"""The Delta tables, described once: their schemas (`connectors.delta.schemas`) and docs/tables.md derive from `TABLES`.
 
 ```
 kernel rows (broker_state/audit.py) ── outbox_schema ──> Arrow slices in the outbox
@@ -14,9 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
-
-import pyarrow as pa
-from pyspark.sql import types
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
 
@@ -34,9 +31,6 @@ __all__ = [
     "Column",
     "Kind",
     "Table",
-    "arrow_schema",
-    "outbox_schema",
-    "spark_schema",
     "table_path",
 ]
 
@@ -51,27 +45,6 @@ class Kind(StrEnum):
     INT = "int"
     STRING = "string"
     TIMESTAMP = "timestamp"
-
-
-_ARROW_TYPES: Final = {
-    Kind.BIGINT: pa.int64(),
-    Kind.BINARY: pa.binary(),
-    Kind.BOOLEAN: pa.bool_(),
-    Kind.DATE: pa.date32(),
-    Kind.INT: pa.int32(),
-    Kind.STRING: pa.string(),
-    Kind.TIMESTAMP: pa.timestamp("us", tz="UTC"),
-}
-
-_SPARK_TYPES: Final = {
-    Kind.BIGINT: types.LongType(),
-    Kind.BINARY: types.BinaryType(),
-    Kind.BOOLEAN: types.BooleanType(),
-    Kind.DATE: types.DateType(),
-    Kind.INT: types.IntegerType(),
-    Kind.STRING: types.StringType(),
-    Kind.TIMESTAMP: types.TimestampType(),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,34 +329,3 @@ TABLES: Final = {**AUDIT_TABLES, CONSUME_QUEUE.name: CONSUME_QUEUE, _QUALITY_RES
 def table_path(root: Path, table: str) -> Path:
     """Return the folder of a table below the Delta root."""
     return root / table
-
-
-def outbox_schema(table: Table) -> pa.Schema:
-    """Return the Arrow schema of the kernel's columns, in the order of the row type."""
-    added = {column.name for column in FLUSHER_COLUMNS}
-    return pa.schema(
-        [
-            pa.field(
-                column.name, pa.dictionary(pa.int32(), pa.string()) if column.repeats else _ARROW_TYPES[column.kind]
-            )
-            for column in table.columns
-            if column.name not in added
-        ]
-    )
-
-
-def arrow_schema(table: Table) -> pa.Schema:
-    """Return the Arrow schema of the whole table."""
-    return pa.schema([pa.field(column.name, _ARROW_TYPES[column.kind]) for column in table.columns])
-
-
-def spark_schema(table: Table) -> types.StructType:
-    """Return the Spark schema of the whole table, with the comments."""
-    return types.StructType(
-        [
-            types.StructField(
-                column.name, _SPARK_TYPES[column.kind], nullable=True, metadata={"comment": column.comment}
-            )
-            for column in table.columns
-        ]
-    )

@@ -25,7 +25,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
 from broker_state.consume_queue import NO_DUPLICATE, Units
-from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.build_consume_queue.builder import Queue
 from popstream.payload.inner_batch import DIGITS_MAX, KEY_HASH_BYTES
 from popstream.wire.command import QueueType

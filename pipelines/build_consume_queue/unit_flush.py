@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from broker_state.consume_queue import Units, units_between
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.rows import in_pieces
-from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from connectors.delta.tables import CONSUME_QUEUE, spark_schema, table_path
+from connectors.delta.schemas import spark_schema
+from connectors.delta.tables import CONSUME_QUEUE, table_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -15,8 +15,9 @@ from connectors.delta.compaction import Compacted, compact
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.pieces import find_pieces, read_piece
+from connectors.delta.schemas import arrow_schema
 from connectors.delta.store import ensure_table, require_columns
-from connectors.delta.tables import CONSUME_QUEUE, Table, arrow_schema, table_path
+from connectors.delta.tables import CONSUME_QUEUE, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
 from tests.support.unit_rows import unit_row
 

@@ -16,7 +16,8 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from connectors.delta.compaction import compact
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.log.table_log import require_table_log
-from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, Kind, Table, arrow_schema, table_path
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, Kind, Table, table_path
 from expectations.row_totals_view import register_unequal_row_totals
 from popstream.wire.base_errors import Corrupt
 

@@ -17,7 +17,8 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.rows import plain_rows
-from connectors.delta.tables import AUDIT_TABLES, TABLES, arrow_schema, spark_schema, table_path
+from connectors.delta.schemas import arrow_schema, spark_schema
+from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import entries_of, rows_by_table

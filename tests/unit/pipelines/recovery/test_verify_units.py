@@ -18,7 +18,8 @@ from broker_state.consume_queue import Scan, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.applied import Applied
 from connectors.delta.pieces import find_pieces
-from connectors.delta.tables import CONSUME_QUEUE, arrow_schema
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.build_consume_queue.builder import Builder, Queue, read_queues, reader_of
 from pipelines.build_consume_queue.unit_columns import delta_rows, units_by_queue
