@@ -1,26 +1,20 @@
-"""SQL names of the tables, and views with one row per message instead of one per range.
+"""SQL on the tables that Spark and DuckDB both understand: views with one row per message instead of one per range.
 
-To follow one message, filter a view on `queue_offset`, or faster, because Delta skips files, on
-`first_offset <= n AND last_offset >= n`, which the views have too.
+To follow one message, filter a view on `queue_offset`, or faster, because files are skipped, on
+`first_offset <= n AND last_offset >= n`, which the views have too. DuckDB knows Spark's `explode` and `sequence` by
+macros (`connectors.delta.duckdb_tables`).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from delta.tables import DeltaTable
-
 from broker_state.audit import ERA_ENDING_KINDS
-from connectors.delta.tables import TABLES, table_path
-from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Iterable
 
-    from pyspark.sql import SparkSession
-
-__all__ = ["ENDS_ERA", "register_tables", "register_views", "sql_list"]
+__all__ = ["ENDS_ERA", "by_message_views", "sql_list"]
 
 
 def sql_list(names: Iterable[str]) -> str:
@@ -55,38 +49,16 @@ _VIEW: Final = """
 """
 
 
-def register_tables(spark: SparkSession, root: Path) -> Sequence[str]:
-    """Register the existing tables below `root` and their views by message in the session; return all names.
+def by_message_views(tables: Iterable[str]) -> dict[str, str]:
+    """Return the query of `<table>_by_message` for those of the tables whose rows are about ranges of messages.
 
-    The tables are registered by location and not as views, so that `operations VERSION AS OF 3` and
-    `DESCRIBE HISTORY operations` work.
+    A view has the columns of its table and `queue_offset`, which is null for rows without a message.
 
-    Raises:
-        Invalid: There are no tables.
+    >>> list(by_message_views(["deliveries", "rejected"]))
+    ['deliveries_by_message']
     """
-    found = [name for name in TABLES if DeltaTable.isDeltaTable(spark, str(table_path(root, name)))]
-    if not found:
-        message = f"there are no tables in {root}: has the job run here?"
-        raise Invalid(message, subject=str(root))
-    for name in found:
-        location = str(table_path(root, name).absolute()).replace("\\", "\\\\").replace("'", "\\'")
-        spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{location}'")
-    return [*found, *_register_by_message(spark, found)]
-
-
-def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> None:
-    """Register each table of `paths` (folder by table name) as a temporary view, and the views by message."""
-    for table, path in paths.items():
-        spark.read.format("delta").load(str(path)).createOrReplaceTempView(table)
-    _register_by_message(spark, paths)
-
-
-def _register_by_message(spark: SparkSession, tables: Iterable[str]) -> list[str]:
-    """Register `<table>_by_message`: the columns of the table and `queue_offset`, null for rows without a message."""
-    names = []
-    for table in tables:
-        if table in _NAMES_MESSAGES:
-            query = _VIEW.format(table=table, block=_BLOCK, names_messages=_NAMES_MESSAGES[table])
-            names.append(f"{table}_by_message")
-            spark.sql(query).createOrReplaceTempView(names[-1])
-    return names
+    return {
+        f"{table}_by_message": _VIEW.format(table=table, block=_BLOCK, names_messages=_NAMES_MESSAGES[table])
+        for table in tables
+        if table in _NAMES_MESSAGES
+    }

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import DEFAULT_VAR, JobOptions, JsonOutput, Var, with_options
+from pipelines.cli.options import DEFAULT_VAR, JobOptions, JsonOutput, Var, moment_ms, with_options
+from pipelines.cli.tables.query_options import Engine, Output, QueryOptions, versions_by_table
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["check", "maintain", "query"]
@@ -16,9 +17,21 @@ DEFAULT_DATA_DOCS = Path("var/data_docs")
 
 @with_options(job=JobOptions)
 def query(
-    sql: Annotated[str, typer.Argument(help="one SELECT, DESCRIBE, SHOW or EXPLAIN statement")],
+    sql: Annotated[str, typer.Argument(help="one SELECT, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN statement")],
     max_rows: Annotated[int, typer.Option(help="rows printed at most; 0: all", min=0)] = 1000,
+    vertical: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--vertical", help="print a line per value; so it is where columns do not fit")
+    ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="print comma-separated values with a header")] = False,  # noqa: FBT002
+    parquet: Annotated[Path | None, typer.Option(metavar="FILE", help="write all rows to a new file instead")] = None,
+    version: Annotated[
+        list[str] | None,
+        typer.Option(metavar="[TABLE=]N", help="read this version of a table; several: an option for each"),
+    ] = None,
+    at: Annotated[
+        str | None, typer.Option(metavar="MOMENT", help="read the tables as they were then, as in 2030-01-31T12:00Z")
+    ] = None,
+    engine: Annotated[Engine, typer.Option(help="what runs the SQL, in its own dialect")] = Engine.DUCKDB,
     var: Var = DEFAULT_VAR,
     *,
     job: JobOptions,
@@ -27,21 +40,29 @@ def query(
     """Run SQL on the audit tables. Works while the job is running.
 
     Tables: operations, deliveries, commit_positions, order_info, rejected,
-    consume_queue, quality_results.
+    consume_queue, quality_results; their columns are in docs/tables.md.
     With one row per message: operations_by_message, deliveries_by_message.
 
-    Time travel: SELECT count(*) FROM operations VERSION AS OF 3
-    or TIMESTAMP AS OF '2030-01-31 12:00'; DESCRIBE HISTORY operations
-    lists the versions. By path: FROM delta.`/a/folder/delta/operations`.
+    Only reads, and only these tables. With --engine spark the SQL is Spark's:
+    FROM operations VERSION AS OF 3; DESCRIBE HISTORY operations lists versions.
     """
     from checkpoints.layout import JobFolder
-    from pipelines.cli.tables.query import Output, run_query
+    from pipelines.cli.tables.query import run_query
 
-    if as_csv and as_json:
-        message = "choose one of --csv and --json"
+    formats = {"--vertical": vertical, "--csv": as_csv, "--json": as_json, "--parquet": parquet is not None}
+    if len(chosen := [name for name, is_chosen in formats.items() if is_chosen]) > 1:
+        message = f"choose one of {' and '.join(chosen)}"
         raise Invalid(message)
-    output = Output.CSV if as_csv else Output.JSON if as_json else Output.TABLE
-    run_query(JobFolder(job.load().folder).delta, sql, var=var, output=output, rows_max=max_rows)
+    options = QueryOptions(
+        engine=engine,
+        var=var,
+        versions=versions_by_table(version or []),
+        at_ms=None if at is None else moment_ms(at),
+        output=Output.CSV if as_csv else Output.JSON if as_json else Output.VERTICAL if vertical else Output.AUTO,
+        rows_max=max_rows,
+        parquet=parquet,
+    )
+    run_query(JobFolder(job.load().folder).delta, sql, options)
 
 
 @with_options(job=JobOptions)

@@ -31,9 +31,9 @@ from connectors.delta.log.table_log import read_data_files
 from connectors.delta.log.transactions import known_versions
 from connectors.delta.log.write_commit import write_commit
 from connectors.delta.rows import encode_rows
+from connectors.delta.spark_tables import register_views
 from connectors.delta.store import ensure_table, write_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, TABLES
-from connectors.delta.views import register_views
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.audit_tables import NOW_MS, delivery, flushed, slices, stored, stored_seqs
 

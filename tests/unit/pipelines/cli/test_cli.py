@@ -32,7 +32,7 @@ from pipelines.cli.exits import Group
 from pipelines.cli.options import load_settings
 from pipelines.cli.state.queue import _unit_text
 from pipelines.cli.state.status import _print as print_status
-from pipelines.cli.tables.query import require_reading
+from pipelines.cli.tables.spark_query import require_reading
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import JobReport, SnapshotRequest, Status, StatusRequest

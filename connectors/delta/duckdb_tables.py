@@ -1,0 +1,213 @@
+"""SQL on Delta tables by DuckDB: no JVM, the first row within a moment, and nothing is written.
+
+```
+log ── deltalake ──> Snapshot: columns, files ── views ──> DuckDB, shut in: these files, this memory, this much disk
+```
+"""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from typing import TYPE_CHECKING, Any, Final, Self
+
+import duckdb
+
+from connectors.delta.snapshot import Snapshot
+from connectors.delta.views import by_message_views
+from popstream.wire.base_errors import Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import pyarrow as pa
+
+    from connectors.delta.snapshot import DataFile
+
+__all__ = ["MEMORY", "SPILLED_MAX", "DuckDbTables", "described_error", "require_reading", "tables_in"]
+
+MEMORY: Final = "1GiB"
+SPILLED_MAX: Final = "4GiB"
+"""What a query may write to temporary files: beyond it, it fails, and the disk stays usable."""
+
+_TYPES: Final = {
+    "binary": "BLOB",
+    "boolean": "BOOLEAN",
+    "byte": "TINYINT",
+    "date": "DATE",
+    "double": "DOUBLE",
+    "float": "FLOAT",
+    "integer": "INTEGER",
+    "long": "BIGINT",
+    "short": "SMALLINT",
+    "string": "VARCHAR",
+    "timestamp": "TIMESTAMPTZ",
+    "timestamp_ntz": "TIMESTAMP",
+}
+"""DuckDB's types by Delta's; `decimal(p,s)` has one name in both."""
+
+_SPARK_FUNCTIONS: Final = (
+    "CREATE MACRO explode(items) AS unnest(items)",
+    "CREATE MACRO sequence(first, last, step := 1) AS generate_series(first, last, step)",
+)
+"""What `connectors.delta.views` takes from Spark's SQL."""
+
+_ROWS_AT_ONCE: Final = 1_000
+_TIME_TRAVEL: Final = re.compile(r"\b(VERSION|TIMESTAMP)\s+AS\s+OF\b", re.IGNORECASE)
+_COMMENTS: Final = re.compile(r"^(\s|\(|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
+_EXPLAIN: Final = re.compile(r"EXPLAIN(\s+ANALYZE\b)?(\s*\([^()]*\))?", re.IGNORECASE)
+
+
+class DuckDbTables:
+    """A connection that can read some tables, and nothing else.
+
+    Args:
+        snapshots: The tables; each gets a view of its name, and `<table>_by_message` where its rows are about ranges.
+    """
+
+    def __init__(self, snapshots: Iterable[Snapshot]) -> None:
+        self._spill = tempfile.TemporaryDirectory(prefix="popstream-")
+        self._connection = duckdb.connect(
+            config={
+                "memory_limit": MEMORY,
+                "temp_directory": self._spill.name,
+                "max_temp_directory_size": SPILLED_MAX,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "allow_community_extensions": False,
+                "allow_persistent_secrets": False,
+                "python_enable_replacements": False,
+            }
+        )
+        self._connection.execute("SET TimeZone = 'UTC'")
+        opened = list(snapshots)
+        for statement in _SPARK_FUNCTIONS:
+            self._connection.execute(statement)
+        for snapshot in opened:
+            self._connection.execute(
+                f"CREATE VIEW {quoted_name(snapshot.path.name)} AS {rows_of(snapshot, snapshot.files)}"
+            )
+        for name, query in by_message_views(snapshot.path.name for snapshot in opened).items():
+            self._connection.execute(f"CREATE VIEW {quoted_name(name)} AS {query}")
+        # From here on a statement reaches the files of the tables alone, and cannot undo that.
+        files = ", ".join(quoted_text(str(file.path)) for snapshot in opened for file in snapshot.files)
+        self._connection.execute(f"SET allowed_paths = [{files}]")
+        self._connection.execute("SET enable_external_access = false")
+        self._connection.execute("SET lock_configuration = true")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+        self._spill.cleanup()
+
+    def columns(self, sql: str) -> list[str]:
+        """Return the names of a query's columns. Raises duckdb.Error, as all methods that take a query."""
+        return self._connection.sql(sql).columns
+
+    def rows(self, sql: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
+        """Run a query, and yield its rows as they come."""
+        cursor = self._connection.execute(sql, list(parameters))
+        while rows := cursor.fetchmany(_ROWS_AT_ONCE):
+            yield from rows
+
+    def arrow_reader(self, sql: str) -> pa.RecordBatchReader:
+        """Run a query, and return its rows in batches as they come."""
+        return self._connection.sql(sql).to_arrow_reader()  # of `execute` it would hold all rows at once
+
+
+def require_reading(sql: str) -> None:
+    r"""Refuse anything but one query.
+
+    >>> require_reading("-- how many?\nFROM operations")
+    >>> require_reading("EXPLAIN ANALYZE COPY operations TO 'a'")
+    Traceback (most recent call last):
+    ...
+    popstream.wire.base_errors.Invalid: only queries are run here, and COPY is none
+
+    Raises:
+        Invalid: It is not SQL, more than one statement, or a statement that is no query.
+    """
+    try:
+        statements = duckdb.extract_statements(sql)
+        if len(statements) == 1 and statements[0].type == duckdb.StatementType.EXPLAIN:
+            explained = _EXPLAIN.sub("", _COMMENTS.sub("", statements[0].query), count=1)
+            statements = duckdb.extract_statements(explained)
+    except duckdb.Error as error:
+        is_of_spark = _TIME_TRAVEL.search(sql) is not None
+        hint = "; for earlier versions there are --version and --at, and --engine spark for this SQL"
+        raise Invalid(described_error(error) + (hint if is_of_spark else "")) from error
+    if len(statements) != 1:
+        message = f"one query is run here, and these are {len(statements)} statements"
+        raise Invalid(message)
+    if (kind := statements[0].type) != duckdb.StatementType.SELECT:
+        message = f"only queries are run here, and {kind.name} is none"
+        raise Invalid(message)
+
+
+def tables_in(sql: str, tables: Sequence[str]) -> list[str]:
+    """Return those of the tables that a query may read.
+
+    >>> tables_in("SELECT 1 FROM deliveries_by_message JOIN rejected ON true", ["deliveries", "rejected", "operations"])
+    ['deliveries', 'rejected']
+    >>> tables_in("SHOW TABLES", ["deliveries", "rejected"])
+    ['deliveries', 'rejected']
+    """
+    with duckdb.connect() as connection:
+        try:
+            named = connection.get_table_names(sql)
+        except duckdb.Error:  # it needs the tables to say
+            named = set()
+    found = [name for name in tables if not named.isdisjoint({name, *by_message_views([name])})]
+    return found or list(tables)
+
+
+def described_error(error: duckdb.Error) -> str:
+    r"""Return the message of an error in one line, without the piece of the statement that DuckDB repeats below it.
+
+    >>> described_error(duckdb.ParserException("Parser Error: syntax error\n\nLINE 1: selec\n        ^"))
+    'Parser Error: syntax error'
+    """
+    return " ".join(str(error).partition("\nLINE ")[0].split()) or type(error).__name__
+
+
+def rows_of(snapshot: Snapshot, files: Sequence[DataFile]) -> str:
+    """Return a query for the rows in some files of a table, with the columns of the table."""
+    columns = {name: _TYPES.get(kind, kind) for name, kind in snapshot.columns.items()}
+    if not files:
+        empty = ", ".join(f"CAST(NULL AS {kind}) AS {quoted_name(name)}" for name, kind in columns.items())
+        return f"SELECT {empty} WHERE false"
+    paths = ", ".join(quoted_text(str(file.path)) for file in files)
+    # By name, and null where a file that an older version wrote lacks a column. Nothing is read to find that out.
+    schema = ", ".join(
+        f"{quoted_text(name)}: {{name: {quoted_text(name)}, type: {quoted_text(kind)}, default_value: NULL}}"
+        for name, kind in columns.items()
+        if name not in snapshot.partitioned_by
+    )
+    options = f"schema = MAP {{{schema}}}"
+    if snapshot.partitioned_by:
+        kinds = ", ".join(f"{quoted_text(name)}: {columns[name]}" for name in snapshot.partitioned_by)
+        options += f", hive_partitioning = true, hive_types = {{{kinds}}}"
+    names = ", ".join(map(quoted_name, columns))
+    return f"SELECT {names} FROM read_parquet([{paths}], {options})"  # noqa: S608 - quoted
+
+
+def quoted_name(name: str) -> str:
+    """Return the name of a column or table as SQL.
+
+    >>> quoted_name("group")
+    '"group"'
+    """
+    doubled = name.replace('"', '""')
+    return f'"{doubled}"'
+
+
+def quoted_text(text: str) -> str:
+    """Return a text as SQL.
+
+    >>> quoted_text("it's")
+    "'it''s'"
+    """
+    doubled = text.replace("'", "''")
+    return f"'{doubled}'"

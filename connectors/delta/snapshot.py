@@ -1,0 +1,183 @@
+"""One version of a Delta table, read without Spark: its columns, and the files with its rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
+
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+from deltalake.schema import PrimitiveType
+
+from popstream.wire.base_errors import Corrupt, Invalid
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from datetime import datetime
+    from pathlib import Path
+
+__all__ = ["DataFile", "Snapshot", "open_snapshot"]
+
+_WITH_FEATURES: Final = 3
+_READABLE_FEATURES: Final = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
+"""Features of Delta tables with which every row of a file is a row of the table, under its own name."""
+
+_TEXT_MAX: Final = 300
+_MAPPING: Final = "delta.columnMapping.mode"
+
+
+class DataFile(NamedTuple):
+    """A file with rows. `least` and `greatest`: bounds of its values by column, of those that its statistics know."""
+
+    path: Path
+    size: int
+    least: dict[str, Any]
+    greatest: dict[str, Any]
+
+    def may_have(self, column: str, least: Any = None, greatest: Any = None) -> bool:  # noqa: ANN401 - any value
+        """Return whether a row may have a value of the column within these bounds; None: no bound."""
+        own_least, own_greatest = self.least.get(column), self.greatest.get(column)
+        is_below = least is not None and own_greatest is not None and own_greatest < least
+        is_above = greatest is not None and own_least is not None and own_least > greatest
+        return not (is_below or is_above)
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A table at one version.
+
+    Attributes:
+        path: The folder of the table.
+        version: The version.
+        columns: Delta's type by column, in order.
+        partitioned_by: Columns whose values are in the names of folders and not in the files.
+        files: The files, in no particular order.
+    """
+
+    path: Path
+    version: int
+    columns: dict[str, str]
+    partitioned_by: Sequence[str]
+    files: list[DataFile] = field(repr=False)
+
+
+def open_snapshot(path: Path, *, version: int | None = None, at: datetime | None = None) -> Snapshot:
+    """Return a table at its newest version, at `version`, or at the one that was the newest at a time.
+
+    Raises:
+        Invalid: There is no table, it has no such version, or that of a feature of Delta that needs another reader.
+        Corrupt: The log cannot be read, or a file of the newest version is missing.
+    """
+    try:
+        log = DeltaTable(path)
+        newest = log.version()
+        if version is not None and version != newest:
+            log = _at_version(path, version, newest)
+        elif at is not None:
+            log.load_as_version(at)
+            _require_begun(path, log, at)
+    except TableNotFoundError as error:
+        message = f"there is no table {path.name} in {path.parent}"
+        raise Invalid(message, subject=path.name) from error
+    except DeltaError as error:
+        _require_undamaged_log(path)
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        message = f"the table {path.name} takes --engine spark: {first[:_TEXT_MAX]}"
+        raise Invalid(message, subject=path.name) from error
+    _require_readable(path, log)
+    snapshot = Snapshot(path, log.version(), _columns(path, log), log.metadata().partition_columns, _files(path, log))
+    _require_files(snapshot, newest)
+    return snapshot
+
+
+def _at_version(path: Path, version: int, newest: int) -> DeltaTable:
+    try:
+        return DeltaTable(path, version=version)
+    except DeltaError as error:
+        is_future = version > newest
+        why = f"its newest is {newest}" if is_future else "Delta has deleted the beginning of its log"
+        message = f"{path.name} has no version {version}: {why}"
+        raise Invalid(message, subject=path.name) from error
+
+
+def _require_begun(path: Path, log: DeltaTable, at: datetime) -> None:
+    """Refuse a time before the first version, for which delta-rs returns that version."""
+    if log.version() > 0:
+        return
+    first_ms = log.history(1)[0].get("timestamp", 0)
+    if at.timestamp() * 1000 < first_ms:
+        message = f"{path.name} did not exist at {at.isoformat()}"
+        raise Invalid(message, subject=path.name)
+
+
+def _require_readable(path: Path, log: DeltaTable) -> None:
+    protocol = log.protocol()
+    features = set(protocol.reader_features or ())
+    if protocol.min_reader_version < _WITH_FEATURES and log.metadata().configuration.get(_MAPPING, "none") != "none":
+        features = {"columnMapping"}
+    features -= _READABLE_FEATURES
+    if features or protocol.min_reader_version > _WITH_FEATURES:
+        wanted = ", ".join(sorted(features)) or f"reader version {protocol.min_reader_version}"
+        message = f"the table {path.name} has {wanted}, for which it takes --engine spark"
+        raise Invalid(message, subject=path.name)
+
+
+def _columns(path: Path, log: DeltaTable) -> dict[str, str]:
+    columns = {}
+    for column in log.schema().fields:
+        if not isinstance(column.type, PrimitiveType):
+            message = f"the column {column.name} of {path.name} has a nested type, for which it takes --engine spark"
+            raise Invalid(message, subject=path.name)
+        columns[column.name] = column.type.type
+    return columns
+
+
+def _files(path: Path, log: DeltaTable) -> list[DataFile]:
+    adds = log.get_add_actions(flatten=True)
+    least, greatest, values = (
+        {name.removeprefix(prefix): adds[name].to_pylist() for name in adds.column_names if name.startswith(prefix)}
+        for prefix in ("min.", "max.", "partition.")
+    )
+    least |= values
+    greatest |= values
+    return [
+        DataFile(
+            path / unquote(name),
+            size,
+            {column: each[place] for column, each in least.items()},
+            {column: each[place] for column, each in greatest.items()},
+        )
+        for place, (name, size) in enumerate(zip(adds["path"].to_pylist(), adds["size_bytes"].to_pylist(), strict=True))
+    ]
+
+
+def _require_files(snapshot: Snapshot, newest: int) -> None:
+    """Refuse a version with a file that is missing or has another size, before a row of it is read."""
+    name = snapshot.path.name
+    for file in snapshot.files:
+        try:
+            size: int | None = file.path.stat().st_size
+        except FileNotFoundError:
+            size = None
+        if size == file.size:
+            continue
+        if size is None and snapshot.version < newest:
+            message = f"version {snapshot.version} of {name} cannot be read any more: VACUUM has deleted its files"
+            raise Invalid(message, subject=name)
+        problem = "is missing" if size is None else f"has {size} bytes, and {file.size} by the log"
+        message = f"a data file of {name} is damaged: {file.path} {problem}: {_how_to_repair(name)}"
+        raise Corrupt(message, subject=name)
+
+
+def _how_to_repair(table: str) -> str:
+    from connectors.delta.log.actions import how_to_repair  # noqa: PLC0415 - it imports pyarrow, which takes 0.1 s
+
+    return how_to_repair(table)
+
+
+def _require_undamaged_log(path: Path) -> None:
+    """Raise Corrupt if the log is damaged, and not only new to delta-rs."""
+    from connectors.delta.log.table_log import read_table_log  # noqa: PLC0415 - as above
+
+    read_table_log(path)
