@@ -18,7 +18,7 @@ from connectors.delta.views import by_message_views
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -63,6 +63,9 @@ class DuckDbTables:
 
     Args:
         snapshots: The tables; each gets a view of its name, and `<table>_by_message` where its rows are about ranges.
+
+    Attributes:
+        snapshots: The tables by name.
     """
 
     def __init__(self, snapshots: Iterable[Snapshot]) -> None:
@@ -81,6 +84,7 @@ class DuckDbTables:
         )
         self._connection.execute("SET TimeZone = 'UTC'")
         opened = list(snapshots)
+        self.snapshots = {snapshot.path.name: snapshot for snapshot in opened}
         for statement in _SPARK_FUNCTIONS:
             self._connection.execute(statement)
         for snapshot in opened:
@@ -106,9 +110,9 @@ class DuckDbTables:
         """Return the names of a query's columns. Raises duckdb.Error, as all methods that take a query."""
         return self._connection.sql(sql).columns
 
-    def rows(self, sql: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-        """Run a query, and yield its rows as they come."""
-        cursor = self._connection.execute(sql, list(parameters))
+    def rows(self, sql: str, parameters: Mapping[str, object] | None = None) -> Iterator[tuple[Any, ...]]:
+        """Run a query, and yield its rows as they come. `parameters`: values of `$name` in it."""
+        cursor = self._connection.execute(sql, parameters or {})
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             yield from rows
 

@@ -28,15 +28,26 @@ _MAPPING: Final = "delta.columnMapping.mode"
 
 
 class DataFile(NamedTuple):
-    """A file with rows. `least` and `greatest`: bounds of its values by column, of those that its statistics know."""
+    """A file with rows.
+
+    Attributes:
+        path: The file.
+        size: Its size in bytes.
+        least: The least value by column, None where the statistics do not know it.
+        greatest: The greatest value by column, likewise.
+        empty: Columns that are null in every row.
+    """
 
     path: Path
     size: int
     least: dict[str, Any]
     greatest: dict[str, Any]
+    empty: frozenset[str]
 
     def may_have(self, column: str, least: Any = None, greatest: Any = None) -> bool:  # noqa: ANN401 - any value
         """Return whether a row may have a value of the column within these bounds; None: no bound."""
+        if column in self.empty:
+            return False
         own_least, own_greatest = self.least.get(column), self.greatest.get(column)
         is_below = least is not None and own_greatest is not None and own_greatest < least
         is_above = greatest is not None and own_least is not None and own_least > greatest
@@ -135,20 +146,22 @@ def _columns(path: Path, log: DeltaTable) -> dict[str, str]:
 
 def _files(path: Path, log: DeltaTable) -> list[DataFile]:
     adds = log.get_add_actions(flatten=True)
-    least, greatest, values = (
+    least, greatest, nulls, values = (
         {name.removeprefix(prefix): adds[name].to_pylist() for name in adds.column_names if name.startswith(prefix)}
-        for prefix in ("min.", "max.", "partition.")
+        for prefix in ("min.", "max.", "null_count.", "partition.")
     )
     least |= values
     greatest |= values
+    facts = zip(adds["path"].to_pylist(), adds["size_bytes"].to_pylist(), adds["num_records"].to_pylist(), strict=True)
     return [
         DataFile(
             path / unquote(name),
             size,
             {column: each[place] for column, each in least.items()},
             {column: each[place] for column, each in greatest.items()},
+            frozenset(column for column, each in nulls.items() if rows and each[place] == rows),
         )
-        for place, (name, size) in enumerate(zip(adds["path"].to_pylist(), adds["size_bytes"].to_pylist(), strict=True))
+        for place, (name, size, rows) in enumerate(facts)
     ]
 
 

@@ -15,7 +15,7 @@ from pipelines.cli.exits import EPILOG, Group
 from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
 from pipelines.cli.state.state_commands import queue, restore, snapshot, status, verify
-from pipelines.cli.tables.table_commands import check, maintain, query
+from pipelines.cli.tables.table_commands import check, maintain, query, why
 from pipelines.process.logs import configure_logs
 
 __all__ = ["app", "main"]
@@ -34,7 +34,7 @@ COMMANDS = (
     *(up, demo),
     *(ops, send, consume, perf, release),
     *(status, queue, snapshot, restore, verify),
-    *(query, maintain, check),
+    *(query, why, maintain, check),
 )
 for command in COMMANDS:
     app.command(epilog=EPILOG)(command)

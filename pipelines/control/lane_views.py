@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from broker_state.kernel.context.queue_state import load_queue
+from broker_state.kernel.context.queue_state import LaneState, load_queue
 from broker_state.store.keys import QueueTag, end_of_prefix
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
@@ -64,10 +64,16 @@ class ParkedPopView(msgspec.Struct, frozen=True):
 
 
 class LaneDetail(msgspec.Struct, frozen=True):
-    """The batch in flight of an orderly lane, and its parked pops: at most 100."""
+    """The batch in flight of an orderly lane, its parked pops, at most 100, and what holds pops back.
+
+    `paused_until_ms` 0: it is not paused. `in_flight_max` 0: no limit. `quotas`: those that are set, by name.
+    """
 
     batch: BatchView | None
     waiting: list[ParkedPopView]
+    paused_until_ms: int = 0
+    in_flight_max: int = 0
+    quotas: dict[str, int] = {}
 
 
 class LaneView(msgspec.Struct, frozen=True):
@@ -195,8 +201,9 @@ def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> Lan
     ]
     info = lane.order_info
     head = info.head
+    held_back = (lane.record.paused_until_ms, lane.limits.in_flight_max, _quotas(lane))
     if not head.member_count:
-        return LaneDetail(None, waiting)
+        return LaneDetail(None, waiting, *held_back)
     unacked = [
         MemberView(first, end - 1, info.next_visible_ms(member), member.count + 1, member.suspended)
         for first, end, member in itertools.islice(info.unacked(), RUNS_SHOWN)
@@ -213,4 +220,17 @@ def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> Lan
         free_at_ms=head.due_ms or None,
         unacked=unacked,
     )
-    return LaneDetail(batch, waiting)
+    return LaneDetail(batch, waiting, *held_back)
+
+
+def _quotas(lane: LaneState) -> dict[str, int]:
+    of_lane, of_queue = lane.usage, lane.queue.usage
+    own = None if of_lane is None else of_lane.quota
+    chosen = own or (None if of_queue is None else of_queue.lane_quota)
+    set_of_lane = {} if chosen is None else dict(_set_in(chosen))
+    set_of_queue = {} if of_queue is None else {f"queue_{name}": limit for name, limit in _set_in(of_queue.quota)}
+    return set_of_lane | set_of_queue
+
+
+def _set_in(quota: msgspec.Struct) -> Iterator[tuple[str, int]]:
+    return ((name, limit) for name, limit in msgspec.structs.asdict(quota).items() if limit)

@@ -23,7 +23,7 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
 
-__all__ = ["opened", "run_queue", "run_rebuild"]
+__all__ = ["opened", "queues_of", "run_queue", "run_rebuild"]
 
 REBUILD_TIMEOUT_S = 300.0
 READ_TIMEOUT_S = 10.0
@@ -37,19 +37,27 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; the stored queues were printed.
     """
-    job = running_job(folder)
-    if job is not None:
-        views = ask(job, request, list[ConsumeQueueView])
-        views = [opened(view, request, job) for view in views]
-    else:
-        require_left_alone(folder)
-        views = stored_queues(folder, request)
+    views, is_running = queues_of(folder, request)
     if as_json:
         print(msgspec.json.encode(views).decode())
     else:
         _print(standard_output(), views)
-    if job is None:
+    if not is_running:
         end_without_job(folder, "these are the stored queues")
+
+
+def queues_of(folder: JobFolder, request: QueueRequest) -> tuple[list[ConsumeQueueView], bool]:
+    """Return the queues of the running job and True, or the stored queues and False.
+
+    Raises:
+        Invalid: No such queue is built.
+        Unavailable: There is neither job nor state, or the job does not answer.
+    """
+    job = running_job(folder)
+    if job is not None:
+        return [opened(view, request, job) for view in ask(job, request, list[ConsumeQueueView])], True
+    require_left_alone(folder)
+    return stored_queues(folder, request), False
 
 
 def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset: int) -> None:

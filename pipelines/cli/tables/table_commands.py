@@ -1,4 +1,4 @@
-"""The commands on the Delta tables of a job: `query`, `maintain` and `check`."""
+"""The commands on the Delta tables of a job: `query`, `why`, `maintain` and `check`."""
 
 # ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
 from pathlib import Path
@@ -10,7 +10,7 @@ from pipelines.cli.options import DEFAULT_VAR, JobOptions, JsonOutput, Var, mome
 from pipelines.cli.tables.query_options import Engine, Output, QueryOptions, versions_by_table
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["check", "maintain", "query"]
+__all__ = ["check", "maintain", "query", "why"]
 
 DEFAULT_DATA_DOCS = Path("var/data_docs")
 
@@ -63,6 +63,48 @@ def query(
         parquet=parquet,
     )
     run_query(JobFolder(job.load().folder).delta, sql, options)
+
+
+@with_options(job=JobOptions)
+def why(
+    place: Annotated[
+        str, typer.Argument(metavar="PLACE", help="TOPIC/QUEUE/OFFSET of a message; TOPIC/QUEUE with --lane")
+    ],
+    group: Annotated[str | None, typer.Option(help="only what this group had to do with the message")] = None,
+    message_id: Annotated[
+        str | None,
+        typer.Option(metavar="ID", help="the message with this id inside a unit; PLACE is its TOPIC, or TOPIC/QUEUE"),
+    ] = None,
+    lane: Annotated[str | None, typer.Option(metavar="GROUP", help="tell what holds the lane of this group")] = None,
+    plot: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the deliveries as SVG, too")] = None,
+    *,
+    job: JobOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Tell the life of a message, or what holds a lane. Works while the job is running.
+
+    popstream why orders/0/17: who wrote it, who held it from when until when,
+    why it came again, who acked it, and which position it moved.
+    popstream why --lane billing orders/0: which message or limit the lane
+    waits for. The tables are some seconds behind a running job.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.tables.message_place import parsed_place
+
+    folder, named = JobFolder(job.load().folder), parsed_place(place)
+    if lane is None:
+        from pipelines.cli.tables.why import run_why
+
+        run_why(folder, named, message_id=message_id, group=group, as_json=as_json, plot=plot)
+        return
+    if unused := [
+        name for name, given in (("--group", group), ("--message-id", message_id), ("--plot", plot)) if given
+    ]:
+        message = f"--lane takes no {unused[0]}"
+        raise Invalid(message)
+    from pipelines.cli.tables.why_lane import run_why_lane
+
+    run_why_lane(folder, named, lane, as_json=as_json)
 
 
 @with_options(job=JobOptions)

@@ -224,8 +224,13 @@ def test_a_taken_port_is_one_clear_line(up: Up, tmp_path: Path) -> None:
 def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
     wait_for(lambda: (status := status_of(up))["delta_seq"] >= status["apply_seq"])
     sql = "SELECT step, count(*) AS messages FROM deliveries_by_message WHERE topic = 't' GROUP BY step ORDER BY step"
-    done = run(up, "query", sql, "--json", "--var", str(ROOT / "var"))
-    assert answers(done) == [{"step": "acked", "messages": 5}, {"step": "leased", "messages": 10}]
+    expected = [{"step": "acked", "messages": 5}, {"step": "leased", "messages": 10}]
+    assert answers(run(up, "query", sql, "--json")) == expected
+    assert answers(run(up, "query", sql, "--json", "--engine", "spark", "--var", str(ROOT / "var"))) == expected
+    (acked,) = answers(run(up, "why", "t/0/0", "--group", "g", "--json"))
+    assert [(group["state"], group["deliveries"]) for group in acked["groups"]] == [("done", 1)]
+    (lane,) = answers(run(up, "why", "--lane", "g", "t/0", "--json"))
+    assert (lane["first"]["state"], lane["is_stuck"]) == ("leased", False)
 
 
 @pytest.mark.long

@@ -13,7 +13,7 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from pipelines.cli.app import app
 from pipelines.control.lane_views import lane_detail, queues_in
-from popstream.wire.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Pop, WrittenRange
+from popstream.wire.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Policy, Pop, WrittenRange
 
 QUEUE: dict[str, Any] = {"topic": "orders", "queue_id": 0, "v": 1}
 
@@ -102,3 +102,21 @@ def test_status_of_a_lane_shows_what_blocks_it(tmp_path: Path) -> None:
     assert "not acked 0..2 until 1970-01-01 00:00:11.003Z, attempt 1" in shown
     assert "waiting second for 3 until 1970-01-01 00:00:06.004Z" in shown
     assert "popped" not in CliRunner().invoke(app, ["status", "--folder", str(tmp_path)]).stdout
+
+
+def test_a_lane_shows_what_holds_pops_back(tmp_path: Path) -> None:
+    with RocksStore(tmp_path / "state") as store:
+        job = Writer(store)
+        job.do(Declare(**QUEUE, topic_id="t"))
+        job.do(Policy(**QUEUE, in_flight_max=7, queue_pops_per_s_max=50, client_pops_per_s_max=5))
+        job.pop()
+        detail = lane_detail(store, "orders", 0, "g")
+        assert detail is not None
+        assert (detail.paused_until_ms, detail.in_flight_max) == (0, 7)
+        assert detail.quotas == {"client_pops_per_s_max": 5, "queue_pops_per_s_max": 50}
+
+        job.do(Policy(**QUEUE, group="g", in_flight_max=3, pops_per_s_max=9))
+        detail = lane_detail(store, "orders", 0, "g")
+        assert detail is not None
+        assert detail.in_flight_max == 3
+        assert detail.quotas == {"pops_per_s_max": 9, "queue_pops_per_s_max": 50}
