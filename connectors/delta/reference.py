@@ -22,7 +22,7 @@ The log of each table of the job also says how many rows of each date there have
 check` finds a date of which others deleted, changed or added rows ([how](adr/0014-tables-know-what-they-hold.md)).
 
 The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row per message of a
-range, with the column `queue_offset`.
+range, with the column `queue_offset`, in `popstream query` and in Spark.
 """
 
 

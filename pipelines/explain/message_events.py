@@ -16,12 +16,13 @@ from broker_state.audit import (
 )
 from popstream.wire.handle import read_handle
 
-__all__ = ["Event", "EventKind", "MessageRows", "UnitRow", "events_of", "groups_of"]
+__all__ = ["Event", "EventKind", "MessageRows", "UnitRow", "events_of", "groups_of", "of_present_topic"]
 
 
 class UnitRow(NamedTuple):
     """Columns of the table `consume_queue`."""
 
+    topic_id: str
     queue_type: str
     queue_offset: int
     message_base: int
@@ -54,6 +55,18 @@ class MessageRows(msgspec.Struct, frozen=True, kw_only=True):
     operations: Sequence[OperationRow] = ()
     deliveries: Sequence[DeliveryRow] = ()
     positions: Sequence[CommitPositionRow] = ()
+
+
+def of_present_topic(rows: MessageRows) -> MessageRows:
+    """Return the rows since the last dispatch of the offset: those of a topic that was recreated since are left out."""
+    dispatches = [row.kafka_offset for row in rows.operations if row.kind == "dispatch" and row.applied]
+    began = max(dispatches, default=0)
+    return msgspec.structs.replace(
+        rows,
+        operations=[row for row in rows.operations if row.kafka_offset >= began],
+        deliveries=[row for row in rows.deliveries if row.kafka_offset >= began],
+        positions=[row for row in rows.positions if row.kafka_offset >= began],
+    )
 
 
 class EventKind(enum.StrEnum):

@@ -9,7 +9,7 @@ from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow
 from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import table_path
-from pipelines.explain.message_events import MessageRows, UnitRow
+from pipelines.explain.message_events import MessageRows, UnitRow, of_present_topic
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
@@ -41,6 +41,8 @@ _IN_ORDER = "now_ms, kafka_offset, ordinal"
 def read_message_rows(delta_root: Path, topic: str, queue_id: int, queue_offset: int) -> MessageRows:
     """Return the rows about a message. A table that does not exist has none.
 
+    If the topic was recreated, they are those of the present topic.
+
     Raises:
         Invalid: There are no tables, or one needs another reader.
         Corrupt: A file of a table is damaged or missing.
@@ -52,7 +54,7 @@ def read_message_rows(delta_root: Path, topic: str, queue_id: int, queue_offset:
             if name in tables.snapshots
         }
     units = [UnitRow(*row) for row in found.get("consume_queue", [])]
-    return MessageRows(
+    rows = MessageRows(
         topic=topic,
         queue_id=queue_id,
         queue_offset=queue_offset,
@@ -61,6 +63,8 @@ def read_message_rows(delta_root: Path, topic: str, queue_id: int, queue_offset:
         deliveries=[DeliveryRow(*row) for row in found.get("deliveries", [])],
         positions=[CommitPositionRow(*row) for row in found.get("commit_positions", [])],
     )
+    is_recreated = len({unit.topic_id for unit in units}) > 1
+    return of_present_topic(rows) if is_recreated else rows
 
 
 def require_known(delta_root: Path, rows: MessageRows, group: str | None) -> None:
@@ -122,7 +126,7 @@ def _rows(
 ) -> list[tuple[Any, ...]]:
     has = tables.snapshots[name].columns
     columns = ", ".join(f'"{field}"' if field in has else f'NULL AS "{field}"' for field in _ROW_TYPES[name]._fields)
-    order = f"ORDER BY {_IN_ORDER}" if "now_ms" in has else ""
+    order = f"ORDER BY {_IN_ORDER if 'now_ms' in has else 'build_seq'}"
     sql = f"SELECT {columns} FROM {name} WHERE topic = $topic AND queue_id = $queue_id AND {condition} {order}"  # noqa: S608
     return list(tables.rows(sql, {"topic": topic, "queue_id": queue_id, **values}))
 

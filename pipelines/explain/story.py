@@ -229,7 +229,9 @@ def _done(end: Event, lease: Lease, shared: Sequence[Event], zone: tzinfo, *, is
         return "dead", f"A dead letter since {clock_text(end.at_ms, zone)} ({end.cause}): it counts as done."
     if end.kind is EventKind.EXPIRED_FROM_LOG:
         return "done", "The retention of its topic has deleted it: it counts as done."
-    total = "" if not shared else f", {duration_text(max(0, end.at_ms - shared[0].at_ms))} after it was written"
+    total = ""
+    if shared:
+        total = f", {duration_text(max(0, end.at_ms - shared[0].at_ms))} after it was {shared[0].kind}"
     waits = "" if is_passed else "; the commit offset waits for a message before it"
     return "done", f"Done by {end.client_id or lease.holder} at {clock_text(end.at_ms, zone)}{total}{waits}."
 

@@ -1,5 +1,6 @@
 """The deliveries of a message over time as an SVG: self-contained, readable on a phone, in light and dark."""
 
+import textwrap
 from collections.abc import Sequence
 from datetime import tzinfo
 from xml.etree import ElementTree as ET
@@ -14,9 +15,12 @@ __all__ = ["timeline_svg"]
 WIDTH = 390
 MARGIN = 12
 ROW = 44
-HEADER = 46
+TITLE = 46
+LINE = 16
 AXIS = 40
-LINE_CHARACTERS = 58
+LINE_CHARACTERS = 56
+"""In a wide font."""
+VERDICT_LINES_MAX = 5
 
 STYLE = """
 svg { background: #ffffff; font: 12px system-ui, sans-serif; }
@@ -42,7 +46,8 @@ def timeline_svg(story: MessageStory, zone: tzinfo) -> str:
     moments = [moment for _, leases in by_group for lease in leases for moment in _moments(lease)]
     moments += [event.at_ms for event in story.events] or [0]
     begin_ms, end_ms = min(moments), max(*moments, min(moments) + 1)
-    height = AXIS + HEADER + sum(HEADER + ROW * max(1, len(leases)) for _, leases in by_group)
+    heights = [_header(group) + ROW * len(leases) for group, leases in by_group]
+    height = AXIS + TITLE + sum(heights)
     root = ET.Element(
         "svg",
         {
@@ -57,10 +62,10 @@ def timeline_svg(story: MessageStory, zone: tzinfo) -> str:
     draw = _Drawing(root, begin_ms, end_ms)
     draw.text(MARGIN, 20, f"{story.topic}/{story.queue_id}/{story.queue_offset}", "title")
     draw.text(MARGIN, 36, f"{day_text(begin_ms, zone)}, times in {zone_text(begin_ms, zone)}", "dim")
-    y = HEADER
-    for group, leases in by_group:
+    y = TITLE
+    for (group, leases), used in zip(by_group, heights, strict=True):
         _draw_group(draw, group, leases, y, zone)
-        y += HEADER + ROW * max(1, len(leases))
+        y += used
     draw.line(MARGIN, y + 4, WIDTH - MARGIN, y + 4, "axis")
     draw.text(MARGIN, y + 20, clock_text(begin_ms, zone), "dim")
     draw.text(WIDTH // 2, y + 20, duration_text(end_ms - begin_ms), "dim", anchor="middle")
@@ -75,8 +80,9 @@ class _Drawing:
         self._root, self._begin_ms, self._length_ms = root, begin_ms, end_ms - begin_ms
 
     def x(self, at_ms: int) -> float:
-        """Return the place of a moment."""
-        return round(MARGIN + (WIDTH - 2 * MARGIN) * (at_ms - self._begin_ms) / self._length_ms, 1)
+        """Return the place of a moment; what comes after the last one is at the right edge."""
+        share = min(1.0, (at_ms - self._begin_ms) / self._length_ms)
+        return round(MARGIN + (WIDTH - 2 * MARGIN) * share, 1)
 
     def add(self, name: str, kind: str, title: str = "", **places: float | str) -> None:
         """Add a shape, with a text that shows where a pointer rests."""
@@ -97,9 +103,18 @@ class _Drawing:
 
 def _draw_group(draw: _Drawing, group: GroupStory, leases: Sequence[Lease], y: int, zone: tzinfo) -> None:
     draw.text(MARGIN, y + 20, f"group {group.group}: {group.state}", "title")
-    draw.text(MARGIN, y + 36, group.verdict, "dim")
+    for number, line in enumerate(_verdict_lines(group)):
+        draw.text(MARGIN, y + 36 + LINE * number, line, "dim")
     for number, lease in enumerate(leases):
-        _draw_lease(draw, lease, y + HEADER + ROW * number, zone)
+        _draw_lease(draw, lease, y + _header(group) + ROW * number, zone)
+
+
+def _header(group: GroupStory) -> int:
+    return 30 + LINE * len(_verdict_lines(group))
+
+
+def _verdict_lines(group: GroupStory) -> list[str]:
+    return textwrap.wrap(group.verdict, LINE_CHARACTERS, max_lines=VERDICT_LINES_MAX, placeholder=" …")
 
 
 def _draw_lease(draw: _Drawing, lease: Lease, y: int, zone: tzinfo) -> None:
@@ -132,5 +147,6 @@ def _draw_lease(draw: _Drawing, lease: Lease, y: int, zone: tzinfo) -> None:
 
 
 def _moments(lease: Lease) -> list[int]:
-    ended = [] if lease.end is None else [lease.end.at_ms]
-    return [lease.began_ms, lease.until_ms, *ended, *(event.at_ms for event in lease.late)]
+    """Return what the time line spans: not a deadline that was never reached, which would squeeze the rest."""
+    ended_ms = lease.until_ms if lease.end is None else lease.end.at_ms
+    return [lease.began_ms, ended_ms, *(event.at_ms for event in lease.late)]

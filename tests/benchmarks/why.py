@@ -10,6 +10,7 @@ its ack, in ranges of 4, and every 16 messages a row of `commit_positions`.
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import subprocess
 import sys
@@ -109,10 +110,10 @@ def generate(root: Path, total: int) -> None:
 
 
 def measure(folder: Path, *arguments: str) -> dict[str, float]:
-    """Return seconds of a command from its start to its end, and of its first line."""
-    whole, first = [], []
+    """Return seconds from the start of a command to its first line and to its end, and its CPU time."""
+    whole, first, cpu = [], [], []
     for _ in range(RUNS):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [str(POPSTREAM), *arguments, "--folder", str(folder)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -121,7 +122,10 @@ def measure(folder: Path, *arguments: str) -> dict[str, float]:
             process.stdout.read()
         assert process.returncode == 0, command
         whole.append(time.perf_counter() - began)
-    return {"first_line_s": round(statistics.median(first), 2), "whole_s": round(statistics.median(whole), 2)}
+        now = resource.getrusage(resource.RUSAGE_CHILDREN)
+        cpu.append(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime)
+    found = {"first_line_s": first, "whole_s": whole, "cpu_s": cpu}
+    return {name: round(statistics.median(seconds), 2) for name, seconds in found.items()}
 
 
 def main(total: int, folder: Path) -> None:

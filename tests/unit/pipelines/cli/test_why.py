@@ -22,7 +22,7 @@ from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMess
 from pipelines.cli.app import app
 from pipelines.explain import message_rows
 from pipelines.explain.message_rows import read_message_rows
-from popstream.wire.command import ResetOffset
+from popstream.wire.command import Declare, Dispatch, ResetOffset, WrittenRange
 from tests.support.delta_files import append_audit_rows, append_rows, create_table
 from tests.support.kernel_history import NOON_MS, KernelHistory
 from tests.support.unit_rows import unit_row
@@ -176,6 +176,20 @@ def test_a_table_of_an_older_version_lacks_columns(folder: Path, monkeypatch: py
     done = why(folder, "orders/0/0")
     assert done.exit_code == 0
     assert "leased to a client without an id" in done.stdout
+
+
+def test_a_recreated_topic_has_the_story_of_its_present_message(tmp_path: Path) -> None:
+    history = KernelHistory()
+    history.ack(2, "a", history.pop(1, "a"))
+    history.do(10, Declare(v=1, topic="orders", queue_id=0, topic_id="second"))
+    history.do(11, Dispatch(v=1, topic="orders", queue_id=0, ranges=[WrittenRange(0, 9)]))
+    history.pop(12, "b")
+    root = written(tmp_path / "job" / "delta", history)
+    again = unit_row("orders", 0, topic_id="second", store_time_ms=NOON_MS + 10_500, build_seq=2)
+    append_rows(root, "consume_queue", pa.Table.from_pylist([again], schema=arrow_schema(CONSUME_QUEUE)))
+    document = msgspec.json.decode(why(tmp_path / "job", "orders/0/0", "--json").stdout)
+    assert document["unit"]["topic_id"] == "second"
+    assert [event["kind"] for event in document["groups"][0]["events"]] == ["leased"]
 
 
 def test_a_lane_without_a_job_is_told_from_the_stored_state(tmp_path: Path) -> None:

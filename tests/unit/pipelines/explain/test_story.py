@@ -17,7 +17,7 @@ from tests.support.kernel_history import NOON_MS, KernelHistory
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-UNIT = UnitRow("simple", 0, 0, 1, NOON_MS - 500, 52, 0, True, None, None)
+UNIT = UnitRow("t", "simple", 0, 0, 1, NOON_MS - 500, 52, 0, True, None, None)
 
 
 def story(

@@ -28,20 +28,21 @@ def slow_then_done() -> KernelHistory:
     first = history.pop(1, "slow <&>")
     second = history.pop(31, "b")
     history.ack(33, "slow <&>", first)
-    history.ack(41, "b", second)
+    history.ack(51, "b", second)
+    history.ack(61, "b", first)
     return history
 
 
 def test_each_lease_is_a_bar_and_each_ack_a_mark() -> None:
     svg = drawn(slow_then_done())
     first, second = of_class(svg, "lease")
-    # From noon until the deadline of the second lease: 61 s on 366 units.
+    # From noon until the last ack, which is refused: 61 s on 366 units. Then the second lease would have ended, too.
     assert (first.get("x"), first.get("width")) == ("18.0", "180.0")
-    assert (second.get("x"), second.get("width")) == ("198.0", "60.0")
+    assert (second.get("x"), second.get("width")) == ("198.0", "120.0")
     (rest,) = of_class(svg, "ended")
-    assert (rest.get("x"), rest.get("width")) == ("258.0", "120.0")
-    assert [each.get("cx") for each in of_class(svg, "ack")] == ["258.0"]
-    assert len(of_class(svg, "refused")) == len(of_class(svg, "after")) == 1
+    assert (rest.get("x"), rest.get("width")) == ("318.0", "60.0")
+    assert [each.get("cx") for each in of_class(svg, "ack")] == ["318.0"]
+    assert (len(of_class(svg, "refused")), len(of_class(svg, "after"))) == (2, 1)
 
 
 def test_it_fits_a_phone_and_follows_the_colours_of_the_system() -> None:
