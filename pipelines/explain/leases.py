@@ -9,7 +9,7 @@ from broker_state.audit import HANDLER_CAUSE
 from pipelines.explain.clock import duration_text
 from pipelines.explain.message_events import Event, EventKind
 
-__all__ = ["Lease", "leases_of", "outcome_text", "raised_text", "why_again"]
+__all__ = ["Lease", "leases_of", "outcome_text", "raised_text", "released_text", "why_again"]
 
 ENDS = frozenset(
     (
@@ -150,7 +150,7 @@ def why_again(lease: Lease) -> tuple[str, str]:
             f"it was acked, but a message before it was not, and an orderly lane delivers again from there (the {nth})"
         )
         return "an earlier message of the orderly pop was not acked", full
-    return _released(end.cause), f"{_released(end.cause)} after {after}"
+    return released_text(end.cause), f"{released_text(end.cause)} after {after}"
 
 
 def _times(number: int) -> str:
@@ -169,7 +169,8 @@ def raised_text(cause: str | None) -> str | None:
     return f"its handler raised {raised}" if raised else "its handler failed"
 
 
-def _released(cause: str | None) -> str:
+def released_text(cause: str | None) -> str:
+    """Return why a lease ended that neither its client nor its deadline ended, by the cause of the step."""
     match cause:
         case "return_client":
             return "its client was gone, and what it held was released"

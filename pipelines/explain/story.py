@@ -6,7 +6,7 @@ from datetime import tzinfo
 import msgspec
 
 from pipelines.explain.clock import clock_text, day_text, duration_text, zone_text
-from pipelines.explain.leases import DONE, Lease, leases_of, outcome_text, raised_text
+from pipelines.explain.leases import DONE, Lease, leases_of, outcome_text, raised_text, released_text
 from pipelines.explain.message_events import Event, EventKind, MessageRows, events_of, groups_of
 
 __all__ = ["GroupStory", "MessageStory", "story_of", "told"]
@@ -137,7 +137,8 @@ def _text(event: Event, lease: Lease | None, zone: tzinfo) -> str:
             failed = raised_text(event.cause)
             return f"{holder} gave it back{f': {failed}' if failed else ''}{since}{again}"
         case EventKind.RELEASED | EventKind.EXPIRED:
-            return f"the lease of {holder} {'expired' if event.cause == 'deadline' else f'ended: {event.cause}'}{since}"
+            how = "expired" if event.kind is EventKind.EXPIRED else f"ended: {released_text(event.cause)}"
+            return f"the lease of {holder} {how}{since}"
         case EventKind.ACKED:
             return f"acked by {client}{since}{_lateness(event, lease)}"
         case EventKind.DEAD_LETTERED:

@@ -126,6 +126,8 @@ def test_a_client_that_gave_back_or_was_gone() -> None:
     assert verdict(history).startswith(
         "delivered 3 times: a gave it back after 1 s; its client was gone, and what it held was released after 1 s."
     )
+    ended = "the lease of b ended: its client was gone, and what it held was released, 1 s after it was delivered"
+    assert ended in "\n".join(told(story(history), UTC))
 
 
 def test_many_deliveries_are_counted_by_their_cause() -> None:
