@@ -40,7 +40,7 @@ quick: environment ## in 90 seconds: tests without Spark and Kafka, but for fuzz
 	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long"
 
 compiled-test: setup ## the tests of the kernel, with the kernel compiled
-	@POPSTREAM_TEST_FORM=compiled $(PYTEST) $(PARALLEL) tests/property tests/unit/broker_state tests/conformance -m "not pure and not long"
+	@TEST_FORM=compiled $(PYTEST) $(PARALLEL) tests/property tests/unit/broker_state tests/conformance -m "not pure and not long"
 
 BUSY_RUNS ?= 3
 busy-test: environment ## run `make test` BUSY_RUNS times beside a program that uses every core
@@ -51,8 +51,8 @@ all-tests: environment ## run every suite (SUITES), also after one has failed, a
 	@scripts/all_tests.sh $(SUITES)
 
 model: environment ## the kernel against the reference model over 1,000,000 records; the other property tests with more seeds
-	@export POPSTREAM_MODEL_RECORDS=1000000 POPSTREAM_CUT_SEEDS=20 POPSTREAM_ORDERLY_HISTORIES=1500 \
-		POPSTREAM_POSITION_HISTORIES=300 POPSTREAM_UNIT_HISTORIES=200; \
+	@export TEST_MODEL_RECORDS=1000000 TEST_CUT_SEEDS=20 TEST_ORDERLY_HISTORIES=1500 \
+		TEST_POSITION_HISTORIES=300 TEST_UNIT_HISTORIES=200; \
 		$(PYTEST) tests/property --timeout 3600
 
 check: environment ## format, lint, types, layers and words
@@ -103,7 +103,7 @@ mutants: environment ## each of the seeded mistakes in the kernel has to fail th
 	@$(PYTEST) -n $(WORKERS) tests/mutants tests/conformance/test_conformance_mutants.py
 
 crash: environment ## kill the job at its fail-points and compare what it left
-	@export POPSTREAM_KILLS=500 POPSTREAM_WAL_DAMAGES=900 POPSTREAM_CRASHES=60 POPSTREAM_DAMAGES=200 POPSTREAM_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
+	@export TEST_KILLS=500 TEST_WAL_DAMAGES=900 TEST_CRASHES=60 TEST_DAMAGES=200 TEST_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

@@ -1,6 +1,6 @@
 """Chooses the form of the kernel for the process of the tests, before any of them imports it.
 
-The sources run: doctests are found in them, and tests look inside. With POPSTREAM_TEST_FORM=compiled the compiled form
+The sources run: doctests are found in them, and tests look inside. With TEST_FORM=compiled the compiled form
 runs. Processes that tests start choose as those of a user do.
 """
 
@@ -12,7 +12,7 @@ import pytest
 # Its extra is not among the locked packages; tests/support/in_process/open_telemetry.py stands in for it.
 collect_ignore = [] if find_spec("opentelemetry") else ["popstream/opentelemetry.py"]
 
-_FORM = os.environ.get("POPSTREAM_TEST_FORM", "pure")
+_FORM = os.environ.get("TEST_FORM", "pure")
 
 with pytest.MonkeyPatch.context() as environment:
     environment.setenv("POPSTREAM_PURE", str(int(_FORM == "pure")))

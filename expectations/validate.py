@@ -33,7 +33,7 @@ from expectations.row_totals_view import register_unequal_row_totals
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
@@ -69,6 +69,7 @@ def validate(
     results: bool = True,
     data_docs: Path | None = None,
     run_at: datetime | None = None,
+    on_suite: Callable[[list[ExpectationResult]], None] = lambda _: None,
 ) -> QualityReport:
     """Run all suites on pinned versions of the tables.
 
@@ -79,6 +80,7 @@ def validate(
         results: Write the outcomes to `quality_results`.
         data_docs: Folder for Data Docs. Each run replaces it; `quality_results` has the history.
         run_at: Time of the run; by default now.
+        on_suite: Called with the outcomes of each suite, one for each table, as soon as it has run.
 
     Raises:
         Invalid: A table is missing, or lacks the version.
@@ -93,13 +95,13 @@ def validate(
     _register_seen(session)
     register_unequal_row_totals(session, delta_root, pinned)
     context = _context()
+    outcomes: list[ExpectationResult] = []
     with registered_lease_steps(session):
-        outcomes = [
-            outcome
-            for suite in suites()
-            if suite.name in pinned
-            for outcome in _run(context, session, suite, table_version=pinned[suite.name])
-        ]
+        for suite in suites():
+            if suite.name in pinned:
+                found = _run(context, session, suite, table_version=pinned[suite.name])
+                on_suite(found)
+                outcomes += found
     report = QualityReport(run_at or datetime.now(UTC), pinned, outcomes)
     if results:
         write_results(session, delta_root, report)

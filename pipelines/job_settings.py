@@ -1,5 +1,8 @@
 """The settings of a job: from `POPSTREAM_...` variables, a settings file, or options of the command line."""
 
+import difflib
+from collections.abc import Iterable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +13,38 @@ from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.wire.command import QueueType
 from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
 
-__all__ = ["JobSettings"]
+__all__ = ["OTHER_VARIABLES", "PREFIX", "JobSettings", "LogFormat", "unknown_variables"]
+
+PREFIX = "POPSTREAM_"
+"""What the name of each environment variable begins with; the settings' follow it in capitals."""
+
+OTHER_VARIABLES = {
+    "POPSTREAM_IVY_SETTINGS": "settings file of Ivy for `make setup`, where the jars come from a mirror",
+    "POPSTREAM_JARS": "folder of the jars, for images; default: `jars` in that of POPSTREAM_VAR",
+    "POPSTREAM_PURE": "1: the Python sources of the kernel decide, although it is compiled",
+    "POPSTREAM_VAR": "as the option `--var`",
+}
+"""The variables that are no settings of a job, with their meanings. No others begin with the prefix."""
+
+
+class LogFormat(StrEnum):
+    """Format of the log."""
+
+    AUTO = "auto"
+    JSON = "json"
+    TEXT = "text"
 
 
 class JobSettings(BaseSettings):
     """The settings of one job. Each description says what a change of the value does."""
 
-    model_config = SettingsConfigDict(env_prefix="POPSTREAM_", env_file=None, frozen=True, extra="forbid")
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_file=None, frozen=True, extra="forbid")
 
     folder: Path = Field(default=Path("var/job"), description="folder of the job: state, checkpoints, Delta tables")
     bootstrap_servers: str = Field(default="", description="servers of an existing Kafka; empty: an embedded one")
+    kafka_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=0, description="port of the embedded Kafka; 0: any free one"
+    )
     topic_prefix: str = Field(
         default="popstream", description="prefix of the job's own topics; each tenant has a job and a prefix of its own"
     )
@@ -117,7 +142,15 @@ class JobSettings(BaseSettings):
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=0, description="port of Prometheus metrics; 0: none"
     )
+    metrics_host: str = Field(
+        default="127.0.0.1",
+        description="address that metrics are served on; 0.0.0.0: every one of the host, without authentication",
+    )
     log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")
+    log_format: LogFormat = Field(
+        default=LogFormat.AUTO,
+        description="json: a line of JSON for each event; text: for people; auto: json in job.log, text on a terminal",
+    )
 
     @property
     def snapshot_retention(self) -> SnapshotRetention:
@@ -140,3 +173,19 @@ class JobSettings(BaseSettings):
     def message_globs(self) -> list[str]:
         """The names and patterns of `message_topics`."""
         return [glob.strip() for glob in (self.message_topics or "").split(",") if glob.strip()]
+
+
+def unknown_variables(names: Iterable[str]) -> list[str]:
+    """Return what is wrong with environment variables that begin with the prefix and mean nothing.
+
+    >>> unknown_variables(["POPSTREAM_FOLDER", "POPSTREAM_PURE", "HOME", "POPSTREAM_OPS_PARTITION"])
+    ['there is no variable POPSTREAM_OPS_PARTITION, but POPSTREAM_OPS_PARTITIONS']
+    """
+    known = [*(f"{PREFIX}{field.upper()}" for field in JobSettings.model_fields), *OTHER_VARIABLES]
+    found = []
+    for name in sorted(names):
+        if name.upper().startswith(PREFIX) and name.upper() not in known:
+            near = difflib.get_close_matches(name.upper(), known, n=1, cutoff=0.9)
+            hint = f", but {near[0]}" if near else "; docs/settings.md lists all"
+            found.append(f"there is no variable {name}{hint}")
+    return found

@@ -4,7 +4,7 @@ import sys
 
 from pydantic.fields import FieldInfo
 
-from pipelines.job_settings import JobSettings
+from pipelines.job_settings import OTHER_VARIABLES, JobSettings
 
 __all__ = ["settings_markdown"]
 
@@ -22,11 +22,21 @@ table is written as JSON.
 """
 
 
+_VARIABLES = """
+Other variables that begin with `POPSTREAM_` are refused, as unknown lines of the file are, but for these:
+
+| variable | meaning |
+|---|---|
+"""
+
+
 def settings_markdown() -> str:
     """Return the whole document."""
-    return _HEAD + "".join(
+    settings = (
         f"| `{name}` | {_shown(field)} | {field.description} |\n" for name, field in JobSettings.model_fields.items()
     )
+    variables = (f"| `{name}` | {meaning} |\n" for name, meaning in OTHER_VARIABLES.items())
+    return "".join((_HEAD, *settings, _VARIABLES, *variables))
 
 
 def _shown(field: FieldInfo) -> str:

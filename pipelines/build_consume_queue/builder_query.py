@@ -191,7 +191,10 @@ class BuilderQuery:
             _log.error("builder_failed", error=str(error), kind=type(error).__name__)
             self._on_failure(error)
         finally:
-            self._end_query()
+            try:
+                self._end_query()
+            except Exception as error:  # noqa: BLE001 - py4j raises errors of many types where the JVM has ended
+                _log.warning("builder_query_not_stopped", error=str(error))
 
     def _update(self) -> None:
         """Describe the topics, update the queues, and make sure that a query reads exactly their partitions."""

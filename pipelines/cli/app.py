@@ -11,7 +11,7 @@ import typer
 
 from pipelines.cli.clients.group_commands import group
 from pipelines.cli.clients.message_commands import consume, ops, perf, release, send
-from pipelines.cli.exits import EPILOG, Group
+from pipelines.cli.exits import EPILOG, Group, interrupt
 from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
 from pipelines.cli.state.state_commands import queue, restore, snapshot, status, verify
@@ -52,7 +52,7 @@ def show_version(
 def main() -> None:
     """Run the command line."""
     # SIGTERM unwinds the stack like Ctrl-C, so that every command closes what it has open.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, interrupt)
     # Standard output is for results. `up` configures its own log.
-    configure_logs("warning")
+    configure_logs("warning", tracebacks=False)
     app()

@@ -1,8 +1,10 @@
 """How a command ends: one clear line on standard error, and an exit code that scripts can tell apart."""
 
+import signal
 import sys
 from enum import IntEnum
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperGroup
@@ -11,7 +13,18 @@ from connectors.jars.resolve import JarError
 from pipelines.printed_commands import with_options
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 
-__all__ = ["EPILOG", "Exit", "Group", "command_group", "described", "exit_code", "say"]
+__all__ = [
+    "EPILOG",
+    "Exit",
+    "Group",
+    "command_group",
+    "described",
+    "exit_code",
+    "interrupt",
+    "interrupted_code",
+    "interruption",
+    "say",
+]
 
 TEXT_MAX = 500
 
@@ -27,9 +40,10 @@ class Exit(IntEnum):
 
 
 EPILOG = (
-    "Exit codes: 0 success (also when stopped by Ctrl-C or SIGTERM); 1 an operation was refused, an expectation failed,"
-    " or an unexpected error occurred; 2 invalid options or settings, or another process owns the folder or the prefix;"
-    " 3 a service does not respond: try again; 4 stored data is inconsistent."
+    "Exit codes: 0 success; 1 an operation was refused, an expectation failed, or an unexpected error occurred; 2"
+    " invalid options or settings, or another process owns the folder or the prefix; 3 a service does not respond: try"
+    " again; 4 stored data is inconsistent; 130 or 143 stopped by Ctrl-C or SIGTERM, after which `up` ends with 0, and"
+    " `verify` with 3."
 )
 
 
@@ -43,8 +57,9 @@ class Group(TyperGroup):
         except (PopstreamError, JarError) as error:
             say(described(error))
             raise typer.Exit(exit_code(error)) from error
-        except KeyboardInterrupt:
-            raise typer.Exit(Exit.OK) from None
+        except KeyboardInterrupt as error:
+            say(interruption(error))
+            raise typer.Exit(interrupted_code(error)) from None
         except BrokenPipeError:
             # The reader of the output has closed the pipe. Nothing may be flushed into it at exit.
             sys.stdout = None
@@ -96,6 +111,38 @@ def described(error: BaseException) -> str:
     except Exception:  # noqa: BLE001 - an error of a JVM that has ended has no text
         first = ""
     return f"{type(error).__name__}: {first[:TEXT_MAX]}"
+
+
+def interrupt(number: int, _frame: FrameType | None) -> NoReturn:
+    """Handle a signal: unwind the stack, so that a command closes what it has open.
+
+    Raises:
+        KeyboardInterrupt: Always, with the number of the signal.
+    """
+    raise KeyboardInterrupt(number)
+
+
+def interrupted_code(interrupted: KeyboardInterrupt) -> int:
+    """Return the exit code that a shell reports for a process that the signal has ended.
+
+    >>> interrupted_code(KeyboardInterrupt()), interrupted_code(KeyboardInterrupt(signal.SIGTERM))
+    (130, 143)
+    """
+    return 128 + _signal_of(interrupted)
+
+
+def interruption(interrupted: KeyboardInterrupt) -> str:
+    """Return what ended the command, and what it had done, as far as it has said so in a note.
+
+    >>> interruption(KeyboardInterrupt(signal.SIGTERM))
+    'stopped by SIGTERM'
+    """
+    cause = "Ctrl-C" if _signal_of(interrupted) == signal.SIGINT else _signal_of(interrupted).name
+    return ": ".join((f"stopped by {cause}", *getattr(interrupted, "__notes__", ())))
+
+
+def _signal_of(interrupted: KeyboardInterrupt) -> signal.Signals:
+    return signal.Signals(interrupted.args[0] if interrupted.args else signal.SIGINT)
 
 
 def say(text: str) -> None:

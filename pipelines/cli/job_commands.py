@@ -39,13 +39,8 @@ def up(
     ] = None,
     driver_memory: Annotated[str | None, typer.Option(help=meaning("driver_memory"))] = None,
     metrics_port: Annotated[int | None, typer.Option(help=meaning("metrics_port"))] = None,
-    metrics_host: Annotated[
-        str, typer.Option(help="address that metrics are served on", envvar="POPSTREAM_METRICS_HOST")
-    ] = "127.0.0.1",
-    kafka_port: Annotated[
-        int,
-        typer.Option(help="port of the embedded Kafka; 0: any", envvar="POPSTREAM_KAFKA_PORT", min=0, max=65535),
-    ] = 0,
+    metrics_host: Annotated[str | None, typer.Option(help=meaning("metrics_host"))] = None,
+    kafka_port: Annotated[int | None, typer.Option(help=meaning("kafka_port"))] = None,
     log_level: Annotated[str | None, typer.Option(help=meaning("log_level"))] = None,
     log_to_terminal: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--log-to-terminal", help="log to standard error instead of job.log in the folder")
@@ -76,6 +71,8 @@ def up(
         flush_interval_s=None if flush_interval is None else flush_interval / 1000,
         driver_memory=driver_memory,
         metrics_port=metrics_port,
+        metrics_host=metrics_host,
+        kafka_port=kafka_port,
         log_level=log_level,
     )
     remember_job(chosen, settings)
@@ -84,8 +81,6 @@ def up(
     run_up(
         chosen,
         var=var,
-        kafka_port=kafka_port,
-        metrics_host=metrics_host,
         log_to_terminal=log_to_terminal,
         take_over=take_over,
     )

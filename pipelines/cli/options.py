@@ -15,7 +15,7 @@ import typer
 from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
-from pipelines.job_settings import JobSettings
+from pipelines.job_settings import PREFIX, JobSettings, unknown_variables
 from pipelines.printed_commands import remember_job, remember_var
 from popstream.wire.base_errors import Invalid
 
@@ -45,7 +45,7 @@ DEFAULT_VAR = Path("var")
 
 def meaning(field: str) -> str:
     """Return the meaning of a setting, for the help of its option."""
-    return f"{JobSettings.model_fields[field].description} (POPSTREAM_{field.upper()})"
+    return f"{JobSettings.model_fields[field].description} ({PREFIX}{field.upper()})"
 
 
 def duration_ms(text: str) -> int:
@@ -203,29 +203,33 @@ def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: AN
     """Load the settings: options that are not None, then `POPSTREAM_...` variables, then the file, then the defaults.
 
     Raises:
-        Invalid: Its details list every invalid setting.
+        Invalid: Its details list every invalid setting, and every variable that begins with `POPSTREAM_` and is none.
     """
     if file is not None and not file.is_file():
         message = f"there is no settings file {file}"
         raise Invalid(message, subject=str(file))
+    unknown = unknown_variables(os.environ)
+    message = "invalid settings:"
     try:
-        return _settings_class(file)(**{name: value for name, value in options.items() if value is not None})
+        settings = _settings_class(file)(**{name: value for name, value in options.items() if value is not None})
     except (tomllib.TOMLDecodeError, UnicodeError, RecursionError) as error:
         message = f"{file} is not TOML: {error}"
         raise Invalid(message, subject=str(file)) from error
     except ValidationError as error:
         # Without the values: they may be secrets.
         wrong = [f"{_place(found['loc'])}: {found['msg']}" for found in error.errors(include_input=False)]
-        message = "invalid settings:"
-        raise Invalid(message, details=wrong) from error
+        raise Invalid(message, details=wrong + unknown) from error
     except ValueError as error:  # Python refuses integers of thousands of digits
         message = f"{file} is not TOML: {error}"
         raise Invalid(message, subject=str(file)) from error
+    if unknown:
+        raise Invalid(message, details=unknown)
+    return settings
 
 
 def _place(location: tuple[int | str, ...]) -> str:
     name = ".".join(str(part) for part in location)
-    variable = f"POPSTREAM_{name.upper()}"
+    variable = f"{PREFIX}{name.upper()}"
     return f"{name} (from {variable})" if variable in os.environ else name
 
 

@@ -16,9 +16,7 @@ from pipelines.process.host import Host
 __all__ = ["run_up"]
 
 
-def run_up(
-    settings: JobSettings, *, var: Path, kafka_port: int, metrics_host: str, log_to_terminal: bool, take_over: bool
-) -> None:
+def run_up(settings: JobSettings, *, var: Path, log_to_terminal: bool, take_over: bool) -> None:
     """Start the job, show its progress, and stop it at a signal.
 
     Raises:
@@ -31,14 +29,12 @@ def run_up(
             settings,
             var=var,
             on_progress=line.say,
-            kafka_port=kafka_port,
-            metrics_host=metrics_host,
             log_to_terminal=log_to_terminal,
             take_over=take_over,
         )
         try:
             with host:
-                _introduce(console, host, metrics_host)
+                _introduce(console, host)
                 console.print(f"[bold green]ready[/] after {time.monotonic() - started:.1f} s; Ctrl-C stops it")
                 failure = host.wait(each=lambda: line.show(_summary(host)))
         except KeyboardInterrupt:
@@ -79,7 +75,7 @@ class _Line:
             self._spinner.stop()
 
 
-def _introduce(console: Console, host: Host, metrics_host: str) -> None:
+def _introduce(console: Console, host: Host) -> None:
     owned = f" (embedded, its data is in {host.kafka.folder})" if host.kafka is not None else ""
     facts = {
         "Kafka": host.bootstrap_servers + owned,
@@ -88,7 +84,7 @@ def _introduce(console: Console, host: Host, metrics_host: str) -> None:
         "log": host.log_file or "standard error",
     }
     if host.settings.metrics_port:
-        facts["metrics"] = f"http://{metrics_host}:{host.settings.metrics_port}/metrics"
+        facts["metrics"] = f"http://{host.settings.metrics_host}:{host.settings.metrics_port}/metrics"
     print_facts(console, facts)
 
 

@@ -70,8 +70,6 @@ class Host:
             job's folder.
         var: Folder with the jars that `make setup` fetched.
         on_progress: Called with a short description of each step.
-        kafka_port: Port of the embedded broker; 0: any free one.
-        metrics_host: Address that metrics are served on.
         log_to_terminal: Log to standard error instead of `job.log` in the folder.
         take_over: Take the prefix from any owner.
 
@@ -98,8 +96,6 @@ class Host:
         *,
         var: Path,
         on_progress: Callable[[str], None] = lambda _: None,
-        kafka_port: int = 0,
-        metrics_host: str = "127.0.0.1",
         log_to_terminal: bool = False,
         take_over: bool = False,
     ) -> None:
@@ -109,8 +105,6 @@ class Host:
         self.metrics = Metrics()
         self._var = var.absolute()
         self._report_progress = on_progress
-        self._kafka_port = kafka_port
-        self._metrics_host = metrics_host
         self._log_to_terminal = log_to_terminal
         self._take_over = take_over
         self._stack = contextlib.ExitStack()
@@ -189,7 +183,7 @@ class Host:
             self._var,
             with_kafka=not settings.bootstrap_servers,
             ports={
-                "--kafka-port": 0 if settings.bootstrap_servers else self._kafka_port,
+                "--kafka-port": 0 if settings.bootstrap_servers else settings.kafka_port,
                 "--metrics-port": settings.metrics_port,
             },
         )
@@ -200,7 +194,7 @@ class Host:
         self.folder.job_file.unlink(missing_ok=True)
         # Only at the start of the process, not of each job: `popstream verify` may use the folder.
         shutil.rmtree(self.folder.scratch, ignore_errors=True)
-        configure_logs(settings.log_level, self.log_file)
+        configure_logs(settings.log_level, self.log_file, settings.log_format)
         self.bootstrap_servers = settings.bootstrap_servers or self._start_kafka()
         self._step(f"connecting to Kafka at {self.bootstrap_servers}")
         reach_kafka(self.bootstrap_servers, timeout_s=KAFKA_STARTS_S)
@@ -214,7 +208,7 @@ class Host:
         self._stack.callback(self._stop_last_job)
         self.metrics.bind_gauges({Metric.READY: lambda: not self.not_ready_reasons})
         if settings.metrics_port:
-            self._serve_metrics(settings.metrics_port)
+            self._serve_metrics(settings.metrics_host, settings.metrics_port)
         self.control_server = enter(ControlServer(self.job, self.metrics))
         self._write_job_file()
 
@@ -243,7 +237,7 @@ class Host:
             jars = kafka_jars(self._var)
         except JarError as error:
             raise Invalid(str(error)) from error
-        self.kafka = EmbeddedKafka(self.folder.kafka, jars=jars, port=self._kafka_port)
+        self.kafka = EmbeddedKafka(self.folder.kafka, jars=jars, port=self.settings.kafka_port)
         self._stack.enter_context(self.kafka)
         return self.kafka.bootstrap_servers
 
@@ -359,12 +353,12 @@ class Host:
         if not self._is_stop_abandoned:
             ownership.release()
 
-    def _serve_metrics(self, port: int) -> None:
+    def _serve_metrics(self, host: str, port: int) -> None:
         try:
-            server, thread = start_http_server(port, addr=self._metrics_host, registry=self.metrics.registry)
+            server, thread = start_http_server(port, addr=host, registry=self.metrics.registry)
         except OSError as error:
             message = (
-                f"metrics cannot be served on {self._metrics_host}:{port}: {error.strerror};"
+                f"metrics cannot be served on {host}:{port}: {error.strerror};"
                 " choose another --metrics-port or --metrics-host"
             )
             raise Invalid(message, subject=str(port)) from error

@@ -1,36 +1,52 @@
-"""Structured logs: one JSON object per line in the job's log file, or readable lines on a terminal."""
+"""Structured logs: one JSON object per line in the job's log file, readable lines on a terminal, or as is set."""
 
 import contextlib
 import logging
 import sys
+import threading
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 
 import structlog
 
+from pipelines.job_settings import LogFormat
 from pipelines.printed_commands import with_options
 
 __all__ = ["configure_logs"]
+
+_log = structlog.get_logger(__name__)
 
 FILE_BYTES_MAX = 16 * 1024 * 1024
 OURS = ("broker_state", "checkpoints", "connectors", "expectations", "pipelines")
 
 
-def configure_logs(level: str, file: Path | None = None) -> None:
-    """Write logs of `level` and above to `file` as JSON, or without a file to standard error as text.
+def configure_logs(
+    level: str, file: Path | None = None, log_format: LogFormat = LogFormat.AUTO, *, tracebacks: bool = True
+) -> None:
+    """Write logs of `level` and above to `file`, or without a file to standard error.
 
-    Warnings of libraries are included. A file of 16 MiB is rotated to `<name>.1`, which replaces the one before. The
-    file of an earlier call is closed. When the file cannot be written, one line on standard error says so.
+    Warnings of libraries are included, and errors that end a thread. A file of 16 MiB is rotated to `<name>.1`, which
+    replaces the one before. The file of an earlier call is closed. When the file cannot be written, one line on
+    standard error says so.
+
+    Args:
+        level: Of events of this project.
+        file: The file.
+        log_format: AUTO is JSON in a file, and text on standard error.
+        tracebacks: False, for commands: of an error there is one line, its type and its text.
     """
     handler: logging.Handler
-    renderers: list[structlog.typing.Processor]
     if file is None:
         handler = logging.StreamHandler(sys.stderr)
-        renderers = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
     else:
         file.parent.mkdir(parents=True, exist_ok=True)
         handler = _LogFile(file, maxBytes=FILE_BYTES_MAX, backupCount=1, encoding="utf-8")
-        renderers = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
+    errors = structlog.processors.format_exc_info if tracebacks else _with_error_in_one_line
+    renderer: structlog.typing.Processor
+    if log_format == LogFormat.JSON or (log_format == LogFormat.AUTO and file is not None):
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(colors=file is None and sys.stderr.isatty())
     facts: list[structlog.typing.Processor] = [
         _complete_commands,
         structlog.contextvars.merge_contextvars,
@@ -41,7 +57,7 @@ def configure_logs(level: str, file: Path | None = None) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=facts,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, errors, renderer],
         )
     )
     structlog.configure(
@@ -55,7 +71,9 @@ def configure_logs(level: str, file: Path | None = None) -> None:
         logging.getLogger(name).setLevel(level.upper())
     # It logs each reconnect. Permanent errors are raised.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    logging.getLogger("py4j").setLevel(logging.ERROR)
+    # It logs the errors that it raises.
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    threading.excepthook = _log_failed_thread
 
 
 class _LogFile(RotatingFileHandler):
@@ -80,6 +98,21 @@ class _LogFile(RotatingFileHandler):
     def close(self) -> None:
         with contextlib.suppress(OSError):  # of records that were not written
             super().close()
+
+
+def _log_failed_thread(failed: threading.ExceptHookArgs) -> None:
+    thread = None if failed.thread is None else failed.thread.name
+    _log.error("thread_failed", thread=thread, exc_info=failed.exc_value or failed.exc_type())
+
+
+def _with_error_in_one_line(
+    _logger: object, _method: str, event: structlog.typing.EventDict
+) -> structlog.typing.EventDict:
+    raised = event.pop("exc_info", None)
+    error = sys.exc_info()[1] if raised is True else raised[1] if isinstance(raised, tuple) else raised
+    if isinstance(error, BaseException):
+        event.setdefault("error", " ".join(f"{type(error).__name__}: {error}".split()))
+    return event
 
 
 def _complete_commands(_logger: object, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

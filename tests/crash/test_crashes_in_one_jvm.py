@@ -4,7 +4,7 @@ Method: the job dies by an exception that nothing catches, raised at a place and
 on every fail-point of every thread raises it too, so that nothing goes on as if nothing had happened; then the state is
 closed and another job is started on the same Spark. In the end the scene compares (tests/crash/scene.py).
 
-POPSTREAM_CRASHES says how many: 12 by default, 60 by `make crash`.
+TEST_CRASHES says how many: 12 by default, 60 by `make crash`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"),
 ]
 
-CRASHES = int(os.environ.get("POPSTREAM_CRASHES", "12"))
+CRASHES = int(os.environ.get("TEST_CRASHES", "12"))
 POINTS = [
     *("start", "fetch", "decode", "order", "prefetch", "decide"),
     *("write", "publish", "emit", "commit", "flush_begin", "flush"),

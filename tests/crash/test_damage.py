@@ -6,7 +6,7 @@ each kind, and a damage for each. Then only what messages say is done: a start, 
 end state and rows are those of a fresh job over the same log, byte for byte. A snapshot, a hint or a file that RocksDB
 does without may be damaged unnoticed.
 
-POPSTREAM_DAMAGES says how many: 12 by default, 200 by `make crash`. Files of the builder's store are damaged by
+TEST_DAMAGES says how many: 12 by default, 200 by `make crash`. Files of the builder's store are damaged by
 tests/unit/broker_state/store/test_damaged_files.py.
 """
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from checkpoints.layout import JobFolder
     from connectors.kafka.embedded import EmbeddedKafka
 
-DAMAGES = int(os.environ.get("POPSTREAM_DAMAGES", "12"))
+DAMAGES = int(os.environ.get("TEST_DAMAGES", "12"))
 COMMAND = re.compile("`popstream restore([^`]*)`")
 STEPS_MAX = 5
 """Messages to follow until a damage is healed; one or two in practice."""

@@ -2,7 +2,7 @@
 
 Method: one seed a damage. While the job decides what clients send, a file of its folder is damaged; the job may notice
 or not, and is killed. From then on a shell gives the commands that are printed, nothing else: `up` refuses or runs,
-`verify` agrees or names a command, until clients go on. POPSTREAM_RUNNING_DAMAGES says how many seeds.
+`verify` agrees or names a command, until clients go on. TEST_RUNNING_DAMAGES says how many seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-DAMAGES = int(os.environ.get("POPSTREAM_RUNNING_DAMAGES", "3"))
+DAMAGES = int(os.environ.get("TEST_RUNNING_DAMAGES", "3"))
 STEPS_MAX = 6
 NOTICED_WITHIN_S = 6.0
 COMMAND = re.compile(r"`(popstream (?:restore|verify)[^`]*)`")

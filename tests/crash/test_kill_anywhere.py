@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(7_200)]
 
-LEASES = int(os.environ.get("POPSTREAM_LEASES", "1000000"))
+LEASES = int(os.environ.get("TEST_LEASES", "1000000"))
 BIG = ("big", 0)
 SENDS_EACH = 10_000
 

@@ -2,7 +2,7 @@
 
 Method: `mortal` kills processes that decide with the real kernel, store and outbox, until every log is decided, and
 compares with an undisturbed run. The write-ahead log of a store is cut off and its bits flipped, each time on a copy.
-`POPSTREAM_KILLS` and `POPSTREAM_WAL_DAMAGES` say how often; the defaults are the bounded part.
+`TEST_KILLS` and `TEST_WAL_DAMAGES` say how often; the defaults are the bounded part.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
-KILLS = int(os.environ.get("POPSTREAM_KILLS", "8"))
-DAMAGES = int(os.environ.get("POPSTREAM_WAL_DAMAGES", "60"))
+KILLS = int(os.environ.get("TEST_KILLS", "8"))
+DAMAGES = int(os.environ.get("TEST_WAL_DAMAGES", "60"))
 BATCHES = 60
 ALL = (STATE, OPS, DEADLINES, OUTBOX, META)
 

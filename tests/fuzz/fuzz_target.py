@@ -31,7 +31,7 @@ INPUT_BYTES_MAX = 8_192
 _BYTES_MAX_OF = {"kernel": 512}
 
 _FOLDER = Path("var/fuzz")
-_CHILD = "POPSTREAM_FUZZ_CHILD"
+_CHILD = "TEST_FUZZ_CHILD"
 # What libFuzzer is to see inside of: the code under test and not the model that it is compared with.
 _INSTRUMENTED = [
     "broker_state",

@@ -26,9 +26,9 @@ SUITE = (
     "tests/property/test_cuts.py",
 )
 FEW = {
-    "POPSTREAM_MODEL_RECORDS": "16000",
-    "POPSTREAM_MODEL_WORKERS": "1",
-    "POPSTREAM_ORDERLY_HISTORIES": "20",
+    "TEST_MODEL_RECORDS": "16000",
+    "TEST_MODEL_WORKERS": "1",
+    "TEST_ORDERLY_HISTORIES": "20",
 }
 
 GUARD = """

@@ -44,7 +44,7 @@ from tests.unit.broker_state.consume_queue.queue_lab import QueueLab
 QUEUE_TYPES: tuple[QueueType, ...] = ("simple", "batch", "sparse")
 KEYS = range(1, 8)
 SEEDS = st.integers(0, 2**32)
-few = settings(max_examples=int(os.environ.get("POPSTREAM_UNIT_HISTORIES", "20")), deadline=None)
+few = settings(max_examples=int(os.environ.get("TEST_UNIT_HISTORIES", "20")), deadline=None)
 
 
 def written(

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 FIRST_SEED = 2  # the logs of the ones before end with nothing in flight
-SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("POPSTREAM_CUT_SEEDS", "2")))
+SEEDS = range(FIRST_SEED, FIRST_SEED + int(os.environ.get("TEST_CUT_SEEDS", "2")))
 RECORDS = 500
 VALUE_BYTES_MAX = 4096
 U64_MAX = 2**64 - 1

@@ -25,7 +25,7 @@ from pipelines.apply_ops.decode import Decoder, KafkaRecord
 from popstream.exchange.partitioner import ops_key
 from tests.model.comparison import shrink
 
-HISTORIES = int(os.environ.get("POPSTREAM_ORDERLY_HISTORIES", "100"))
+HISTORIES = int(os.environ.get("TEST_ORDERLY_HISTORIES", "100"))
 ACTIONS = 160
 MS = 1_790_000_000_000
 TAGS_OF_GROUP: dict[str, list[int] | None] = {"all": None, "some": [1, 2]}

@@ -41,7 +41,7 @@ PREFIX = b"p"
 Run = tuple[int, int]
 
 STARTS = st.sampled_from([0, 1, 32, SEGMENT_BITS - 1, SEGMENT_BITS, SEGMENT_BITS + 1, 10 * SEGMENT_BITS + 77])
-HISTORIES = settings(max_examples=int(os.environ.get("POPSTREAM_POSITION_HISTORIES", "20")), deadline=None)
+HISTORIES = settings(max_examples=int(os.environ.get("TEST_POSITION_HISTORIES", "20")), deadline=None)
 
 
 @st.composite

@@ -1,7 +1,7 @@
 """The kernel against the plain reference model, over many random worlds (tests/model).
 
-`POPSTREAM_MODEL_RECORDS` sets how many records are played; below the full million each outcome needs to come up
-less often. `POPSTREAM_MODEL_FIRST_SEED` moves to other worlds.
+`TEST_MODEL_RECORDS` sets how many records are played; below the full million each outcome needs to come up
+less often. `TEST_MODEL_FIRST_SEED` moves to other worlds.
 """
 
 import itertools
@@ -18,9 +18,9 @@ from tests.model.kernel_subject import kernel_subject
 from tests.model.reference_model import LANE_QUOTAS, QUEUE_QUOTAS
 
 FULL = 1_000_000
-RECORDS = int(os.environ.get("POPSTREAM_MODEL_RECORDS", "12000"))
-FIRST_SEED = int(os.environ.get("POPSTREAM_MODEL_FIRST_SEED", "0"))
-WORKERS = int(os.environ.get("POPSTREAM_MODEL_WORKERS", str(min(2, os.cpu_count() or 1))))
+RECORDS = int(os.environ.get("TEST_MODEL_RECORDS", "12000"))
+FIRST_SEED = int(os.environ.get("TEST_MODEL_FIRST_SEED", "0"))
+WORKERS = int(os.environ.get("TEST_MODEL_WORKERS", str(min(2, os.cpu_count() or 1))))
 
 LEAST = 100
 """How often each of OUTCOMES has to come up in a full run."""

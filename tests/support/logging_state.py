@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 import structlog
@@ -18,9 +19,10 @@ __all__ = ["logging_as_it_was"]
 
 @contextlib.contextmanager
 def logging_as_it_was() -> Iterator[None]:
-    """Close the handlers that are made inside, and put back the others and all levels."""
+    """Close the handlers that are made inside, and put back the others, all levels, and the hook of threads."""
     root = logging.getLogger()
     handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in ["", "kafka", "py4j", *OURS]}
+    hook = threading.excepthook
     try:
         yield
     finally:
@@ -29,4 +31,5 @@ def logging_as_it_was() -> Iterator[None]:
         root.handlers[:] = handlers
         for name, level in levels.items():
             logging.getLogger(name).setLevel(level)
+        threading.excepthook = hook
         structlog.reset_defaults()

@@ -14,7 +14,7 @@ from pipelines.cli.target import end_without_job, require_left_alone, require_ru
 from pipelines.control.client import ask, stored_status
 from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import Status, StatusRequest
-from popstream.wire.base_errors import Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["run_ready", "run_status", "status_of"]
 
@@ -23,10 +23,12 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
     """Print the status of the running job, or the stored state.
 
     Raises:
+        Invalid: The job knows no such group or topic.
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; the stored state was printed.
     """
     status = status_of(folder, request)
+    _require_found(status, request)
     if as_json:
         print(msgspec.json.encode(status).decode())
     else:
@@ -60,6 +62,19 @@ def status_of(folder: JobFolder, request: StatusRequest) -> Status:
         return ask(job, request, Status)
     require_left_alone(folder)
     return stored_status(folder, request)
+
+
+def _require_found(status: Status, request: StatusRequest) -> None:
+    """Refuse a group or a topic that has nothing to show: its name is mistyped, or it was never popped or declared."""
+    is_restarting = status.running and status.not_ready_reasons  # no job knows the queues then
+    if status.queues or is_restarting or (request.group is None and request.topic is None):
+        return
+    place = "no queue" if request.topic is None else f"no queue of a topic {request.topic}"
+    if request.group is None:
+        message = f"there is {place}: `popstream group list` shows the topics of groups"
+    else:
+        message = f"{place} has a lane of a group {request.group}: `popstream group list` shows the groups"
+    raise Invalid(message, subject=request.group or request.topic or "")
 
 
 def _print(console: Console, status: Status) -> None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from expectations.report import QualityReport
+from expectations.report import ExpectationResult, QualityReport
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import standard_output
 from pipelines.cli.spark_tools import reading_session, working
@@ -29,7 +29,12 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         from expectations.validate import validate  # noqa: PLC0415
 
         data_docs.parent.mkdir(parents=True, exist_ok=True)
-        report = validate(spark, delta_root.absolute(), data_docs=data_docs.absolute())
+        checked: list[list[ExpectationResult]] = []
+        try:
+            report = validate(spark, delta_root.absolute(), data_docs=data_docs.absolute(), on_suite=checked.append)
+        except KeyboardInterrupt as interrupted:
+            interrupted.add_note(_progress(checked))
+            raise
     if as_json:
         outcomes = [dataclasses.asdict(outcome) for outcome in report.outcomes]
         document = {
@@ -45,6 +50,17 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         say(f"Data Docs: {data_docs.absolute() / 'index.html'}")
     if report.expectations_failed:
         raise typer.Exit(Exit.NOT_AS_ASKED)
+
+
+def _progress(checked: list[list[ExpectationResult]]) -> str:
+    """Return what was checked before the command was stopped."""
+    if not checked:
+        return "no table was checked yet"
+    outcomes = [outcome for suite in checked for outcome in suite]
+    held = sum(outcome.success for outcome in outcomes)
+    return (
+        f"{len(checked)} tables were checked, {held} of their {len(outcomes)} expectations hold; no report was printed"
+    )
 
 
 def _print(console: Console, report: QualityReport) -> None:

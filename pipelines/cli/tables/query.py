@@ -23,11 +23,18 @@ def run_query(delta_root: Path, sql: str, options: QueryOptions) -> None:
     if options.parquet is not None and options.parquet.exists():
         message = f"{options.parquet} exists: name another file"
         raise Invalid(message, subject=str(options.parquet))
-    with _result(delta_root, sql, options) as result:
-        if options.parquet is None:
-            print_result(result, options.output, rows_max=options.rows_max)
-        else:
-            say(f"{counted(write_parquet(result, options.parquet), 'row')} written to {options.parquet}")
+    has_result = False
+    try:
+        with _result(delta_root, sql, options) as result:
+            has_result = True
+            if options.parquet is None:
+                print_result(result, options.output, rows_max=options.rows_max)
+            else:
+                say(f"{counted(write_parquet(result, options.parquet), 'row')} written to {options.parquet}")
+    except KeyboardInterrupt as interrupted:
+        if not has_result:
+            interrupted.add_note("no row was printed")
+        raise
 
 
 def _result(delta_root: Path, sql: str, options: QueryOptions) -> AbstractContextManager[QueryResult]:

@@ -81,6 +81,7 @@ def run_perf(plan: Plan, *, keep: bool, as_json: bool) -> None:
         as_json: Print the report as one line of JSON.
 
     Raises:
+        KeyboardInterrupt: It was interrupted; the report of what was done until then is printed.
         Invalid: Kafka refuses the topic.
         Unavailable: Kafka does not answer.
     """
@@ -90,11 +91,11 @@ def run_perf(plan: Plan, *, keep: bool, as_json: bool) -> None:
     else:
         plan = msgspec.structs.replace(plan, queues=existing.partition_count)
     load = _Load(plan)
-    is_interrupted = False
+    interrupted = None
     try:
         load.run()
-    except KeyboardInterrupt:
-        is_interrupted = True
+    except KeyboardInterrupt as error:
+        interrupted = error
         load.failures.append("it was interrupted")
     finally:
         load.stop()
@@ -102,7 +103,9 @@ def run_perf(plan: Plan, *, keep: bool, as_json: bool) -> None:
             _clean_up(plan, delete_topic=existing is None)
     report = load.report()
     _print(plan, report, as_json=as_json)
-    if not report.complete and not is_interrupted:
+    if interrupted is not None:
+        raise interrupted
+    if not report.complete:
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import shutil
 import signal
 import socket
@@ -23,6 +25,7 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.snapshot_store import Snapshot
+from expectations.report import ExpectationResult
 from pipelines.build_consume_queue.queue_view import FoundUnit
 from pipelines.cli.app import app, main
 from pipelines.cli.clients import send_and_consume
@@ -32,12 +35,14 @@ from pipelines.cli.exits import Group
 from pipelines.cli.options import load_settings
 from pipelines.cli.state.queue import _unit_text
 from pipelines.cli.state.status import _print as print_status
+from pipelines.cli.state.status import _require_found
 from pipelines.cli.tables.spark_query import require_reading
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import JobReport, SnapshotRequest, Status, StatusRequest
 from pipelines.control.metrics import Metrics, Totals
 from pipelines.control.server import ControlServer
+from pipelines.job_settings import OTHER_VARIABLES, unknown_variables
 from pipelines.process.preflight import require_ready
 from pipelines.process.signals import held_signals
 from pipelines.settings_reference import settings_markdown
@@ -49,7 +54,7 @@ from popstream.wire.command import COMMAND_TYPES
 from tests.support.logging_state import logging_as_it_was
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from typer.testing import Result
 
@@ -159,18 +164,71 @@ def test_each_kind_of_error_has_its_exit_code_and_one_line(error: PopstreamError
     assert (result.exit_code, result.stderr) == (code, "popstream: x\n")
 
 
-def test_an_interrupted_command_ends_with_code_0() -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "stopped by Ctrl-C"), (signal.SIGTERM, 143, "stopped by SIGTERM")],
+)
+def test_a_stopped_command_ends_as_shells_expect_and_says_what_it_did(number: int, code: int, said: str) -> None:
     stopped = typer.Typer(cls=Group)
 
     @stopped.command()
     def stop() -> None:
-        raise KeyboardInterrupt
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt as interrupted:
+            interrupted.add_note("2 of 3 are done")
+            raise
 
     @stopped.command()
     def other() -> None:
         pass
 
-    assert CliRunner().invoke(stopped, ["stop"]).exit_code == 0
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
+    try:
+        with logging_as_it_was(), pytest.MonkeyPatch.context() as patched:
+            patched.setattr("pipelines.cli.app.app", lambda: None)
+            main()  # installs the handler of SIGTERM
+        result = CliRunner().invoke(stopped, ["stop"])
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+    assert (result.exit_code, result.stderr) == (code, f"popstream: {said}: 2 of 3 are done\n")
+
+
+def test_a_check_that_is_stopped_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [
+        ExpectationResult(
+            suite="operations",
+            expectation="expect",
+            description="",
+            table_version=1,
+            success=success,
+            unexpected_count=0,
+            sample=[],
+        )
+        for success in (True, True, False)
+    ]
+
+    def validate(*_: object, on_suite: Callable[[list[ExpectationResult]], None], **__: object) -> None:
+        on_suite(outcomes)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("expectations.validate.validate", validate)
+    monkeypatch.setattr("pipelines.cli.tables.check_tables.reading_session", lambda _: contextlib.nullcontext())
+    result = run("check")
+    assert result.exit_code == 130
+    said = "stopped by Ctrl-C: 1 tables were checked, 2 of their 3 expectations hold; no report was printed"
+    assert said in result.stderr
+
+
+def test_a_query_that_is_stopped_says_that_it_printed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pipelines.cli.tables.query._result", interrupted)
+    result = run("query", "select 1")
+    assert (result.exit_code, result.stderr) == (130, "popstream: stopped by Ctrl-C: no row was printed\n")
 
 
 @pytest.mark.parametrize("command", [("ops", POP), ("send", "orders"), ("consume", "orders", "--group", "g")])
@@ -193,6 +251,33 @@ def test_status_shows_the_stored_state(tmp_path: Path) -> None:
     assert result.exit_code == 3
     assert msgspec.json.decode(result.stdout)["running"] is False
     assert "no job runs" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--lane", "nonsense"), "no queue has a lane of a group nonsense: `popstream group list` shows the groups"),
+        (("--topic", "nonsense"), "there is no queue of a topic nonsense"),
+        (("--lane", "g", "--topic", "t"), "no queue of a topic t has a lane of a group g"),
+    ],
+)
+def test_status_of_what_does_not_exist_is_an_error(tmp_path: Path, options: tuple[str, ...], words: str) -> None:
+    RocksStore(tmp_path / "job" / "state").close()
+    result = run("status", *options, "--json", "--folder", str(tmp_path / "job"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert words in result.stderr
+
+
+def test_status_of_a_lane_waits_for_a_job_that_is_started_again(tmp_path: Path) -> None:
+    status = Status(running=True, folder=str(tmp_path), apply_seq=3, not_ready_reasons=["starting again"])
+    _require_found(status, StatusRequest(group="g"))
+
+
+def test_a_flag_is_shown_without_a_value() -> None:
+    for command in (("status",), ("check",), ("up",), ("group", "list"), ("history", "check")):
+        text = run(*command, "--help").stdout
+        assert "<bool>" not in text
+        assert "BOOL" not in text
 
 
 def test_status_does_not_open_the_state_of_a_job_that_is_starting(tmp_path: Path) -> None:
@@ -222,6 +307,33 @@ def test_all_invalid_settings_are_reported_at_once_without_secrets(
     assert len(caught.value.details) == 3
     assert "metrics_port (from POPSTREAM_METRICS_PORT)" in str(caught.value)
     assert "very secret" not in str(caught.value)
+
+
+def test_a_variable_that_means_nothing_is_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in OTHER_VARIABLES:
+        monkeypatch.setenv(name, "1")
+    load_settings(None)
+    monkeypatch.setenv("POPSTREAM_OPS_PARTITION", "8")
+    monkeypatch.setenv("POPSTREAM_KILLS", "1")
+    monkeypatch.setenv("POPSTREAM_METRICS_PORT", "70000")
+    with pytest.raises(Invalid) as caught:
+        load_settings(None)
+    assert caught.value.details[0].startswith("metrics_port (from POPSTREAM_METRICS_PORT): ")
+    assert caught.value.details[1:] == (
+        "there is no variable POPSTREAM_KILLS; docs/settings.md lists all",
+        "there is no variable POPSTREAM_OPS_PARTITION, but POPSTREAM_OPS_PARTITIONS",
+    )
+
+
+def test_every_variable_that_is_read_is_known() -> None:
+    """In code, images and documents; those of tests begin otherwise, for `popstream` would refuse them."""
+    folders = ("broker_state", "checkpoints", "connectors", "docker", "docs", "pipelines", "popstream", "scripts")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    files += [ROOT / "Makefile", ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in files if path.suffix not in {".pyc", ".so"})
+    named = set(re.findall(r"\bPOPSTREAM_[A-Z][A-Z_]*[A-Z]\b", text))
+    assert {"POPSTREAM_FOLDER", "POPSTREAM_PURE"} <= named
+    assert unknown_variables(named - {"POPSTREAM_OPS_PARTITION"}) == [], "of a doctest"
 
 
 def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:

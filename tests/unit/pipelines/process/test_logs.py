@@ -1,6 +1,7 @@
 """The job's log: JSON lines from every logger, in files of bounded size."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import msgspec
 import pytest
 import structlog
 
+from pipelines.job_settings import LogFormat
 from pipelines.process.logs import configure_logs
 from tests.support.logging_state import logging_as_it_was
 
@@ -92,3 +94,45 @@ def test_without_a_file_it_is_text_on_standard_error(capsys: pytest.CaptureFixtu
     assert said.out == ""
     assert "[info     ] query_started" in said.err
     assert "decided=7" in said.err
+
+
+@pytest.mark.parametrize(
+    ("log_format", "begins"), [(LogFormat.AUTO, b"{"), (LogFormat.JSON, b"{"), (LogFormat.TEXT, b"20")]
+)
+def test_the_format_of_a_file_is_a_setting(tmp_path: Path, log_format: LogFormat, begins: bytes) -> None:
+    configure_logs("info", tmp_path / "job.log", log_format)
+    structlog.get_logger("pipelines.process.job").error("job_failed", exc_info=OSError(5, "no disk"))
+    written = (tmp_path / "job.log").read_bytes()
+    assert written.startswith(begins)
+    assert b"job_failed" in written
+    assert b"OSError: [Errno 5] no disk" in written
+    assert b"\x1b" not in written, "a file has no colours"
+
+
+def test_standard_error_can_have_json(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", log_format=LogFormat.JSON)
+    structlog.get_logger("pipelines.process.job").info("query_started", decided=7)
+    assert msgspec.json.decode(capsys.readouterr().err)["decided"] == 7
+
+
+def test_of_an_error_that_a_command_logs_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("warning", tracebacks=False)
+    try:
+        raise OSError(5, "no\ndisk")  # noqa: TRY301 - the traceback is to be left out
+    except OSError:
+        logging.getLogger("library").exception("while closing")
+        structlog.get_logger("pipelines.process.jvm").exception("shutdown_failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 2
+    assert all("OSError: [Errno 5] no disk" in line for line in lines)
+
+
+def test_an_error_that_ends_a_thread_goes_to_the_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logs("info", tmp_path / "job.log")
+    thread = threading.Thread(target=[].pop, name="builder")
+    thread.start()
+    thread.join()
+    (line,) = lines_of(tmp_path / "job.log")
+    assert (line["event"], line["thread"]) == ("thread_failed", "builder")
+    assert "IndexError: pop from empty list" in line["exception"]
+    assert capsys.readouterr().err == ""
