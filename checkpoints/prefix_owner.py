@@ -41,6 +41,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
         pid: Its process id.
         folder: Its folder.
         since_ms: Time at which it took the prefix, in milliseconds since the Unix epoch.
+        took_over_from: Text of the owner that it has replaced with `--take-over`; empty: it came after one in order.
         ended: It has stopped in order.
     """
 
@@ -54,6 +55,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
     pid: int = 0
     folder: str = ""
     since_ms: int = 0
+    took_over_from: str = ""
     ended: bool = False
 
     def __str__(self) -> str:

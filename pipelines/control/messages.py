@@ -6,6 +6,7 @@ job may read.
 
 import msgspec
 
+from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
 from pipelines.control.lane_views import LANES_SHOWN, QueueView
@@ -17,6 +18,7 @@ __all__ = [
     "Image",
     "ImageRequest",
     "JobReport",
+    "OwnerView",
     "RebuildRequest",
     "Rebuilt",
     "Request",
@@ -24,6 +26,10 @@ __all__ = [
     "Status",
     "StatusRequest",
 ]
+
+
+STATE_CHARACTERS = 8
+"""Characters of a state epoch that are enough to tell states apart."""
 
 
 class StatusRequest(
@@ -72,6 +78,44 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest
 
 
+class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
+    """Who owns the prefix: the job that reports it.
+
+    Attributes:
+        prefix: The prefix.
+        state: The first 8 characters of the state epoch; empty: the state has decided nothing yet.
+        since_ms: When it took the prefix, in ms since 1970.
+        host: Name of its host.
+        pid: Its process.
+        folder: Its folder.
+        term: Number of its ownership; each later owner has a higher one.
+        took_over_from: The owner that it has replaced with `--take-over`, for people; empty: there was none.
+    """
+
+    prefix: str
+    state: str
+    since_ms: int
+    host: str
+    pid: int
+    folder: str
+    term: int
+    took_over_from: str = ""
+
+    @classmethod
+    def of(cls, prefix: str, owner: Owner) -> "OwnerView":
+        """Return the view of the owner's record."""
+        return cls(
+            prefix=prefix,
+            state=owner.state_epoch[:STATE_CHARACTERS] if owner.has_decided else "",
+            since_ms=owner.since_ms,
+            host=owner.host,
+            pid=owner.pid,
+            folder=owner.folder,
+            term=owner.term,
+            took_over_from=owner.took_over_from,
+        )
+
+
 class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     """What a job reports about itself. A field is None where nothing is known, because no job runs.
 
@@ -81,6 +125,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
         apply_seq: Micro-batches decided since the state was created.
         bootstrap_servers: The Kafka of the job.
         prefix: Prefix of the job's topics.
+        owner: The job as the owner of the prefix.
         failure: The error that ended the job.
         delta_seq: Last micro-batch whose audit rows are in Delta.
         outbox_bytes: Bytes decided and not yet delivered.
@@ -100,6 +145,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     kernel_form: str | None = None
     bootstrap_servers: str | None = None
     prefix: str | None = None
+    owner: OwnerView | None = None
     failure: str | None = None
     delta_seq: int | None = None
     outbox_bytes: int | None = None

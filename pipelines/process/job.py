@@ -43,7 +43,7 @@ from pipelines.apply_ops.source import PIPELINE, MicroBatch, OpsSource
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.build_consume_queue.service import BuilderService
 from pipelines.control.lane_views import queues_in
-from pipelines.control.messages import JobReport
+from pipelines.control.messages import JobReport, OwnerView
 from pipelines.control.metrics import Metric, Metrics
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
@@ -210,6 +210,7 @@ class Job:
             apply_seq=self.applied.apply_seq,
             bootstrap_servers=self.bootstrap_servers,
             prefix=self.settings.topic_prefix,
+            owner=OwnerView.of(self.settings.topic_prefix, self._prefix.owner),
             failure=None if self._failure is None else with_options(str(self._failure)),
             delta_seq=self.flush.delivered_seq,
             outbox_bytes=self.outbox.undelivered_bytes,

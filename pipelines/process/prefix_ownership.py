@@ -129,13 +129,17 @@ class PrefixOwnership:
             when = when_to_take(self._prefix, None if before is None else before.value, contender)
             if before is not None and when is Take.AFTER_SILENCE and not self._is_silent(before):
                 continue
-            if self._replace(before):
+            if self._replace(before, take_over=take_over):
                 break
         else:
             message = f"other jobs start with the prefix {self._prefix} at the same time"
             raise Unavailable(message, subject=self._prefix)
         self._thread.start()
-        _log.info("prefix_taken", prefix=self._prefix, term=self._me.term, former=before and str(before.value))
+        taken = {"prefix": self._prefix, "term": self._me.term, "former": before and str(before.value)}
+        if self._me.took_over_from:
+            _log.warning("prefix_taken_over", **taken, former_state=before and before.value.state_epoch)
+        else:
+            _log.info("prefix_taken", **taken)
         if when is Take.AND_WAIT:
             self._wait_for_former_owner()
 
@@ -163,6 +167,11 @@ class PrefixOwnership:
     def is_fenced(self) -> bool:
         """Whether another job is known to have taken the prefix."""
         return self._fenced is not None
+
+    @property
+    def owner(self) -> Owner:
+        """The record of this job as the owner."""
+        return self._current()
 
     def check(self) -> None:
         """Raise Fenced if another job is known to have taken the prefix."""
@@ -213,7 +222,7 @@ class PrefixOwnership:
                 raise Fenced(message, subject=self._prefix)
         return True
 
-    def _replace(self, before: LastRecord[Owner] | None) -> bool:
+    def _replace(self, before: LastRecord[Owner] | None, *, take_over: bool) -> bool:
         """Become the owner, unless the topic has another last record than `before`."""
         try:
             self._records.open_for_writing()
@@ -227,6 +236,7 @@ class PrefixOwnership:
                 if former is None or former.ops_topic_id != self._me.ops_topic_id
                 else former.state_epoch,
                 since_ms=int(time.time() * 1000),
+                took_over_from=str(former) if take_over and former and former.place != self._me.place else "",
             )
             self._write()
         except SupersededError:
@@ -234,7 +244,6 @@ class PrefixOwnership:
         return True
 
     def _wait_for_former_owner(self) -> None:
-        _log.warning("prefix_taken_over", prefix=self._prefix, wait_s=SILENCE_S)
         deadline_s = _now_s() + SILENCE_S
         while (left_s := deadline_s - _now_s()) > 0:
             self.check()

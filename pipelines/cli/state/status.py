@@ -13,7 +13,7 @@ from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_status
 from pipelines.control.lane_views import LaneDetail
-from pipelines.control.messages import Status, StatusRequest
+from pipelines.control.messages import OwnerView, Status, StatusRequest
 from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["run_ready", "run_status", "status_of"]
@@ -83,6 +83,8 @@ def _print(console: Console, status: Status) -> None:
         up = timedelta(seconds=int(status.up_s or 0))
         facts["job"] = f"process {status.pid}, up {up}, prefix {status.prefix}, kernel {status.kernel_form}"
         facts["Kafka"] = status.bootstrap_servers or ""
+    if status.owner is not None:
+        facts["owner"] = _owner_text(status.owner)
     facts["folder"] = status.folder
     facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was created"
     if status.ops_lag is not None:
@@ -123,6 +125,12 @@ def _print(console: Console, status: Status) -> None:
         )
     print_facts(console, facts)
     _print_queues(console, status)
+
+
+def _owner_text(owner: OwnerView) -> str:
+    state = f"state {owner.state}" if owner.state else "a state that has decided nothing yet"
+    took_over = f", taken over from {owner.took_over_from}" if owner.took_over_from else ""
+    return f"{state} on {owner.host} since {_moment(owner.since_ms)}, term {owner.term}{took_over}"
 
 
 def _print_detail(console: Console, name: str, detail: LaneDetail) -> None:

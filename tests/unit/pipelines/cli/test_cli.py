@@ -24,6 +24,7 @@ from broker_state.consume_queue import Unit
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
+from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import Snapshot
 from expectations.report import ExpectationResult
 from pipelines.build_consume_queue.queue_view import FoundUnit
@@ -39,7 +40,7 @@ from pipelines.cli.state.status import _require_found
 from pipelines.cli.tables.spark_query import require_reading
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
-from pipelines.control.messages import JobReport, SnapshotRequest, Status, StatusRequest
+from pipelines.control.messages import JobReport, OwnerView, SnapshotRequest, Status, StatusRequest
 from pipelines.control.metrics import Metrics, Totals
 from pipelines.control.server import ControlServer
 from pipelines.job_settings import OTHER_VARIABLES, unknown_variables
@@ -535,6 +536,30 @@ def test_every_reason_for_not_being_ready_is_shown(capsys: pytest.CaptureFixture
     assert ["not", "ready", "no", "Delta"] in lines
     assert ["not", "ready", "2", "no", "room"] in lines
     assert any(line[:4] == ["at", "risk", "4", "of"] for line in lines)
+
+
+def test_status_shows_the_owner_and_whom_it_has_replaced(capsys: pytest.CaptureFixture[str]) -> None:
+    record = Owner(
+        session="s",
+        term=4,
+        state_epoch="0123456789abcdef",
+        has_decided=True,
+        ops_topic_id="t",
+        place="p",
+        host="host-b",
+        pid=7,
+        folder="/job",
+        since_ms=1_700_000_000_000,
+        took_over_from="process 3 on host-a, folder /old, since 2023-11-01T00:00:00Z",
+    )
+    owner = OwnerView.of("shop", record)
+    print_status(Console(width=240), Status(running=True, pid=7, folder="/job", apply_seq=3, owner=owner))
+    shown = (
+        "owner    state 01234567 on host-b since 2023-11-14 22:13:20.000Z, term 4, taken over from process 3 on host-a"
+    )
+    assert shown in capsys.readouterr().out
+    fresh = OwnerView.of("shop", msgspec.structs.replace(record, has_decided=False))
+    assert fresh.state == "", "the epoch is that of the owner before"
 
 
 def test_a_command_does_not_log_to_standard_output(

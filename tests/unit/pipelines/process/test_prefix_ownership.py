@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import structlog
 
 from checkpoints.prefix_owner import Owner
 from connectors.kafka.owner_log import LastRecord, SupersededError
@@ -236,6 +237,27 @@ def test_an_owner_that_has_decided_nothing_leaves_the_state_before_it(lab: Lab) 
     again.take([], take_over=False)
     again.release()
     lab.running(epoch="e")[0].require()
+
+
+def test_a_take_over_names_whom_it_replaced_and_is_a_warning(lab: Lab) -> None:
+    first, _ = lab.running()
+    replaced = str(first.owner)
+    with structlog.testing.capture_logs() as logged:
+        second, _ = lab.running(place="q", epoch="other", take_over=True)
+        assert second.owner.took_over_from == lab.topic.records[-1].took_over_from == replaced
+        second.release()
+        third, _ = lab.running(place="r", epoch="other")
+        assert third.owner.took_over_from == ""
+        third.release()
+        again, _ = lab.running(place="r", epoch="other", take_over=True)
+        assert again.owner.took_over_from == "", "its own folder"
+    taken = [each for each in logged if each["event"].startswith("prefix_taken")]
+    assert [(each["event"], each["log_level"], each["term"]) for each in taken] == [
+        ("prefix_taken_over", "warning", 2),
+        ("prefix_taken", "info", 3),
+        ("prefix_taken", "info", 4),
+    ]
+    assert (taken[0]["former"], taken[0]["former_state"]) == (replaced, "e")
 
 
 def test_an_owner_that_was_cut_off_for_a_moment_goes_on(lab: Lab) -> None:
