@@ -146,6 +146,10 @@ class JobSettings(BaseSettings):
         default="127.0.0.1",
         description="address that metrics are served on; 0.0.0.0: every one of the host, without authentication",
     )
+    metrics_groups_max: Annotated[int, Field(ge=1, le=5_000)] = Field(
+        default=200,
+        description="groups of topics that metrics show one by one, those with the greatest lag; the others are summed",
+    )
     log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,

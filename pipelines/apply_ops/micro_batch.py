@@ -10,7 +10,7 @@ from the outbox, which is part of the WriteBatch.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from broker_state.kernel.context.decision import Decision, OpRecord
@@ -135,6 +135,8 @@ class MicroBatchApplier:
         signer: Signs the handles in answers; None leaves them unsigned.
         delivered: Returns, by table, the last apply_seq whose rows are durable in Delta.
         publish: Called with the new outbox entries after each write; must not block.
+        observe: Called with each decision once it is written and published, and with the queues that it touched; must
+            neither block nor raise.
         after_batch: Called at the end of a micro-batch with its report, the earliest deadline of each queue that it
             touched, in ms, and the timestamp of its newest record.
     """
@@ -156,6 +158,7 @@ class MicroBatchApplier:
         delivered: Callable[[], Mapping[str, int]],
         publish: Callable[[list[Entry]], None],
         after_batch: Callable[[MicroBatchReport, Mapping[tuple[str, int], int], int], None],
+        observe: Callable[[Decision, Collection[QueueState]], None] = lambda _decision, _touched: None,
     ) -> None:
         self._store = store
         self._require_ownership = require_ownership
@@ -171,6 +174,7 @@ class MicroBatchApplier:
         self._delivered = delivered
         self._publish = publish
         self._after_batch = after_batch
+        self._observe = observe
         self._overlay = Overlay(store)
         self._turn_length = TurnLength()
 
@@ -248,6 +252,7 @@ class MicroBatchApplier:
         # Step 6: publish
         with report.step("publish"):
             self._publish(entries)
+        self._observe(decided.decision, decided.touched)
 
     def _decode(self, records: list[KafkaRecord], report: MicroBatchReport) -> list[OpRecord | Rejected]:
         report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)

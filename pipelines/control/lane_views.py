@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,8 +20,10 @@ __all__ = [
     "MemberView",
     "ParkedPopView",
     "QueueView",
+    "StoredQueue",
     "lane_detail",
     "queues_in",
+    "scan_queues",
     "selected_queues",
 ]
 
@@ -107,8 +110,17 @@ class QueueView(msgspec.Struct, frozen=True):
     lanes: list[LaneView]
 
 
-def queues_in(store: RocksStore) -> Iterator[QueueView]:
-    """Yield every queue of the state with its lanes, by key.
+class StoredQueue(NamedTuple):
+    """One queue of the state, with its lanes by group."""
+
+    topic: str
+    queue_id: int
+    record: QueueRecord
+    lanes: list[LaneRecord]
+
+
+def scan_queues(store: RocksStore) -> Iterator[StoredQueue]:
+    """Yield every queue of the state, by key.
 
     The keys of a queue share a prefix, so only its record and the records of its lanes are read.
     """
@@ -122,19 +134,34 @@ def queues_in(store: RocksStore) -> Iterator[QueueView]:
         prefix = key[:size]
         stored = store.get(STATE, prefix + QueueTag.RECORD)
         if stored is not None:
-            record = QueueRecord.decode(stored)
-            yield QueueView(
+            yield StoredQueue(
                 topic=prefix[1:-4].decode(),
                 queue_id=int.from_bytes(prefix[-4:], "big"),
-                topic_id=record.topic_id,
-                queue_type=record.queue_type,
-                now_ms=record.now_ms,
-                min_offset=record.min_offset,
-                commit_position=record.commit_position,
-                holes=record.holes,
-                lanes=[_lane(record, LaneRecord.decode(value)) for _, value in _lanes(store, prefix)],
+                record=QueueRecord.decode(stored),
+                lanes=[LaneRecord.decode(value) for _, value in _lanes(store, prefix)],
             )
         at = prefix + b"\xff"
+
+
+def _lanes(store: RocksStore, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+    first = prefix + QueueTag.LANE
+    return store.scan(STATE, first, end_of_prefix(first))
+
+
+def queues_in(store: RocksStore) -> Iterator[QueueView]:
+    """Yield every queue of the state with its lanes, as they are shown."""
+    for topic, queue_id, record, lanes in scan_queues(store):
+        yield QueueView(
+            topic=topic,
+            queue_id=queue_id,
+            topic_id=record.topic_id,
+            queue_type=record.queue_type,
+            now_ms=record.now_ms,
+            min_offset=record.min_offset,
+            commit_position=record.commit_position,
+            holes=record.holes,
+            lanes=[_lane(record, lane) for lane in lanes],
+        )
 
 
 def selected_queues(
@@ -166,11 +193,6 @@ def selected_queues(
             return found, True
         left -= max(1, len(lanes))
     return found, False
-
-
-def _lanes(store: RocksStore, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-    first = prefix + QueueTag.LANE
-    return store.scan(STATE, first, end_of_prefix(first))
 
 
 def _lane(queue: QueueRecord, lane: LaneRecord) -> LaneView:

@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from pipelines.control.metrics import Metric
+from pipelines.control.metric_definitions import Metric
 
 __all__ = ["metrics_markdown", "with_metrics_table"]
 

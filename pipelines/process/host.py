@@ -31,7 +31,8 @@ from connectors.delta.spark_errors import spark_errors_kept
 from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.control.job_file import JobFile
-from pipelines.control.metrics import Metric, Metrics
+from pipelines.control.metric_definitions import Metric
+from pipelines.control.metrics import Metrics
 from pipelines.control.server import ControlServer
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic

@@ -4,7 +4,7 @@ import contextlib
 import gc
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -14,6 +14,8 @@ from kafka import KafkaProducer
 from pyspark.sql import SparkSession
 
 from broker_state import KERNEL_FORM
+from broker_state.kernel.context.decision import Decision
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
@@ -42,9 +44,11 @@ from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import PIPELINE, MicroBatch, OpsSource
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.build_consume_queue.service import BuilderService
-from pipelines.control.lane_views import queues_in
+from pipelines.control.lane_views import StoredQueue, scan_queues
+from pipelines.control.lane_watch import LaneWatch
 from pipelines.control.messages import JobReport, OwnerView
-from pipelines.control.metrics import Metric, Metrics
+from pipelines.control.metric_definitions import Metric
+from pipelines.control.metrics import Metrics
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
@@ -100,6 +104,7 @@ class Job:
     scrub: Scrub
     snapshot_loop: SnapshotLoop
     builder: BuilderService | None = None
+    lane_watch: LaneWatch | None = None
     _flusher: AuditFlusher
     _source: OpsSource
     _maintenance: Periodic
@@ -304,6 +309,7 @@ class Job:
         self._stack.callback(self.prefix_ownership.release)
         epochs = set() if known is None else {known.state_epoch, *known.former_epochs}
         self.prefix_ownership.take(epochs, take_over=self._take_over)
+        self._show_owner()
 
     def _require_ownership(self) -> None:
         self._ownership.require()
@@ -371,6 +377,7 @@ class Job:
             signer=signer,
             delivered=self._flusher.committed,
             publish=self.publisher.publish,
+            observe=self._observe,
             after_batch=self._after_batch,
         )
 
@@ -405,10 +412,13 @@ class Job:
                 Metric.OPS_OVERDUE: lambda: self.log_watch.overdue,
                 Metric.OUTBOX_BYTES: lambda: self.outbox.undelivered_bytes,
                 Metric.DELTA_LAG: lambda: self.applied.apply_seq - self.flush.delivered_seq,
+                Metric.DELTA_LAG_SECONDS: lambda: self.metrics.delta_lag_s(self.flush.delivered_seq),
                 Metric.QUARANTINED: lambda: len(self.quarantine),
             }
         )
-        self._learn_stored_deadlines()
+        queues = list(scan_queues(self.store))
+        self._learn_stored_deadlines(queues)
+        self._watch_lanes(queues)
         self.flush_loop.start()
         self._stack.callback(self.flush_loop.stop)
 
@@ -512,23 +522,37 @@ class Job:
         finally:
             gc.enable()
 
+    def _observe(self, decision: Decision, touched: Collection[QueueState]) -> None:
+        if self.lane_watch is not None:
+            self.lane_watch.observe(decision, touched)
+
+    def _show_owner(self) -> None:
+        self.metrics.show_owner(OwnerView.of(self.settings.topic_prefix, self._prefix.owner))
+
     def _after_batch(self, report: MicroBatchReport, deadlines: Mapping[tuple[str, int], int], newest_ms: int) -> None:
         behind = report.records >= self.settings.records_per_batch_max
-        if self.applied.apply_seq:
+        if self.applied.apply_seq and not self._stored_epoch:
             self._stored_epoch = self.applied.state_epoch
+            self._show_owner()
         self.metrics.record(report, self.outbox, self.flush.delivered_seq)
         self.ticker.learn(deadlines, newest_ms, behind=behind)
         failpoint("commit")
 
-    def _learn_stored_deadlines(self) -> None:
+    def _watch_lanes(self, queues: Collection[StoredQueue]) -> None:
+        if self.settings.metrics_port:
+            watch = LaneWatch(self.store, self.metrics.lanes, self.settings.metrics_groups_max)
+            self._stack.callback(watch.stop)
+            watch.start(queues)
+            self.lane_watch = watch
+
+    def _learn_stored_deadlines(self, queues: Collection[StoredQueue]) -> None:
         deadlines = {}
-        queues = list(queues_in(self.store))
         for queue in queues:
             prefix = queue_prefix(queue.topic, queue.queue_id)
             first = self.store.deadlines(prefix, None, NEVER_MS, 1)
             if first:
                 deadlines[queue.topic, queue.queue_id] = first[0].deadline_ms
-        self.ticker.learn(deadlines, max((queue.now_ms for queue in queues), default=0), behind=False)
+        self.ticker.learn(deadlines, max((queue.record.now_ms for queue in queues), default=0), behind=False)
 
     def _send_tick(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
         self.metrics.count_tick()

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import signal
+import socket
 import stat
 import subprocess
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
+from pipelines.control.metric_definitions import Metric, MetricKind
 from pipelines.process.maintenance import Maintained
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
@@ -21,6 +25,8 @@ from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from prometheus_client.samples import Sample
 
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
@@ -32,8 +38,15 @@ def answers(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    started = Up(tmp_path_factory.mktemp("up") / "job", "--flush-interval", "500ms")
+def metrics_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory, metrics_port: int) -> Iterator[Up]:
+    folder = tmp_path_factory.mktemp("up") / "job"
+    started = Up(folder, "--flush-interval", "500ms", "--metrics-port", str(metrics_port))
     try:
         started.wait_for("ready after")
         yield started
@@ -231,6 +244,58 @@ def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
     assert [(group["state"], group["deliveries"]) for group in acked["groups"]] == [("done", 1)]
     (lane,) = answers(run(up, "why", "--lane", "g", "t/0", "--json"))
     assert (lane["first"]["state"], lane["is_stuck"]) == ("leased", False)
+
+
+def scraped(port: int) -> dict[str, list[Sample]]:
+    """The samples of each metric that the job exports."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        text = answer.read().decode()
+    found: dict[str, list[Sample]] = {}
+    for family in text_string_to_metric_families(text):
+        name = f"{family.name}_total" if family.type == "counter" else family.name
+        found[name] = [sample for sample in family.samples if not sample.name.endswith("_created")]
+    return found
+
+
+def test_metrics_are_those_that_are_declared_and_show_lanes_and_owner(up: Up, metrics_port: int) -> None:
+    def of_group(name: str) -> list[float]:
+        return [
+            sample.value
+            for sample in scraped(metrics_port)[f"popstream_lane_{name}"]
+            if sample.labels == {"topic": "t", "group": "g"}
+        ]
+
+    wait_for(lambda: of_group("lag_messages") == [95])
+    assert (of_group("in_flight_messages"), of_group("delivered_total")) == ([5], [10])
+    (age_s,) = of_group("oldest_unacked_seconds")
+    assert 0 < age_s < status_of(up)["up_s"]
+    found = scraped(metrics_port)
+    for metric in Metric:
+        name, kind, _, _, labels = metric.value
+        more = {"le"} if kind is MetricKind.HISTOGRAM else set()
+        assert {frozenset(sample.labels.keys() - more) for sample in found[name]} <= {frozenset(labels)}, name
+    refused = [sample.labels["reason"] for sample in found["popstream_lane_refused_total"]]
+    assert "TOPIC_NOT_EXIST" in refused
+    (owner,) = found["popstream_owner_info"]
+    status = status_of(up)["owner"]
+    assert owner.labels == {name: status[name] for name in ("prefix", "state", "host", "folder")}
+    assert status["state"]
+    assert f"state {status['state']} on {socket.gethostname()} since" in " ".join(run(up, "status").stdout.split())
+
+
+def test_a_command_with_spark_that_is_stopped_ends_in_one_line(up: Up) -> None:
+    forever = "SELECT java_method('java.lang.Thread', 'sleep', 600000L)"
+    command = [str(POPSTREAM), "query", forever, "--folder", str(up.folder), "--var", str(ROOT / "var")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+    try:
+        wait_for(lambda: bool(psutil.Process(process.pid).children()))  # the JVM: signals are handled by now
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=STOP_TIMEOUT_S)
+    finally:
+        process.kill()
+    assert (process.returncode, out) == (143, "")
+    assert err.startswith("popstream: stopped by SIGTERM")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.long

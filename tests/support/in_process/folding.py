@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import CACHE_BYTES, DEADLINES, OPS, STATE, Kv, Overlay
 from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
@@ -75,6 +76,8 @@ class Folding:
     def __init__(self, store: Store, *, partitions: int = PARTITIONS, cache_bytes: int = CACHE_BYTES) -> None:
         self.store = store
         self.folded = Folded()
+        self.touched: set[QueueState] = set()
+        """By the last micro-batch."""
         self._decoder = Decoder(partitions)
         self._overlay = Overlay(store, cache_bytes)
 
@@ -88,7 +91,7 @@ class Folding:
                 rejected.append(command)
             else:
                 operations.append(command)
-        fold(self._overlay, operations, decision)
+        self.touched = fold(self._overlay, operations, decision)
         self.store.write(self._overlay)
         self.folded.add(decision, rejected)
         return decision

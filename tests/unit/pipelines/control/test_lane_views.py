@@ -7,6 +7,7 @@ import msgspec
 from typer.testing import CliRunner
 
 from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
@@ -25,6 +26,7 @@ class Writer:
         self.store = store
         self.overlay = Overlay(store)
         self.decision = Decision()
+        self.touched: set[QueueState] = set()
         self.number = 0
 
     def do(self, command: Command) -> None:
@@ -32,7 +34,7 @@ class Writer:
         self.decision = Decision()
         command = msgspec.structs.replace(command, op_id=command.op_id or f"op-{self.number}")
         record = OpRecord(0, self.number, 1_000 + self.number, command, self.number.to_bytes(8, "big"))
-        fold(self.overlay, [record], self.decision)
+        self.touched = fold(self.overlay, [record], self.decision)
         self.store.write(self.overlay)
 
     def pop(self, **fields: Any) -> None:

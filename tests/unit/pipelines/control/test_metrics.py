@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from prometheus_client import generate_latest
 
-from pipelines.control.metrics import Metric, MetricKind, Metrics
+from broker_state.store.rocks_store import RocksStore
+from pipelines.apply_ops.micro_batch import MicroBatchReport
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.control.messages import OwnerView
+from pipelines.control.metric_definitions import Metric, MetricKind
+from pipelines.control.metrics import Metrics
 from pipelines.control.metrics_reference import with_metrics_table
 
 ROOT = Path(__file__).parents[4]
@@ -33,6 +39,42 @@ def test_a_bound_gauge_is_read_at_each_scrape() -> None:
     metrics.bind_gauges({Metric.OPS_LAG: lambda: next(values)})
     read = [metrics.registry.get_sample_value("popstream_ops_lag_records") for _ in range(2)]
     assert read == [3, 5]
+
+
+def report_of(apply_seq: int) -> MicroBatchReport:
+    report = MicroBatchReport(0.0)
+    report.apply_seq = apply_seq
+    return report
+
+
+def test_rows_wait_for_delta_since_the_oldest_micro_batch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = SimpleNamespace(now_s=1_000.0)
+    monkeypatch.setattr("pipelines.control.metrics.time.time", lambda: clock.now_s)
+    metrics = Metrics()
+    with RocksStore(tmp_path / "state") as store:
+        outbox = Outbox(store)
+        assert metrics.delta_lag_s(0) == 0
+        for apply_seq, clock.now_s in ((1, 1_000.0), (2, 1_000.4), (0, 1_001.0), (3, 1_030.0)):
+            metrics.record(report_of(apply_seq), outbox, delta_seq=0)
+        clock.now_s = 1_040.0
+        assert metrics.delta_lag_s(0) == 40
+        assert metrics.delta_lag_s(1) == 40, "micro-batches of one second count as one"
+        assert metrics.delta_lag_s(2) == 10
+        assert metrics.delta_lag_s(3) == 0
+        metrics.record(report_of(4), outbox, delta_seq=4)
+        assert not metrics._undelivered, "it does not grow while nobody scrapes"
+
+
+def test_the_owner_replaces_an_earlier_one() -> None:
+    metrics = Metrics()
+    for state in ("", "01234567"):
+        owner = {"prefix": "shop", "state": state, "host": "a", "folder": "/job"}
+        metrics.show_owner(OwnerView(**owner, since_ms=5_000, pid=7, term=1))
+    text = generate_latest(metrics.registry).decode()
+    assert [line for line in text.splitlines() if line.startswith("popstream_owner")] == [
+        'popstream_owner_info{folder="/job",host="a",prefix="shop",state="01234567"} 1.0',
+        "popstream_owner_since_timestamp_seconds 5.0",
+    ]
 
 
 def test_the_table_of_metrics_is_current() -> None:
