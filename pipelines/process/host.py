@@ -198,7 +198,7 @@ class Host:
         configure_logs(settings.log_level, self.log_file, settings.log_format)
         self.bootstrap_servers = settings.bootstrap_servers or self._start_kafka()
         self._step(f"connecting to Kafka at {self.bootstrap_servers}")
-        reach_kafka(self.bootstrap_servers, timeout_s=KAFKA_STARTS_S)
+        self._reach_kafka()
         self._step("starting Spark")
         self.spark = self._start_spark()
         trimming = Periodic("malloc_trim", TRIM_INTERVAL_S, trim)
@@ -241,6 +241,18 @@ class Host:
         self.kafka = EmbeddedKafka(self.folder.kafka, jars=jars, port=self.settings.kafka_port)
         self._stack.enter_context(self.kafka)
         return self.kafka.bootstrap_servers
+
+    def _reach_kafka(self) -> None:
+        """Wait for a Kafka that starts at the same time, and say so at once.
+
+        Raises:
+            Unavailable: It accepts no connection in time.
+        """
+        try:
+            reach_kafka(self.bootstrap_servers, timeout_s=0)
+        except Unavailable as error:
+            self._step(f"{error} Trying again for {KAFKA_STARTS_S:.0f} s")
+            reach_kafka(self.bootstrap_servers, timeout_s=KAFKA_STARTS_S)
 
     def _start_spark(self) -> SparkSession:
         is_ours = SparkContext._active_spark_context is None  # noqa: SLF001 - there is no public way to ask

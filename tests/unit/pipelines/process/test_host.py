@@ -157,6 +157,29 @@ def test_a_restart_does_not_take_over_again(tmp_path: Path, monkeypatch: pytest.
     host._ownership.release()
 
 
+def test_a_start_that_waits_for_kafka_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    said: list[str] = []
+
+    def refused(servers: str, timeout_s: float) -> None:
+        asked.append(timeout_s)
+        if len(asked) < 2 or refused_for_good:
+            message = f"no Kafka accepts connections at {servers}: does it run at this address?"
+            raise Unavailable(message)
+
+    monkeypatch.setattr(host_module, "reach_kafka", refused)
+    host = Host(JobSettings(folder=tmp_path, bootstrap_servers="127.0.0.1:1"), var=tmp_path, on_progress=said.append)
+    host.bootstrap_servers = "127.0.0.1:1"
+    refused_for_good = False
+    host._reach_kafka()
+    assert asked == [0, host_module.KAFKA_STARTS_S]
+    line = "no Kafka accepts connections at 127.0.0.1:1: does it run at this address? Trying again for 15 s"
+    assert said == [line]
+    refused_for_good = True
+    with pytest.raises(Unavailable, match=r"at 127\.0\.0\.1:1"):
+        host._reach_kafka()
+
+
 @pytest.mark.parametrize("ends", ["while it stops the last one", "while Kafka is away"])
 def test_a_stop_request_ends_a_restart(ends: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a failure: the stop was requested."""
