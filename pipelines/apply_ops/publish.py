@@ -8,13 +8,14 @@ import msgspec
 import structlog
 
 from connectors.kafka.own_topics import Topics
-from pipelines.apply_ops.dead_letters.dead_letter_copy import DeadLetterReader, copy_of
+from pipelines.apply_ops.dead_letters.dead_letter_reader import DeadLetterReader
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.outbox_entries import read_frame, read_notifications
 from pipelines.failpoints import failpoint
 from popstream.exchange.resilient_producer import close_producer
 from popstream.wire.base_errors import Fenced, PopstreamError, Unavailable
 from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.dead_letter_record import copy_of
 
 __all__ = ["AcknowledgedSend", "HeldPrefix", "Publisher", "RecordProducer"]
 

@@ -33,7 +33,7 @@ from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.apply_ops.dead_letters.dead_letter_copy import REQUEST_BYTES_MAX, KafkaDeadLetterReader
+from pipelines.apply_ops.dead_letters.dead_letter_reader import REQUEST_BYTES_MAX, KafkaDeadLetterReader
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.decode import Decoder
 from pipelines.apply_ops.delta_flush import DeltaFlush

@@ -7,42 +7,21 @@ sent before. A letter is recognised by the headers that name its message, its gr
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import msgspec
 import structlog
-import xxhash
 from kafka import TopicPartition
 
 from popstream.wire.dead_letter import DeadLetter
-from popstream.wire.headers import (
-    DEAD_LETTER_GROUP_HEADER,
-    DEAD_LETTER_HISTORY_HEADER,
-    DEAD_LETTER_QUEUE_ID_HEADER,
-    DEAD_LETTER_QUEUE_OFFSET_HEADER,
-    DEAD_LETTER_TOPIC_HEADER,
-)
+from popstream.wire.dead_letter_record import identity_of
 
-__all__ = ["EarlierLetters", "identity_of"]
+__all__ = ["EarlierLetters"]
 
 _log = structlog.get_logger(__name__)
 
-IDENTITY = (
-    DEAD_LETTER_TOPIC_HEADER,
-    DEAD_LETTER_QUEUE_ID_HEADER,
-    DEAD_LETTER_QUEUE_OFFSET_HEADER,
-    DEAD_LETTER_GROUP_HEADER,
-    DEAD_LETTER_HISTORY_HEADER,
-)
 MARGIN_MS = 600_000
 """Letters have the time of the job's host, and operations that of a broker."""
 POLL_MS = 200
 _POLLS_MAX = 50
 """Polls in a row without a record, after which the rest counts as unknown: letters may then be sent twice."""
-
-
-def identity_of(headers: Iterable[tuple[str, bytes]]) -> bytes:
-    """Return the hash of the headers by which a letter is recognised. The headers of the message may come first."""
-    found = dict(headers)
-    return xxhash.xxh3_128_digest(msgspec.msgpack.encode([found.get(name) for name in IDENTITY]))
 
 
 class EarlierLetters:

@@ -12,11 +12,12 @@ import msgspec
 import pytest
 from kafka import TopicPartition
 
-from pipelines.apply_ops.dead_letters import dead_letter_copy
-from pipelines.apply_ops.dead_letters.dead_letter_copy import KafkaDeadLetterReader, copy_of
-from pipelines.apply_ops.dead_letters.earlier_letters import MARGIN_MS, EarlierLetters, identity_of
+from pipelines.apply_ops.dead_letters import dead_letter_reader
+from pipelines.apply_ops.dead_letters.dead_letter_reader import KafkaDeadLetterReader
+from pipelines.apply_ops.dead_letters.earlier_letters import MARGIN_MS, EarlierLetters
 from pipelines.apply_ops.outbox import Entry, EntryKind
 from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.dead_letter_record import copy_of, headers_of, identity_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -96,10 +97,6 @@ class Consumer:
         """Nothing is open."""
 
 
-def own_headers(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes]]:
-    return copy_of(letter, queue_offset, None).headers
-
-
 def loaded(topics: Topics, next_offset: dict[int, int], undelivered: Iterable[DeadLetter] = ()) -> EarlierLetters:
     earlier = EarlierLetters("dead", "ops", next_offset, undelivered)
     earlier.load(Consumer(topics))
@@ -110,9 +107,9 @@ def test_a_letter_in_the_outbox_that_was_sent_is_recognised_once() -> None:
     topics = Topics()
     topics.letter(LETTER, 10, partition=1)
     earlier = loaded(topics, {0: 0}, [LETTER])
-    assert not earlier.take(own_headers(LETTER, 11))
-    assert earlier.take(own_headers(LETTER, 10))
-    assert not earlier.take(own_headers(LETTER, 10))
+    assert not earlier.take(headers_of(LETTER, 11))
+    assert earlier.take(headers_of(LETTER, 10))
+    assert not earlier.take(headers_of(LETTER, 10))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +129,7 @@ def test_another_letter_is_sent(other: dict[str, Any]) -> None:
     topics = Topics()
     topics.letter(LETTER, 10)
     earlier = loaded(topics, {0: 0}, [LETTER])
-    assert not earlier.take(own_headers(msgspec.structs.replace(LETTER, **other), 10))
+    assert not earlier.take(headers_of(msgspec.structs.replace(LETTER, **other), 10))
 
 
 def test_a_restored_state_recognises_the_letters_of_all_that_it_decides_again() -> None:
@@ -141,14 +138,14 @@ def test_a_restored_state_recognises_the_letters_of_all_that_it_decides_again() 
         topics.add("ops", hours * HOUR_MS)
         topics.letter(LETTER, hours, hours * HOUR_MS)
     earlier = loaded(topics, {0: 4})
-    assert [earlier.take(own_headers(LETTER, hours)) for hours in range(10)] == [False] * 4 + [True] * 6
+    assert [earlier.take(headers_of(LETTER, hours)) for hours in range(10)] == [False] * 4 + [True] * 6
 
 
 def test_clocks_of_host_and_broker_may_differ() -> None:
     topics = Topics()
     topics.add("ops", NOW_MS)
     topics.letter(LETTER, 10, NOW_MS - MARGIN_MS)
-    assert loaded(topics, {0: 0}).take(own_headers(LETTER, 10))
+    assert loaded(topics, {0: 0}).take(headers_of(LETTER, 10))
 
 
 def test_without_anything_to_send_again_no_letter_is_read() -> None:
@@ -159,12 +156,12 @@ def test_without_anything_to_send_again_no_letter_is_read() -> None:
     earlier = EarlierLetters("dead", "ops", {0: 1, 1: 0}, [])
     earlier.load(consumer)
     assert consumer.read == []
-    assert not earlier.take(own_headers(LETTER, 10))
+    assert not earlier.take(headers_of(LETTER, 10))
 
 
 def test_the_headers_of_the_message_do_not_count() -> None:
-    assert identity_of([("popstream.group", b"x"), ("h", b"1"), *own_headers(LETTER, 3)]) == identity_of(
-        own_headers(LETTER, 3)
+    assert identity_of([("popstream.group", b"x"), ("h", b"1"), *headers_of(LETTER, 3)]) == identity_of(
+        headers_of(LETTER, 3)
     )
 
 
@@ -174,7 +171,7 @@ def test_the_reader_leaves_out_what_was_sent(monkeypatch: pytest.MonkeyPatch) ->
     for _ in range(13):
         topics.add("orders", NOW_MS)
     topics.letter(LETTER, 11)
-    monkeypatch.setattr(dead_letter_copy, "KafkaConsumer", lambda **_: Consumer(topics))
+    monkeypatch.setattr(dead_letter_reader, "KafkaConsumer", lambda **_: Consumer(topics))
     reader = KafkaDeadLetterReader({}, EarlierLetters("dead", "ops", {}, [LETTER]))
     read: list[list[int]] = []
     failures: list[Exception] = []

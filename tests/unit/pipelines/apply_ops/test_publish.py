@@ -9,12 +9,13 @@ import pytest
 
 from broker_state.store.rocks_store import RocksStore
 from connectors.kafka.own_topics import Topics
-from pipelines.apply_ops.dead_letters.dead_letter_copy import COPY_BYTES_MAX, KafkaDeadLetterReader, copy_of
+from pipelines.apply_ops.dead_letters.dead_letter_reader import KafkaDeadLetterReader
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.publish import Publisher
 from popstream.wire.base_errors import Fenced, PopstreamError, Unavailable
 from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.dead_letter_record import COPY_BYTES_MAX, copy_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

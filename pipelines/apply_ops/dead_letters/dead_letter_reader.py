@@ -1,43 +1,21 @@
-"""Dead letters: reads the messages from their topic, and makes the copies for the dead-letter topic."""
+"""Reads the messages of dead letters from their topics, for the copies in the dead-letter topic."""
 
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
-import msgspec
 from kafka import KafkaConsumer, TopicPartition
 
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry
 from popstream.wire.dead_letter import DeadLetter
-from popstream.wire.headers import (
-    DEAD_LETTER_ATTEMPTS_HEADER,
-    DEAD_LETTER_CAUSE_HEADER,
-    DEAD_LETTER_GONE_HEADER,
-    DEAD_LETTER_GROUP_HEADER,
-    DEAD_LETTER_HISTORY_HEADER,
-    DEAD_LETTER_QUEUE_ID_HEADER,
-    DEAD_LETTER_QUEUE_OFFSET_HEADER,
-    DEAD_LETTER_REASON_HEADER,
-    DEAD_LETTER_TOO_LARGE_HEADER,
-    DEAD_LETTER_TOPIC_HEADER,
-)
+from popstream.wire.dead_letter_record import headers_of
 
-__all__ = [
-    "COPY_BYTES_MAX",
-    "REQUEST_BYTES_MAX",
-    "DeadLetterCopy",
-    "DeadLetterReader",
-    "KafkaDeadLetterReader",
-    "copy_of",
-]
+__all__ = ["REQUEST_BYTES_MAX", "DeadLetterReader", "KafkaDeadLetterReader"]
 
 REQUEST_BYTES_MAX = 17 * 1024 * 1024
 """Size of a fetch or produce request. The topics take records of 16 MiB."""
-
-COPY_BYTES_MAX = 15 * 1024 * 1024
-"""Key, value and headers of a message that is copied whole; the rest of 16 MiB is for our headers and Kafka's."""
 
 _CLOSE_TIMEOUT_S = 30.0
 
@@ -114,62 +92,8 @@ class KafkaDeadLetterReader:
 
     def _unsent(self, consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[tuple[int, Any]]:
         for queue_offset, message in _read(consumer, letter):
-            if not self._earlier.take(_own_headers(letter, queue_offset)):
+            if not self._earlier.take(headers_of(letter, queue_offset)):
                 yield queue_offset, message
-
-
-class DeadLetterCopy(NamedTuple):
-    """A record of the dead-letter topic."""
-
-    key: bytes | None
-    value: bytes | None
-    headers: list[tuple[str, bytes]]
-
-
-def copy_of(letter: DeadLetter, queue_offset: int, message: Any | None) -> DeadLetterCopy:  # noqa: ANN401 - kafka-python has no types
-    """Return the copy of a message, with headers that name its place, the reason and the history.
-
-    A message that left the log, or is too long to be copied, is represented by the headers alone.
-    """
-    headers = _own_headers(letter, queue_offset)
-    if message is None:
-        headers.append((DEAD_LETTER_GONE_HEADER, b"the message had left the log; these are its coordinates"))
-        return DeadLetterCopy(None, b"", headers)
-    message_headers = message.headers or []
-    size = sum(len(part or b"") for part in (message.key, message.value))
-    size += sum(len(name.encode()) + len(text or b"") for name, text in message_headers)
-    if size > COPY_BYTES_MAX:
-        why = f"the message takes {size} bytes, more than a dead letter may; it is still at its coordinates"
-        headers.append((DEAD_LETTER_TOO_LARGE_HEADER, why.encode()))
-        return DeadLetterCopy(None, b"", headers)
-    # kafka-python cannot send a record with neither key nor value.
-    value = b"" if message.key is None and message.value is None else message.value
-    return DeadLetterCopy(message.key, value, [*message_headers, *headers])
-
-
-def _own_headers(letter: DeadLetter, queue_offset: int) -> list[tuple[str, bytes]]:
-    headers = [
-        (DEAD_LETTER_REASON_HEADER, letter.reason.encode()),
-        (DEAD_LETTER_GROUP_HEADER, letter.group.encode()),
-        (DEAD_LETTER_TOPIC_HEADER, letter.topic.encode()),
-        (DEAD_LETTER_QUEUE_ID_HEADER, str(letter.queue_id).encode()),
-        (DEAD_LETTER_QUEUE_OFFSET_HEADER, str(queue_offset).encode()),
-        (DEAD_LETTER_ATTEMPTS_HEADER, str(letter.attempts).encode()),
-        (DEAD_LETTER_HISTORY_HEADER, msgspec.json.encode(_history(letter))),
-    ]
-    if letter.cause is not None:
-        headers.append((DEAD_LETTER_CAUSE_HEADER, letter.cause.encode()))
-    return headers
-
-
-def _history(letter: DeadLetter) -> dict[str, int]:
-    return {
-        "epoch": letter.epoch,
-        "last_pop_time_ms": letter.pop_time_ms,
-        "dead_lettered_ms": letter.at_ms,
-        "ops_partition": letter.partition,
-        "ops_kafka_offset": letter.kafka_offset,
-    }
 
 
 def _read(consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[tuple[int, Any]]:
