@@ -46,7 +46,7 @@ class KafkaMessage(Protocol):
         """Value."""
 
     @property
-    def headers(self) -> Sequence[tuple[str, bytes]] | None:
+    def headers(self) -> Sequence[tuple[str, bytes | None]] | None:
         """Names and values; names may repeat."""
 
 
@@ -77,14 +77,15 @@ def copy_of(letter: DeadLetter, queue_offset: int, message: KafkaMessage | None)
     if message is None:
         headers.append((DEAD_LETTER_GONE_HEADER, b"the message had left the log; these are its coordinates"))
         return DeadLetterCopy(None, b"", headers)
-    message_headers = message.headers or []
+    # kafka-python cannot send a header without a value.
+    message_headers = [(name, text or b"") for name, text in message.headers or ()]
     size = sum(len(part or b"") for part in (message.key, message.value))
-    size += sum(len(name.encode()) + len(text or b"") for name, text in message_headers)
+    size += sum(len(name.encode()) + len(text) for name, text in message_headers)
     if size > COPY_BYTES_MAX:
         why = f"the message takes {size} bytes, more than a dead letter may; it is still at its coordinates"
         headers.append((DEAD_LETTER_TOO_LARGE_HEADER, why.encode()))
         return DeadLetterCopy(None, b"", headers)
-    # kafka-python cannot send a record with neither key nor value.
+    # Nor a record with neither key nor value.
     value = b"" if message.key is None and message.value is None else message.value
     return DeadLetterCopy(message.key, value, [*message_headers, *headers])
 

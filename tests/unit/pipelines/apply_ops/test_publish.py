@@ -28,7 +28,7 @@ LETTER = DeadLetter("orders", 0, "g", 10, 12, "attempt_limit", 16, 1, 7, 8, 0, 9
 class Message(NamedTuple):
     key: bytes | None
     value: bytes | None
-    headers: list[tuple[str, bytes]]
+    headers: list[tuple[str, bytes | None]]
 
 
 class Sent:
@@ -126,6 +126,11 @@ def test_a_dead_letter_says_what_its_handler_raised_if_that_is_why() -> None:
     assert dict(copy_of(failed, 10, None).headers)["popstream.cause"] == b"handler: KeyError: 'milk'"
     assert "popstream.cause" not in dict(copy_of(LETTER, 10, None).headers)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(failed), type=DeadLetter) == failed
+
+
+def test_a_header_without_a_value_is_copied_as_an_empty_one() -> None:
+    """kafka-python refuses to send it, and the job would stop at every start."""
+    assert copy_of(LETTER, 10, Message(b"k", b"v", [("trace", None)])).headers[0] == ("trace", b"")
 
 
 def test_a_dead_letter_is_sent_message_by_message_and_delivered_with_the_last_one(store: RocksStore) -> None:
