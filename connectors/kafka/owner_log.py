@@ -13,15 +13,10 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from kafka.errors import (
-    InvalidProducerEpochError,
-    KafkaError,
-    ProducerFencedError,
-    TransactionalIdAuthorizationFailedError,
-)
+from kafka.errors import KafkaError, TransactionalIdAuthorizationFailedError
 
 from popstream.exchange.resilient_producer import close_producer
-from popstream.kafka_internals import require_members
+from popstream.exchange.transactions import commit, is_fenced, require_bounded_transactions
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.decode_errors import DECODE_ERRORS
 
@@ -38,7 +33,6 @@ TIMEOUT_S = 5.0
 FIRST_TRANSACTION_S = 15.0
 """The first transaction of a cluster creates Kafka's own topic for transactions."""
 TRANSACTION_TIMEOUT_MS = 10_000
-FENCED = (ProducerFencedError, InvalidProducerEpochError)
 
 Value = TypeVar("Value")
 
@@ -111,8 +105,7 @@ class OwnerLog(Generic[Value]):
                 max_block_ms=int(FIRST_TRANSACTION_S * 1000),
                 linger_ms=0,
             )
-            require_members(self._producer, "_transaction_manager.begin_commit", "_transaction_manager.last_error")
-            require_members(self._producer, "_sender.wakeup", "_sender.force_close", "_sender.join")
+            require_bounded_transactions(self._producer)
             self._producer.init_transactions()
 
     def write(self, value: Value) -> None:
@@ -125,12 +118,7 @@ class OwnerLog(Generic[Value]):
         with self._closed_after_errors(), self._errors_translated():
             self._producer.begin_transaction()
             sent = self._producer.send(self._topic, key=KEY, value=msgspec.json.encode(value), partition=0)
-            # `commit_transaction` waits without limit while Kafka does not answer.
-            committed = self._producer._transaction_manager.begin_commit()  # noqa: SLF001 - checked when it was made
-            self._producer._sender.wakeup()  # noqa: SLF001
-            if not committed.wait(timeout_ms=int(TIMEOUT_S * 1000)):
-                message = f"no answer within {TIMEOUT_S:.0f} s"
-                raise TimeoutError(message)
+            commit(self._producer, TIMEOUT_S)
             sent.get(0)
 
     def close(self) -> None:
@@ -155,9 +143,7 @@ class OwnerLog(Generic[Value]):
             message = f"Kafka does not allow the transactional id {self._topic}: grant the job the right to write it"
             raise Invalid(message, subject=self._topic) from error
         except (KafkaError, TimeoutError) as error:
-            # A call may fail because of an error that the network thread met before.
-            manager = getattr(self._producer, "_transaction_manager", None)
-            if isinstance(error, FENCED) or isinstance(getattr(manager, "last_error", None), FENCED):
+            if is_fenced(self._producer, error):
                 raise SupersededError(str(error)) from error
             message = f"Kafka does not answer about {self._topic}: {error!r}"
             raise Unavailable(message, subject=self._servers) from error

@@ -82,7 +82,7 @@ class Producer:
     def __init__(self, **settings: Any) -> None:
         assert settings["transactional_id"] == "shop.owner"
         self._transaction_manager = SimpleNamespace(
-            begin_commit=lambda: SimpleNamespace(wait=self._wait), last_error=None
+            begin_commit=lambda: SimpleNamespace(wait=self._wait), begin_abort=None, last_error=None
         )
         self._sender = SimpleNamespace(wakeup=lambda: None, force_close=lambda: None, join=lambda _: None)
         self.config = {"client_id": "c"}
