@@ -6,6 +6,7 @@
 | `<prefix>.results` | delete, 1 hour, 32 partitions | answers; each client reads one partition |
 | `<prefix>.notifications` | delete, 1 hour | wake-ups of waiting clients; a lost one costs a poll |
 | `<prefix>.dead_letters` | delete, kept forever, 16 MiB | messages that no consumer could process |
+| `<prefix>.dead_letters_handled` | compact, 1 partition | what became of dead letters, for `popstream dead` |
 | `<prefix>.queue_types` | compact, 1 partition | the type of each message topic, for clients |
 | `<prefix>.owner` | compact, 1 partition | the job that owns the prefix; only its last record counts |
 """
@@ -36,8 +37,7 @@ __all__ = [
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
-# The longest suffix takes 14.
-PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - 14
+PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - len(".dead_letters_handled")
 RESULTS_BYTES_MIN = 1024 * 1024
 # Retention deletes whole segments: without a new one every ten minutes, records would stay for a week.
 SHORT_LIVED = {"cleanup.policy": "delete", "retention.ms": str(HOUR_MS), "segment.ms": "600000"}
@@ -54,6 +54,7 @@ class Topics(msgspec.Struct, frozen=True):
     results: str
     notifications: str
     dead_letters: str
+    dead_letters_handled: str
     queue_types: str
     owner: str
 
@@ -86,6 +87,7 @@ class Topics(msgspec.Struct, frozen=True):
     def compacted(self) -> dict[str, str]:
         """Why those that must be compacted are."""
         return {
+            self.dead_letters_handled: "retention would forget which dead letters were redriven",
             self.queue_types: "retention would delete queue types that producers need",
             self.owner: "retention would delete the owner of the prefix",
         }
@@ -131,7 +133,7 @@ def chosen_topics(names: Iterable[str], globs: Sequence[str], own: Topics | None
     """Return the sorted names that match one of `globs`, without Kafka's internal topics and those of popstream jobs.
 
     Topics of `own` are never chosen. Other jobs are recognised by their complete set of topics, whatever their prefix;
-    a job of an older version has no owner topic.
+    a job of an older version has not all of them.
 
     >>> own = [*Topics.of("a.b").names]
     >>> chosen_topics([*own, "__consumer_offsets", "orders", "orders.ops", "x1", "x2"], ["orders*", "x?", "a*"])
@@ -153,7 +155,7 @@ def chosen_topics(names: Iterable[str], globs: Sequence[str], own: Topics | None
 
 
 def _recognised_by(topics: Topics) -> set[str]:
-    return {*topics.names} - {topics.owner}
+    return {*topics.names} - {topics.owner, topics.dead_letters_handled}
 
 
 def ensure_topics(
@@ -285,6 +287,7 @@ def _new_topics(topics: Topics, settings: TopicSettings) -> list[NewTopic]:
         NewTopic(topics.results, settings.results_partitions, copies, results),
         NewTopic(topics.notifications, settings.notifications_partitions, copies, SHORT_LIVED),
         NewTopic(topics.dead_letters, settings.dead_letters_partitions, copies, dead_letters),
+        NewTopic(topics.dead_letters_handled, 1, copies, {"cleanup.policy": "compact"}),
         NewTopic(topics.queue_types, 1, copies, {"cleanup.policy": "compact"}),
         # The segment that is written is not compacted, and the owner writes every two seconds.
         NewTopic(topics.owner, 1, copies, {"cleanup.policy": "compact", "segment.ms": "600000"}),

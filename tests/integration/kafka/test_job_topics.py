@@ -32,6 +32,7 @@ def test_created_once_by_four_at_a_time(kafka: EmbeddedKafka, topic_prefix: str)
         topics.results: 32,
         topics.notifications: 4,
         topics.dead_letters: 4,
+        topics.dead_letters_handled: 1,
         topics.queue_types: 1,
         topics.owner: 1,
     }
@@ -76,7 +77,7 @@ def test_every_deviation_is_listed(kafka: EmbeddedKafka, topic_prefix: str) -> N
 
 def test_refused_creation_is_invalid(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """Three copies on one broker: Kafka's reason reaches the operator."""
-    with pytest.raises(Invalid, match="refuses to create 6 of 6 topics") as caught:
+    with pytest.raises(Invalid, match="refuses to create 7 of 7 topics") as caught:
         ensure_topics(kafka.bootstrap_servers, Topics.of(topic_prefix), TopicSettings(replication_factor=3))
     assert all("InvalidReplicationFactorError" in line for line in caught.value.details)
 

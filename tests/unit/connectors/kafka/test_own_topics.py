@@ -48,6 +48,7 @@ def test_valid_settings_pass() -> None:
         ("notifications", "cleanup.policy", "compact"),
         ("dead_letters", "cleanup.policy", "compact"),
         ("dead_letters", "max.message.bytes", "1048588"),
+        ("dead_letters_handled", "cleanup.policy", "delete"),
         ("queue_types", "cleanup.policy", "delete"),
         ("owner", "cleanup.policy", "delete"),
     ],
@@ -78,13 +79,13 @@ def test_missing_topic_is_found() -> None:
     assert (one.topic, one.found) == (TOPICS.results, "missing")
 
 
-def test_topics_of_other_jobs_are_not_chosen_with_or_without_an_owner() -> None:
-    """A job of an older version has no owner topic."""
-    older = set(Topics.of("older").names) - {"older.owner"}
+def test_topics_of_other_jobs_are_not_chosen_also_of_older_ones() -> None:
+    """A job of an older version has no owner topic, and none for handled dead letters."""
+    older = set(Topics.of("older").names) - {"older.owner", "older.dead_letters_handled"}
     assert chosen_topics([*TOPICS.names, *older, "orders", "lone.owner"], ["*"]) == ["lone.owner", "orders"]
 
 
-@pytest.mark.parametrize("prefix", ["", "a b", "ä", "a/b", "__x", "x" * 236])
+@pytest.mark.parametrize("prefix", ["", "a b", "ä", "a/b", "__x", "x" * 229])
 def test_prefix_that_kafka_would_refuse(prefix: str) -> None:
     """Refused before anything is created."""
     with pytest.raises(Invalid) as caught:
