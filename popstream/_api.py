@@ -4,6 +4,10 @@ from popstream.async_consumer import AsyncConsumer
 from popstream.async_producer import AsyncProducer
 from popstream.awaitable import AwaitableFuture
 from popstream.consumer import Consumer
+from popstream.dead_letters.dead_letters import DeadLetters
+from popstream.dead_letters.handling_run import LetterLeft, LettersReport
+from popstream.dead_letters.letter import Letter
+from popstream.dead_letters.selection import LetterSelection
 from popstream.errors import (
     AnswerTimeout,
     AnswerUnreadable,
@@ -31,6 +35,7 @@ from popstream.serializers import json_deserializer, json_serializer, msgpack_de
 from popstream.settings import ClientSettings
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import QueueType
+from popstream.wire.letter_handling import LetterHandling
 from popstream.wire.reason import Reason
 from popstream.wire.tag import tag_hash
 
@@ -45,11 +50,17 @@ __all__ = [
     "ClientSettings",
     "Consumer",
     "Corrupt",
+    "DeadLetters",
     "DispatchReport",
     "Fenced",
     "FetchCounts",
     "FilterVerdict",
     "Invalid",
+    "Letter",
+    "LetterHandling",
+    "LetterLeft",
+    "LetterSelection",
+    "LettersReport",
     "Message",
     "MessageFilter",
     "NotDeclared",

@@ -26,18 +26,20 @@ from popstream.wire.reason import Reason
 from popstream.wire.tag import tag_hash, tag_value
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from popstream.topics.message_topics import MessageTopic
     from popstream.wire.answer import Answer
 
-__all__ = ["DispatchReport", "dispatch_existing"]
+__all__ = ["DispatchReport", "dispatch_existing", "dispatch_records"]
 
 LOG = logging.getLogger(__name__)
 
 BLOCK_RECORDS = 5_000
 POLL_MS = 500
 NO_PROGRESS_S_MAX = 60.0
+COMMITTED_S_MAX = 30.0
+COMMITTED_PAUSE_S = 0.05
 AHEAD_PAUSE_S_MIN = 0.1
 AHEAD_PAUSE_S_MAX = 5.0
 
@@ -95,6 +97,56 @@ def dispatch_existing(
     return _dispatch_all(client, transport, topic, queue_ids, queue_type)
 
 
+def dispatch_records(
+    settings: ClientSettings, transport: Transport, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]]
+) -> None:
+    """Dispatch records of a queue that is declared, and as holes the offsets without a record that hold them back.
+
+    These lie among them and right behind them, and before them after a transaction that was aborted. Other records are
+    left to those that wrote them.
+
+    Args:
+        settings: Where Kafka is.
+        transport: Sends the operations.
+        topic: The message topic.
+        queue_id: Its partition.
+        ranges: Inclusive ranges of queue offsets, ascending, that are committed or about to be.
+
+    Raises:
+        Invalid: The topic or the queue does not exist.
+        Refused: The job refused a dispatch.
+        AnswerTimeout: The job does not answer.
+        Unavailable: Kafka does not answer, or does not commit the records.
+    """
+    first, last = ranges[0][0], ranges[-1][1]
+    end = _committed_end(settings, topic, queue_id, last)
+    wanted = {offset for low, high in ranges for offset in range(low, high + 1)}
+    partition = TopicPartition(topic, queue_id)
+    commit_position = None
+    for block_first, block_end, labels in _blocks(settings, partition, first, end):
+        own = {offset: label for offset, label in labels.items() if offset in wanted}
+        holes = _holes(sorted(labels), block_first, block_end)
+        found = _dispatch_block(transport, topic, queue_id, _written_ranges(own, counts_inner=True), holes)
+        commit_position = found or commit_position
+    if commit_position is not None and commit_position < first:
+        for block_first, block_end, labels in _blocks(settings, partition, commit_position, first):
+            _dispatch_block(transport, topic, queue_id, [], _holes(sorted(labels), block_first, block_end))
+
+
+def _committed_end(settings: ClientSettings, topic: str, queue_id: int, last: int) -> int:
+    """Return where the committed part of a queue ends, once that is beyond an offset.
+
+    Kafka confirms a transaction before it has written the control records that end it.
+    """
+    deadline_s = time.monotonic() + COMMITTED_S_MAX
+    while (end := describe_topic(settings, topic).ends.get(queue_id, 0)) <= last:
+        if time.monotonic() > deadline_s:
+            message = f"{topic}/{queue_id} is not committed up to offset {last} within {COMMITTED_S_MAX:.0f} s"
+            raise Unavailable(message, subject=topic)
+        time.sleep(COMMITTED_PAUSE_S)
+    return end
+
+
 def _dispatch_all(
     settings: ClientSettings,
     transport: Transport,
@@ -120,21 +172,10 @@ def _dispatch_queue(
     commit_position = declared.commit_position or first
     for block_first, block_end, labels in _blocks(settings, TopicPartition(topic.name, queue_id), first, end):
         written_count += len(labels)
-        ranges = [
-            WrittenRange(low, high, tag, count if queue_type == "batch" else 1, deliver_at_ms)
-            for (tag, count, deliver_at_ms), found in ranges_by_label(labels.items()).items()
-            for low, high in found
-        ]
+        ranges = _written_ranges(labels, counts_inner=queue_type == "batch")
         holes = _holes(sorted(labels), block_first, block_end)
-        for start in range(0, max(len(ranges), len(holes)), RANGES_MAX):
-            command = Dispatch(
-                v=1,
-                topic=topic.name,
-                queue_id=queue_id,
-                ranges=ranges[start : start + RANGES_MAX],
-                skip=holes[start : start + RANGES_MAX],
-            )
-            commit_position = _dispatch(transport, command).commit_position or commit_position
+        found = _dispatch_block(transport, topic.name, queue_id, ranges, holes)
+        commit_position = found or commit_position
     LOG.info("%s/%d: dispatched %d written offsets below %d", topic.name, queue_id, written_count, end)
     return DispatchReport(
         topic=topic.name,
@@ -145,6 +186,35 @@ def _dispatch_queue(
         hole_count=max(0, end - first) - written_count,
         commit_position=commit_position,
     )
+
+
+def _written_ranges(labels: Mapping[int, tuple[int, int, int]], *, counts_inner: bool) -> list[WrittenRange]:
+    return [
+        WrittenRange(low, high, tag, count if counts_inner else 1, deliver_at_ms)
+        for (tag, count, deliver_at_ms), found in ranges_by_label(labels.items()).items()
+        for low, high in found
+    ]
+
+
+def _dispatch_block(
+    transport: Transport,
+    topic: str,
+    queue_id: int,
+    ranges: Sequence[WrittenRange],
+    holes: Sequence[tuple[int, int]],
+) -> int | None:
+    """Dispatch ranges and holes, by several operations if they are many; return the commit position after the last."""
+    commit_position = None
+    for start in range(0, max(len(ranges), len(holes)), RANGES_MAX):
+        command = Dispatch(
+            v=1,
+            topic=topic,
+            queue_id=queue_id,
+            ranges=list(ranges[start : start + RANGES_MAX]),
+            skip=list(holes[start : start + RANGES_MAX]),
+        )
+        commit_position = _dispatch(transport, command).commit_position or commit_position
+    return commit_position
 
 
 def _dispatch(transport: Transport, command: Dispatch) -> Answer:

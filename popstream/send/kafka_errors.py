@@ -28,7 +28,15 @@ from popstream.errors import NotWritten, OutcomeUnknown
 from popstream.send.shipment import Retry, SendOutcome
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["NOT_NOW", "REFUSED", "not_accepted", "send_outcome_of", "without_offset"]
+__all__ = [
+    "NOT_NOW",
+    "REFUSED",
+    "REFUSED_BY_BATCH",
+    "REFUSED_WITH_BATCH",
+    "not_accepted",
+    "send_outcome_of",
+    "without_offset",
+]
 
 REFUSED_BY_BATCH = (
     MessageSizeTooLargeError,

@@ -26,25 +26,29 @@ from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from popstream.consumer import Consumer
+from popstream.dead_letters.dead_letters import DeadLetters
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.transport import Transport
 from popstream.payload.payloads import Payload
 from popstream.producer import Producer
 from popstream.settings import ClientSettings, new_client_id
 from popstream.testing._memory_kafka import MemoryKafka
+from popstream.testing._memory_letters import DEAD_LETTERS, OWN_TOPICS, MemoryLetterTopics
 from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.testing._memory_topics import MemoryTopics
 from popstream.wire.answer import Answer
 from popstream.wire.command import ChangeInvisible, Command, Declare, Dispatch, Tick, WrittenRange, encode_command
+from popstream.wire.dead_letter_record import copy_of
 from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
 from popstream.wire.reason import Reason, code_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
     from popstream.outcome import QueueKey
     from popstream.wire.command import QueueType
+    from popstream.wire.dead_letter import DeadLetter
 
 __all__ = ["MemoryJob"]
 
@@ -125,6 +129,14 @@ class MemoryJob:
         self._clients.add(made)
         return made
 
+    def dead_letters(self) -> DeadLetters:
+        """Return the dead letters of this job. What is redriven is poppable at once."""
+        return DeadLetters("memory", topics=MemoryLetterTopics(self))
+
+    def type_of(self, topic: str) -> QueueType | None:
+        """Return the type of a message topic; None: the job does not know it."""
+        return self._queue_types.get(topic)
+
     def write(
         self,
         topic: str,
@@ -190,6 +202,8 @@ class MemoryJob:
         """Move the clock; everything that becomes due takes effect in all queues."""
         self.now_ms += time_ms
         for topic, queue_id in self.payloads.queues:
+            if topic in OWN_TOPICS:
+                continue
             self.send(Tick(v=1, topic=topic, queue_id=queue_id))
 
     def send(self, command: Command) -> None:
@@ -244,6 +258,7 @@ class MemoryJob:
             fold(overlay, [OpRecord(partition, len(self.records), self.now_ms, command, digest)], decision)
             self._kv.write(overlay)
             self.cpu_s += time.thread_time() - began_s
+        self._write_dead_letters(decision.dead_letters)
         if (command.topic, command.queue_id) in self.silent:
             return []
         for notification in decision.notifications:
@@ -253,6 +268,15 @@ class MemoryJob:
         for reply_to, answer in decision.answers:
             self._links[reply_to].bring(b'{"v":1,"answers":[' + answer + b"]}")
         return []
+
+    def _write_dead_letters(self, letters: Iterable[DeadLetter]) -> None:
+        for letter in letters:
+            messages = self.payloads.queue(letter.topic, letter.queue_id)
+            for queue_offset in range(letter.first, letter.last + 1):
+                is_gone = (letter.topic, letter.queue_id, queue_offset) in self.payloads.deleted
+                copied = copy_of(letter, queue_offset, None if is_gone else messages[queue_offset])
+                record = Payload(copied.key, copied.value, [*copied.headers], self.now_ms)
+                self.payloads.queue(DEAD_LETTERS, 0).append(record)
 
 
 def _message_count(command: ChangeInvisible) -> int:

@@ -16,6 +16,7 @@ __all__ = [
     "DEAD_LETTER_CAUSE_HEADER",
     "DEAD_LETTER_GONE_HEADER",
     "DEAD_LETTER_GROUP_HEADER",
+    "DEAD_LETTER_HEADERS",
     "DEAD_LETTER_HISTORY_HEADER",
     "DEAD_LETTER_QUEUE_ID_HEADER",
     "DEAD_LETTER_QUEUE_OFFSET_HEADER",
@@ -27,6 +28,7 @@ __all__ = [
     "MESSAGE_ID_HEADER",
     "OWN_PREFIX",
     "REDELIVERY_HEADER",
+    "REDRIVEN_HEADER",
     "TAG_HEADER",
     "header_value",
     "is_own_header",
@@ -50,6 +52,9 @@ MESSAGE_ID_HEADER = "popstream-message-id"
 
 REDELIVERY_HEADER = "popstream-resent"
 """JSON about a message that a consumer sent again as a record of its own (popstream.payload.redelivery)."""
+
+REDRIVEN_HEADER = "popstream-redriven"
+"""JSON about a message that was a dead letter and was sent again (popstream.payload.redriven)."""
 
 # An inner batch: one record with many messages (popstream.payload.inner_batch).
 
@@ -96,6 +101,22 @@ DEAD_LETTER_GONE_HEADER = "popstream.gone"
 
 DEAD_LETTER_TOO_LARGE_HEADER = "popstream.too_large"
 """Present when the message is too long to be copied; the record has no value then."""
+
+DEAD_LETTER_HEADERS = frozenset(
+    (
+        DEAD_LETTER_REASON_HEADER,
+        DEAD_LETTER_CAUSE_HEADER,
+        DEAD_LETTER_GROUP_HEADER,
+        DEAD_LETTER_TOPIC_HEADER,
+        DEAD_LETTER_QUEUE_ID_HEADER,
+        DEAD_LETTER_QUEUE_OFFSET_HEADER,
+        DEAD_LETTER_ATTEMPTS_HEADER,
+        DEAD_LETTER_HISTORY_HEADER,
+        DEAD_LETTER_GONE_HEADER,
+        DEAD_LETTER_TOO_LARGE_HEADER,
+    )
+)
+"""The names of all of them."""
 
 
 def header_value(headers: Iterable[tuple[str, bytes | None]], name: str) -> bytes:

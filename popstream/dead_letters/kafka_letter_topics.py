@@ -1,0 +1,99 @@
+"""The topics of dead letters in Kafka."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from kafka import TopicPartition
+from kafka.admin import KafkaAdminClient
+from kafka.errors import KafkaError
+
+from popstream.dead_letters.kafka_letter_writer import KafkaLetterWriter
+from popstream.exchange.transport import Transport
+from popstream.payload.shared_payloads import shared_payloads
+from popstream.send.backfill import dispatch_records
+from popstream.topics.message_topics import TopicReader
+from popstream.topics.queue_types import QueueTypes
+from popstream.wire.base_errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from popstream.dead_letters.letter_topics import LogBounds
+    from popstream.outcome import QueueKey
+    from popstream.payload.payloads import Payloads
+    from popstream.settings import ClientSettings
+    from popstream.wire.command import QueueType
+
+__all__ = ["KafkaLetterTopics"]
+
+
+class KafkaLetterTopics:
+    """`LetterTopics` of Kafka. Not thread-safe.
+
+    Args:
+        settings: Where Kafka is, and the prefix.
+
+    Raises:
+        Unavailable: No broker accepts a connection.
+        Invalid: An address cannot be parsed.
+    """
+
+    def __init__(self, settings: ClientSettings) -> None:
+        settings.reach_kafka()
+        self.dead_letters = f"{settings.prefix}.dead_letters"
+        self.handled = f"{settings.prefix}.dead_letters_handled"
+        self._settings = settings
+        self._opened = contextlib.ExitStack()
+        self.payloads: Payloads = self._opened.enter_context(contextlib.closing(shared_payloads(settings)))
+        self._queue_types = QueueTypes(settings)
+        self._opened.callback(self._queue_types.close)
+        self._topics = TopicReader(
+            settings.bootstrap_servers, client_id=f"{settings.client_id}-admin", kafka=settings.kafka
+        )
+        self._opened.callback(self._topics.close)
+        self._transport: Transport | None = None
+
+    def bounds(self, topic: str) -> dict[int, LogBounds]:
+        """See `LetterTopics.bounds`."""
+        found = self._topics.read([topic]).get(topic)
+        if found is None:
+            return {}
+        return {partition: (start, found.ends[partition]) for partition, start in found.starts.items()}
+
+    def type_of(self, topic: str) -> QueueType | None:
+        """See `LetterTopics.type_of`."""
+        return self._queue_types.of(topic)
+
+    def writer(self) -> KafkaLetterWriter:
+        """See `LetterTopics.writer`."""
+        return KafkaLetterWriter(self._settings, self.handled)
+
+    def dispatch(self, sent: Mapping[QueueKey, Sequence[tuple[int, int]]]) -> None:
+        """See `LetterTopics.dispatch`."""
+        if self._transport is None:
+            self._transport = self._opened.enter_context(Transport(self._settings))
+        for (topic, queue_id), ranges in sent.items():
+            dispatch_records(self._settings, self._transport, topic, queue_id, ranges)
+
+    def erase(self, ends: Mapping[int, int]) -> None:
+        """See `LetterTopics.erase`."""
+        places = {TopicPartition(self.dead_letters, partition): end for partition, end in ends.items()}
+        try:
+            admin = KafkaAdminClient(
+                **{
+                    "bootstrap_servers": self._settings.bootstrap_servers.split(","),
+                    "client_id": f"{self._settings.client_id}-eraser",
+                    **self._settings.kafka,
+                }
+            )
+            with contextlib.closing(admin):
+                admin.delete_records(places)
+        except KafkaError as error:
+            message = f"Kafka does not delete records of {self.dead_letters}: {error!r}"
+            raise (Unavailable if error.retriable else Invalid)(message, subject=self.dead_letters) from error
+
+    def close(self) -> None:
+        """See `LetterTopics.close`."""
+        self._opened.close()

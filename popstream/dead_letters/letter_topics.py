@@ -1,0 +1,114 @@
+"""What the redrive needs of Kafka: reads, transactions, dispatches. `MemoryJob` has another one, for tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, Self
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from types import TracebackType
+
+    from popstream.dead_letters.letter import Letter
+    from popstream.dead_letters.redrive_plan import RedrivenRecord
+    from popstream.outcome import QueueKey
+    from popstream.payload.payloads import Payloads
+    from popstream.wire.base_errors import Invalid
+    from popstream.wire.command import QueueType
+    from popstream.wire.letter_handling import LetterHandling
+
+__all__ = ["HandledLetter", "LetterRefusedError", "LetterTopics", "LetterWriter", "LogBounds"]
+
+LogBounds = tuple[int, int]
+"""First offset of the log of a partition, and the one after its last committed record."""
+
+
+class LetterRefusedError(Exception):
+    """Kafka refuses a record, so that nothing of the batch is written. Its cause is an `Invalid` that says why."""
+
+    def __init__(self, why: Invalid) -> None:
+        super().__init__(str(why))
+        self.why = why
+
+
+class HandledLetter(msgspec.Struct, frozen=True):
+    """A letter that is redriven or purged.
+
+    Attributes:
+        letter: The letter.
+        records: What is sent for it; nothing: it is purged.
+        handling: What is recorded about it, but for the offsets of what is sent.
+    """
+
+    letter: Letter
+    records: Sequence[RedrivenRecord]
+    handling: LetterHandling
+
+
+class LetterWriter(Protocol):
+    """Writes what is sent for letters, with the records that say so. One at a time has the right to write."""
+
+    def __enter__(self) -> Self:
+        """Return it, not open yet."""
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Abandon what is not committed, and disconnect."""
+
+    def open(self) -> None:
+        """Take the right to write: what an earlier writer has not committed is abandoned, and its next write fails.
+
+        Raises:
+            Unavailable: Kafka does not answer.
+            Invalid: Kafka does not allow it, or the topic for handled letters does not exist.
+        """
+
+    def write(self, batch: Sequence[HandledLetter]) -> list[LetterHandling]:
+        """Write all or nothing of a batch, and return what is recorded about each letter.
+
+        Raises:
+            LetterRefusedError: Kafka refuses a record, and would again. `open` comes next.
+            Fenced: Another writer was opened; nothing is written.
+            Unavailable: It is not written, or whether it is written is unknown.
+            Invalid: The client may not write to the topic.
+        """
+
+
+class LetterTopics(Protocol):
+    """The topics of dead letters, of what became of them, and of messages.
+
+    Attributes:
+        dead_letters: Name of the dead-letter topic.
+        handled: Name of the topic with what became of letters.
+        payloads: Reads them.
+    """
+
+    dead_letters: str
+    handled: str
+    payloads: Payloads
+
+    def bounds(self, topic: str) -> Mapping[int, LogBounds]:
+        """Return the bounds of the partitions of a topic; none: it does not exist. Raises Unavailable or Invalid."""
+
+    def type_of(self, topic: str) -> QueueType | None:
+        """Return the type of a message topic; None: the job does not build it."""
+
+    def writer(self) -> LetterWriter:
+        """Return a writer."""
+
+    def dispatch(self, sent: Mapping[QueueKey, Sequence[tuple[int, int]]]) -> None:
+        """Dispatch offsets of message topics that the job does not build, and the holes among and behind them.
+
+        Raises:
+            AnswerTimeout: The job does not answer.
+            Refused: The job refuses it.
+            Unavailable: Kafka does not answer.
+        """
+
+    def erase(self, ends: Mapping[int, int]) -> None:
+        """Delete the dead letters of each partition below an offset. Raises Unavailable or Invalid."""
+
+    def close(self) -> None:
+        """Disconnect."""

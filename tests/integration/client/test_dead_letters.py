@@ -1,0 +1,211 @@
+"""Claim: whenever a redrive is killed, the next one goes on, and each message is sent once; none is lost.
+
+Method: a broker, letters as the job writes them, redrives that kill themselves at a point, and others that refuse or
+interrupt them. What is committed to the message topic is compared with the letters.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from connectors.kafka.own_topics import Topics, ensure_topics
+from connectors.kafka.topic_admin import create_message_topic, describe
+from popstream import DeadLetters, Fenced, Invalid, LetterSelection
+from popstream.payload.redelivery import Redelivery
+from popstream.topics.queue_types import QueueTypesPublisher
+from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.dead_letter_record import copy_of
+from tests.support.left_behind import end_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from connectors.kafka.embedded import EmbeddedKafka
+    from popstream import LettersReport
+    from tests.support.processes.killed_redrive import Point
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+GROUP = "baristas"
+QUEUES = 3
+
+
+class Message:
+    """A message that was given up."""
+
+    def __init__(self, value: bytes) -> None:
+        self.key = value
+        self.value = value
+        self.headers: list[tuple[str, bytes | None]] = [("trace", value)]
+
+
+class Scene:
+    """The topics of a job, with a message topic that it builds."""
+
+    def __init__(self, servers: str, prefix: str) -> None:
+        self.servers, self.prefix = servers, prefix
+        self.topics = Topics.of(prefix)
+        ensure_topics(servers, self.topics)
+        self.orders = f"{prefix}-orders"
+        facts = create_message_topic(servers, self.orders, QUEUES, configs={"max.message.bytes": "100000"})
+        publisher = QueueTypesPublisher(servers, self.topics.queue_types)
+        publisher.publish({(self.orders, facts.topic_id, "simple")})
+        publisher.close()
+
+    def give_up(self, values: Iterable[bytes]) -> None:
+        """Write letters."""
+        producer = KafkaProducer(bootstrap_servers=self.servers)
+        sent = []
+        for number, value in enumerate(values):
+            letter = DeadLetter(self.orders, number % QUEUES, GROUP, number, number, "rejected", 1, 1, 5, 6, 0, number)
+            copied = copy_of(letter, number, Message(value))
+            sent.append(producer.send(self.topics.dead_letters, copied.value, copied.key, list(copied.headers)))
+        producer.flush()
+        assert all(future.succeeded() for future in sent)
+        producer.close()
+
+    def dead_letters(self) -> DeadLetters:
+        return DeadLetters(self.servers, prefix=self.prefix)
+
+    def redrive(self) -> LettersReport:
+        with self.dead_letters() as dead_letters:
+            return dead_letters.redrive()
+
+    def kill_redrive(self, point: Point, number: int) -> None:
+        arguments = [self.servers, self.prefix, point, str(number)]
+        command = [sys.executable, "-m", "tests.support.processes.killed_redrive", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+
+    def sent(self) -> Counter[bytes]:
+        """The values that are committed to the message topic."""
+        return Counter(value for value, _ in self.records())
+
+    def records(self) -> list[tuple[bytes, list[tuple[str, bytes]]]]:
+        places = [TopicPartition(self.orders, number) for number in range(QUEUES)]
+        consumer = KafkaConsumer(
+            bootstrap_servers=self.servers, isolation_level="read_committed", auto_offset_reset="earliest"
+        )
+        consumer.assign(places)
+        end = consumer.end_offsets(places)
+        found = []
+        while any(consumer.position(place) < end[place] for place in places):
+            for records in consumer.poll(timeout_ms=500).values():
+                found += [(record.value, record.headers) for record in records]
+        consumer.close()
+        return found
+
+
+@pytest.fixture
+def scene(kafka: EmbeddedKafka, topic_prefix: str) -> Scene:
+    return Scene(kafka.bootstrap_servers, topic_prefix)
+
+
+def test_killed_at_every_kind_of_moment_it_goes_on_and_sends_each_message_once(scene: Scene) -> None:
+    """The same letters all the way: each kill leaves what the one before it has left."""
+    values = [b"%04d" % number for number in range(1_700)]
+    scene.give_up(values)
+    done = 0
+    kills: list[tuple[Point, int, int]] = [
+        ("send", 250, 0),  # messages of a transaction
+        ("send", 750, 0),  # the records that say so
+        ("commit", 1, 0),
+        ("commit", 2, 1),
+        ("committed", 1, 1),
+        ("send", 1_200, 1),
+    ]
+    for point, number, transactions in kills:
+        scene.kill_redrive(point, number)
+        done += transactions * 500
+        # What was not committed is aborted now.
+        with scene.dead_letters() as dead_letters:
+            assert dead_letters.redrive(LetterSelection(group="nobody")).letters == 0
+            assert sum(letter.handling is not None for letter in dead_letters.list(handled=True)) == done
+        assert sum(scene.sent().values()) == done
+    report = scene.redrive()
+    assert (report.letters, report.duplicates, report.left_count) == (200, 0, 0)
+    assert scene.sent() == Counter(values)
+    written = sum(end_offsets(scene.servers, scene.orders).values())
+    assert written > 1_700 + 4 * 250  # also what was aborted
+    assert scene.redrive().letters == 0
+
+
+def test_a_redriven_message_is_for_its_group_in_its_queue_and_says_which_letter_it_was(scene: Scene) -> None:
+    scene.give_up([b"mocha", b"latte"])
+    with scene.dead_letters() as dead_letters:
+        letters = {letter.value: letter for letter in dead_letters.list()}
+        dead_letters.redrive(comment="the milk is back")
+        handled = [*dead_letters.list(handled=True)]
+    for value, headers in scene.records():
+        found = dict(headers)
+        assert found["trace"] == value
+        assert Redelivery.parse(headers) == Redelivery(GROUP)
+        assert json.loads(found["popstream-redriven"]) == {"letter": letters[value].letter_id, "count": 1}
+        assert not any(name.startswith("popstream.") for name in found)
+    assert len(handled) == 2
+    for letter in handled:
+        assert letter.handling is not None
+        assert (letter.handling.sent, letter.handling.comment) == ([(0, 0)], "the milk is back")
+
+
+def test_a_second_redrive_stops_the_first_and_nothing_is_sent_twice(scene: Scene) -> None:
+    values = [b"%04d" % number for number in range(1_100)]
+    scene.give_up(values)
+    with scene.dead_letters() as first:
+
+        def interfere(_: LettersReport) -> None:
+            assert scene.redrive().letters == 600
+
+        with pytest.raises(Fenced, match="another redrive or purge"):
+            first.redrive(on_progress=interfere)
+    assert scene.sent() == Counter(values)
+
+
+def test_what_kafka_refuses_is_left_and_keeps_no_other_back(scene: Scene) -> None:
+    """The topic takes records of 100,000 bytes."""
+    values = [b"%03d" % number for number in range(40)]
+    large = b"x" * 200_000
+    scene.give_up([*values[:17], large, *values[17:]])
+    report = scene.redrive()
+    assert (report.letters, report.left_count) == (40, 1)
+    assert "MessageSizeTooLarge" in report.left[0].why
+    assert scene.sent() == Counter(values)
+    with scene.dead_letters() as dead_letters:
+        assert [letter.value for letter in dead_letters.list()] == [large]
+
+
+def test_erased_letters_are_gone_and_others_are_not(scene: Scene) -> None:
+    scene.give_up([b"1", b"2", b"3", b"4", b"5"])
+    with scene.dead_letters() as dead_letters:
+        letters = [*dead_letters.list()]
+        kept = letters[-1]
+        place = kept.partition, kept.kafka_offset
+        others = frozenset((one.partition, one.kafka_offset) for one in letters) - {place}
+        dead_letters.purge(LetterSelection(places=others))
+        dead_letters.erase()
+        assert [letter.value for letter in dead_letters.list(handled=True)] == [kept.value]
+        assert dead_letters.erase() == {}
+        dead_letters.purge()
+        dead_letters.erase()
+        assert [*dead_letters.list(handled=True)] == []
+
+
+def test_topics_that_do_not_exist_are_named(kafka: EmbeddedKafka, topic_prefix: str) -> None:
+    """No job was ever started; and one of an older version, which has no topic for what is handled."""
+    topics = Topics.of(topic_prefix)
+    with DeadLetters(kafka.bootstrap_servers, prefix=topic_prefix) as dead_letters:
+        with pytest.raises(Invalid, match=f"there is no topic {topics.dead_letters}: is the prefix right"):
+            next(dead_letters.list())
+        create_message_topic(kafka.bootstrap_servers, topics.dead_letters, 1)
+        assert [*dead_letters.list()] == []
+        with pytest.raises(Invalid, match=f"there is no topic {topics.dead_letters_handled}: a job of this version"):
+            dead_letters.redrive()
+        assert describe(kafka.bootstrap_servers, [topics.dead_letters_handled]) == {}
