@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pipelines.cli.clients.dead_commands import dead
 from pipelines.cli.clients.group_commands import group
 from pipelines.cli.clients.message_commands import consume, ops, perf, release, send
 from pipelines.cli.exits import EPILOG, Group, interrupt
@@ -39,6 +40,7 @@ COMMANDS = (
 for command in COMMANDS:
     app.command(epilog=EPILOG)(command)
 app.add_typer(group)
+app.add_typer(dead)
 app.add_typer(history)
 
 

@@ -4,8 +4,9 @@ import functools
 import inspect
 import os
 import re
+import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,8 @@ from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, To
 
 from pipelines.job_settings import PREFIX, JobSettings, unknown_variables
 from pipelines.printed_commands import remember_job, remember_var
+from popstream.dead_letters.letter import parse_place
+from popstream.dead_letters.selection import LetterSelection
 from popstream.wire.base_errors import Invalid
 
 __all__ = [
@@ -27,7 +30,9 @@ __all__ = [
     "JobPrefix",
     "JobServers",
     "JsonOutput",
+    "LetterOptions",
     "RecoveryOptions",
+    "ServerOptions",
     "SettingsFile",
     "Snapshots",
     "TargetOptions",
@@ -36,9 +41,11 @@ __all__ = [
     "load_settings",
     "meaning",
     "moment_ms",
+    "since_ms",
     "with_options",
 ]
 
+DURATION = r"(\d+(?:\.\d+)?)(ms|s|m|h)"
 UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000}
 DEFAULT_VAR = Path("var")
 
@@ -54,7 +61,7 @@ def duration_ms(text: str) -> int:
     >>> duration_ms("30s"), duration_ms("1.5m"), duration_ms("250ms"), duration_ms("0s")
     (30000, 90000, 250, 0)
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)(ms|s|m|h)", text.strip())
+    found = re.fullmatch(DURATION, text.strip())
     if found is None:
         message = f"{text!r} is not a duration: write a number and ms, s, m or h, as in 30s"
         raise typer.BadParameter(message)
@@ -98,9 +105,19 @@ Var = Annotated[
 ]
 
 
+def since_ms(text: str) -> int:
+    """Return milliseconds since 1970 of a time as `moment_ms` reads it, or of a duration before now, as in 2h.
+
+    >>> since_ms("2030-01-01"), 0 <= time.time() * 1000 - since_ms("2h") - 7_200_000 < 60_000
+    (1893456000000, True)
+    """
+    is_duration = re.fullmatch(DURATION, text.strip()) is not None
+    return int(time.time() * 1000) - duration_ms(text) if is_duration else moment_ms(text)
+
+
 @dataclass(frozen=True, kw_only=True)
-class TargetOptions:
-    """Options that choose the job to send operations to."""
+class ServerOptions:
+    """Options that choose a job by its folder, or by its Kafka and its prefix."""
 
     folder: Folder = None
     bootstrap_servers: Annotated[
@@ -112,6 +129,12 @@ class TargetOptions:
     prefix: Annotated[
         str | None, typer.Option("--prefix", help="prefix of the job's topics; by default that of the running job")
     ] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetOptions(ServerOptions):
+    """Options that choose the job to send operations to."""
+
     history_file: Annotated[
         Path | None,
         typer.Option("--history", metavar="FILE", help="record operations and answers there; see `history check`"),
@@ -155,8 +178,40 @@ class RecoveryOptions:
         return settings
 
 
+@dataclass(frozen=True, kw_only=True)
+class LetterOptions:
+    """Options that select dead letters."""
+
+    topic: Annotated[str | None, typer.Option(help="only messages of this topic")] = None
+    group: Annotated[str | None, typer.Option(help="only what this group gave up")] = None
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|DURATION",
+            help="only what was given up since then: ISO 8601 (UTC if it names no zone), ms since 1970, or as in 2h",
+        ),
+    ] = None
+    reason: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATTERN",
+            help="only with this reason, such as attempt_limit or rejected, or by what the handler raised; * ? []",
+        ),
+    ] = None
+
+    def selection(self, letters: Sequence[str] = ()) -> LetterSelection:
+        """Return the selection, of these letters or of all. Raises Invalid or typer.BadParameter."""
+        return LetterSelection(
+            topic=self.topic,
+            group=self.group,
+            since_ms=None if self.since is None else since_ms(self.since),
+            reason=self.reason,
+            places=frozenset(map(parse_place, letters)) or None,
+        )
+
+
 def with_options(
-    **groups: type[TargetOptions | JobOptions | RecoveryOptions],
+    **groups: type[ServerOptions | JobOptions | RecoveryOptions | LetterOptions],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of a class above as one parameter, named as here."""
 

@@ -1,12 +1,14 @@
 """Output of results to a terminal, a file or a pipe."""
 
+import base64
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from rich.console import Console
 
 from pipelines.printed_commands import with_options
 
-__all__ = ["counted", "print_facts", "standard_output"]
+__all__ = ["bytes_fields", "counted", "print_facts", "standard_output", "time_text"]
 
 WIDTH_IN_FILES = 200
 
@@ -18,6 +20,32 @@ def counted(count: int, noun: str) -> str:
     ('1 message', '0 messages')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def bytes_fields(name: str, value: bytes | None) -> dict[str, str | None]:
+    r"""Return bytes for JSON: as text if they are UTF-8, otherwise in base 64 under another name.
+
+    >>> bytes_fields("key", b"table-3"), bytes_fields("key", b"\xff")
+    ({'key': 'table-3'}, {'key_base64': '/w=='})
+    """
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}
+
+
+def time_text(time_ms: int) -> str:
+    """Return a time, any number that a producer chose.
+
+    >>> time_text(1_893_456_000_500), time_text(10**20)
+    ('2030-01-01 00:00:00.500+00:00', '100000000000000000000 ms since 1970')
+    """
+    try:
+        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
+    except (ValueError, OverflowError, OSError):  # out of Python's range, or of the platform's
+        return f"{time_ms} ms since 1970"
 
 
 def standard_output() -> Console:

@@ -8,7 +8,7 @@ import typer
 
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.options import TargetOptions, load_settings
+from pipelines.cli.options import ServerOptions, TargetOptions, load_settings
 from pipelines.control.client import is_owned
 from pipelines.control.job_file import JobFile
 from popstream.reach_kafka import reach_kafka
@@ -51,8 +51,8 @@ class Target(msgspec.Struct, frozen=True):
         )
 
 
-def find_target(options: TargetOptions) -> Target:
-    """Return where to send operations: as options and settings say, by default as the job file says.
+def find_target(options: ServerOptions) -> Target:
+    """Return which Kafka and topics to work with: as options and settings say, by default as the job file says.
 
     Raises:
         Unavailable: No job runs in the folder, and no option or setting names a Kafka; or that Kafka does not listen.
@@ -64,6 +64,7 @@ def find_target(options: TargetOptions) -> Target:
         topic_prefix=options.prefix,
     )
     job = running_job(JobFolder(settings.folder))
+    history_file = options.history_file if isinstance(options, TargetOptions) else None
     chosen = settings.model_fields_set
     if job is None and not settings.bootstrap_servers:
         message = (
@@ -72,12 +73,12 @@ def find_target(options: TargetOptions) -> Target:
         )
         raise Unavailable(message, subject=str(settings.folder))
     if job is None:
-        found = Target(settings.bootstrap_servers, settings.topic_prefix, options.history_file)
+        found = Target(settings.bootstrap_servers, settings.topic_prefix, history_file)
     else:
         servers = settings.bootstrap_servers or job.bootstrap_servers
         prefix = settings.topic_prefix if "topic_prefix" in chosen else job.prefix
         is_its = (servers, prefix) == (job.bootstrap_servers, job.prefix)
-        found = Target(servers, prefix, options.history_file, job if is_its else None)
+        found = Target(servers, prefix, history_file, job if is_its else None)
     reach_kafka(found.bootstrap_servers)
     return found
 

@@ -1,6 +1,5 @@
 """`popstream send` and `popstream consume`: messages between the shell and message topics."""
 
-import base64
 import contextlib
 import sys
 import time
@@ -14,7 +13,7 @@ import typer
 
 from connectors.kafka.topic_admin import TopicFacts, create_message_topic, describe
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.printing import counted
+from pipelines.cli.printing import bytes_fields, counted
 from pipelines.cli.target import Target
 from popstream import Consumer, Message, NotDeclared, Producer, SendResult
 from popstream.wire.base_errors import Invalid
@@ -126,8 +125,8 @@ def printable(message: Message, *, as_json: bool) -> str:
         "next_visible_time_ms": message.next_visible_time_ms,
         "handle": message.handle.text,
         "headers": [[name, None if value is None else _text(value)] for name, value in message.headers],
-        **_payload("key", message.key),
-        **_payload("value", message.value),
+        **bytes_fields("key", message.key),
+        **bytes_fields("value", message.value),
     }
     return msgspec.json.encode(fields).decode()
 
@@ -239,13 +238,3 @@ def _confirm(waiting: list[Future[SendResult]]) -> None:
 
 def _text(value: bytes | None) -> str:
     return "" if value is None else value.decode("utf-8", "backslashreplace")
-
-
-def _payload(name: str, value: bytes | None) -> dict[str, str | None]:
-    """Return the bytes as text if they are UTF-8, otherwise in base 64 under another name."""
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}

@@ -1,7 +1,6 @@
 """`popstream queue`: the consume queues of a topic, and single units."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
 
 import msgspec
 from rich.console import Console
@@ -11,7 +10,7 @@ from rich.table import Table
 from broker_state.consume_queue import NO_DUPLICATE, Unit
 from checkpoints.layout import JobFolder
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
-from pipelines.cli.printing import standard_output
+from pipelines.cli.printing import standard_output, time_text
 from pipelines.cli.target import end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_queues
 from pipelines.control.job_file import JobFile
@@ -23,7 +22,7 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
 
-__all__ = ["opened", "queues_of", "run_queue", "run_rebuild"]
+__all__ = ["opened", "queues_of", "run_queue", "run_rebuild", "unit_text"]
 
 REBUILD_TIMEOUT_S = 300.0
 READ_TIMEOUT_S = 10.0
@@ -139,7 +138,7 @@ def _print(console: Console, views: list[ConsumeQueueView]) -> None:
             runs = ", ".join(f"{first:,}..{end - 1:,}" for first, end in view.holes)
             console.print(f"holes of {name}: {runs}", soft_wrap=True)
         for found in view.found:
-            console.print(f"{name} {_unit_text(found)}", soft_wrap=True, markup=False)
+            console.print(f"{name} {unit_text(found)}", soft_wrap=True, markup=False)
             for message in found.inside:
                 console.print(f"    {_message_text(message)}", soft_wrap=True, markup=False)
     console.print(
@@ -153,23 +152,16 @@ def _message_text(message: FoundMessage) -> str:
     return f"{what}, id {message.message_id}{key}"
 
 
-def _unit_text(found: FoundUnit) -> str:
+def unit_text(found: FoundUnit) -> str:
+    """Return what is known about a unit, in one line."""
     if found.unit is None:
         return f"{found.by}: {found.why}"
     unit: Unit = found.unit
     messages = "" if unit.inner_count == 1 else f", {unit.inner_count:,} messages from {unit.message_base:,}"
     tag = f", tag {unit.tag_hash}" if unit.tag_hash else ""
-    delay = f", to be delivered at {_time_text(unit.deliver_at_ms)}" if unit.deliver_at_ms else ""
+    delay = f", to be delivered at {time_text(unit.deliver_at_ms)}" if unit.deliver_at_ms else ""
     is_first = unit.duplicate_of == NO_DUPLICATE
     repeats = "" if is_first else f", a duplicate of offset {unit.duplicate_of:,}, which no group gets"
     unreadable = "" if unit.is_readable else ", UNREADABLE: the headers of its inner batch are malformed"
-    what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {_time_text(unit.store_time_ms)}"
+    what = f"offset {unit.queue_offset:,}, {unit.size_bytes:,} bytes, stored {time_text(unit.store_time_ms)}"
     return f"{found.by}: {what}{messages}{tag}{delay}{repeats}{unreadable}"
-
-
-def _time_text(time_ms: int) -> str:
-    """Return a time, any number that a producer chose."""
-    try:
-        return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
-    except (ValueError, OverflowError):
-        return f"{time_ms} ms since 1970"

@@ -34,7 +34,7 @@ from pipelines.cli.clients.ops import EXAMPLES, read_operations
 from pipelines.cli.clients.send_and_consume import printable
 from pipelines.cli.exits import Group
 from pipelines.cli.options import load_settings
-from pipelines.cli.state.queue import _unit_text
+from pipelines.cli.state.queue import unit_text
 from pipelines.cli.state.status import _print as print_status
 from pipelines.cli.state.status import _require_found
 from pipelines.cli.tables.spark_query import require_reading
@@ -443,16 +443,14 @@ def test_send_takes_one_time_of_delivery() -> None:
 
 def test_a_unit_is_shown_with_its_time_of_delivery() -> None:
     unit = Unit(queue_offset=7, size_bytes=3, store_time_ms=0, message_base=7, deliver_at_ms=1_893_456_000_000)
-    shown = _unit_text(FoundUnit("at or after the offset", unit))
+    shown = unit_text(FoundUnit("at or after the offset", unit))
     assert shown.endswith("stored 1970-01-01 00:00:00.000+00:00, to be delivered at 2030-01-01 00:00:00.000+00:00")
     far = msgspec.structs.replace(unit, deliver_at_ms=10**15 - 1)
-    assert "to be delivered at 999999999999999 ms since 1970" in _unit_text(FoundUnit("at or after the offset", far))
+    assert "to be delivered at 999999999999999 ms since 1970" in unit_text(FoundUnit("at or after the offset", far))
     repeated = msgspec.structs.replace(unit, duplicate_of=1_234)
-    assert _unit_text(FoundUnit("with the key", repeated)).endswith(
-        ", a duplicate of offset 1,234, which no group gets"
-    )
+    assert unit_text(FoundUnit("with the key", repeated)).endswith(", a duplicate of offset 1,234, which no group gets")
     now = msgspec.structs.replace(unit, deliver_at_ms=0)
-    assert "delivered" not in _unit_text(FoundUnit("at or after the offset", now))
+    assert "delivered" not in unit_text(FoundUnit("at or after the offset", now))
 
 
 class StoredJob:
