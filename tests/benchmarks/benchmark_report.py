@@ -38,6 +38,7 @@ redelivery    `after_kill_s` until the message of a killed consumer with leases 
               from the delivery time of a message to its handler, [median, greatest]
 fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `messages_a_second` (medians): with each
               Kafka client alone, which is the floor, and with the fetcher of consumers on top of it
+redrive       dead letters of 1,000 bytes a second: `listed`, and `redriven` to their group
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
@@ -73,6 +74,7 @@ from tests.benchmarks.long_log import measure_long_log
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
 from tests.benchmarks.redelivery import measure_redelivery
+from tests.benchmarks.redrive import measure_redrive
 from tests.benchmarks.size import measure_restart, measure_size
 from tests.benchmarks.snapshot_delay import measure_snapshot
 from tests.benchmarks.timeline import measure_timeline
@@ -105,6 +107,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "consume": measure_consume,
     "redelivery": measure_redelivery,
     "fetch": measure_fetch,
+    "redrive": measure_redrive,
     "timeline": measure_timeline,
     "fairness": measure_fairness,
 }

@@ -1,0 +1,59 @@
+"""Dead letters that are listed, and redriven to their group, a second."""
+
+import time
+
+from kafka import KafkaProducer
+
+from connectors.kafka.embedded import EmbeddedKafka
+from connectors.kafka.own_topics import Topics, ensure_topics
+from connectors.kafka.topic_admin import create_message_topic
+from popstream import DeadLetters
+from popstream.payload.payloads import Payload
+from popstream.topics.queue_types import QueueTypesPublisher
+from popstream.wire.dead_letter import DeadLetter
+from popstream.wire.dead_letter_record import copy_of
+from tests.benchmarks.benchmark_options import BenchOptions
+from tests.benchmarks.kernel import Rate
+
+__all__ = ["measure_redrive"]
+
+LETTERS = 20_000
+VALUE_BYTES = 1_000
+QUEUES = 8
+RUNS = 3
+
+
+def measure_redrive(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Rate]:
+    """Return letters of 1,000 bytes a second."""
+    listed: list[float] = []
+    redriven: list[float] = []
+    for run in range(RUNS):
+        prefix = f"redrive-{run}"
+        write_letters(kafka.bootstrap_servers, prefix)
+        with DeadLetters(kafka.bootstrap_servers, prefix=prefix) as dead_letters:
+            began_s = time.perf_counter()
+            assert sum(1 for _ in dead_letters.list()) == LETTERS
+            listed.append(LETTERS / (time.perf_counter() - began_s))
+            began_s = time.perf_counter()
+            assert dead_letters.redrive().letters == LETTERS
+            redriven.append(LETTERS / (time.perf_counter() - began_s))
+        options.on_progress(f"redrive: {redriven[-1]:,.0f} letters a second")
+    return {"listed": Rate.of("letters", listed), "redriven": Rate.of("letters", redriven)}
+
+
+def write_letters(servers: str, prefix: str) -> None:
+    """Write dead letters of a topic that a job builds, as the job writes them."""
+    topics, topic = Topics.of(prefix), f"{prefix}-orders"
+    ensure_topics(servers, topics)
+    facts = create_message_topic(servers, topic, QUEUES)
+    publisher = QueueTypesPublisher(servers, topics.queue_types)
+    publisher.publish({(topic, facts.topic_id, "simple")})
+    publisher.close()
+    producer = KafkaProducer(bootstrap_servers=servers)
+    message = Payload(b"table-3", b"x" * VALUE_BYTES, [("trace", b"1")], 0)
+    for number in range(LETTERS):
+        letter = DeadLetter(topic, number % QUEUES, "g", number, number, "attempt_limit", 16, 1, 5, 6, 0, number)
+        copied = copy_of(letter, number, message)
+        producer.send(topics.dead_letters, copied.value, copied.key, copied.headers)
+    producer.flush()
+    producer.close()
