@@ -24,10 +24,12 @@ from popstream.back_off import back_off_s
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import BACK_OFF_STEPS_MAX, INVISIBLE_TIME_MS_MAX
 
-__all__ = ["MAX_ATTEMPTS", "BackOff", "Reject", "Retry", "describe_error"]
+__all__ = ["CAUSE_CHARACTERS", "MAX_ATTEMPTS", "BackOff", "Reject", "Retry", "bounded_cause", "describe_error"]
 
 MAX_ATTEMPTS = 16
 """Deliveries of a message before it is a dead letter; RocketMQ's number of retries."""
+CAUSE_CHARACTERS = 256
+"""Why a message was given back or rejected is cut after these."""
 ROCKETMQ_DELAYS_S = (10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1_200, 1_800, 3_600, 7_200)
 """RocketMQ's delay levels 3 to 18, which its retries take one after the other."""
 
@@ -47,7 +49,10 @@ class Retry(Exception):  # noqa: N818 - a decision
 
 
 class Reject(Exception):  # noqa: N818 - a decision
-    """Raised by a handler: send its message to the dead-letter topic now; `reason` is recorded with it."""
+    """Raised by a handler: send its message to the dead-letter topic now.
+
+    `reason` is recorded with it, and what it was raised `from`; both together are cut after 256 characters.
+    """
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -120,6 +125,15 @@ def describe_error(error: BaseException) -> str:
     """
     kind, text = type(error).__name__, str(error)
     return f"{kind}: {text}" if text else kind
+
+
+def bounded_cause(text: str) -> str:
+    """Return the beginning of a text, in characters that UTF-8 can encode: what an operation can carry.
+
+    >>> bounded_cause("no milk"), len(bounded_cause("x" * 1_000)), bounded_cause(chr(0xDC80))
+    ('no milk', 256, '?')
+    """
+    return text[:CAUSE_CHARACTERS].encode(errors="replace").decode()
 
 
 def _milliseconds(seconds: float, what: str) -> int:

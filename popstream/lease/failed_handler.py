@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from popstream.lease.entries import Change
-from popstream.retries import BackOff, Reject, Retry, describe_error
+from popstream.retries import BackOff, Reject, Retry, bounded_cause, describe_error
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import ATTEMPTS_MAX
 
@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Retries"]
 
 LOG = logging.getLogger(__name__)
-
-CAUSE_CHARACTERS = 256
-"""The description of an error is cut after these."""
 
 
 class Retries:
@@ -58,29 +55,28 @@ class Retries:
         return msgspec.structs.replace(command, max_attempts=self._max_attempts, back_off_ms=self._declared_ms)
 
     def after_failure(self, error: BaseException, attempt: int) -> Change | Reject:
-        """Return what becomes of a message whose handler has raised `error` in this attempt.
+        """Return what becomes of a message whose handler has raised `error` in this attempt; its cause can be sent.
 
         >>> Retries(16, [1, 5]).after_failure(ValueError("no milk"), attempt=2)
         Change(invisible_time_ms=5000, suspend=False, release='back_off', cause='ValueError: no milk')
         """
         if isinstance(error, Reject):
-            return error
+            reason = _cause(error, str)
+            raised_from = "" if error.__cause__ is None else _cause(error.__cause__, self._describe)
+            return Reject(bounded_cause(": ".join(filter(None, (reason, raised_from)))))
         if not isinstance(error, Retry):
-            return Change(self._back_off.delay_ms(attempt), release="back_off", cause=self._cause(error))
-        cause = str(error) if error.__cause__ is None else self._cause(error.__cause__)
+            cause = _cause(error, self._describe)
+            return Change(self._back_off.delay_ms(attempt), release="back_off", cause=cause)
+        cause = _cause(error, str) if error.__cause__ is None else _cause(error.__cause__, self._describe)
         if error.after_ms is None:
-            return Change(self._back_off.delay_ms(attempt), release="back_off", cause=_bounded(cause))
-        return Change(error.after_ms, release="after", cause=_bounded(cause))
-
-    def _cause(self, error: BaseException) -> str:
-        try:
-            return _bounded(self._describe(error))
-        except Exception:
-            # Not its text, which the description may have been there to hide.
-            LOG.exception("the description of a %s failed", type(error).__name__)
-            return type(error).__name__
+            return Change(self._back_off.delay_ms(attempt), release="back_off", cause=cause)
+        return Change(error.after_ms, release="after", cause=cause)
 
 
-def _bounded(text: str) -> str:
-    """Return the beginning of a text, in characters that UTF-8 can encode."""
-    return text[:CAUSE_CHARACTERS].encode(errors="replace").decode()
+def _cause(error: BaseException, describe: Callable[[BaseException], str]) -> str:
+    try:
+        return bounded_cause(describe(error))
+    except Exception:
+        # Not its text, which the description may have been there to hide.
+        LOG.exception("the description of a %s failed", type(error).__name__)
+        return type(error).__name__

@@ -14,6 +14,7 @@ import threading
 import time
 from collections import defaultdict
 from concurrent.futures import Future
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -24,7 +25,7 @@ from popstream.lease.entry_sender import EXPIRED_LOCALLY
 from popstream.message import Message, MessageState
 from popstream.outcome import Outcome
 from popstream.payload.redelivery import Redelivery
-from popstream.retries import Reject
+from popstream.retries import Reject, bounded_cause, describe_error
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.reason import Reason, code_of
 
@@ -107,6 +108,8 @@ class Settlement:
 
     def reject(self, receipts: Iterable[Receipt], cause: str | None) -> OutcomesFuture:
         """Like `EntrySender.reject`. A unit with a rejected message is rejected when all its messages are settled."""
+        if cause is not None:
+            cause = bounded_cause(cause)  # while the messages are held: later, what cannot be sent would be lost
 
         def reject_parts(call: _Call, parts: list[_Part]) -> None:
             if self._resender is not None:
@@ -155,13 +158,17 @@ class Settlement:
         The result of the future begins with the outcome of the message, or in an orderly group ends with it.
         """
         others = [(other, RETURNED) for other in later]
+        log = partial(_log_unsettled, message)
         settled = self._retries.after_failure(error, message.attempt)
         if isinstance(settled, Reject):
-            self.change(others, keeps=False)
-            return self.reject([message], settled.reason or None)
-        # An orderly batch becomes free by its last member: if that is the failed one, its dead letter has the cause.
-        failed = (message, settled)
-        return self.change([*others, failed] if is_orderly else [failed, *others], keeps=False)
+            self.change(others, keeps=False).add_done_callback(log)
+            future = self.reject([message], settled.reason or None)
+        else:
+            # An orderly batch becomes free by its last member: if that is the failed one, its dead letter has the cause
+            failed = (message, settled)
+            future = self.change([*others, failed] if is_orderly else [failed, *others], keeps=False)
+        future.add_done_callback(log)
+        return future
 
     def flush(self, timeout_s: float) -> None:
         """Wait until the messages that are sent again are written, and their units are settled.
@@ -273,6 +280,13 @@ class Settlement:
                     self._changed.notify_all()
 
         sent.add_done_callback(on_sent)
+
+
+def _log_unsettled(message: Message, settled: Future[list[Outcome]]) -> None:
+    """Log that a message was not settled after its handler had raised: nobody else waits for that."""
+    if (error := settled.exception()) is not None:
+        where = (message.topic, message.queue_id, message.queue_offset)
+        LOG.warning("the failed message at %s/%d offset %d could not be settled: %s", *where, describe_error(error))
 
 
 class _Part(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from popstream.lease.entries import Change
 from popstream.lease.failed_handler import Retries
 from popstream.retries import MAX_ATTEMPTS
 from popstream.testing.memory_job import MemoryJob
-from popstream.wire.command import ChangeEntry, ChangeInvisible, Policy, Pop, RejectEntry
+from popstream.wire.answer import Answer
+from popstream.wire.command import ChangeEntry, ChangeInvisible, Command, Policy, Pop, RejectEntry
 from popstream.wire.command import Reject as RejectCommand
 from tests.support.threads import eventually, in_thread
 
@@ -226,6 +228,92 @@ def test_reject_sends_a_message_to_the_dead_letters_at_once(job: MemoryJob, way:
     assert given_back(job) == []
     job.advance(HOUR_MS)
     assert attempts_left(job) == []
+
+
+def no_such_customer() -> None:
+    try:
+        raise KeyError(4711)  # noqa: TRY301
+    except KeyError as error:
+        raise Reject("no such customer") from error
+
+
+def no_reason() -> None:
+    try:
+        raise KeyError(4711)  # noqa: TRY301
+    except KeyError as error:
+        raise Reject from error
+
+
+def reason_that_is_no_text() -> None:
+    raise Reject("\udc80")
+
+
+def reason_that_no_record_can_hold() -> None:
+    raise Reject("x" * 5_000_000)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("fail", "cause"),
+    [
+        (no_such_customer, "no such customer: KeyError: 4711"),
+        (no_reason, "KeyError: 4711"),
+        (reason_that_is_no_text, "?"),
+        (reason_that_no_record_can_hold, "x" * 256),
+    ],
+    ids=["from", "without a reason", "no text", "too long"],
+)
+def test_whatever_a_reject_says_it_arrives(job: MemoryJob, way: str, fail: Callable[[], None], cause: str) -> None:
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        play(consumer, way, lambda _: fail(), lambda: bool(rejected(job)))
+    assert [entry.cause for entry in rejected(job)] == [cause]
+    job.advance(HOUR_MS)
+    assert attempts_left(job) == []
+
+
+def test_what_a_reject_was_raised_from_can_be_hidden(job: MemoryJob) -> None:
+    with job.consumer("billing", describe_error=lambda error: type(error).__name__) as consumer:
+        (message,) = consumer.pop("orders", 0)
+        with message:
+            no_such_customer()
+        consumer.flush()
+    assert [entry.cause for entry in rejected(job)] == ["no such customer: KeyError"]
+
+
+@pytest.mark.parametrize("reason", ["\udc80", "x" * 5_000_000], ids=["no text", "too long"])
+@pytest.mark.parametrize("by", ["message", "consumer"])
+def test_a_reject_without_a_handler_arrives_as_well(job: MemoryJob, by: str, reason: str) -> None:
+    with job.consumer("billing") as consumer:
+        (message,) = consumer.pop("orders", 0)
+        outcome = message.reject(reason).result(60) if by == "message" else consumer.reject([message], reason)[0]
+    assert outcome.applied
+    assert [entry.cause for entry in rejected(job)] == ["?" if len(reason) == 1 else "x" * 256]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("decision", [Retry, Reject])
+def test_a_failed_message_that_cannot_be_settled_is_logged(
+    job: MemoryJob,
+    way: str,
+    decision: type[Exception],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refused: Future[Answer] = Future()
+    refused.set_exception(MemoryError())
+
+    def handle(_: Message) -> None:
+        raise decision
+
+    with job.consumer("billing", topics=["orders"]) as consumer:
+        submit = consumer._transport.submit
+
+        def refuse(command: Command, **options: Any) -> Future[Answer]:
+            settles = isinstance(command, (ChangeInvisible, RejectCommand))
+            return refused if settles else submit(command, **options)
+
+        monkeypatch.setattr(consumer._transport, "submit", refuse)
+        play(consumer, way, handle, lambda: "orders/0 offset 0 could not be settled: MemoryError" in caplog.text)
 
 
 def test_after_a_reject_an_orderly_handler_goes_on_with_the_next_message() -> None:
