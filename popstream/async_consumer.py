@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self
 
 from popstream.awaitable import in_thread
-from popstream.consumer import Consumer
+from popstream.consumer import CLOSE_TIMEOUT_MS, Consumer
+from popstream.lease.leases import left_s
 from popstream.pop.handler_pool import end_forked_child
 from popstream.shutdown import install_sigterm_handler
 from popstream.type_variables import Body
@@ -18,6 +20,7 @@ from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+    from concurrent.futures import Future
     from types import TracebackType
 
     from popstream.message import Message, PopResult
@@ -57,6 +60,9 @@ class AsyncConsumer(Generic[Body]):
         self._exits_on_sigterm = options.get("exit_on_sigterm", True)
         self._consumer: Consumer[Body] | None = None
         self._threads = ThreadPoolExecutor(POPS_AT_ONCE_MAX, "popstream-async")
+        self._workers: set[asyncio.Future[None]] = set()
+        self._settling: set[Future[None]] = set()
+        self._closing: asyncio.Task[None] | None = None
 
     @classmethod
     def of(cls, consumer: Consumer[Body]) -> Self:
@@ -110,25 +116,30 @@ class AsyncConsumer(Generic[Body]):
             Refused: The job refuses pops of this group.
             Invalid: The consumer has no topics, or one does not exist.
         """
-        feed = _Feed(self.consumer.subscribe(), self._threads)
+        feed = _Feed(self.consumer.subscribe(), self._threads, self._settling)
         handle = self.consumer.observers.around_coroutine(self.consumer, handle)
         async with asyncio.TaskGroup() as group:
             for _ in range(tasks):
-                group.create_task(self._work(feed, handle))
+                worker = group.create_task(self._work(feed, handle))
+                self._workers.add(worker)
+                worker.add_done_callback(self._workers.discard)
 
     def stop(self) -> None:
         """Like `Consumer.stop`."""
         self.consumer.stop()
 
-    async def close(self) -> None:
-        """Like `Consumer.close`."""
-        if self._consumer is not None:
-            await in_thread(self._threads, self._consumer.close)
-        self._threads.shutdown(wait=False)
+    async def close(self, *, release: bool = True, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
+        """Like `Consumer.close`; it waits for the tasks of `run`, but for the caller's."""
+        if self._closing is None:
+            others = self._workers - {asyncio.current_task()}
+            self._closing = asyncio.create_task(self._close(others, release=release, timeout_ms=timeout_ms))
+            await asyncio.shield(self._closing)
+        else:
+            await asyncio.wait((self._closing,), timeout=timeout_ms / 1000)
 
     async def __aiter__(self) -> AsyncIterator[Message[Body]]:
         """Iterate over the messages of the topics until `stop` or `close`, like a `Consumer`."""
-        feed = _Feed(self.consumer.subscribe(), self._threads)
+        feed = _Feed(self.consumer.subscribe(), self._threads, self._settling)
         while (message := await feed.next()) is not None:
             yield message
 
@@ -141,6 +152,16 @@ class AsyncConsumer(Generic[Body]):
     ) -> None:
         """Close it."""
         await self.close()
+
+    async def _close(self, workers: set[asyncio.Future[None]], *, release: bool, timeout_ms: int) -> None:
+        deadline_s = time.monotonic() + timeout_ms / 1000
+        if self._consumer is not None:
+            self._consumer.stop()
+            await _wait(workers, deadline_s)
+            await _wait(set(map(asyncio.wrap_future, self._settling)), deadline_s)
+            left_ms = round(left_s(deadline_s) * 1000)
+            await in_thread(self._threads, partial(self._consumer.close, release=release, timeout_ms=left_ms))
+        self._threads.shutdown(wait=False)
 
     async def _work(self, feed: _Feed, handle: Callable[[Message], Awaitable[object]]) -> None:
         process_id = os.getpid()
@@ -160,11 +181,18 @@ class AsyncConsumer(Generic[Body]):
 
 
 class _Feed:
-    """Passes the messages of a subscription to coroutines; one thread waits on behalf of all of them."""
+    """Passes the messages of a subscription to coroutines; one thread waits on behalf of all of them.
 
-    def __init__(self, subscription: Subscription, threads: ThreadPoolExecutor) -> None:
+    Args:
+        subscription: The source of the messages.
+        threads: For calls that block.
+        settling: Has the calls that settle messages, as long as they run.
+    """
+
+    def __init__(self, subscription: Subscription, threads: ThreadPoolExecutor, settling: set[Future[None]]) -> None:
         self._subscription = subscription
         self._threads = threads
+        self._settling = settling
         self._waiters: deque[asyncio.Future[Message | None]] = deque()
         self._serving: asyncio.Task[None] | None = None
 
@@ -195,11 +223,20 @@ class _Feed:
 
     def release(self, message: Message) -> None:
         """Return a message, and in an orderly group the later ones of its pop; in a thread, as Kafka may be away."""
-        self._threads.submit(self._subscription.return_with_rest, [message])
+        self._settle(partial(self._subscription.return_with_rest, [message]))
 
     def fail(self, message: Message, error: BaseException) -> None:
         """Settle a message whose handler has raised (`Subscription.fail`); in a thread, too."""
-        self._threads.submit(self._subscription.fail, [message], error)
+        self._settle(partial(self._subscription.fail, [message], error))
+
+    def _settle(self, call: Callable[[], None]) -> None:
+        try:
+            settling = self._threads.submit(call)
+        except RuntimeError:  # the consumer is closed, so the call only says so
+            call()
+        else:
+            self._settling.add(settling)
+            settling.add_done_callback(self._settling.discard)
 
     async def _serve(self) -> None:
         try:
@@ -230,6 +267,11 @@ class _Feed:
             if not waiter.done():
                 return waiter
         return None
+
+
+async def _wait(futures: set[asyncio.Future[None]], deadline_s: float) -> None:
+    if futures:
+        await asyncio.wait(futures, timeout=left_s(deadline_s))
 
 
 def _release(messages: Iterable[Message]) -> None:

@@ -196,7 +196,10 @@ class Consumer(Generic[Body]):
             return_first = client_id is not None and transport is None
         self._fetch_timeout_s = fetch_timeout_ms / 1000
         self._lock = threading.Lock()
+        self._is_closing = False  # nothing begins any more
         self._is_closed = False
+        self._closing_thread: threading.Thread | None = None
+        self._closing_ended = threading.Event()
         self._handler_pools: set[HandlerPool] = set()
         self._subscription: Subscription | None = None
         self._owns_transport = transport is None
@@ -539,9 +542,10 @@ class Consumer(Generic[Body]):
         self._leases.flush(timeout_ms / 1000)
 
     def close(self, *, release: bool = True, timeout_ms: int = CLOSE_TIMEOUT_MS) -> None:
-        """Cancel parked pops, finish the acks, release the held messages, and disconnect. More calls do nothing.
+        """Wait for handlers, cancel parked pops, finish the acks, release the held messages, and disconnect.
 
-        Anything that is not done in time is logged; the leases then expire.
+        A handler may call this: then the other handlers are waited for, and its own message is released. Another call
+        waits for the first one. Anything that is not done in time is logged; the leases then expire.
 
         Args:
             release: Make held messages visible at once, by one operation for each queue; the delivery counts as an
@@ -549,23 +553,16 @@ class Consumer(Generic[Body]):
             timeout_ms: Upper bound of the whole call, in milliseconds.
         """
         with self._lock:
-            if self._is_closed:
-                return
-            self._is_closed = True
-        try:
-            self._finish(time.monotonic() + timeout_ms / 1000, release=release)
-        except (PopstreamError, TimeoutError) as error:
-            LOG.warning("%s could not finish its requests in flight: %s", self.client_id, error)
-        finally:
-            self._observers.closed(self)
-            self._ignore_answers()
-            self._leases.close()
-            if self._owns_transport:
-                self._transport.close()
-            LOG.info("%s is closed; records of this process so far: %s", self.client_id, self._payloads.counts())
-            self._payloads.close()
-            self._queue_types.close()
-            self._unregister_at_exit()
+            is_first, self._is_closing = not self._is_closing, True
+            if is_first:
+                self._closing_thread = threading.current_thread()
+        if is_first:
+            try:
+                self._close(time.monotonic() + timeout_ms / 1000, release=release)
+            finally:
+                self._closing_ended.set()
+        elif self._closing_thread is not threading.current_thread():
+            self._closing_ended.wait(timeout_ms / 1000)
 
     def __enter__(self) -> Self:
         """Return the open consumer."""
@@ -585,7 +582,8 @@ class Consumer(Generic[Body]):
             ClientClosed: The consumer is closed.
         """
         with self._lock:
-            self._require_open()
+            if self._is_closing:
+                raise self._closed()
             if not self._topics:
                 text = "the consumer has no topics to iterate over: Consumer(..., topics=[...])"
                 raise Invalid(text, subject=self.client_id)
@@ -622,10 +620,28 @@ class Consumer(Generic[Body]):
         finally:
             self._handler_pools.discard(pool)
 
+    def _close(self, deadline_s: float, *, release: bool) -> None:
+        try:
+            self.stop()
+            for pool in list(self._handler_pools):
+                pool.wait(left_s(deadline_s))  # until then handlers may settle their messages
+            self._is_closed = True
+            self._finish(deadline_s, release=release)
+        except (PopstreamError, TimeoutError) as error:
+            LOG.warning("%s could not finish its requests in flight: %s", self.client_id, error)
+        finally:
+            self._is_closed = True
+            self._observers.closed(self)
+            self._ignore_answers()
+            self._leases.close()
+            if self._owns_transport:
+                self._transport.close()
+            LOG.info("%s is closed; records of this process so far: %s", self.client_id, self._payloads.counts())
+            self._payloads.close()
+            self._queue_types.close()
+            self._unregister_at_exit()
+
     def _finish(self, deadline_s: float, *, release: bool) -> None:
-        self.stop()
-        for pool in list(self._handler_pools):
-            pool.wait(left_s(deadline_s))
         if self._subscription is not None:
             self._subscription.close(left_s(deadline_s))
         self._leases.stop_renewing(left_s(deadline_s))
@@ -634,8 +650,11 @@ class Consumer(Generic[Body]):
 
     def _require_open(self) -> None:
         if self._is_closed:
-            text = f"consumer {self.client_id} is closed"
-            raise ClientClosed(text, subject=self.client_id)
+            raise self._closed()
+
+    def _closed(self) -> ClientClosed:
+        text = f"consumer {self.client_id} is closed"
+        return ClientClosed(text, subject=self.client_id)
 
 
 def _hashes(tags: Sequence[str] | None) -> list[int] | None:

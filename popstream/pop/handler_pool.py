@@ -57,10 +57,10 @@ class HandlerPool:
         self._ended = threading.Event()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every thread has ended; return at once when one of them calls this."""
-        if threading.current_thread() not in self._threads:
-            deadline_s = time.monotonic() + timeout_s
-            for thread in self._threads:
+        """Wait until every thread has ended, but for the caller's."""
+        deadline_s = time.monotonic() + timeout_s
+        for thread in self._threads:
+            if thread.ident is not None and thread is not threading.current_thread():
                 thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def run(self, workers: int) -> None:

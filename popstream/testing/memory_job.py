@@ -297,9 +297,9 @@ def _not_supported(command: ChangeInvisible, now_ms: int) -> Answer:
 
 
 class _MemoryConsumer(Consumer):
-    def close(self, **options: Any) -> None:  # noqa: ANN401 - as Consumer's
-        super().close(**options)
-        self._transport.close()
+    def __init__(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as Consumer's
+        super().__init__(*args, **options)
+        self._owns_transport = True
 
 
 class _MemoryProducer(Producer[Any]):

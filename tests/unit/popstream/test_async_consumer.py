@@ -111,6 +111,35 @@ def test_what_a_cancelled_run_had_at_hand_goes_back(job: MemoryJob) -> None:
     assert len(left_of(job)) == 20
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_close_waits_for_the_handlers_at_work(job: MemoryJob, *, fails: bool) -> None:
+    done: list[bytes | None] = []
+
+    async def main() -> None:
+        working = asyncio.Semaphore(0)
+
+        async def handle(message: Message) -> None:
+            working.release()
+            await asyncio.sleep(0.3)
+            if fails:
+                raise ValueError("no milk")
+            assert (await message.ack()).applied
+            done.append(message.value)
+
+        consumer = await AsyncConsumer.of(job.consumer("billing", topics=["orders"], back_off=[60])).open()
+        running = asyncio.create_task(consumer.run(handle, tasks=2))
+        await working.acquire()
+        await working.acquire()
+        await asyncio.gather(consumer.close(), consumer.close())
+        assert len(done) == (0 if fails else 2)
+        assert len(left_of(job)) == 18
+        await running
+
+    asyncio.run(main())
+    job.advance(60_000)
+    assert len(left_of(job)) == (20 if fails else 18)
+
+
 def test_pops_and_batches(job: MemoryJob) -> None:
     async def main() -> None:
         async with AsyncConsumer.of(job.consumer("billing")) as consumer:

@@ -329,6 +329,53 @@ def test_close_waits_for_the_handler_at_work(job: MemoryJob) -> None:
     assert left(job, "orders") == [(1, 1), (2, 1)]
 
 
+@pytest.mark.parametrize("settles", [False, True])
+def test_close_by_a_handler_waits_for_the_other_one(job: MemoryJob, *, settles: bool) -> None:
+    job.write("orders", 0, [b"x"] * 2)
+    both, closing = threading.Barrier(2), threading.Event()
+    consumer = job.consumer("billing", topics=["orders"])
+
+    def handle(message: Message) -> None:
+        both.wait(60)
+        if message.queue_offset == 0:
+            closing.set()
+            consumer.close()
+            return
+        assert closing.wait(60)
+        time.sleep(0.3)
+        if settles:
+            message.ack()
+
+    consumer.run(handle, workers=2)
+    assert left(job, "orders") == [(0, 2)]
+
+
+def test_another_close_waits_for_the_first_one(job: MemoryJob) -> None:
+    job.write("orders", 0, [b"x"])
+    begun, go_on, done = threading.Event(), threading.Event(), []
+    consumer = job.consumer("billing", topics=["orders"])
+
+    def handle(_: Message) -> None:
+        begun.set()
+        assert go_on.wait(60)
+
+    def close(name: str) -> None:
+        consumer.close()
+        done.append(name)
+
+    ran = in_thread(lambda: consumer.run(handle))
+    assert begun.wait(60)
+    closing = [in_thread(lambda name=name: close(name)) for name in ("first", "second")]  # type: ignore[misc]
+    eventually(lambda: consumer._is_closing)
+    consumer.close(timeout_ms=50)
+    assert done == []
+    go_on.set()
+    for thread in (ran, *closing):
+        thread.join(60)
+    assert sorted(done) == ["first", "second"]
+    assert left(job, "orders") == []
+
+
 def test_iteration_ends_when_the_consumer_is_closed_elsewhere(job: MemoryJob) -> None:
     job.write("orders", 0, [b"x"])
     consumer = job.consumer("billing", topics=["orders"])

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -271,7 +272,7 @@ def test_whatever_a_reject_says_it_arrives(job: MemoryJob, way: str, fail: Calla
     assert attempts_left(job) == []
 
 
-def test_what_a_reject_was_raised_from_can_be_hidden(job: MemoryJob) -> None:
+def test_what_a_reject_was_raised_from_can_be_left_out(job: MemoryJob) -> None:
     with job.consumer("billing", describe_error=lambda error: type(error).__name__) as consumer:
         (message,) = consumer.pop("orders", 0)
         with message:
@@ -408,20 +409,84 @@ def test_a_handler_that_hangs_until_its_lease_is_left_to_expire_has_had_an_attem
         assert attempts_left(job) == [], "that was its last attempt"
 
 
-@pytest.mark.parametrize("order", [False, True])
-@pytest.mark.parametrize("error", [None, ValueError("closed"), Retry(after=1), Reject("closed")])
-def test_a_handler_may_close_its_consumer(job: MemoryJob, error: Exception | None, *, order: bool) -> None:
-    consumer = job.consumer("billing", topics=["orders"], order=order)
+def closing_in_a_handler(
+    consumer: Consumer, way: str, workers: int, error: Exception | None = None, *, handlers: int = 1, **options: Any
+) -> Callable[[], object]:
+    """Handle messages in one of the ways of WAYS, by handlers that close the consumer; `options` are of the first call.
 
-    def handle(_: Message) -> None:
-        consumer.close()
+    The others call it while the first one waits.
+    """
+    begun = threading.Barrier(handlers)
+
+    def handle(_: object) -> None:
+        if begun.wait(60) == 0:
+            consumer.close(**options)
+        else:
+            eventually(lambda: consumer._is_closing)
+            consumer.close()
         if error is not None:
             raise error
 
-    ran = in_thread(lambda: consumer.run(handle))
+    def iterate() -> None:
+        with suppress(ValueError):
+            for message in consumer:
+                with message:
+                    handle(message)
+
+    async def run() -> None:
+        wrapped = AsyncConsumer.of(consumer)
+        all_begun = asyncio.Barrier(handlers)
+
+        async def work(_: Message) -> None:
+            if await all_begun.wait() == 0:
+                await wrapped.close(**options)
+            else:
+                while wrapped._closing is None:
+                    await asyncio.sleep(0)
+                await wrapped.close()
+            if error is not None:
+                raise error
+
+        await wrapped.run(work, tasks=workers)
+
+    ways: dict[str, Callable[[], object]] = {
+        "run": lambda: consumer.run(handle, workers=workers),
+        "run_sets": lambda: consumer.run_sets(handle, set_size=1, workers=workers),
+        "async": lambda: asyncio.run(run()),
+        "iteration": iterate,
+    }
+    return ways[way]
+
+
+@pytest.mark.parametrize("order", [False, True])
+@pytest.mark.parametrize("error", [None, ValueError("closed"), Retry(after=1), Reject("closed")])
+@pytest.mark.parametrize(("way", "workers"), [*((way, count) for way in RUNNING for count in (1, 2)), ("iteration", 1)])
+def test_a_handler_may_close_its_consumer(
+    job: MemoryJob, way: str, workers: int, error: Exception | None, *, order: bool
+) -> None:
+    consumer = job.consumer("billing", topics=["orders"], order=order)
+    ran = in_thread(closing_in_a_handler(consumer, way, workers, error))
     ran.join(60)
     assert not ran.is_alive()
     assert attempts_left(job, order=order) == [2], "close gave it back"
+
+
+@pytest.mark.parametrize("way", RUNNING)
+def test_handlers_that_wait_for_each_other_to_close_go_on_when_the_time_is_over(job: MemoryJob, way: str) -> None:
+    job.write("orders", 0, [b"two"])
+    consumer = job.consumer("billing", topics=["orders"])
+    ran = in_thread(closing_in_a_handler(consumer, way, workers=2, handlers=2, timeout_ms=300))
+    ran.join(60)
+    assert not ran.is_alive()
+    assert attempts_left(job) == [2, 2]
+
+
+def test_a_handler_that_fails_after_it_has_closed_and_kept_its_lease_ends_in_order(job: MemoryJob) -> None:
+    consumer = job.consumer("billing", topics=["orders"])
+    closing_in_a_handler(consumer, "async", 1, ValueError("closed"), release=False)()
+    assert attempts_left(job) == []
+    job.advance(60_000)
+    assert attempts_left(job) == [2]
 
 
 FORKING = """
