@@ -11,7 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.wire.command import QueueType
-from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
+from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
 
 __all__ = ["OTHER_VARIABLES", "PREFIX", "JobSettings", "LogFormat", "unknown_variables"]
 
@@ -81,6 +81,13 @@ class JobSettings(BaseSettings):
         description=(
             "seconds after a message in which others of its queue with the same dedup_id are dropped; higher: later"
             " repeats are recognised, more ids are kept; 0: none is dropped. It holds for messages read from then on"
+        ),
+    )
+    dedup_ids_max: Annotated[int, Field(ge=1, le=100_000_000)] = Field(
+        default=DEDUP_IDS_MAX_DEFAULT,
+        description=(
+            "ids of a queue that are kept: of more within dedup_window_s the oldest are forgotten, with a warning, and"
+            " repeats of their messages are delivered; higher: more space, about 150 bytes each"
         ),
     )
     flush_interval_s: Annotated[float, Field(gt=0, le=3600)] = Field(

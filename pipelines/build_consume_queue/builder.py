@@ -5,18 +5,21 @@ Stored beside the values of each queue (broker_state/consume_queue):
     queues   <queue>              the record of the queue; its end is the offset up to which the partition is read
     meta     built                the epoch of this store, and the number of its WriteBatches
     meta     audited <queue>      of a queue that is read again: units below this offset are in Delta already
-             dedup i <queue> hash of an id       the last accepted unit with it: queue offset, store time
-             dedup t <queue> store time, offset  the same by time: hash of the id
+             dedup i <queue> hash of an id  the last accepted unit with it: queue offset, store time, number
+             dedup o <queue> queue offset   the same by offset: hash of the id, store time, number
+             dedup n <queue>                the number of the last accepted unit, and how many were forgotten early
     outbox   dispatches           an operation for the ops topic, until the job has answered it
              unit spans           the units of a WriteBatch, until they are in Delta
 
 `<queue>` is encoded as in the state (keys.py). The end of a queue moves in the same WriteBatch as its units are added:
 a micro-batch that is read again is recognised, and a restarted builder continues at that end. What is known of ids
-follows from the units of the queue within the window, and is made from them again when the queue is truncated.
+follows from the units of the queue within the window, and is made from them again when the queue is truncated. The
+last `dedup_ids_max` accepted units are known, and until they are forgotten in steps some more.
 """
 
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -56,15 +59,17 @@ from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Declare, Dispatch, QueueType, encode_command
-from popstream.wire.dedup_id import DEDUP_WINDOW_MS_DEFAULT
+from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
 
 __all__ = [
     "Builder",
     "Built",
+    "IdCounts",
     "Queue",
     "UnitSpan",
     "UnitsInDelta",
     "declare_of",
+    "read_id_counts",
     "read_queues",
     "read_spans",
     "reader_of",
@@ -75,12 +80,14 @@ _log = structlog.get_logger(__name__)
 BUILT_KEY = b"built"
 DELTA_END_KEY = b"audited "
 BY_ID_KEY = b"dedup i "
-BY_TIME_KEY = b"dedup t "
+BY_OFFSET_KEY = b"dedup o "
+COUNTS_KEY = b"dedup n "
 FORGOTTEN_MIN = 1_000
-"""Ids beyond the window that a WriteBatch forgets at least, or twice as many as it adds to the queue."""
+"""Ids that a WriteBatch can forget at least, or twice as many as it adds to the queue."""
+WARNING_PAUSE_S = 60.0
 
-_ACCEPTED = struct.Struct(">Qq")
-_TIME_BIAS = 1 << 63
+_ACCEPTED = struct.Struct(">Qqq")
+_COUNTS = struct.Struct(">qQ")
 SPAN_OFFSETS_MAX = 100_000
 """Offsets of one span after a restore, which reads the units of a span at once."""
 
@@ -130,6 +137,18 @@ class UnitsInDelta(NamedTuple):
     topic_ids: Mapping[str, str]
 
 
+class IdCounts(NamedTuple):
+    """What is counted of the deduplication ids of a queue.
+
+    Attributes:
+        accepted: The number of the last accepted unit with an id.
+        forgotten_early: Ids that were forgotten within the window, because more than `dedup_ids_max` were accepted.
+    """
+
+    accepted: int
+    forgotten_early: int
+
+
 MessageBaseInDelta = Callable[[str, int, str, int], int | None]
 """Returns the message base at (topic, queue id, topic id, queue offset) by the Delta table; None: it has no units."""
 
@@ -144,6 +163,7 @@ class Builder:
         message_base_in_delta: Where a batch queue goes on to count, of which only the table still has units.
         dedup_window_ms: How long a unit of a simple queue makes later ones with its deduplication id duplicates; 0: it
             does not.
+        dedup_ids_max: How many accepted units with an id it is at most the last one of, as long as it does so.
     """
 
     def __init__(
@@ -154,12 +174,15 @@ class Builder:
         message_base_in_delta: MessageBaseInDelta = lambda *_: None,
         *,
         dedup_window_ms: int = DEDUP_WINDOW_MS_DEFAULT,
+        dedup_ids_max: int = DEDUP_IDS_MAX_DEFAULT,
     ) -> None:
         self.lock = threading.RLock()
         self._store = store
         self._outbox = outbox
         self._message_base_in_delta = message_base_in_delta
         self._dedup_window_ms = dedup_window_ms
+        self._dedup_ids_max = dedup_ids_max
+        self._warned_s = -WARNING_PAUSE_S
         stored = store.get(META, BUILT_KEY)
         self.is_new = stored is None
         """The store was empty."""
@@ -273,6 +296,11 @@ class Builder:
             self.built = msgspec.structs.replace(self.built, state_epoch=state_epoch)
             self._write(write_batch)
 
+    @property
+    def forgotten_ids(self) -> int:
+        """Number of deduplication ids that were forgotten within the window, of all queues."""
+        return sum(read_id_counts(self._store, queue).forgotten_early for queue in list(self.queues))
+
     def get(self, queue: Queue) -> Get:
         """Return a reader of the values of one queue."""
         return reader_of(self._store, queue)
@@ -324,25 +352,56 @@ class Builder:
                         found[hashed] = Accepted(*_ACCEPTED.unpack(value))
                 return [found.get(hashed) for hashed in hashes]
 
-            fresh, accepted = mark_duplicates(fresh, clock_ms, self._dedup_window_ms, find)
+            counts = read_id_counts(self._store, queue)
+            fresh, accepted = mark_duplicates(
+                fresh,
+                clock_ms,
+                self._dedup_window_ms,
+                find,
+                accepted_count=counts.accepted,
+                ids_max=self._dedup_ids_max,
+            )
             for hashed, last in accepted.items():
                 if hashed in found:
-                    write_batch.changes.append((META, _by_time_key(queue, found[hashed]), None))
+                    write_batch.changes.append((META, _by_offset_key(queue, found[hashed].queue_offset), None))
                 write_batch.remember(queue, hashed, last)
-            latest_ms = max(int(fresh.store_time_ms.max()), clock_ms if clock_ms is not None else -_TIME_BIAS)
-            self._forget(write_batch, queue, latest_ms - self._dedup_window_ms, accepted)
+            fresh_ms = int(fresh.store_time_ms.max())
+            latest_ms = fresh_ms if clock_ms is None else max(fresh_ms, clock_ms)
+            self._forget(write_batch, queue, latest_ms - self._dedup_window_ms, counts, accepted)
         return replace(scan, units=Units.joined([known, fresh]))
 
     def _forget(
-        self, write_batch: "_WriteBatch", queue: Queue, until_ms: int, accepted: Mapping[bytes, Accepted]
+        self,
+        write_batch: "_WriteBatch",
+        queue: Queue,
+        until_ms: int,
+        counts: IdCounts,
+        accepted: Mapping[bytes, Accepted],
     ) -> None:
-        """Forget units stored until then, which make no more duplicates, except ids that are accepted now."""
-        first = BY_TIME_KEY + queue_prefix(*queue)
-        end = first + _time_bytes(until_ms + 1)
-        for key, hashed in islice(self._store.scan(META, first, end), max(FORGOTTEN_MIN, 2 * len(accepted))):
-            write_batch.changes.append((META, key, None))
-            if hashed not in accepted:
+        """Forget units that make no more duplicates: those stored until then, and all but the last `dedup_ids_max`."""
+        accepted_count = max((last.number for last in accepted.values()), default=counts.accepted)
+        early_count = 0
+        first = BY_OFFSET_KEY + queue_prefix(*queue)
+        oldest = self._store.scan(META, first, end_of_prefix(first))
+        for key, value in islice(oldest, max(FORGOTTEN_MIN, 2 * len(accepted))):
+            hashed, last = value[: -_ACCEPTED.size], Accepted(*_ACCEPTED.unpack(value[-_ACCEPTED.size :]))
+            is_over, is_early = last.store_time_ms <= until_ms, accepted_count - last.number >= self._dedup_ids_max
+            if hashed not in accepted and (is_over or is_early):
+                write_batch.changes.append((META, key, None))
                 write_batch.changes.append((META, _by_id_key(queue, hashed), None))
+                early_count += not is_over
+        if accepted or early_count:
+            write_batch.put_id_counts(queue, IdCounts(accepted_count, counts.forgotten_early + early_count))
+        if early_count and time.monotonic() - self._warned_s >= WARNING_PAUSE_S:
+            self._warned_s = time.monotonic()
+            _log.warning(
+                "deduplication_ids_forgotten_early",
+                topic=queue[0],
+                queue_id=queue[1],
+                count=early_count,
+                dedup_ids_max=self._dedup_ids_max,
+                hint="repeats of their messages are delivered: raise dedup_ids_max, or lower dedup_window_s",
+            )
 
     def _remember_again(self, write_batch: "_WriteBatch", queue: Queue, revision: Revision) -> None:
         """Remember the ids of a truncated queue as when it was read up to its new end."""
@@ -357,12 +416,20 @@ class Builder:
         if latest_ms is None or not self._dedup_window_ms:
             return
         since = first_unit_since(record, get, latest_ms - self._dedup_window_ms + 1)
+        start = since.queue_offset if since else record.end_offset
         accepted: dict[bytes, Accepted] = {}
-        for first in range(since.queue_offset if since else record.end_offset, record.end_offset, SPAN_OFFSETS_MAX):
-            end = min(first + SPAN_OFFSETS_MAX, record.end_offset)
-            accepted.update(accepted_units(units_between(record, get, first, end)))
+        number = self._dedup_ids_max
+        for end in range(record.end_offset, start, -SPAN_OFFSETS_MAX):
+            if not number:
+                break
+            units = units_between(record, get, max(start, end - SPAN_OFFSETS_MAX), end)
+            for hashed, last in islice(accepted_units(units, number), number):
+                accepted.setdefault(hashed, last)
+                number = last.number - 1
         for hashed, last in accepted.items():
             write_batch.remember(queue, hashed, last)
+        counts = read_id_counts(self._store, queue)
+        write_batch.put_id_counts(queue, IdCounts(self._dedup_ids_max, counts.forgotten_early))
 
     def _message_base(self, queue: Queue, topic_id: str, queue_type: QueueType, start: int) -> int | None:
         """Return the anchor of a new queue, or None to count from 0: this store may be new, and the queue not."""
@@ -436,14 +503,19 @@ class _WriteBatch:
 
     def remember(self, queue: Queue, hashed: bytes, last: Accepted) -> None:
         """Remember the last accepted unit with an id."""
-        self.changes.append((META, _by_id_key(queue, hashed), _ACCEPTED.pack(*last)))
-        self.changes.append((META, _by_time_key(queue, last), hashed))
+        packed = _ACCEPTED.pack(*last)
+        self.changes.append((META, _by_id_key(queue, hashed), packed))
+        self.changes.append((META, _by_offset_key(queue, last.queue_offset), hashed + packed))
+
+    def put_id_counts(self, queue: Queue, counts: IdCounts) -> None:
+        self.changes.append((META, _counts_key(queue), _COUNTS.pack(*counts)))
 
     def forget_all(self, queue: Queue) -> None:
         """Forget the ids of a queue."""
-        for kind in (BY_ID_KEY, BY_TIME_KEY):
+        for kind in (BY_ID_KEY, BY_OFFSET_KEY):
             prefix = kind + queue_prefix(*queue)
             self.erasures.append((META, prefix, end_of_prefix(prefix)))
+        self.changes.append((META, _counts_key(queue), None))
 
     def remove_units(self, queue: Queue) -> None:
         self.forget_all(queue)
@@ -476,6 +548,12 @@ def read_queues(store: RocksStore) -> Iterator[tuple[Queue, ConsumeQueue]]:
         yield (key[1:-4].decode(), int.from_bytes(key[-4:], "big")), ConsumeQueue.decode(value)
 
 
+def read_id_counts(store: RocksStore, queue: Queue) -> IdCounts:
+    """Return what is counted of the deduplication ids of a queue."""
+    stored = store.get(META, _counts_key(queue))
+    return IdCounts(0, 0) if stored is None else IdCounts(*_COUNTS.unpack(stored))
+
+
 def read_spans(entry: Entry) -> list[UnitSpan]:
     """Return the spans of an outbox entry of kind UNIT_SPANS."""
     return msgspec.msgpack.decode(entry.value, type=list[UnitSpan])
@@ -485,15 +563,13 @@ def _delta_end_key(queue: Queue) -> bytes:
     return DELTA_END_KEY + queue_prefix(*queue)
 
 
+def _counts_key(queue: Queue) -> bytes:
+    return COUNTS_KEY + queue_prefix(*queue)
+
+
 def _by_id_key(queue: Queue, hashed: bytes) -> bytes:
     return BY_ID_KEY + queue_prefix(*queue) + hashed
 
 
-def _by_time_key(queue: Queue, accepted: Accepted) -> bytes:
-    time = _time_bytes(accepted.store_time_ms)
-    return BY_TIME_KEY + queue_prefix(*queue) + time + accepted.queue_offset.to_bytes(8, "big")
-
-
-def _time_bytes(time_ms: int) -> bytes:
-    """Return a time so that bytes are in the order of the times, which may be negative."""
-    return min(max(0, time_ms + _TIME_BIAS), (1 << 64) - 1).to_bytes(8, "big")
+def _by_offset_key(queue: Queue, queue_offset: int) -> bytes:
+    return BY_OFFSET_KEY + queue_prefix(*queue) + queue_offset.to_bytes(8, "big")

@@ -19,7 +19,7 @@ from broker_state.consume_queue import (
 from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
-from pipelines.build_consume_queue.builder import Queue, read_queues, reader_of
+from pipelines.build_consume_queue.builder import Queue, read_id_counts, read_queues, reader_of
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
 
@@ -106,6 +106,7 @@ class ConsumeQueueView(msgspec.Struct, frozen=True, kw_only=True):
         holes: The first runs of offsets without a record.
         hole_count: Number of offsets in all runs of holes.
         problem: Why the job refused an operation of the queue.
+        forgotten_ids: Deduplication ids that were forgotten within the window, because there were too many.
         found: The results of the searches.
     """
 
@@ -124,6 +125,7 @@ class ConsumeQueueView(msgspec.Struct, frozen=True, kw_only=True):
     commit_position: int | None
     log_end: int | None
     problem: str | None = None
+    forgotten_ids: int = 0
     found: list[FoundUnit] = []
 
     @property
@@ -146,7 +148,7 @@ def views_of(
         Invalid: The builder has no such queue.
     """
     views = [
-        _view(record, queue, reader_of(builder_store, queue), state, request, log_end(queue), problem(queue))
+        _view(record, queue, builder_store, state, request, log_end(queue), problem(queue))
         for queue, record in read_queues(builder_store)
         if queue[0] == request.topic and request.queue_id in (None, queue[1])
     ]
@@ -160,12 +162,13 @@ def views_of(
 def _view(
     record: ConsumeQueue,
     queue: Queue,
-    get: Get,
+    builder_store: RocksStore,
     state: RocksStore,
     request: QueueRequest,
     log_end: int | None,
     problem: str | None,
 ) -> ConsumeQueueView:
+    get = reader_of(builder_store, queue)
     decided = load_queue(Overlay(state.frozen()), *queue)
     limit = min(request.limit, SHOWN_MAX)
     return ConsumeQueueView(
@@ -184,6 +187,7 @@ def _view(
         commit_position=None if decided is None else decided.record.commit_position,
         log_end=log_end,
         problem=problem,
+        forgotten_ids=read_id_counts(builder_store, queue).forgotten_early,
         found=list(_search(record, get, request, limit)),
     )
 

@@ -117,8 +117,14 @@ class BuilderService:
         self.store = self._stack.enter_context(RocksStore(self._folder.queues, BUILDER_FAMILIES))
         self.outbox = Outbox(self.store)
         counted = partial(message_base_in_units, self._spark, self._folder.delta)
-        window_ms = round(self._settings.dedup_window_s * 1000)
-        self.builder = Builder(self.store, self.outbox, uuid.uuid4().hex, counted, dedup_window_ms=window_ms)
+        self.builder = Builder(
+            self.store,
+            self.outbox,
+            uuid.uuid4().hex,
+            counted,
+            dedup_window_ms=round(self._settings.dedup_window_s * 1000),
+            dedup_ids_max=self._settings.dedup_ids_max,
+        )
         if self.builder.is_new:  # perhaps because the old store was lost: the table may have units
             in_delta = units_in_delta(self._spark, self._folder.delta, self._bootstrap_servers)
             self.builder.begin_epoch(self.builder.built.state_epoch, in_delta)

@@ -93,6 +93,12 @@ class Metric(Enum):
         "Files of the stores in which a snapshot or the scrub found damage since the job started",
         "above 0: see the runbook in [reliability.md](reliability.md)",
     )
+    FORGOTTEN_DEDUP_IDS = MetricDefinition(
+        "popstream_forgotten_dedup_ids",
+        MetricKind.GAUGE,
+        "Deduplication ids that were forgotten within `dedup_window_s`, as a queue had more than `dedup_ids_max`",
+        "it rises: repeats of their messages are delivered. Raise `dedup_ids_max`, or lower `dedup_window_s`",
+    )
     REJECTED = MetricDefinition(
         "popstream_rejected_total",
         MetricKind.COUNTER,

@@ -445,6 +445,8 @@ class Job:
                 self.settings, self.folder, self.bootstrap_servers, self._spark, self._source_options(), self.fail
             ).start()
             self._stack.callback(self.builder.stop)
+            builder = self.builder.builder
+            self.metrics.bind_gauges({Metric.FORGOTTEN_DEDUP_IDS: lambda: builder.forgotten_ids})
 
     def _start_upkeep(self) -> None:
         """Start the periodic work that the job could do without: scrub, snapshots and maintenance of the tables."""

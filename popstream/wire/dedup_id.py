@@ -14,12 +14,21 @@ from popstream.wire.headers import DEDUP_ID_HEADER, header_value
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["DEDUP_HASH_BYTES", "DEDUP_ID_BYTES_MAX", "DEDUP_WINDOW_MS_DEFAULT", "dedup_hash_of", "dedup_id_of"]
+__all__ = [
+    "DEDUP_HASH_BYTES",
+    "DEDUP_IDS_MAX_DEFAULT",
+    "DEDUP_ID_BYTES_MAX",
+    "DEDUP_WINDOW_MS_DEFAULT",
+    "dedup_hash_of",
+    "dedup_id_of",
+]
 
 DEDUP_ID_BYTES_MAX = 128
 DEDUP_HASH_BYTES = 16
 DEDUP_WINDOW_MS_DEFAULT = 300_000
 """How long after a message its repeats are dropped, unless the job says otherwise; as in Amazon SQS."""
+DEDUP_IDS_MAX_DEFAULT = 1_000_000
+"""Of how many messages of a queue repeats are recognised, unless the job says otherwise."""
 
 
 def dedup_id_of(headers: Iterable[tuple[str, bytes | None]]) -> bytes:

@@ -22,7 +22,7 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
 
-__all__ = ["opened", "queues_of", "run_queue", "run_rebuild", "unit_text"]
+__all__ = ["opened", "print_queues", "queues_of", "run_queue", "run_rebuild", "unit_text"]
 
 REBUILD_TIMEOUT_S = 300.0
 READ_TIMEOUT_S = 10.0
@@ -40,7 +40,7 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
     if as_json:
         print(msgspec.json.encode(views).decode())
     else:
-        _print(standard_output(), views)
+        print_queues(standard_output(), views)
     if not is_running:
         end_without_job(folder, "these are the stored queues")
 
@@ -112,7 +112,8 @@ def _inside(view: ConsumeQueueView, unit: Unit, request: QueueRequest, payloads:
                 )
 
 
-def _print(console: Console, views: list[ConsumeQueueView]) -> None:
+def print_queues(console: Console, views: list[ConsumeQueueView]) -> None:
+    """Print queues, and the units that were looked for in them."""
     table = Table()
     for column in ("queue", "type", "from", "read to", "behind", "poppable to", "units", "messages", "holes"):
         is_name = column in {"queue", "type"}
@@ -134,6 +135,9 @@ def _print(console: Console, views: list[ConsumeQueueView]) -> None:
         name = escape(f"{view.topic}/{view.queue_id}")
         if view.problem:
             console.print(f"[bold red]{name}: the job refuses it: {escape(view.problem)}")
+        if view.forgotten_ids:
+            text = f"{name}: {view.forgotten_ids:,} dedup_ids were forgotten before dedup_window_s was over, as more"
+            console.print(f"[yellow]{text} than dedup_ids_max came: repeats of their messages are delivered")
         if view.holes:
             runs = ", ".join(f"{first:,}..{end - 1:,}" for first, end in view.holes)
             console.print(f"holes of {name}: {runs}", soft_wrap=True)

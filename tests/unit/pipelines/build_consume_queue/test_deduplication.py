@@ -5,19 +5,24 @@ Method: the real store on disk, compared with a list of everything that was acce
 
 from __future__ import annotations
 
+import io
 import random
 from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 import pytest
+import structlog
+from rich.console import Console
 
 from broker_state.consume_queue import NO_DUPLICATE, Scan, Unit, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, META, RocksStore
 from pipelines.apply_ops.outbox import EntryKind, Outbox
 from pipelines.build_consume_queue import builder as builder_module
-from pipelines.build_consume_queue.builder import BY_ID_KEY, BY_TIME_KEY, Builder
+from pipelines.build_consume_queue.builder import BY_ID_KEY, BY_OFFSET_KEY, Builder
+from pipelines.build_consume_queue.queue_view import QueueRequest, views_of
 from pipelines.build_consume_queue.unit_columns import delta_rows
+from pipelines.cli.state.queue import print_queues
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.command import Command, Dispatch, QueueType
 
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 
 QUEUE = ("orders", 0)
 WINDOW_MS = 1_000
+MANY = 1_000_000
 Record = tuple[int, int]
 """(store time, number of the id; 0: none)."""
 
@@ -40,32 +46,39 @@ def units_of(records: Sequence[Record], first: int = 0) -> Units:
     )
 
 
-def duplicates(records: Sequence[Record], window_ms: int = WINDOW_MS) -> list[int]:
+def duplicates(records: Sequence[Record], window_ms: int = WINDOW_MS, ids_max: int = MANY) -> list[int]:
     """By the rule, from everything that was accepted."""
     found: list[int] = []
     accepted: dict[int, Record] = {}
+    order: list[int] = []
     clock_ms = -(1 << 62)
     for at, (time_ms, number) in enumerate(records):
         clock_ms = max(clock_ms, time_ms)
         last = accepted.get(number)
-        if number and last and abs(time_ms - last[1]) < window_ms and clock_ms - last[1] < window_ms:
+        is_within = last and abs(time_ms - last[1]) < window_ms and clock_ms - last[1] < window_ms
+        if number and last and is_within and last[0] in order[-ids_max:]:
             found.append(last[0])
         else:
             found.append(NO_DUPLICATE)
             accepted[number] = (at, time_ms)
+            order += [at] if number else []
     return found
 
 
 class Lab:
-    def __init__(self, folder: Path, window_ms: int = WINDOW_MS, queue_type: QueueType = "simple") -> None:
-        self._folder, self._window_ms = folder, window_ms
+    def __init__(
+        self, folder: Path, window_ms: int = WINDOW_MS, queue_type: QueueType = "simple", ids_max: int = MANY
+    ) -> None:
+        self._folder, self._window_ms, self._ids_max = folder, window_ms, ids_max
         self.open()
         self.builder.update_topics(topic("id"), {QUEUE[0]: queue_type})
 
     def open(self) -> None:
         self.store = RocksStore(self._folder, BUILDER_FAMILIES)
         self.outbox = Outbox(self.store)
-        self.builder = Builder(self.store, self.outbox, "epoch", dedup_window_ms=self._window_ms)
+        self.builder = Builder(
+            self.store, self.outbox, "epoch", dedup_window_ms=self._window_ms, dedup_ids_max=self._ids_max
+        )
 
     def reopen(self) -> None:
         self.store.close()
@@ -120,15 +133,16 @@ def test_what_is_a_duplicate(lab: Lab, records: list[Record], wanted: list[int])
     assert rows["duplicate_of"].to_pylist() == [None if at == NO_DUPLICATE else at for at in wanted]
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_cuts_restarts_repeats_and_truncations_change_nothing(tmp_path: Path, seed: int) -> None:
+@pytest.mark.parametrize("ids_max", [MANY, 5, 20])
+@pytest.mark.parametrize("seed", range(8))
+def test_cuts_restarts_repeats_and_truncations_change_nothing(tmp_path: Path, seed: int, ids_max: int) -> None:
     chance = random.Random(seed)
     records: list[Record] = []
     now_ms = 0
     for _ in range(1_500):
         now_ms += chance.choice([0, 1, 3, 40])
         records.append((now_ms + chance.choice([0, 0, 0, -300, 700]), chance.choice([0, *range(1, 30)])))
-    lab = Lab(tmp_path / "queues")
+    lab = Lab(tmp_path / "queues", ids_max=ids_max)
     truncations = 0
     while (at := lab.builder.queues[QUEUE].end_offset) < len(records):
         lab.append(records, max(0, at - chance.choice([0, 0, 20])), min(len(records), at + chance.choice([1, 30, 400])))
@@ -138,15 +152,16 @@ def test_cuts_restarts_repeats_and_truncations_change_nothing(tmp_path: Path, se
             case 1 if truncations < 4:
                 truncations += 1
                 lab.builder.truncate(QUEUE, max(0, at - chance.choice([0, 5, 600])))
-    assert lab.units.duplicate_of.tolist() == duplicates(records)
-    whole = Lab(tmp_path / "whole")
+    assert lab.units.duplicate_of.tolist() == duplicates(records, ids_max=ids_max)
+    whole = Lab(tmp_path / "whole", ids_max=ids_max)
     whole.append(records, 0, len(records))
     assert whole.units == lab.units
     # What is still needed is remembered alike.
     for made in (whole, lab):
         made.builder.truncate(QUEUE, len(records) - 1)
         made.append(records, len(records) - 1, len(records))
-    assert whole.remembered(b"dedup") == lab.remembered(b"dedup")
+    for kind in (BY_ID_KEY, BY_OFFSET_KEY):
+        assert whole.remembered(kind) == lab.remembered(kind)
     whole.store.close()
     lab.store.close()
 
@@ -158,10 +173,43 @@ def test_ids_are_forgotten_in_bounded_steps_after_the_window(lab: Lab, monkeypat
     left = []
     for first in range(250, 254):
         lab.append(records, first, first + 1)
-        assert len(lab.remembered(BY_ID_KEY)) == len(lab.remembered(BY_TIME_KEY))
+        assert len(lab.remembered(BY_ID_KEY)) == len(lab.remembered(BY_OFFSET_KEY))
         left.append(len(lab.remembered(BY_ID_KEY)))
     assert left == [150, 50, 0, 1]
     assert lab.units.duplicate_of.max() == NO_DUPLICATE
+
+
+def test_no_more_ids_are_kept_than_the_bound_allows_and_the_oldest_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builder_module, "FORGOTTEN_MIN", 10)
+    lab = Lab(tmp_path / "queues", ids_max=100)
+    records = [(0, number) for number in range(1, 1_001)] + [(1, 950), (1, 850), (1, 850), (1, 901), (1, 902)]
+    with structlog.testing.capture_logs() as logged:
+        for first in range(0, 1_000, 10):
+            lab.append(records, first, first + 10)
+            assert len(lab.remembered(BY_ID_KEY)) == len(lab.remembered(BY_OFFSET_KEY)) <= 110
+            if first == 500:
+                lab.reopen()
+        lab.append(records, 1_000, 1_005)
+    # 850 was forgotten early. It is accepted again, and 901 forgotten for it.
+    assert lab.units.duplicate_of.tolist()[1_000:] == [949, -1, 1_001, -1, -1]
+    assert lab.builder.forgotten_ids >= 900
+    warnings = [event for event in logged if event["event"] == "deduplication_ids_forgotten_early"]
+    assert len(warnings) == 2, "one a minute, and one of the reopened store"
+    with RocksStore(tmp_path / "state") as state:
+        views = views_of(lab.store, state, QueueRequest(topic=QUEUE[0]))
+    console = Console(file=io.StringIO(), record=True, width=200)
+    print_queues(console, views)
+    assert f"orders/0: {lab.builder.forgotten_ids:,} dedup_ids were forgotten" in console.export_text()
+    lab.store.close()
+
+
+def test_ids_that_are_forgotten_after_the_window_are_not_counted_as_early(lab: Lab) -> None:
+    lab.append([(0, 1), (WINDOW_MS, 2), (2 * WINDOW_MS, 3)], 0, 3)
+    lab.append([(0, 0)] * 3 + [(2 * WINDOW_MS, 4)], 3, 4)
+    assert len(lab.remembered(BY_ID_KEY)) == 2
+    assert lab.builder.forgotten_ids == 0
 
 
 def test_an_id_that_is_accepted_again_while_it_is_forgotten_is_remembered(lab: Lab) -> None:
@@ -169,7 +217,7 @@ def test_an_id_that_is_accepted_again_while_it_is_forgotten_is_remembered(lab: L
     for at in range(3):
         lab.append(records, at, at + 1)
     assert lab.units.duplicate_of.tolist() == [-1, -1, 1]
-    assert len(lab.remembered(BY_ID_KEY)) == len(lab.remembered(BY_TIME_KEY)) == 1
+    assert len(lab.remembered(BY_ID_KEY)) == len(lab.remembered(BY_OFFSET_KEY)) == 1
 
 
 def test_a_recreated_topic_knows_no_ids_of_before(lab: Lab) -> None:
