@@ -23,7 +23,6 @@ import secrets
 import threading
 import time
 from collections import defaultdict, deque
-from itertools import count
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -73,7 +72,7 @@ class OrderedSender:
         self._for_flush = threading.Condition(self._lock)
         self._queues: dict[tuple[str, int], SendQueue] = {}
         # Short-lived processes must not all begin at the first queue of a topic.
-        self._turns: defaultdict[str, count[int]] = defaultdict(lambda: count(_first_turn()))
+        self._turns: defaultdict[str, int] = defaultdict(_first_turn)
         self._epoch = 0
         self._open_counts = {0: 0}
         self._is_closed = False
@@ -196,11 +195,23 @@ class OrderedSender:
         self._put(batch.destination, batch.messages)
 
     def _put(self, destination: Destination, messages: list[Outgoing]) -> None:
-        queue_id = destination.queue_id
-        if queue_id is None:
-            queue_ids = self._writer.queue_ids(destination.topic)
-            # One queue for a whole batch, the next queue for the next batch (RocketMQ: the producer's round robin).
-            queue_id = queue_ids[next(self._turns[destination.topic]) % len(queue_ids)] if queue_ids else 0
+        if destination.queue_id is not None:
+            self._put_shipment(destination, destination.queue_id, messages)
+            return
+        topic = destination.topic
+        queue_ids = self._writer.queue_ids(topic) or (0,)
+        turn = self._turns[topic]
+        if destination.is_batch_topic:
+            # One queue for a whole unit, the next queue for the next one (RocketMQ: the producer's round robin).
+            self._turns[topic] += 1
+            self._put_shipment(destination, queue_ids[turn % len(queue_ids)], messages)
+            return
+        self._turns[topic] += len(messages)
+        for place in range(min(len(queue_ids), len(messages))):
+            dealt = messages[place :: len(queue_ids)]
+            self._put_shipment(destination, queue_ids[(turn + place) % len(queue_ids)], dealt)
+
+    def _put_shipment(self, destination: Destination, queue_id: int, messages: list[Outgoing]) -> None:
         found = self._queues.setdefault((destination.topic, queue_id), SendQueue(deque()))
         is_unit = len(messages) > 1 and destination.is_batch_topic
         found.waiting.append(

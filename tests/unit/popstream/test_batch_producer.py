@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
@@ -431,6 +432,24 @@ def test_keyless_messages_of_short_lived_producers_are_in_all_queues(
             producer.send("orders", b"%d" % number)
             producer.send("orders", b"%d" % number)
     assert [record["partition"] for record in kafka.sent] == [1, 2, 0, 1, 0, 1]
+
+
+def test_keyless_messages_are_dealt_out_over_the_queues_of_a_simple_topic() -> None:
+    kafka = MemoryKafka(MemoryJob(), partitions=8, type_of=lambda _: "simple")
+    with make(kafka, auto_batch=True) as producer:
+        sent = [producer.send("orders", b'{"number": %d}' % number) for number in range(1_000)]
+        producer.flush()
+    counts = Counter(one.result().queue_id for one in sent)
+    assert {queue_id: counts[queue_id] for queue_id in range(8)} == dict.fromkeys(range(8), 125)
+    assert sorted(record["value"] for record in kafka.sent) == sorted(b'{"number": %d}' % n for n in range(1_000))
+
+
+def test_a_manual_batch_without_keys_is_dealt_out_as_well() -> None:
+    kafka = MemoryKafka(MemoryJob(), partitions=3, type_of=lambda _: "simple")
+    with make(kafka) as producer:
+        for _ in range(2):
+            producer.send_many([OutgoingMessage(topic="orders", value=b"%d" % number) for number in range(4)])
+    assert sorted(Counter(record["partition"] for record in kafka.sent).values()) == [2, 3, 3]
 
 
 def test_where_a_producer_begins_differs() -> None:
