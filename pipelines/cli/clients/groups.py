@@ -142,16 +142,17 @@ def _groups_in(queues: Iterable[QueueView]) -> list[GroupView]:
 def require_meant(target: Target, topic: str, group: str) -> None:
     """Ask, or warn where nobody can answer, before a group begins at a topic: its lanes stay, and lag if it is a typo.
 
-    Does nothing where the job does not run on this machine, or does not say which groups it has.
+    Warns where that cannot be known: the job does not run on this machine, or does not answer.
 
     Raises:
         typer.Exit: It was not meant.
     """
-    if target.job is None:
-        return
     try:
-        queues = _queues_of(target.job, group, topic)
+        queues = None if target.job is None else _queues_of(target.job, group, topic)
     except Unavailable:
+        queues = None
+    if queues is None:
+        say(f"it is not known here whether the group {group} is new to {topic}; --new-group says that it may be")
         return
     if queues:
         return
