@@ -38,6 +38,7 @@ __all__ = [
     "TargetOptions",
     "Topic",
     "Var",
+    "durations_ms",
     "load_settings",
     "meaning",
     "moment_ms",
@@ -252,6 +253,15 @@ class Duration(int):
         """Return it with the largest unit that divides it."""
         unit = next(unit for unit in reversed(UNIT_MS) if self % UNIT_MS[unit] == 0)
         return f"{int(self) // UNIT_MS[unit]}{unit}"
+
+
+def durations_ms(text: str) -> list[int]:
+    """Parse an option. Raises typer.BadParameter.
+
+    >>> durations_ms("1s,5s,2m"), durations_ms("")
+    ([1000, 5000, 120000], [])
+    """
+    return [duration_ms(part) for part in text.split(",")] if text else []
 
 
 def load_settings(file: Path | None, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are

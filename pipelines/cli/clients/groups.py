@@ -1,8 +1,9 @@
-"""`popstream group`: list the consumer groups, reset them, and forget them. And: is a group new to a topic?"""
+"""`popstream group`: list the consumer groups, set policies, reset and forget them. And: is a group new to a topic?"""
 
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import msgspec
 import typer
@@ -20,10 +21,10 @@ from pipelines.control.lane_views import QueueView
 from pipelines.control.messages import Status, StatusRequest
 from popstream import Refused, Transport
 from popstream.wire.base_errors import Invalid, Unavailable
-from popstream.wire.command import Command, ForgetLane, ResetOffset
+from popstream.wire.command import Command, ForgetLane, Policy, ResetOffset
 from popstream.wire.reason import Reason
 
-__all__ = ["require_meant", "run_forget", "run_list", "run_reset"]
+__all__ = ["require_meant", "run_forget", "run_list", "run_policy", "run_reset"]
 
 ALL_LANES = 1_000_000
 PLACES: dict[str, Callable[[QueueView], int]] = {
@@ -66,6 +67,36 @@ def run_list(folder: JobFolder, topic: str | None, *, as_json: bool) -> None:
         standard_output().print(table if groups else "no groups to show")
     if not status.running:
         end_without_job(folder, "these are the stored groups")
+
+
+def run_policy(folder: JobFolder, group: str, topics: Sequence[str], *, is_new: bool, **rules: Any) -> None:  # noqa: ANN401 - Policy's
+    """Set the policy of a group in all queues of the topics.
+
+    Args:
+        folder: The folder of the job.
+        group: The consumer group.
+        topics: The topics.
+        is_new: It is meant that the group has never popped one of them.
+        **rules: Fields of `Policy`.
+
+    Raises:
+        Invalid: The job does not know a topic.
+        Refused: The job refuses an operation.
+        Unavailable: No job runs, or it does not answer.
+        typer.Exit: A group that is new to a topic was not meant.
+    """
+    job = require_running_job(folder, "change groups")
+    commands: list[Command] = []
+    for topic in topics:
+        queues = _queues_of(job, None, topic)
+        if not queues:
+            message = f"the job has no queue of {topic}"
+            raise Invalid(message, subject=topic)
+        if not is_new:
+            require_meant(Target(job.bootstrap_servers, job.prefix, job=job), topic, group)
+        commands += [Policy(v=1, topic=topic, queue_id=queue.queue_id, group=group, **rules) for queue in queues]
+    _send_all(job, commands)
+    say(f"the policy of {group} holds in {counted(len(commands), 'queue')} of {', '.join(topics)}")
 
 
 def run_reset(folder: JobFolder, group: str, topic: str, to: str, queue_id: int | None) -> None:
@@ -163,7 +194,7 @@ def require_meant(target: Target, topic: str, group: str) -> None:
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
-def _queues_of(job: JobFile, group: str, topic: str | None) -> list[QueueView]:
+def _queues_of(job: JobFile, group: str | None, topic: str | None) -> list[QueueView]:
     return ask(job, StatusRequest(group=group, topic=topic, limit=ALL_LANES), Status).queues
 
 

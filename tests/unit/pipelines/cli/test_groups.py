@@ -8,9 +8,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from checkpoints.layout import JobFolder
 from pipelines.cli import target
+from pipelines.cli.app import app
 from pipelines.cli.clients import groups
 from pipelines.cli.target import Target
 from pipelines.control.job_file import JobFile
@@ -49,9 +51,9 @@ def job(known: list[QueueView], monkeypatch: pytest.MonkeyPatch) -> MemoryJob:
     for one in known:
         memory.write(one.topic, one.queue_id, [b"v"] * 10)
 
-    def queues_of(_: JobFile, group: str, topic: str | None) -> list[QueueView]:
+    def queues_of(_: JobFile, group: str | None, topic: str | None) -> list[QueueView]:
         found = (one for one in known if topic in (None, one.topic))
-        return [one for one in found if any(lane.group == group for lane in one.lanes)]
+        return [one for one in found if group is None or any(lane.group == group for lane in one.lanes)]
 
     monkeypatch.setattr(target, "running_job", lambda _: JOB)
     monkeypatch.setattr(groups, "_queues_of", queues_of)
@@ -167,9 +169,54 @@ def test_on_a_terminal_the_user_is_asked_before_a_group_begins(
     assert len(asked) == 1
 
 
-def test_a_job_that_does_not_say_which_groups_it_has_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_that_does_not_say_which_groups_it_has_stops_nobody(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def no_answer(*_: object) -> list[QueueView]:
         raise Unavailable("busy")
 
     monkeypatch.setattr(groups, "_queues_of", no_answer)
     groups.require_meant(Target("kafka:9092", "p", job=JOB), "orders", "biling")
+    assert "not known here" in capsys.readouterr().err
+
+
+def policies(job: MemoryJob) -> list[Policy]:
+    return [record for record in job.records if isinstance(record, Policy)]
+
+
+def test_a_policy_is_set_in_all_queues_of_the_topics(job: MemoryJob, capsys: pytest.CaptureFixture[str]) -> None:
+    groups.run_policy(
+        FOLDER, "billing", ["orders", "parcels"], is_new=False, max_attempts=3, back_off_ms=[1_000], in_flight_max=7
+    )
+    assert {(one.topic, one.queue_id) for one in policies(job)} == {("orders", 0), ("orders", 1), ("parcels", 0)}
+    assert {(one.group, one.max_attempts, *one.back_off_ms, one.in_flight_max) for one in policies(job)} == {
+        ("billing", 3, 1_000, 7)
+    }
+    assert "the policy of billing holds in 3 queues of orders, parcels" in capsys.readouterr().err
+    with job.consumer("billing", max_attempts=None) as consumer:
+        assert len(consumer.pop("orders", 1)) == 7
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_policy_of_a_new_group_warns_of_a_typo(
+    job: MemoryJob, capsys: pytest.CaptureFixture[str], *, is_new: bool
+) -> None:
+    groups.run_policy(FOLDER, "biling", ["orders"], is_new=is_new, max_attempts=3)
+    assert len(policies(job)) == 2
+    assert ("has never popped orders" in capsys.readouterr().err) is not is_new
+
+
+def test_a_policy_for_a_topic_that_the_job_does_not_know_is_sent_nowhere(job: MemoryJob) -> None:
+    with pytest.raises(Invalid, match="no queue of ordres"):
+        groups.run_policy(FOLDER, "billing", ["orders", "ordres"], is_new=False, max_attempts=3)
+    with pytest.raises(Refused, match="INVALID_PARAMETER"):
+        groups.run_policy(FOLDER, "billing", ["orders"], is_new=False, max_attempts=3, back_off_ms=[-1])
+    assert {one.back_off_ms[0] for one in policies(job)} == {-1}
+
+
+def test_the_command_reads_its_options(job: MemoryJob) -> None:
+    arguments = ["group", "policy", "billing", "orders", "--folder", "anywhere", "--max-attempts", "5"]
+    assert CliRunner().invoke(app, [*arguments, "--back-off", "1s,10s,5m"]).exit_code == 0
+    assert [one.back_off_ms for one in policies(job)] == [[1_000, 10_000, 300_000]] * 2
+    assert CliRunner().invoke(app, [*arguments, "--back-off", "soon"]).exit_code == 2
+    assert CliRunner().invoke(app, arguments[:-2]).exit_code == 2
