@@ -105,8 +105,8 @@ class Consumer(Generic[Body]):
         init: Where the group begins at a queue that it has never popped: at its first message ("earliest"), or after
             its last one ("latest"). A queue that is added while the consumer runs always begins at its first message.
         value_deserializer: Makes the `body` of a message of its value, such as `json_deserializer(Order)`; the type of
-            the consumer is then `Consumer[Order]`. A message for which it raises is released for a second and counted
-            as an attempt, like a record that cannot be read.
+            the consumer is then `Consumer[Order]`. A message for which it raises is given back as if its handler had
+            raised.
         message_filter: Called for each message before it is handed out.
         max_attempts: Deliveries of a message before it goes to the dead-letter topic, 1..65,535; 0: no limit. Each pop
             declares it to its queue, for the whole group; a `policy` comes before it. None: declare nothing.

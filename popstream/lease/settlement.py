@@ -170,6 +170,21 @@ class Settlement:
         future.add_done_callback(log)
         return future
 
+    def fail_all(self, failures: Sequence[tuple[Message, Exception]]) -> None:
+        """Settle messages that failed before a handler got them, each by its error, as `fail` does."""
+        changes: list[tuple[Receipt, Change]] = []
+        rejected: defaultdict[str, list[Message]] = defaultdict(list)
+        for message, error in failures:
+            settled = self._retries.after_failure(error, message.attempt)
+            if isinstance(settled, Reject):
+                rejected[settled.reason].append(message)
+            else:
+                changes.append((message, settled))
+        log = partial(_log_unsettled, failures[0][0])
+        self.change(changes, keeps=False).add_done_callback(log)
+        for reason, messages in rejected.items():
+            self.reject(messages, reason or None).add_done_callback(log)
+
     def flush(self, timeout_s: float) -> None:
         """Wait until the messages that are sent again are written, and their units are settled.
 

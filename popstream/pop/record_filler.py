@@ -5,7 +5,8 @@ fetch ─┬─> unwrap, deserialize, filter ─> messages to hand out
        ├─> gone: acked
        ├─> unreadable: rejected
        ├─> a redelivery for another group, or for later: acked, or released until then
-       ├─> late, or not to be deserialized: released for a second
+       ├─> late: released for a second
+       ├─> not to be deserialized: released for the back-off of the group
        └─> left: beyond the byte bound
 ```
 """
@@ -226,22 +227,21 @@ class RecordFiller:
         self._held.filled(message, payload.size_bytes)
 
     def _deserialized(self, messages: list[Message]) -> list[Message]:
-        """Give messages their bodies; release those whose values cannot be deserialized, and return the others."""
-        failed: list[Message] = []
-        last_error: Exception | None = None
+        """Give messages their bodies; settle those whose values cannot be deserialized, and return the others."""
+        failed: list[tuple[Message, Exception]] = []
         for message in messages:
             if message.value is not None:
                 try:
                     message.body = self._deserialize(message.value)
                 except Exception as error:  # noqa: BLE001 - whatever the function of the user raises
-                    failed.append(message)
-                    last_error = error
+                    failed.append((message, error))
         if not failed:
             return messages
-        where = (failed[-1].topic, failed[-1].queue_id, failed[-1].queue_offset)
+        last, last_error = failed[-1]
+        where = (last.topic, last.queue_id, last.queue_offset)
         text = "%d values cannot be deserialized, the last one at %s/%d offset %d"
         LOG.warning(text, len(failed), *where, exc_info=last_error)
-        self._settlement.change(((message, UNREADABLE) for message in failed), keeps=False)
+        self._settlement.fail_all(failed)
         return [message for message in messages if not message.is_settled]
 
     def _filtered(self, messages: list[Message]) -> list[Message]:

@@ -11,12 +11,22 @@ from typing import assert_type
 import msgspec
 import pytest
 
-from popstream import Consumer, FilterVerdict, Invalid, Message, Producer, json_deserializer, json_serializer
+from popstream import (
+    Consumer,
+    FilterVerdict,
+    Invalid,
+    Message,
+    Producer,
+    Reject,
+    json_deserializer,
+    json_serializer,
+)
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Payload
 from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import ChangeInvisible
+from popstream.wire.command import Reject as RejectCommand
 
 
 class Order(msgspec.Struct):
@@ -43,7 +53,7 @@ def released(job: MemoryJob) -> list[tuple[list[tuple[int, int]], int, bool]]:
 
 
 def test_a_pop_has_the_messages_that_can_be_deserialized(job: MemoryJob) -> None:
-    with job.consumer("billing", value_deserializer=json_deserializer(Order)) as consumer:
+    with job.consumer("billing", value_deserializer=json_deserializer(Order), back_off=[1]) as consumer:
         popped = consumer.pop("orders", 0)
         found = [(message.queue_offset, message.body, message.value) for message in popped]
         assert found == [
@@ -54,12 +64,46 @@ def test_a_pop_has_the_messages_that_can_be_deserialized(job: MemoryJob) -> None
         ]
         assert popped.late_count == 2
         consumer.flush()
-        assert released(job) == [([(1, 1), (3, 3)], 1_000, False)]
+        assert released(job) == [([(1, 1)], 1_000, False), ([(3, 3)], 1_000, False)]
         job.advance(1_000)
         assert len(consumer.pop("orders", 0)) == 0
     with job.consumer("billing") as other:
         job.advance(1_000)
         assert [(message.queue_offset, message.attempt) for message in other.pop("orders", 0)][:2] == [(0, 2), (1, 3)]
+
+
+def test_a_bad_deploy_does_not_send_its_backlog_to_the_dead_letters_in_seconds() -> None:
+    job = MemoryJob()
+    job.write("orders", 0, [b"no JSON"] * 3)
+    with job.consumer("billing", value_deserializer=json_deserializer(), max_attempts=3, back_off=[1, 60]) as consumer:
+        for wait_ms in (1_000, 60_000, 0):
+            assert consumer.pop("orders", 0).late_count == 3
+            consumer.flush()
+            job.advance(max(0, wait_ms - 1))
+            assert consumer.pop("orders", 0).late_count == 0
+            job.advance(1)
+        assert len(consumer.pop("orders", 0)) == 0
+    changes = [record for record in job.records if isinstance(record, ChangeInvisible)]
+    assert len(changes) == 3, "one request for each pop"
+    assert {(entry.release, entry.cause) for change in changes for entry in change.entries} == {
+        ("back_off", "DecodeError: JSON is malformed: invalid character (byte 4)")
+    }
+
+
+def test_a_deserializer_decides_as_a_handler_does(job: MemoryJob) -> None:
+    def deserialize(value: bytes) -> object:
+        try:
+            return json.loads(value)
+        except ValueError as error:
+            raise Reject("not JSON") from error
+
+    def hide(error: BaseException) -> str:
+        return type(error).__name__
+
+    with job.consumer("billing", value_deserializer=deserialize, describe_error=hide) as consumer:
+        assert [message.queue_offset for message in consumer.pop("orders", 0)] == [0, 2, 3, 4, 5]
+    (rejected,) = (record for record in job.records if isinstance(record, RejectCommand))
+    assert [(entry.offsets, entry.cause) for entry in rejected.entries] == [([(1, 1)], "not JSON: JSONDecodeError")]
 
 
 def test_the_types_follow_the_deserializer(job: MemoryJob) -> None:
@@ -83,7 +127,9 @@ def test_the_types_follow_the_deserializer(job: MemoryJob) -> None:
 
 def test_an_orderly_group_waits_for_what_cannot_be_deserialized(job: MemoryJob) -> None:
     seen: list[int] = []
-    with job.consumer("billing", topics=["orders"], order=True, value_deserializer=json.loads) as consumer:
+    with job.consumer(
+        "billing", topics=["orders"], order=True, value_deserializer=json.loads, back_off=[1]
+    ) as consumer:
         (message,) = consumer.subscribe().take(10, timeout_s=60)
         seen.append(message.body["number"])
         message.ack().result(60)
@@ -97,7 +143,7 @@ def test_the_unit_of_a_value_that_cannot_be_deserialized_is_redelivered(job: Mem
         [InnerMessage(found, 0, None, []) for found in (b"1", b"no JSON", b"3")], created_ms=7, ids=["a", "b", "c"]
     )
     job.append("units", 0, Payload(None, value, [*headers], 7), count=3)
-    with job.consumer("billing", value_deserializer=json.loads) as consumer:
+    with job.consumer("billing", value_deserializer=json.loads, back_off=[1]) as consumer:
         popped = consumer.pop("units", 0)
         assert (popped.messages, popped.late_count) == ([], 3)
         consumer.flush()
