@@ -144,7 +144,7 @@ class Settlement:
                 return
             elif goes_back and self._resender is not None and (part.unit.is_begun or not change.suspend):
                 attempts = part.message.attempt - change.suspend
-                self._send_again(call, part, self._redelivery(attempts, change.invisible_time_ms))
+                self._send_again(call, part, self._redelivery(attempts, change))
             else:
                 self._change_unit(call, part, change, keeps=not goes_back)
 
@@ -261,9 +261,10 @@ class Settlement:
         future = call.units[id(unit)] = self._entries.change([(unit.message, change)], keeps=keeps)
         call.follow(future, [part.index])
 
-    def _redelivery(self, attempts: int, delay_ms: int) -> Redelivery:
-        now_ms = self._broker_clock.now_ms(time.monotonic())
-        return Redelivery(self._group, attempts, now_ms + delay_ms if delay_ms and now_ms is not None else 0)
+    def _redelivery(self, attempts: int, change: Change) -> Redelivery:
+        now_ms, delay_ms = self._broker_clock.now_ms(time.monotonic()), change.invisible_time_ms
+        not_before_ms = now_ms + delay_ms if delay_ms and now_ms is not None else 0
+        return Redelivery(self._group, attempts, not_before_ms, cause=change.cause)
 
     def _send_again(self, call: _Call, part: _Part, resent: Redelivery) -> None:
         """Send a message by itself, which settles it when it is written; otherwise its unit is redelivered."""

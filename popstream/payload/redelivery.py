@@ -2,7 +2,8 @@
 
 Its value is JSON:
 
-    {"group": "billing", "attempts": 2, "not_before_ms": 1790000000000, "reject": "no such customer"}
+    {"group": "billing", "attempts": 2, "not_before_ms": 1790000000000, "cause": "TimeoutError: the bank sleeps"}
+    {"group": "billing", "attempts": 2, "reject": "no such customer"}
 
 The message is for one group: consumers of other groups ack it without handing it out (seed 002, question 3: a message
 that failed inside a batch is sent to the broker again).
@@ -31,12 +32,14 @@ class Redelivery(msgspec.Struct, frozen=True, omit_defaults=True):
         attempts: Number of attempts that the message has had.
         not_before_ms: Before this time of the broker's clock the message is not handed out, but leased on; 0: at once.
         reject: The message is rejected with this cause; None: it is handed out.
+        cause: What its handler has raised, for who looks at the record or its dead letter; None: no handler failed.
     """
 
     group: str
     attempts: int = 0
     not_before_ms: int = 0
     reject: str | None = None
+    cause: str | None = None
 
     def header(self) -> tuple[str, bytes]:
         """Return the header of a record.
@@ -51,7 +54,7 @@ class Redelivery(msgspec.Struct, frozen=True, omit_defaults=True):
         """Decode the headers of a record; None: it is not a redelivery, or its header is malformed.
 
         >>> Redelivery.parse([Redelivery("billing", 2).header()]), Redelivery.parse([("popstream-resent", b"?")])
-        (Redelivery(group='billing', attempts=2, not_before_ms=0, reject=None), None)
+        (Redelivery(group='billing', attempts=2, not_before_ms=0, reject=None, cause=None), None)
         """
         value = dict(headers).get(REDELIVERY_HEADER)
         try:

@@ -233,7 +233,7 @@ def test_a_set_that_fails_at_its_first_message_sends_all_again_and_its_unit_is_d
         consumer.flush()
     assert [record["value"] for record in kafka.sent[2:]] == [b"0", b"1", b"2", b"3"]
     resent = [Redelivery.parse(record["headers"]) for record in kafka.sent[2:]]
-    assert [one and one.attempts for one in resent] == [1, 0, 0, 0]
+    assert [one and (one.attempts, one.cause) for one in resent] == [(1, "ValueError: always"), *[(0, None)] * 3]
     acked = [offsets for ack in sent(job, Ack) for entry in ack.entries for offsets in entry.offsets]
     assert min(acked)[0] == 0
 
