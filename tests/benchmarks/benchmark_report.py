@@ -33,7 +33,8 @@ latency       milliseconds: `operation` send -> answer, `message` send -> handle
               `idle`: shares of a core that an idle job and its JVM use, a sample a second;
               `large_records`: growth of a consumer's memory while it drains 2,000 records of 1 MiB
 consume       a handler that does nothing, by the way to consume: `cpu_us` of the client a message, `in_memory` (without
-              the CPU of the job) and with a `job`, there also `messages_a_second` of 100 bytes from 8 queues
+              the CPU of the job) and with a `job`, there also `messages_a_second` of 100 bytes from 8 queues, or as
+              many as the name says
 redelivery    `after_kill_s` until the message of a killed consumer with leases of 10 s is popped again; `after_time_ms`
               from the delivery time of a message to its handler, [median, greatest]
 fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `messages_a_second` (medians): with each
