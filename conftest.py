@@ -5,12 +5,8 @@ runs. Processes that tests start choose as those of a user do.
 """
 
 import os
-from importlib.util import find_spec
 
 import pytest
-
-# Its extra is not among the locked packages; tests/support/in_process/open_telemetry.py stands in for it.
-collect_ignore = [] if find_spec("opentelemetry") else ["popstream/opentelemetry.py"]
 
 _FORM = os.environ.get("TEST_FORM", "pure")
 

@@ -15,7 +15,16 @@ from popstream import __version__
 from popstream.observer import Observer
 
 try:
-    from opentelemetry import propagate, trace
+    from opentelemetry.propagate import extract, inject
+    from opentelemetry.trace import (
+        Link,
+        SpanKind,
+        Status,
+        StatusCode,
+        get_current_span,
+        get_tracer,
+        set_span_in_context,
+    )
 except ModuleNotFoundError as error:
     text = "popstream.opentelemetry needs opentelemetry-api: pip install 'popstream[opentelemetry]'"
     raise ModuleNotFoundError(text, name=error.name) from error
@@ -46,15 +55,15 @@ class OpenTelemetryTraces(Observer):
     """
 
     def __init__(self, tracer_provider: Any = None) -> None:  # noqa: ANN401 - the API is no dependency of popstream
-        self._tracer = trace.get_tracer("popstream", __version__, tracer_provider)
+        self._tracer = get_tracer("popstream", __version__, tracer_provider)
 
     def sending(self, client_id: str, message: OutgoingMessage, headers: list[tuple[str, bytes]]) -> OnSent:
         """`Observer.sending`."""
         attributes: dict[str, Any] = {**_attributes("send", message.topic, client_id), **_key(message.key)}
         if message.value is None:
             attributes["messaging.kafka.message.tombstone"] = True
-        span = self._tracer.start_span(f"send {message.topic}", kind=trace.SpanKind.PRODUCER, attributes=attributes)
-        propagate.inject(headers, trace.set_span_in_context(span), _SETTER)
+        span = self._tracer.start_span(f"send {message.topic}", kind=SpanKind.PRODUCER, attributes=attributes)
+        inject(headers, set_span_in_context(span), _SETTER)
 
         def on_sent(sent: Future[SendResult]) -> None:
             error = sent.exception()
@@ -63,7 +72,7 @@ class OpenTelemetryTraces(Observer):
                 span.set_attributes(_place(result.queue_id, result.queue_offset, result.message_id))
             else:
                 span.record_exception(error)
-                span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+                span.set_status(Status(StatusCode.ERROR, str(error)))
                 span.set_attribute("error.type", type(error).__qualname__)
             span.end()
 
@@ -75,17 +84,17 @@ class OpenTelemetryTraces(Observer):
         first = messages[0]
         attributes = _attributes("process", first.topic, consumer.client_id)
         attributes["messaging.consumer.group.name"] = consumer.group
-        parents = [propagate.extract(message.headers, getter=_GETTER) for message in messages]
+        parents = [extract(message.headers, getter=_GETTER) for message in messages]
         if len(messages) == 1:
             context, links = parents[0], []
             attributes |= _place(first.queue_id, first.queue_offset, first.message_id)
             attributes |= {**_key(first.key), "popstream.attempt": first.attempt}
         else:
-            spans = [trace.get_current_span(parent).get_span_context() for parent in parents]
-            context, links = None, [trace.Link(span) for span in spans if span.is_valid]
+            spans = [get_current_span(parent).get_span_context() for parent in parents]
+            context, links = None, [Link(span) for span in spans if span.is_valid]
             attributes["messaging.batch.message_count"] = len(messages)
         with self._tracer.start_as_current_span(
-            f"process {first.topic}", context, kind=trace.SpanKind.CONSUMER, attributes=attributes, links=links
+            f"process {first.topic}", context, kind=SpanKind.CONSUMER, attributes=attributes, links=links
         ) as span:
             try:
                 yield
