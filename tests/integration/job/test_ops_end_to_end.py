@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,9 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from broker_state.audit import REJECTED_HEAD_BYTES
+from connectors.kafka.topic_admin import create_message_topic
 from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
+from popstream import Consumer, Message, Reject
 from popstream.wire.base_errors import Fenced
 from popstream.wire.limits import RECORD_BYTES_MAX
 from tests.support.left_behind import end_offsets, records_between
@@ -288,6 +292,81 @@ def test_a_dead_letter_of_a_topic_that_is_not_there_says_so(wire: Wire, queue: s
         assert headers["popstream.reason"] == b"why"
         assert headers["popstream.topic"] == queue.encode()
         assert "popstream.gone" in headers
+
+
+@pytest.fixture
+def topic(wire: Wire, topic_prefix: str) -> str:
+    """A topic in Kafka with two messages in its only queue, which can be popped."""
+    facts = create_message_topic(wire.job.bootstrap_servers, topic_prefix, 1)
+    for value in (b"espresso", b"mocha"):
+        wire.producer.send(topic_prefix, value, partition=0).get(30)
+    assert wire.ask("declare", topic_prefix, topic_id=facts.topic_id)["applied"]
+    assert wire.ask("dispatch", topic_prefix, ranges=[{"first": 0, "last": 1}])["commit_position"] == 2
+    return topic_prefix
+
+
+def test_a_dead_letter_says_what_its_handler_raised(wire: Wire, topic: str) -> None:
+    job = wire.job
+    before = end_offsets(job.bootstrap_servers, job.topics.dead_letters)
+
+    def handle(message: Message) -> None:
+        if message.value == b"espresso":
+            raise ConnectionError("the bank is away")
+        consumer.stop()
+        raise Reject("no chocolate") from KeyError("cocoa")
+
+    prefix = job.settings.topic_prefix
+    with Consumer(job.bootstrap_servers, group="g", prefix=prefix, topics=[topic], max_attempts=1) as consumer:
+        consumer.run(handle)
+
+    def letters() -> list[Any]:
+        after = end_offsets(job.bootstrap_servers, job.topics.dead_letters)
+        found = list(records_between(job.bootstrap_servers, job.topics.dead_letters, before, after))
+        return found if len(found) == 2 else []
+
+    headers = {letter.value: dict(letter.headers) for letter in wait_for(letters, job)}
+    espresso, mocha = headers[b"espresso"], headers[b"mocha"]
+    assert espresso["popstream.reason"] == b"attempt_limit"
+    assert espresso["popstream.cause"] == b"handler: ConnectionError: the bank is away"
+    assert mocha["popstream.reason"] == b"no chocolate: KeyError: 'cocoa'"
+    assert "popstream.cause" not in mocha
+
+
+HOLDING = """
+import sys, time
+from popstream import Consumer
+
+servers, prefix, topic = sys.argv[1:]
+
+def handle(message):
+    print("held", flush=True)
+    time.sleep(3_600)
+
+with Consumer(servers, group="g", prefix=prefix, topics=[topic], invisible_time_ms=10_000) as consumer:
+    consumer.run(handle)
+"""
+
+
+@pytest.mark.long
+def test_a_message_of_a_killed_consumer_comes_again_when_its_lease_is_over(wire: Wire, topic: str) -> None:
+    """Its lease is as long as it asked for, however often it was renewed; by RocketMQ's ladder it took a minute."""
+    job = wire.job
+    arguments = (job.bootstrap_servers, job.settings.topic_prefix, topic)
+    command = [sys.executable, "-c", HOLDING, *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding:
+        try:
+            assert holding.stdout is not None
+            assert holding.stdout.readline() == "held\n"
+            wire.rows("deliveries", topic=topic, step="changed", revision=2)  # renewed twice
+        finally:
+            killed_ms = time.time() * 1000
+            holding.kill()
+    with Consumer(job.bootstrap_servers, group="g", prefix=arguments[1]) as consumer:
+        popped = consumer.pop(topic, 0, max_messages=1, poll_time_ms=60_000)
+        assert [(message.value, message.attempt) for message in popped] == [(b"espresso", 2)]
+    ended = wire.rows("deliveries", topic=topic, step="expired")
+    # A renewal that was on its way may have been decided after the kill.
+    assert max(row["at_ms"] for row in ended) - killed_ms < 20_000
 
 
 def test_two_jobs_cannot_share_a_folder(spark: SparkSession, job: Job) -> None:

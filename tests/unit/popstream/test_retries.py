@@ -490,7 +490,8 @@ def test_a_handler_that_fails_after_it_has_closed_and_kept_its_lease_ends_in_ord
 
 
 FORKING = """
-import os, sys
+import asyncio, os, sys
+from popstream import AsyncConsumer
 from popstream.testing import MemoryJob
 
 job = MemoryJob()
@@ -505,7 +506,13 @@ def handle(message):
     elif sys.argv[1] == "raises":
         raise ValueError("in the child")
 
-consumer.run(handle)
+async def work(message):
+    handle(message)
+
+if sys.argv[2] == "async":
+    asyncio.run(AsyncConsumer.of(consumer).run(work))
+else:
+    consumer.run(handle)
 consumer.close()
 job.advance(3_600_000)
 with job.consumer("billing") as other:
@@ -514,10 +521,11 @@ with job.consumer("billing") as other:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("way", ["run", "async"])
 @pytest.mark.parametrize("how", ["returns", "raises"])
-def test_the_child_of_a_handler_that_forks_settles_nothing(how: str) -> None:
+def test_the_child_of_a_handler_that_forks_settles_nothing(how: str, way: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORKING, how],
+        [sys.executable, "-c", FORKING, how, way],
         capture_output=True,
         text=True,
         timeout=60,

@@ -20,6 +20,8 @@ from popstream import (
     Reject,
     json_deserializer,
     json_serializer,
+    msgpack_deserializer,
+    msgpack_serializer,
 )
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.payload.payloads import Payload
@@ -170,6 +172,23 @@ def test_a_producer_serializes_what_it_sends() -> None:
             refused.result(60)
         assert raised.value.subject == "orders"
     assert [record["value"] for record in kafka.sent] == [b'{"number":7}', b'{"number":8}', None]
+
+
+def test_message_pack_goes_from_a_producer_to_a_consumer() -> None:
+    job = MemoryJob()
+    with (
+        job.producer(value_serializer=msgpack_serializer) as producer,
+        job.consumer("billing", value_deserializer=msgpack_deserializer(Order), back_off=[1]) as consumer,
+    ):
+        for value in (Order(7), {"number": 8}, {"number": "nine"}):
+            producer.send_and_wait("orders", value)
+        popped = consumer.pop("orders")
+        assert [(message.value, message.body) for message in popped] == [
+            (b"\x81\xa6number\x07", Order(7)),
+            (b"\x81\xa6number\x08", Order(8)),
+        ]
+        consumer.flush()
+    assert released(job)[0] == ([(2, 2)], 1_000, False)
 
 
 def test_a_serializer_that_returns_no_bytes_is_refused() -> None:

@@ -82,6 +82,33 @@ def test_by_sigterm_while_a_handler_works() -> None:
     assert lines[-1] == "[([(4, 9)], 0), ([(1, 9)], 0)]"
 
 
+@pytest.mark.parametrize(
+    ("when", "given_back"),
+    [("at work", "[([(4, 9)], 0), ([(3, 3)], 60000), ([(4, 9)], 0)]"), ("waiting", "[([(4, 9)], 0)]")],
+)
+def test_by_sigint_while_the_main_thread_iterates(when: str, given_back: str) -> None:
+    process = started(
+        f"""
+        import sys
+        sys.stderr = open("/dev/null", "w")
+        consumer.close()
+        with job.consumer("shipping", topics=["orders"], back_off=[60]) as worker:
+            for message in worker:
+                with message:
+                    if (message.queue_offset, {when!r}) == (3, "at work"):
+                        print("ready", flush=True)
+                        time.sleep(60)
+                if message.queue_offset == 9:
+                    print("ready", flush=True)
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    status, lines = ended(process)
+    assert (status, lines[-1]) == (-signal.SIGINT, given_back)
+
+
 def test_a_handler_of_ones_own_for_sigterm_is_left_alone() -> None:
     process = started(
         """

@@ -6,11 +6,13 @@ Method: the window by itself; then consumers of the kernel in memory, whose hand
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
+from collections import Counter
 
 import pytest
 
-from popstream import AsyncConsumer, Message
+from popstream import AsyncConsumer, Consumer, Message
 from popstream.pop.prefetch_window import PrefetchWindow
 from popstream.testing.memory_job import MemoryJob
 from tests.support.threads import eventually, in_thread
@@ -124,6 +126,37 @@ def test_two_consumers_share_a_small_backlog_of_slow_messages(job: MemoryJob) ->
         for thread in threads:
             thread.join(60)
     assert sorted(done["first"] + done["second"]) == list(range(200))
+
+
+def test_four_consumers_get_a_fair_share_of_a_small_backlog_of_slow_messages(job: MemoryJob) -> None:
+    """All work at the same pace, until one of them finds nothing more."""
+    turn = threading.Barrier(4)
+    done: Counter[str] = Counter()
+
+    def work(consumer: Consumer) -> threading.Thread:
+        def handle(_: Message) -> None:
+            with contextlib.suppress(threading.BrokenBarrierError):
+                turn.wait(60)
+            done[consumer.client_id] += 1
+
+        return in_thread(lambda: consumer.run(handle))
+
+    with contextlib.ExitStack() as opened:
+        consumers = [opened.enter_context(job.consumer("billing", topics=["orders"])) for _ in range(4)]
+        threads = [work(consumer) for consumer in consumers]
+
+        def is_one_without_work() -> bool:
+            held = [consumer.held_count for consumer in consumers]
+            return min(held) == 0 and sum(held) + done.total() >= 200
+
+        eventually(is_one_without_work)
+        turn.abort()
+        eventually(lambda: done.total() == 200)
+        for consumer, thread in zip(consumers, threads, strict=True):
+            consumer.stop()
+            thread.join(60)
+    assert len(done) == 4
+    assert min(done.values()) >= 25, "half of an equal share"
 
 
 def test_messages_that_are_taken_and_not_settled_leave_room_for_more(job: MemoryJob) -> None:
