@@ -60,7 +60,10 @@ def queue(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option(help="show the newest units with this key, or that carry a message with this key or message id"),
+        typer.Option(
+            help="show the newest units with this key, or that carry a message with this key or message id; the message"
+            " ids of plain records are not indexed"
+        ),
     ] = None,
     limit: Annotated[int, typer.Option(help="units with a key, and runs of holes, at most", min=1, max=1000)] = 10,
     rebuild_from: Annotated[
