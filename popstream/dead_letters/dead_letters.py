@@ -139,7 +139,7 @@ class DeadLetters:
         queue_ids: dict[str, Mapping[int, LogBounds]] = {}
 
         def plan(letter: Letter) -> Sequence[RedrivenRecord]:
-            if not letter.obstacle and letter.topic not in queue_ids:
+            if not letter.cannot_redrive and letter.topic not in queue_ids:
                 queue_ids[letter.topic] = self._topics.bounds(letter.topic)
             return plan_redrive(letter, to, self._topics.type_of, queue_ids.get(letter.topic, {}))
 

@@ -52,7 +52,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
         history: The last pop, and the operation by which it was given up; None: the header is malformed.
         given_up_ms: When it was given up, in ms since 1970.
         redrives: How many times the message was redriven before.
-        obstacle: Why it cannot be redriven, whatever its topic is now; an empty text: it can.
+        cannot_redrive: Why it cannot be redriven, whatever its topic is now; an empty text: it can.
         key: Key of the message.
         value: Value of the message; empty if the message is not in the letter.
         headers: Headers of the message, those of popstream included.
@@ -72,7 +72,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
     history: DeadLetterHistory | None
     given_up_ms: int
     redrives: int
-    obstacle: str
+    cannot_redrive: str
     key: bytes | None
     value: bytes | None
     headers: list[tuple[str, bytes | None]]
@@ -91,15 +91,15 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, partition: int, kafka_offset: int, record: Payload) -> Letter:
-        """Return the letter of a record of the dead-letter topic; what is no letter has an obstacle that says so."""
+        """Return the letter of a record of the dead-letter topic; what is no letter has an cannot_redrive that says so."""
         found = {name: value or b"" for name, value in record.headers if name in DEAD_LETTER_HEADERS}
         queue_id = _number(found.get(DEAD_LETTER_QUEUE_ID_HEADER))
         queue_offset = _number(found.get(DEAD_LETTER_QUEUE_OFFSET_HEADER))
         topic, group = _text(found.get(DEAD_LETTER_TOPIC_HEADER)), _text(found.get(DEAD_LETTER_GROUP_HEADER))
         is_letter = bool(topic and group) and queue_id >= 0 and queue_offset >= 0
-        obstacle = "" if is_letter else "its headers are not those of a dead letter"
+        cannot_redrive = "" if is_letter else "its headers are not those of a dead letter"
         for name in (DEAD_LETTER_GONE_HEADER, DEAD_LETTER_TOO_LARGE_HEADER):
-            obstacle = obstacle or _text(found.get(name))
+            cannot_redrive = cannot_redrive or _text(found.get(name))
         history = _history(found.get(DEAD_LETTER_HISTORY_HEADER))
         return cls(
             partition=partition,
@@ -118,7 +118,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
             history=history,
             given_up_ms=record.timestamp_ms if history is None else history.dead_lettered_ms,
             redrives=Redriven.count_of(record.headers),
-            obstacle=obstacle,
+            cannot_redrive=cannot_redrive,
             key=record.key,
             value=record.value,
             headers=[(name, value) for name, value in record.headers if name not in DEAD_LETTER_HEADERS],

@@ -60,8 +60,8 @@ def plan_redrive(
     Raises:
         Invalid: It cannot be redriven.
     """
-    if letter.obstacle:
-        raise Invalid(letter.obstacle, subject=letter.place)
+    if letter.cannot_redrive:
+        raise Invalid(letter.cannot_redrive, subject=letter.place)
     if letter.queue_id not in queue_ids:
         message = f"{letter.topic}/{letter.queue_id} does not exist any more"
         raise Invalid(message, subject=letter.place)

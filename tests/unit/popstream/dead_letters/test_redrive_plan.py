@@ -48,7 +48,12 @@ def test_a_letter_says_what_the_job_has_written() -> None:
         "handler: KeyError",
         16,
     )
-    assert (letter.given_up_ms, letter.headers, letter.obstacle, letter.redrives) == (8_000, [("trace", b"1")], "", 0)
+    assert (letter.given_up_ms, letter.headers, letter.cannot_redrive, letter.redrives) == (
+        8_000,
+        [("trace", b"1")],
+        "",
+        0,
+    )
     assert letter.history is not None
     assert (letter.history.ops_partition, letter.history.ops_kafka_offset, letter.history.epoch) == (1, 99, 3)
 
@@ -149,4 +154,4 @@ def test_a_malformed_history_keeps_no_letter_from_being_read(history: bytes) -> 
     copied = copy_of(GIVEN_UP, 10, message())
     headers: list[tuple[str, bytes | None]] = [*copied.headers, ("popstream.history", history)]
     letter = Letter.of(1, 5, Payload(copied.key, copied.value, headers, 9_000))
-    assert (letter.history, letter.given_up_ms, letter.obstacle) == (None, 9_000, "")
+    assert (letter.history, letter.given_up_ms, letter.cannot_redrive) == (None, 9_000, "")
