@@ -91,7 +91,7 @@ class Letter(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, partition: int, kafka_offset: int, record: Payload) -> Letter:
-        """Return the letter of a record of the dead-letter topic; what is no letter has an cannot_redrive that says so."""
+        """Return the letter of a record of the dead-letter topic; of what is no letter `cannot_redrive` says so."""
         found = {name: value or b"" for name, value in record.headers if name in DEAD_LETTER_HEADERS}
         queue_id = _number(found.get(DEAD_LETTER_QUEUE_ID_HEADER))
         queue_offset = _number(found.get(DEAD_LETTER_QUEUE_OFFSET_HEADER))

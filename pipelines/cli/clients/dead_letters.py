@@ -206,7 +206,7 @@ def _print_table(console: Console, letters: Sequence[Letter], *, handled: bool) 
 
 def _why(letter: Letter) -> str:
     why = letter.reason if letter.cause is None else f"{letter.reason}, {letter.cause.removeprefix(HANDLER)}"
-    return f"{why} ({letter.obstacle})" if letter.obstacle else why
+    return f"{why} ({letter.cannot_redrive})" if letter.cannot_redrive else why
 
 
 def _handled_text(handling: LetterHandling | None) -> str:
@@ -247,8 +247,8 @@ def _shown_facts(letter: Letter, target: Target) -> dict[str, str]:
         facts["given up by"] = f"the operation at {place} of {target.prefix}.ops"
     if letter.redrives:
         facts["redriven before"] = counted(letter.redrives, "time")
-    if letter.obstacle:
-        facts["no redrive"] = letter.obstacle
+    if letter.cannot_redrive:
+        facts["no redrive"] = letter.cannot_redrive
     facts["handled"] = _handled_text(letter.handling) or "no"
     places = {"in its queue": letter.queue_offset}
     if letter.handling is not None and letter.handling.sent:
