@@ -199,7 +199,8 @@ class HandOut:
     def _claim(self, now_s: float) -> tuple[list[Message], PoppedSet, int] | None:
         """Take a part of one set, and reserve bytes for its records."""
         in_use = self._held.payload_bytes + self._reserved_bytes
-        if in_use and in_use + self._longest_bytes > self._prefetch_bytes:
+        # Until it is known how long records are, one part is fetched at a time: each fetches at least one record.
+        if in_use and (not self._longest_bytes or in_use + self._longest_bytes > self._prefetch_bytes):
             return None
         for popped in self._sets:
             if popped.is_ready:
@@ -235,7 +236,7 @@ class HandOut:
         """Return the messages of a part for the caller, and those that must be released."""
         with self._changed:
             self._reserved_bytes -= reserved_bytes
-            self._longest_bytes = max(self._longest_bytes, filled.longest_bytes)
+            self._longest_bytes = max(self._longest_bytes, filled.longest_bytes, int(bool(filled.messages)))
             behind = popped.filled(part, filled.left)
             going_back = set(map(id, behind))
             messages = [message for message in filled.messages if id(message.leased) not in going_back]

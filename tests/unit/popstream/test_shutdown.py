@@ -97,7 +97,8 @@ def test_by_sigint_while_the_main_thread_iterates(when: str, given_back: str) ->
                 with message:
                     if (message.queue_offset, {when!r}) == (3, "at work"):
                         print("ready", flush=True)
-                        time.sleep(60)
+                        for _ in range(600):  # one long sleep may begin just after the signal, and not notice it
+                            time.sleep(0.1)
                 if message.queue_offset == 9:
                     print("ready", flush=True)
         """
