@@ -106,6 +106,10 @@ class DuckDbTables:
         self._connection.close()
         self._spill.cleanup()
 
+    def interrupt(self) -> None:
+        """End the query that another thread runs, if there is one: it raises duckdb.InterruptException."""
+        self._connection.interrupt()
+
     def columns(self, sql: str) -> list[str]:
         """Return the names of a query's columns. Raises duckdb.Error, as all methods that take a query."""
         return self._connection.sql(sql).columns

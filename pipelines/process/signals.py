@@ -2,11 +2,14 @@
 
 import contextlib
 import signal
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 
-__all__ = ["STOP_SIGNALS", "handled_signals", "held_signals"]
+__all__ = ["STOP_SIGNALS", "handled_signals", "held_signals", "interrupted_by_signals"]
+
+AGAIN_S = 0.1
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -25,6 +28,48 @@ def handled_signals(handler: Callable[[int, FrameType | None], None]) -> Iterato
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextlib.contextmanager
+def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[None]:
+    """Call `interrupt` from a thread when a stop signal arrives, from entry to exit, and again until the exit.
+
+    For a library that works for minutes without Python: handlers of signals run late, and their error may be lost in
+    that of the library. Does nothing outside the main thread.
+
+    Raises:
+        KeyboardInterrupt: In place of any error of the block after a signal.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    ended = threading.Event()
+    received: list[int] = []
+
+    def watch() -> None:
+        while not received and (number := reader.recv(1)):
+            received.extend(set(number) & set(STOP_SIGNALS))
+        if received:
+            while not ended.wait(AGAIN_S):  # the call may not have begun yet
+                interrupt()
+
+    thread = threading.Thread(target=watch, name="interrupt", daemon=True)
+    before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    thread.start()
+    try:
+        yield
+    except Exception:
+        if received:
+            raise KeyboardInterrupt(received[0]) from None
+        raise
+    finally:
+        signal.set_wakeup_fd(before)
+        ended.set()
+        writer.close()
+        thread.join()
+        reader.close()
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from connectors.delta.tables import TABLES, table_path
 from connectors.delta.views import by_message_views
 from pipelines.cli.tables.query_options import EVERY_TABLE
 from pipelines.cli.tables.query_result import QueryResult
+from pipelines.process.signals import interrupted_by_signals
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 __all__ = ["duckdb_result"]
@@ -53,7 +54,7 @@ def duckdb_result(
     at = None if at_ms is None else datetime.fromtimestamp(at_ms / 1000, UTC)
     snapshots = [open_snapshot(table_path(delta_root, name), version=chosen.get(name), at=at) for name in names]
     try:
-        with DuckDbTables(snapshots) as tables:
+        with DuckDbTables(snapshots) as tables, interrupted_by_signals(tables.interrupt):
             names_of_all = [*existing, *by_message_views(existing)]
             yield QueryResult(tables.columns(sql), tables.rows(sql), names_of_all, lambda: tables.arrow_reader(sql))
     except duckdb.Error as error:

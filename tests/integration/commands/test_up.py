@@ -285,7 +285,17 @@ def test_metrics_are_those_that_are_declared_and_show_lanes_and_owner(up: Up, me
 
 def test_a_command_with_spark_that_is_stopped_ends_in_one_line(up: Up) -> None:
     forever = "SELECT java_method('java.lang.Thread', 'sleep', 600000L)"
-    command = [str(POPSTREAM), "query", forever, "--folder", str(up.folder), "--var", str(ROOT / "var")]
+    command = [
+        str(POPSTREAM),
+        "query",
+        "--engine",
+        "spark",
+        forever,
+        "--folder",
+        str(up.folder),
+        "--var",
+        str(ROOT / "var"),
+    ]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
     try:
         wait_for(lambda: bool(psutil.Process(process.pid).children()))  # the JVM: signals are handled by now

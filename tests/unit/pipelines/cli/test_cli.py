@@ -9,10 +9,12 @@ import shutil
 import signal
 import socket
 import stat
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+import duckdb
 import msgspec
 import pytest
 import structlog
@@ -32,7 +34,7 @@ from pipelines.cli.app import app, main
 from pipelines.cli.clients import send_and_consume
 from pipelines.cli.clients.ops import EXAMPLES, read_operations
 from pipelines.cli.clients.send_and_consume import printable
-from pipelines.cli.exits import Group
+from pipelines.cli.exits import Group, interrupt
 from pipelines.cli.options import load_settings
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.state.status import _print as print_status
@@ -45,7 +47,7 @@ from pipelines.control.metrics import Metrics, Totals
 from pipelines.control.server import ControlServer
 from pipelines.job_settings import OTHER_VARIABLES, unknown_variables
 from pipelines.process.preflight import require_ready
-from pipelines.process.signals import held_signals
+from pipelines.process.signals import held_signals, interrupted_by_signals
 from pipelines.settings_reference import settings_markdown
 from popstream import Message, OutgoingMessage, Producer, ReceiptHandle
 from popstream.testing._memory_kafka import MemoryKafka
@@ -598,6 +600,21 @@ def test_only_its_user_can_read_the_job_file(tmp_path: Path) -> None:
     assert JobFile.read(tmp_path / "job.json") == job
     (tmp_path / "job.json").write_text("{")
     assert JobFile.read(tmp_path / "job.json") is None
+
+
+def test_a_signal_ends_a_query_that_runs_without_python() -> None:
+    connection = duckdb.connect()
+    before = signal.signal(signal.SIGTERM, interrupt)
+    sender = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGTERM))
+    try:
+        with pytest.raises(KeyboardInterrupt), interrupted_by_signals(connection.interrupt):  # noqa: PT012 - both raise
+            sender.start()
+            connection.execute("SELECT sum(a.range * b.range) FROM range(10_000_000_000) a, range(10_000) b").fetchall()
+    finally:
+        sender.join()
+        signal.signal(signal.SIGTERM, before)
+        connection.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name == "interrupt"] == []
 
 
 def test_a_signal_while_spark_is_launched_takes_effect_afterwards() -> None:
