@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[2]
 WIRE = frozenset(("msgspec", "xxhash"))
 CLIENT = WIRE | {"kafka"}
 EXTRAS = {
+    "key_stores.py": {"cryptography"},  # for PKCS12 stores only
     "librdkafka_reader.py": {"confluent_kafka"},
     "opentelemetry.py": {"opentelemetry"},
     "prometheus.py": {"prometheus_client"},

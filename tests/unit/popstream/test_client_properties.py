@@ -1,0 +1,201 @@
+"""Claim: a `client.properties` is understood as Kafka's tools do; what is wrong in it is named with file and line.
+
+And never with a value that may be a secret.
+"""
+
+from __future__ import annotations
+
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+
+from popstream.client_properties import ClientProperties, read_client_properties
+from popstream.wire.base_errors import Invalid
+from tests.support.certificates import Authority
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SECRET = "canary-7f3a"  # noqa: S105 - not one
+LOGIN = f"""\
+security.protocol=SASL_PLAINTEXT
+sasl.mechanism=SCRAM-SHA-512
+sasl.jaas.config={SCRAM} required username="job" password="{SECRET}";
+"""
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("authority"))
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "client.properties"
+
+
+def read(file: Path, text: str) -> ClientProperties:
+    file.write_text(text, encoding="utf-8")
+    return read_client_properties(file)
+
+
+def one_line(text: str) -> str:
+    return text.replace("\n", "\\n\\\n")
+
+
+@pytest.mark.parametrize(
+    ("jaas", "expected"),
+    [
+        (f'{SCRAM} required username="u" password="p q";', ("u", "p q")),
+        (f"{SCRAM} required \\\n  username=u \\\n  password=p ;", ("u", "p")),
+        (rf'{SCRAM} required password="a\\"b\\\\c;d=" username = "u";', ("u", 'a"b\\c;d=')),
+        (rf'{SCRAM} required username="u" password="\u00e9";', ("u", "é")),
+    ],
+)
+def test_the_login_is_that_of_jaas(file: Path, jaas: str, expected: tuple[str, str]) -> None:
+    text = f"security.protocol=SASL_PLAINTEXT\nsasl.mechanism=SCRAM-SHA-256\nsasl.jaas.config={jaas}\n"
+    found = read(file, text)
+    assert (found.username, found.password) == expected
+    assert (found.sasl_mechanism, found.ssl_context) == ("SCRAM-SHA-256", None)
+
+
+def test_an_empty_file_is_a_connection_without_anything(file: Path) -> None:
+    found = read(file, "\n")
+    assert (found.security_protocol, found.sasl_mechanism, found.ssl_context) == ("PLAINTEXT", "", None)
+
+
+def test_what_it_prints_has_no_secret(file: Path, authority: Authority) -> None:
+    store = authority.key_store("printed", password=SECRET)
+    text = (
+        f"{LOGIN.replace('SASL_PLAINTEXT', 'SASL_SSL')}ssl.keystore.type=PEM\nssl.keystore.location={store}\n"
+        f"ssl.key.password={SECRET}\n"
+    )
+    found = read(file, text)
+    assert found.key_pair is not None
+    assert SECRET not in f"{found!r} {found} {found.key_pair!r} {found.key_pair}"
+
+
+def test_stores_are_pem_files_pem_text_or_pkcs12(file: Path, authority: Authority) -> None:
+    """Java opens a PKCS12 store by the type JKS, too, which is the default."""
+    trust, pem = authority.trust_store, authority.key_store("pem", password=SECRET)
+    p12 = authority.key_store("p12", password=SECRET, as_pkcs12=True)
+    key, certificate = pem.read_text().split("-----BEGIN CERTIFICATE")
+    in_files = read(
+        file,
+        "security.protocol=SSL\nssl.truststore.type=PEM\nssl.keystore.type=PEM\n"
+        f"ssl.truststore.location={trust}\nssl.keystore.location={pem}\nssl.key.password={SECRET}\n",
+    )
+    in_text = read(
+        file,
+        "security.protocol=SSL\nssl.truststore.type=PEM\nssl.keystore.type=PEM\n"
+        f"ssl.truststore.certificates={one_line(authority.pem)}\n"
+        f"ssl.keystore.key={one_line(key)}\nssl.key.password={SECRET}\n"
+        f"ssl.keystore.certificate.chain={one_line('-----BEGIN CERTIFICATE' + certificate)}\n",
+    )
+    assert (in_files.trusted_pem, in_files.key_pair) == (in_text.trusted_pem, in_text.key_pair)
+    in_pkcs12 = read(
+        file,
+        f"security.protocol=SSL\nssl.truststore.type=PKCS12\nssl.truststore.password={SECRET}\n"
+        f"ssl.truststore.location={authority.pkcs12_trust_store(SECRET)}\n"
+        f"ssl.keystore.location={p12}\nssl.keystore.password={SECRET}\n",
+    )
+    assert in_pkcs12.trusted_pem == in_files.trusted_pem
+    assert in_pkcs12.key_pair is not None
+    assert "ENCRYPTED PRIVATE KEY" in in_pkcs12.key_pair.key_pem
+    for found in (in_files, in_text, in_pkcs12):
+        assert found.ssl_context is not None
+        assert found.ssl_context.check_hostname
+        assert found.ssl_context.verify_mode is ssl.CERT_REQUIRED
+        assert found.ssl_context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def test_host_names_are_not_verified_if_the_algorithm_is_empty(file: Path) -> None:
+    found = read(file, "security.protocol=SSL\nssl.endpoint.identification.algorithm=\n")
+    assert found.ssl_context is not None
+    assert not found.ssl_context.check_hostname
+    assert found.ssl_context.verify_mode is ssl.CERT_REQUIRED
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (
+            "\nssl.trustore.location=x",
+            2,
+            "knows no setting ssl.trustore.location .*did you mean ssl.truststore.location",
+        ),
+        ("acks=all", 1, "knows no setting acks of a connection: remove it"),
+        ("security.protocol=SSL\nsecurity.protocol=SSL", 2, "security.protocol is set in line 1 already"),
+        ("security.protocol=TLS", 1, "must be one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL, not TLS"),
+        ("client.dns.lookup=default", 1, "must be one of use_all_dns_ips"),
+        ("a\\u12=b", 1, "four hexadecimal digits"),
+        (LOGIN.replace("SCRAM-SHA-512", "GSSAPI"), 2, "must be one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, not GSSAPI"),
+        (LOGIN.replace("SCRAM-SHA-512", "OAUTHBEARER"), 2, "not OAUTHBEARER"),
+        (LOGIN.replace("SCRAM-SHA-512", "PLAIN"), 3, f"must be {PLAIN} required username"),
+        (LOGIN.replace('";', '"'), 3, "sasl.jaas.config must be"),
+        (LOGIN.replace('username="job"', ""), 3, "must have a username and a password, and nothing else"),
+        (LOGIN.replace('username="job"', 'username="job" tokenauth="true"'), 3, "and nothing else"),
+        (
+            LOGIN.replace("SASL_PLAINTEXT", "PLAINTEXT"),
+            2,
+            "sasl.mechanism has no effect with security.protocol=PLAINTEXT",
+        ),
+        (
+            f"{LOGIN}ssl.key.password={SECRET}",
+            4,
+            "ssl.key.password has no effect with security.protocol=SASL_PLAINTEXT",
+        ),
+        ("security.protocol=SSL\nssl.truststore.location=/nowhere", 2, "names /nowhere, which cannot be read: No such"),
+        ("security.protocol=SSL\nssl.truststore.certificates=x", 2, "is PEM text: set ssl.truststore.type=PEM"),
+        (
+            "security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.certificates=x",
+            3,
+            "has no certificate in PEM",
+        ),
+        ("security.protocol=SSL\nssl.keystore.type=PEM\nssl.keystore.key=x", 3, "has no private key in PEM"),
+        ("security.protocol=SSL\nssl.endpoint.identification.algorithm=ldaps", 2, "must be https, or empty"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(file: Path, text: str, line: int, what: str) -> None:
+    with pytest.raises(Invalid, match=what) as raised:
+        read(file, text)
+    assert str(raised.value).startswith(f"{file}, line {line}: ")
+    assert SECRET not in str(raised.value)
+    assert raised.value.subject == str(file)
+
+
+def test_a_login_needs_its_settings(file: Path) -> None:
+    with pytest.raises(Invalid, match=f"{file}: sasl.mechanism must be one of"):
+        read(file, "security.protocol=SASL_SSL")
+
+
+def test_a_file_that_is_not_there(file: Path) -> None:
+    with pytest.raises(Invalid, match=f"the Kafka configuration {file} cannot be read: No such file"):
+        read_client_properties(file)
+
+
+def test_stores_that_cannot_be_opened(file: Path, authority: Authority, tmp_path: Path) -> None:
+    pem = authority.key_store("locked", password=SECRET)
+    p12 = authority.key_store("locked", password=SECRET, as_pkcs12=True)
+    jks = tmp_path / "trust.jks"
+    jks.write_bytes(b"\xfe\xed\xfe\xed\0\0\0\2")
+    keys = Authority(tmp_path / "other").key_store("other").read_text().split("-----BEGIN CERTIFICATE")[0]
+    mixed = tmp_path / "mixed.pem"
+    mixed.write_text(keys + authority.pem)
+    wrong = {
+        f"ssl.keystore.type=PEM\nssl.keystore.location={pem}\nssl.key.password=x{SECRET}": "is ssl.key.password right?",
+        f"ssl.keystore.type=PEM\nssl.keystore.location={pem}": "is ssl.key.password right?",
+        f"ssl.keystore.type=PEM\nssl.keystore.location={mixed}": "a private key that is not the key of the certificate",
+        f"ssl.keystore.location={pem}": "names a PEM store: set ssl.keystore.type=PEM",
+        f"ssl.keystore.location={p12}\nssl.keystore.password=x{SECRET}": "its password is wrong",
+        f"ssl.truststore.location={jks}": f"keytool -importkeystore -srckeystore {jks} -srcstoretype JKS",
+        f"ssl.truststore.location={file}": "is no PKCS12 store",
+    }
+    for text, what in wrong.items():
+        with pytest.raises(Invalid) as raised:
+            read(file, f"security.protocol=SSL\n{text}\n")
+        assert what in str(raised.value)
+        assert SECRET not in str(raised.value)
