@@ -10,6 +10,7 @@ from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from checkpoints.snapshot_retention import SnapshotRetention
+from popstream.kafka_connection import KafkaConnection, chosen_connection
 from popstream.wire.command import QueueType
 from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
 
@@ -42,6 +43,13 @@ class JobSettings(BaseSettings):
 
     folder: Path = Field(default=Path("var/job"), description="folder of the job: state, checkpoints, Delta tables")
     bootstrap_servers: str = Field(default="", description="servers of an existing Kafka; empty: an embedded one")
+    kafka_config: Path | None = Field(
+        default=None,
+        description=(
+            "file that says how to connect to a secured Kafka, in the format of Kafka's tools (client.properties);"
+            " empty: without encryption and login"
+        ),
+    )
     kafka_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=0, description="port of the embedded Kafka; 0: any free one"
     )
@@ -162,6 +170,15 @@ class JobSettings(BaseSettings):
         default=LogFormat.AUTO,
         description="json: a line of JSON for each event; text: for people; auto: json in job.log, text on a terminal",
     )
+
+    @property
+    def connection(self) -> KafkaConnection | None:
+        """The existing Kafka; None: an embedded one.
+
+        Raises:
+            Invalid: The file `kafka_config` is wrong, or nothing names the servers that it is for.
+        """
+        return chosen_connection(self.bootstrap_servers, self.kafka_config)
 
     @property
     def snapshot_retention(self) -> SnapshotRetention:

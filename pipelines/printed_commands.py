@@ -18,13 +18,14 @@ _DEFAULT_VAR = Path("var")
 _FIELDS = {
     "--folder": "folder",
     "--bootstrap-servers": "bootstrap_servers",
+    "--kafka-config": "kafka_config",
     "--prefix": "topic_prefix",
     "--at": "snapshots",
 }
 _TAKES = {
-    "up": ("--settings", "--folder", "--bootstrap-servers", "--prefix", "--var"),
-    "restore": ("--settings", "--folder", "--bootstrap-servers", "--prefix", "--at", "--var"),
-    "verify": ("--settings", "--folder", "--bootstrap-servers", "--prefix", "--at", "--var"),
+    "up": ("--settings", "--folder", "--bootstrap-servers", "--kafka-config", "--prefix", "--var"),
+    "restore": ("--settings", "--folder", "--bootstrap-servers", "--kafka-config", "--prefix", "--at", "--var"),
+    "verify": ("--settings", "--folder", "--bootstrap-servers", "--kafka-config", "--prefix", "--at", "--var"),
     "snapshot": ("--settings", "--folder", "--at"),
 }
 """The options of each command that choose the job."""
@@ -48,9 +49,9 @@ def remember_job(settings: JobSettings, file: Path | None = None) -> None:
         _options["--settings"] = str(file.absolute())
     default = _default_settings(file)
     for option, field in _FIELDS.items():
-        value = str(getattr(settings, field))
-        if value and value != str(default[field]):
-            is_path = option == "--folder" or (option == "--at" and "://" not in value)
+        value = str(getattr(settings, field) or "")
+        if value and value != str(default[field] or ""):
+            is_path = option in {"--folder", "--kafka-config"} or (option == "--at" and "://" not in value)
             _options[option] = str(Path(value).absolute()) if is_path else value
 
 

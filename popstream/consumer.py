@@ -29,6 +29,7 @@ from popstream.pop.subscription import Subscription, SubscriptionOptions
 from popstream.retries import MAX_ATTEMPTS, BackOff, describe_error
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit, install_sigterm_handler
+from popstream.topics.access_rights import require_rights
 from popstream.topics.queue_types import QueueTypes
 from popstream.type_variables import Body
 from popstream.wire.base_errors import Invalid, PopstreamError
@@ -211,6 +212,7 @@ class Consumer(Generic[Body]):
             self._payloads: Payloads = payloads or opened.enter_context(
                 contextlib.closing(shared_payloads(self.settings))
             )
+            require_rights(self.settings.connection, self.client_id, {name: ["Read"] for name in self._read_topics})
             self._queue_types = QueueTypes(self.settings)
             opened.callback(self._queue_types.close)
             self._type_of = job_types or self._queue_types.of
@@ -256,6 +258,10 @@ class Consumer(Generic[Body]):
     def client_id(self) -> str:
         """Name of this consumer."""
         return self.settings.client_id
+
+    @property
+    def _read_topics(self) -> list[str]:
+        return [self.settings.notifications, self.settings.queue_types, *self._topics]
 
     @property
     def held_count(self) -> int:

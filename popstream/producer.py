@@ -23,6 +23,7 @@ from popstream.send.ordered_sender import OrderedSender
 from popstream.send.outgoing import Outgoing, OutgoingMessage, SendFuture, require_alike
 from popstream.settings import ClientSettings, new_client_id
 from popstream.shutdown import close_at_exit
+from popstream.topics.access_rights import require_rights
 from popstream.topics.describe import describe_topic
 from popstream.topics.queue_types import QueueTypes
 from popstream.type_variables import Value
@@ -160,6 +161,7 @@ class Producer(Generic[Value]):
                 kafka_producer=kafka_producer,
             )
             opened.callback(self._writer.close)
+            require_rights(self.settings.connection, self.settings.client_id, {self.settings.queue_types: ["Read"]})
             self._destinations = Destinations(
                 types, self._writer.partitions, describe, timeout_s=self._delivery_timeout_s
             )

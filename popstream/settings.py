@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
+from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import RECORD_BYTES_MAX
@@ -39,8 +40,6 @@ def new_client_id() -> str:
 
 FetchClient = Literal["kafka-python", "librdkafka"]
 DELIVERY_TIMEOUT_MS_MAX = 60_000
-PROXIES = frozenset(("proxy_url", "socks5_proxy"))
-"""Settings of kafka-python by which it does not connect to the brokers itself."""
 
 
 class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,8 +64,10 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         resend_after_ms_max: Upper bound of that wait.
         delivery_timeout_ms: How long the Kafka producer tries to deliver a record.
         ops_bytes_max: Maximum size of an operation record, in bytes; the job refuses more than 4 MiB.
-        kafka: Settings for all kafka-python clients, such as `security_protocol` and `sasl_mechanism`; librdkafka gets
-            its own names of them.
+        kafka_config: A file that says how to connect to a secured Kafka, in the format of Kafka's own tools
+            (`client.properties`).
+        kafka: More settings for all kafka-python clients, such as `client_rack`, which override those of the file;
+            librdkafka gets its own names of them.
         fetch_client: Which Kafka client a consumer reads the records of messages with: "kafka-python", or "librdkafka",
             which takes less CPU time and needs `popstream[librdkafka]`. Operations, answers and sends go through
             kafka-python with both.
@@ -85,6 +86,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     resend_after_ms_max: int = 60_000
     delivery_timeout_ms: int = 30_000
     ops_bytes_max: int = RECORD_BYTES_MAX
+    kafka_config: str | Path | None = None
     kafka: dict[str, Any] = {}
     fetch_client: FetchClient = "kafka-python"
     history_file: Path | None = None
@@ -124,14 +126,19 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
             raise Invalid(message, subject=self.client_id, details=wrong)
 
     def reach_kafka(self) -> None:
-        """Wait until a broker accepts a connection.
+        """Wait until a broker accepts a connection and, with `kafka_config`, the login.
 
         Raises:
-            Invalid: An address cannot be parsed.
+            Invalid: An address or `kafka_config` is wrong, or broker and client refuse each other.
             Unavailable: No broker does in time.
         """
-        if not PROXIES & self.kafka.keys():
-            reach_kafka(self.bootstrap_servers, timeout_s=self.connect_timeout_ms / 1000)
+        reach_kafka(self.connection, timeout_s=self.connect_timeout_ms / 1000)
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """How to connect to Kafka."""
+        config_file = "" if self.kafka_config is None else str(Path(self.kafka_config).absolute())
+        return KafkaConnection(self.bootstrap_servers, config_file, self.kafka)
 
     @property
     def operations(self) -> str:

@@ -4,6 +4,7 @@
 <folder>/cluster.id            the cluster id, generated once
 <folder>/data/                 Kafka's storage; complete as soon as it exists (formatted beside it, then renamed)
 <folder>/server.properties     written at every start
+<folder>/admin.properties      of a secured broker: how to connect as the user who may do everything
 <folder>/kafka.log, .log.1     the broker's log: warnings and errors, at most 2 x 4 MiB
 <folder>/lock                  locked (flock) while a broker runs here
 <folder>/tmp/                  Java's temporary files, so that a killed broker leaves none elsewhere
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from connectors.kafka.broker_security import BrokerSecurity
+
 __all__ = ["LOG_LINES_SHOWN", "POLL_S", "BrokerFolder", "Ports"]
 
 NODE_ID = 1
@@ -38,13 +41,15 @@ LOCK_WAIT_S = 8.0
 LOG_LINES_SHOWN = 25
 LOG_TAIL_BYTES = 16_384
 POLL_S = 0.05
+LISTENER = "CLIENTS"
 
 # One copy of everything, and internal topics small enough for a quick start.
 ONE_NODE = {
     "process.roles": "broker,controller",
     "node.id": str(NODE_ID),
     "controller.listener.names": "CONTROLLER",
-    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "listener.security.protocol.map": f"{LISTENER}:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": LISTENER,
     "auto.create.topics.enable": "false",
     "default.replication.factor": "1",
     "min.insync.replicas": "1",
@@ -82,16 +87,23 @@ class BrokerFolder:
     Args:
         root: The folder.
         settings: Broker settings that override the defaults here, as in server.properties.
+        security: How clients connect; None: without encryption and authentication.
     """
 
-    def __init__(self, root: Path, settings: Mapping[str, str]) -> None:
+    def __init__(self, root: Path, settings: Mapping[str, str], security: BrokerSecurity | None = None) -> None:
         self.root = root
         self._settings = settings
+        self._security = security
 
     @property
     def log_file(self) -> Path:
         """The broker's log: warnings and errors."""
         return self.root / "kafka.log"
+
+    @property
+    def admin_file(self) -> Path | None:
+        """How to connect as the user who may do everything; None: without encryption and authentication."""
+        return self.root / "admin.properties" if self._security is not None else None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[int]:
@@ -129,7 +141,8 @@ class BrokerFolder:
         unfinished = self.root / "data.formatting"
         shutil.rmtree(unfinished, ignore_errors=True)
         properties = self._write_properties(self.root / "format.properties", unfinished, ports)
-        done = run_tool("kafka.tools.StorageTool", ["format", "-t", cluster_id, "-c", str(properties)])
+        users = self._security.format_arguments(self.admin_file) if self._security and self.admin_file else []
+        done = run_tool("kafka.tools.StorageTool", ["format", "-t", cluster_id, "-c", str(properties), *users])
         if done.returncode != 0:
             message = f"formatting {data} failed with exit code {done.returncode}"
             output = (done.stdout + done.stderr).splitlines()
@@ -153,12 +166,17 @@ class BrokerFolder:
         lines = ONE_NODE | {
             # A static voter, not `--standalone`: its address is read from here at each start, so the port may change.
             "controller.quorum.voters": f"{NODE_ID}@{HOST}:{ports.controller}",
-            "listeners": f"PLAINTEXT://{HOST}:{ports.client},CONTROLLER://{HOST}:{ports.controller}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{ports.client}",
+            "listeners": f"{LISTENER}://{HOST}:{ports.client},CONTROLLER://{HOST}:{ports.controller}",
+            "advertised.listeners": f"{LISTENER}://{HOST}:{ports.client}",
             "log.dirs": str(data),
         }
+        if self._security is not None and self.admin_file is not None:
+            self._security.write_admin(self.admin_file)
+            lines |= self._security.server_settings(LISTENER, self.admin_file)
         text = "".join(f"{name}={value}\n" for name, value in (lines | dict(self._settings)).items())
-        path.write_text(text, encoding="utf-8")
+        path.unlink(missing_ok=True)  # it may have been readable for all, and gets passwords
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
         return path
 
 

@@ -1,7 +1,7 @@
 """An embedded Kafka broker: one KRaft node from the jars in `var/jars/kafka`, for trials, tests and benchmarks.
 
-The broker listens on 127.0.0.1 only, without authentication. It never outlives the process that started it: see
-`watchdog`. `broker_folder` draws its folder.
+The broker listens on 127.0.0.1 only, without authentication unless it gets a `BrokerSecurity`. It never outlives the
+process that started it: see `watchdog`. `broker_folder` draws its folder.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ from connectors.jars.resolve import JarError, java, kafka_jars
 from connectors.kafka import watchdog
 from connectors.kafka.broker_folder import LOG_LINES_SHOWN, POLL_S, BrokerFolder, Ports
 from connectors.kafka.loopback import HOST, free_port, is_ready, require_free
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.kafka_connection import KafkaConnection
+from popstream.reach_kafka import reach_kafka
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import TracebackType
+
+    from connectors.kafka.broker_security import BrokerSecurity
 
 __all__ = ["SHORT_LIVED", "EmbeddedKafka"]
 
@@ -48,6 +52,7 @@ class EmbeddedKafka:
         controller_port: Port for the broker's controller; 0: a free one, which restarts keep.
         heap_mb: Java heap in MiB. Resident memory is about 150 MiB more.
         settings: Broker settings that override the defaults here, as in server.properties.
+        security: Encryption, authentication and ACLs; None: none of them.
         java_options: Flags of the broker's JVM; `SHORT_LIVED` for tests.
         start_timeout_s: Seconds that a start may take.
         stop_grace_s: Seconds that a stop may take before the broker is killed.
@@ -62,12 +67,13 @@ class EmbeddedKafka:
         controller_port: int = 0,
         heap_mb: int = 512,
         settings: Mapping[str, str] | None = None,
+        security: BrokerSecurity | None = None,
         java_options: Sequence[str] = (),
         start_timeout_s: float = 60.0,
         stop_grace_s: float = STOP_GRACE_S,
     ) -> None:
         """Store the arguments; nothing is started or written."""
-        self._files = BrokerFolder(folder.resolve(), dict(settings or {}))
+        self._files = BrokerFolder(folder.resolve(), dict(settings or {}), security)
         self._jars = jars
         self._requested = Ports(port, controller_port)
         self._ports = self._requested
@@ -94,6 +100,15 @@ class EmbeddedKafka:
             message = "the broker has no port before its first start"
             raise Unavailable(message, subject=str(self.folder))
         return f"{HOST}:{self._ports.client}"
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """How to connect to it; if it is secured, as the user `admin`, who may do everything.
+
+        Raises:
+            Unavailable: The broker has no port before its first start.
+        """
+        return KafkaConnection(self.bootstrap_servers, str(self._files.admin_file or ""))
 
     @property
     def pid(self) -> int:
@@ -162,7 +177,8 @@ class EmbeddedKafka:
 
         Args:
             main_class: For example `org.apache.kafka.tools.ConsoleProducer`; its jar must be among `jars`.
-            arguments: Its arguments; most tools need `--bootstrap-server` with `bootstrap_servers`.
+            arguments: Its arguments; most tools need `--bootstrap-server` with `bootstrap_servers`, and for a secured
+                broker `--command-config` with the file of `connection`.
             input_text: Its standard input.
             timeout_s: Seconds until it is killed.
 
@@ -265,7 +281,7 @@ class EmbeddedKafka:
 
     def _wait_until_ready(self, running: subprocess.Popen[bytes], cluster_id: str) -> None:
         deadline = time.monotonic() + self._start_timeout_s
-        while not is_ready(self._ports.client, cluster_id, timeout_s=1.0):
+        while not self._is_ready(cluster_id):
             code = running.poll()
             if code is not None:
                 what = f"ended while starting, with exit code {code}"
@@ -274,6 +290,15 @@ class EmbeddedKafka:
                 what = f"was not ready within {self._start_timeout_s:g} s"
                 raise self._not_started(what)
             time.sleep(POLL_S)
+
+    def _is_ready(self, cluster_id: str) -> bool:
+        if self._files.admin_file is None:
+            return is_ready(self._ports.client, cluster_id, timeout_s=1.0)
+        try:
+            reach_kafka(self.connection, timeout_s=0)
+        except PopstreamError:  # Invalid, too: another process may listen there, or it does not know its users yet
+            return False
+        return True
 
     def _not_started(self, what: str) -> Unavailable:
         message = f"Kafka {what}; the end of {self.log_file}:"

@@ -20,11 +20,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from connectors.kafka.topic_admin import BROKER_DEFAULT, FOREVER, NewTopic, TopicAdmin, TopicFacts, open_admin
+from popstream.topics.access_rights import require_rights
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX, TOPIC_BYTES_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+    from popstream.kafka_connection import KafkaConnection
 
 __all__ = [
     "Deviation",
@@ -35,6 +38,7 @@ __all__ = [
     "ensure_topics",
 ]
 
+CLIENT_ID = "popstream-topics"
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 PREFIX_LENGTH_MAX = TOPIC_BYTES_MAX - len(".dead_letters_handled")
@@ -159,37 +163,39 @@ def _recognised_by(topics: Topics) -> set[str]:
 
 
 def ensure_topics(
-    bootstrap_servers: str,
+    connection: KafkaConnection,
     topics: Topics,
     settings: TopicSettings | None = None,
     *,
     oldest_snapshot_age_ms: int = 0,
     ops_partitions_expected: int | None = None,
-    client: Mapping[str, object] | None = None,
 ) -> dict[str, TopicFacts]:
     """Create the missing topics, then refuse topics with settings that the job cannot work with.
 
     Several processes may do it at the same time.
 
     Args:
-        bootstrap_servers: `host:port`, several with commas.
+        connection: Which Kafka.
         topics: Names of the topics.
         settings: Settings of topics that are created. Existing topics are never altered.
         oldest_snapshot_age_ms: Age of the oldest usable snapshot: the ops topic must keep records this long.
         ops_partitions_expected: Partitions of the ops topic when its first record was written; None: not known.
-        client: More settings for kafka-python's admin client, such as `security_protocol`.
 
     Returns:
         The facts of each topic, by name.
 
     Raises:
-        Invalid: Kafka refuses to create a topic, or topics have unsuitable settings: the details list all of them.
+        Invalid: Kafka's ACLs do not allow what the job does with its topics, or topics have unsuitable settings.
         Unavailable: Kafka does not answer.
     """
-    with open_admin(bootstrap_servers, client) as admin:
+    used = {name: ["Read", "Write", "DescribeConfigs"] for name in topics.names}
+    require_rights(connection, CLIENT_ID, used)
+    with open_admin(connection) as admin:
         existing = admin.describe(topics.names)
         missing = [new for new in _new_topics(topics, settings or TopicSettings()) if new.name not in existing]
         admin.create(missing)
+        if missing:
+            require_rights(connection, CLIENT_ID, used)
         return _check(admin, topics, oldest_snapshot_age_ms, ops_partitions_expected)
 
 

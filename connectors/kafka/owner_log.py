@@ -23,6 +23,8 @@ from popstream.wire.decode_errors import DECODE_ERRORS
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from popstream.kafka_connection import KafkaConnection
+
 __all__ = ["LastRecord", "OwnerLog", "SupersededError"]
 
 KEY = b"owner"
@@ -52,13 +54,13 @@ class OwnerLog(Generic[Value]):
     """Reads and writes the topic. Not thread-safe.
 
     Args:
-        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        connection: Which Kafka.
         topic: The topic.
         value_type: Type of the values, which are JSON.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str, value_type: type[Value]) -> None:
-        self._servers = bootstrap_servers
+    def __init__(self, connection: KafkaConnection, topic: str, value_type: type[Value]) -> None:
+        self._connection = connection
         self._topic = topic
         self._value_type = value_type
         self._producer: Any = None
@@ -75,7 +77,7 @@ class OwnerLog(Generic[Value]):
             Unavailable: Kafka does not answer.
             Invalid: The record cannot be decoded.
         """
-        with self._errors_translated(), _consumer(self._servers) as consumer:
+        with self._errors_translated(), _consumer(self._connection) as consumer:
             found = _last_record(consumer, TopicPartition(self._topic, 0))
         if found is None:
             return None
@@ -96,7 +98,7 @@ class OwnerLog(Generic[Value]):
         self.close()
         with self._closed_after_errors(), self._errors_translated():
             self._producer = KafkaProducer(
-                bootstrap_servers=self._servers.split(","),
+                **self._connection.for_kafka_python(),
                 client_id=CLIENT_ID,
                 transactional_id=self._topic,
                 transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
@@ -140,20 +142,22 @@ class OwnerLog(Generic[Value]):
         try:
             yield
         except TransactionalIdAuthorizationFailedError as error:
-            message = f"Kafka does not allow the transactional id {self._topic}: grant the job the right to write it"
+            message = (
+                f"Kafka does not allow the transactional id {self._topic}: grant the job Write on this transactional id"
+            )
             raise Invalid(message, subject=self._topic) from error
         except (KafkaError, TimeoutError) as error:
             if is_fenced(self._producer, error):
                 raise SupersededError(str(error)) from error
             message = f"Kafka does not answer about {self._topic}: {error!r}"
-            raise Unavailable(message, subject=self._servers) from error
+            raise Unavailable(message, subject=str(self._connection)) from error
 
 
 @contextlib.contextmanager
-def _consumer(bootstrap_servers: str) -> Iterator[Any]:
+def _consumer(connection: KafkaConnection) -> Iterator[Any]:
     # A new one for each call: calls are rare, and Kafka closes idle connections.
     consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap_servers.split(","),
+        **connection.for_kafka_python(),
         client_id=CLIENT_ID,
         group_id=None,
         enable_auto_commit=False,

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 from kafka.admin import ConfigFilterType, ConfigResource, ConfigResourceType, KafkaAdminClient
-from kafka.errors import KafkaError, NoError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import (
+    KafkaError,
+    NoError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 from kafka.net.compat import KafkaNetClient
 
 from popstream.back_off import back_off_s
@@ -20,6 +27,8 @@ from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from popstream.kafka_connection import KafkaConnection
 
 __all__ = [
     "BROKER_DEFAULT",
@@ -118,7 +127,9 @@ class TopicAdmin:
             error = for_code(topic["error_code"])
             if error.retriable:
                 raise _TransientError(error.__name__)
-            if error not in (NoError, TopicAlreadyExistsError):
+            if error is TopicAuthorizationFailedError:
+                refused.append(f"{topic['name']}: grant Create on this topic, or create it first")
+            elif error not in (NoError, TopicAlreadyExistsError):
                 refused.append(f"{topic['name']}: {error.__name__}: {topic.get('error_message')}")
         if refused:
             message = f"Kafka refuses to create {len(refused)} of {len(wanted)} topics:"
@@ -143,6 +154,9 @@ class TopicAdmin:
             if error.retriable:
                 reason = f"{topic['name']}: {error.__name__}"
                 raise _TransientError(reason)
+            if error is TopicAuthorizationFailedError:
+                message = f"Kafka does not allow to describe topic {topic['name']}: grant Describe on it"
+                raise Invalid(message, subject=topic["name"])
             if error is not NoError:
                 message = f"Kafka refuses to describe topic {topic['name']}: {error.__name__}"
                 raise Invalid(message, subject=topic["name"])
@@ -164,12 +178,11 @@ class TopicAdmin:
 
 
 @contextlib.contextmanager
-def open_admin(bootstrap_servers: str, client: Mapping[str, object] | None = None) -> Iterator[TopicAdmin]:
+def open_admin(connection: KafkaConnection) -> Iterator[TopicAdmin]:
     """Connect an admin client; Kafka's errors leave the context as errors of this project.
 
     Args:
-        bootstrap_servers: `host:port`, several with commas.
-        client: More settings for kafka-python's admin client, such as `security_protocol`.
+        connection: Which Kafka.
 
     Raises:
         Invalid: Kafka refuses a request.
@@ -184,10 +197,9 @@ def open_admin(bootstrap_servers: str, client: Mapping[str, object] | None = Non
         return opened
 
     settings = {
-        "bootstrap_servers": bootstrap_servers,
         "bootstrap_timeout_ms": int(TIMEOUT_S * 1000),
         "kafka_client": open_client,
-        **(client or {}),
+        **connection.for_kafka_python(),
     }
     try:
         with contextlib.ExitStack() as resources:
@@ -197,43 +209,40 @@ def open_admin(bootstrap_servers: str, client: Mapping[str, object] | None = Non
     except (KafkaError, _TransientError) as error:
         is_transient = _is_transient(error)
         kind: type[PopstreamError] = Unavailable if is_transient else Invalid
-        message = f"Kafka at {bootstrap_servers} {'does not answer' if is_transient else 'refuses'}: {error}"
-        raise kind(message, subject=bootstrap_servers) from error
+        message = f"Kafka at {connection} {'does not answer' if is_transient else 'refuses'}: {error}"
+        raise kind(message, subject=str(connection)) from error
 
 
-def describe(
-    bootstrap_servers: str, names: Sequence[str], *, client: Mapping[str, object] | None = None
-) -> dict[str, TopicFacts]:
+def describe(connection: KafkaConnection, names: Sequence[str]) -> dict[str, TopicFacts]:
     """Return ids and partition counts of those topics that exist, by name.
 
     Raises:
         Invalid: A name is illegal, or the topic may not be described.
         Unavailable: Kafka does not answer.
     """
-    with open_admin(bootstrap_servers, client) as admin:
+    with open_admin(connection) as admin:
         return admin.describe(names)
 
 
-def retention_ms(bootstrap_servers: str, name: str, *, client: Mapping[str, object] | None = None) -> int | None:
+def retention_ms(connection: KafkaConnection, name: str) -> int | None:
     """Return for how long a topic keeps its records, in milliseconds; None: forever.
 
     Raises:
         Invalid: The settings of the topic may not be read.
         Unavailable: Kafka does not answer, or the topic does not exist.
     """
-    with open_admin(bootstrap_servers, client) as admin:
+    with open_admin(connection) as admin:
         found = int(admin.configs([name])[name]["retention.ms"])
     return None if found == FOREVER else found
 
 
 def create_message_topic(
-    bootstrap_servers: str,
+    connection: KafkaConnection,
     name: str,
     partitions: int,
     *,
     configs: Mapping[str, str] | None = None,
     replication_factor: int = BROKER_DEFAULT,
-    client: Mapping[str, object] | None = None,
 ) -> TopicFacts:
     """Create a message topic, and wait until it can be written to.
 
@@ -241,7 +250,7 @@ def create_message_topic(
         Invalid: It exists with another number of partitions, or Kafka refuses it.
         Unavailable: Kafka does not answer.
     """
-    with open_admin(bootstrap_servers, client) as admin:
+    with open_admin(connection) as admin:
         admin.create([NewTopic(name, partitions, replication_factor, dict(configs or {}))])
         facts = admin.describe([name])[name]
     if facts.partition_count != partitions:

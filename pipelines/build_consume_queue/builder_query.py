@@ -30,6 +30,7 @@ from broker_state.consume_queue import Scan, Units
 from checkpoints.spark_progress import planned_ends
 from connectors.delta.session import join_pool
 from connectors.kafka.own_topics import Topics, chosen_topics
+from connectors.kafka.spark_source import source_options
 from pipelines.apply_ops.outbox import EntryKind
 from pipelines.build_consume_queue.builder import Builder, Queue
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
@@ -37,6 +38,7 @@ from pipelines.build_consume_queue.unit_columns import unit_columns, units_by_qu
 from pipelines.build_consume_queue.unit_flush import PIPELINE, UnitFlush
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
+from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic, TopicReader
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -80,8 +82,7 @@ class BuilderQuery:
 
     Args:
         spark: The session.
-        source_options: Options of Spark's Kafka source.
-        bootstrap_servers: The Kafka with the message topics.
+        connection: The Kafka with the message topics.
         checkpoints: Folder for Spark's checkpoints.
         settings: Settings of the job. The job's own topics are never chosen.
         builder: Takes the units; nothing else may append to it.
@@ -99,8 +100,7 @@ class BuilderQuery:
         self,
         *,
         spark: SparkSession,
-        source_options: Mapping[str, str],
-        bootstrap_servers: str,
+        connection: KafkaConnection,
         checkpoints: Path,
         settings: JobSettings,
         builder: Builder,
@@ -111,7 +111,7 @@ class BuilderQuery:
     ) -> None:
         self._spark = spark
         self._options = {
-            **source_options,
+            **source_options(connection),
             "includeHeaders": "true",
             # Records that retention removed are holes, not a failure.
             "failOnDataLoss": "false",
@@ -126,8 +126,8 @@ class BuilderQuery:
         self._publisher = publisher
         self._unit_flush = unit_flush
         self._on_failure = on_failure
-        self._reader = TopicReader(bootstrap_servers, client_id="popstream-builder")
-        self._checker = TopicReader(bootstrap_servers, client_id="popstream-builder-check")
+        self._reader = TopicReader(connection, client_id="popstream-builder")
+        self._checker = TopicReader(connection, client_id="popstream-builder-check")
         self._query: StreamingQuery | None = None
         self._run_number = 0
         self._reads: dict[Queue, str] | None = {}

@@ -2,7 +2,7 @@
 
 import contextlib
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Self
 
@@ -22,6 +22,7 @@ from pipelines.build_consume_queue.unit_flush import UnitFlush
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.job_settings import JobSettings
 from popstream.exchange.transport import Transport
+from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.command import Declare
@@ -35,9 +36,8 @@ class BuilderService:
     Args:
         settings: Settings of the job.
         folder: Folder of the job.
-        bootstrap_servers: The Kafka with the ops topic and the message topics.
+        connection: The Kafka with the ops topic and the message topics.
         spark: The session.
-        source_options: Options of Spark's Kafka source.
         on_failure: Called with the error that ended it.
     """
 
@@ -52,16 +52,14 @@ class BuilderService:
         self,
         settings: JobSettings,
         folder: JobFolder,
-        bootstrap_servers: str,
+        connection: KafkaConnection,
         spark: SparkSession,
-        source_options: Mapping[str, str],
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._settings = settings
         self._folder = folder
-        self._bootstrap_servers = bootstrap_servers
+        self._connection = connection
         self._spark = spark
-        self._source_options = source_options
         self._on_failure = on_failure
         self._stack = contextlib.ExitStack()
 
@@ -126,7 +124,7 @@ class BuilderService:
             dedup_ids_max=self._settings.dedup_ids_max,
         )
         if self.builder.is_new:  # perhaps because the old store was lost: the table may have units
-            in_delta = units_in_delta(self._spark, self._folder.delta, self._bootstrap_servers)
+            in_delta = units_in_delta(self._spark, self._folder.delta, self._connection)
             self.builder.begin_epoch(self.builder.built.state_epoch, in_delta)
         self.unit_flush = UnitFlush(
             self._spark,
@@ -140,7 +138,7 @@ class BuilderService:
     def _start_sender(self) -> None:
         """Connect to the job, and send what an earlier process left in the outbox."""
         client = ClientSettings(
-            bootstrap_servers=self._bootstrap_servers, client_id="popstream-builder", prefix=self._settings.topic_prefix
+            **self._connection.client_options, client_id="popstream-builder", prefix=self._settings.topic_prefix
         )
         transport = self._stack.enter_context(Transport(client))
         self.sender = DispatchSender(transport, self.outbox, self._declare_of)
@@ -155,13 +153,12 @@ class BuilderService:
     def _start_query(self) -> None:
         self.query = BuilderQuery(
             spark=self._spark,
-            source_options=self._source_options,
-            bootstrap_servers=self._bootstrap_servers,
+            connection=self._connection,
             checkpoints=self._folder.builder_spark,
             settings=self._settings,
             builder=self.builder,
             sender=self.sender,
-            publisher=QueueTypesPublisher(self._bootstrap_servers, Topics.of(self._settings.topic_prefix).queue_types),
+            publisher=QueueTypesPublisher(self._connection, Topics.of(self._settings.topic_prefix).queue_types),
             unit_flush=self.unit_flush,
             on_failure=self._on_failure,
         )

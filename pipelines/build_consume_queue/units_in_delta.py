@@ -7,11 +7,12 @@ from pyspark.sql import SparkSession
 from connectors.delta.covered import unit_ends
 from connectors.kafka.topic_admin import describe
 from pipelines.build_consume_queue.builder import UnitsInDelta
+from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["units_in_delta"]
 
 
-def units_in_delta(spark: SparkSession, delta: Path, bootstrap_servers: str) -> UnitsInDelta:
+def units_in_delta(spark: SparkSession, delta: Path, connection: KafkaConnection) -> UnitsInDelta:
     """Return the ends of all queues in the table, and the ids of those of their topics that still exist.
 
     Raises:
@@ -19,5 +20,5 @@ def units_in_delta(spark: SparkSession, delta: Path, bootstrap_servers: str) -> 
         Corrupt: The table's log cannot be read.
     """
     ends = unit_ends(spark, delta)
-    topics = describe(bootstrap_servers, sorted({topic for topic, _, _ in ends})) if ends else {}
+    topics = describe(connection, sorted({topic for topic, _, _ in ends})) if ends else {}
     return UnitsInDelta(ends, {name: facts.topic_id for name, facts in topics.items()})

@@ -13,12 +13,14 @@ from pipelines.cli.options import (
     JobPrefix,
     JobServers,
     JsonOutput,
+    KafkaConfig,
     SettingsFile,
     Var,
     load_settings,
     meaning,
 )
 from pipelines.printed_commands import remember_job
+from popstream.kafka_connection import chosen_connection
 
 __all__ = ["demo", "up"]
 
@@ -26,6 +28,7 @@ __all__ = ["demo", "up"]
 def up(
     folder: Folder = None,
     bootstrap_servers: JobServers = None,
+    kafka_config: KafkaConfig = None,
     prefix: JobPrefix = None,
     ops_partitions: Annotated[int | None, typer.Option(help=meaning("ops_partitions"))] = None,
     results_partitions: Annotated[int | None, typer.Option(help=meaning("results_partitions"))] = None,
@@ -63,6 +66,7 @@ def up(
         settings,
         folder=folder,
         bootstrap_servers=bootstrap_servers,
+        kafka_config=kafka_config,
         topic_prefix=prefix,
         ops_partitions=ops_partitions,
         results_partitions=results_partitions,
@@ -98,6 +102,7 @@ def demo(
         str,
         typer.Option(help="an existing Kafka; by default an embedded one", metavar="HOST:PORT,...", show_default=False),
     ] = "",
+    kafka_config: KafkaConfig = None,
     var: Var = DEFAULT_VAR,
     *,
     as_json: JsonOutput = False,
@@ -114,7 +119,7 @@ def demo(
         queues=queues,
         groups=groups,
         var=var,
-        bootstrap_servers=bootstrap_servers,
+        connection=chosen_connection(bootstrap_servers, kafka_config),
         json_output=as_json,
     )
     raise typer.Exit(code)

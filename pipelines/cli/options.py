@@ -30,6 +30,7 @@ __all__ = [
     "JobPrefix",
     "JobServers",
     "JsonOutput",
+    "KafkaConfig",
     "LetterOptions",
     "RecoveryOptions",
     "ServerOptions",
@@ -94,6 +95,7 @@ JobServers = Annotated[
     str | None,
     typer.Option("--bootstrap-servers", help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False),
 ]
+KafkaConfig = Annotated[Path | None, typer.Option("--kafka-config", metavar="FILE", help=meaning("kafka_config"))]
 JobPrefix = Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))]
 Snapshots = Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))]
 JsonOutput = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
@@ -127,6 +129,7 @@ class ServerOptions:
             "--bootstrap-servers", help="Kafka to talk to; by default that of the running job", metavar="HOST:PORT,..."
         ),
     ] = None
+    kafka_config: KafkaConfig = None
     prefix: Annotated[
         str | None, typer.Option("--prefix", help="prefix of the job's topics; by default that of the running job")
     ] = None
@@ -163,6 +166,7 @@ class RecoveryOptions:
     snapshots: Snapshots = None
     folder: Folder = None
     bootstrap_servers: JobServers = None
+    kafka_config: KafkaConfig = None
     prefix: JobPrefix = None
     settings_file: SettingsFile = None
 
@@ -172,6 +176,7 @@ class RecoveryOptions:
             self.settings_file,
             folder=self.folder,
             bootstrap_servers=self.bootstrap_servers,
+            kafka_config=self.kafka_config,
             topic_prefix=self.prefix,
             snapshots=self.snapshots,
         )

@@ -1,7 +1,7 @@
 """The job that a command talks to: the one that runs in the folder, unless options say otherwise."""
 
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 import typer
@@ -11,6 +11,8 @@ from pipelines.cli.exits import Exit, say
 from pipelines.cli.options import ServerOptions, TargetOptions, load_settings
 from pipelines.control.client import is_owned
 from pipelines.control.job_file import JobFile
+from pipelines.job_settings import JobSettings
+from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, Unavailable
@@ -35,20 +37,23 @@ class Target(msgspec.Struct, frozen=True):
         job: The job file, if the job runs on this machine and its folder is known.
     """
 
-    bootstrap_servers: str
+    connection: KafkaConnection
     prefix: str
     history_file: Path | None = None
     job: JobFile | None = None
 
     def client_settings(self, kind: str) -> ClientSettings:
         """Return settings of a client whose id names the command."""
-        client_id = f"popstream-{kind}-{new_client_id()}"
-        return ClientSettings(
-            bootstrap_servers=self.bootstrap_servers,
-            client_id=client_id,
-            prefix=self.prefix,
-            history_file=self.history_file,
-        )
+        return ClientSettings(**self.client_options(kind))
+
+    def client_options(self, kind: str) -> dict[str, Any]:
+        """Return the same settings as options of a `Producer` or `Consumer`."""
+        return {
+            **self.connection.client_options,
+            "client_id": f"popstream-{kind}-{new_client_id()}",
+            "prefix": self.prefix,
+            "history_file": self.history_file,
+        }
 
 
 def find_target(options: ServerOptions) -> Target:
@@ -61,26 +66,34 @@ def find_target(options: ServerOptions) -> Target:
         None,
         folder=options.folder,
         bootstrap_servers=options.bootstrap_servers,
+        kafka_config=options.kafka_config,
         topic_prefix=options.prefix,
     )
     job = running_job(JobFolder(settings.folder))
-    history_file = options.history_file if isinstance(options, TargetOptions) else None
-    chosen = settings.model_fields_set
-    if job is None and not settings.bootstrap_servers:
+    if job is not None:
+        settings = _completed(settings, job)
+    connection = settings.connection
+    if connection is None:
         message = (
             f"no job runs in {settings.folder}: start one with `popstream up`, name its --folder,"
             " or name its Kafka with --bootstrap-servers"
         )
         raise Unavailable(message, subject=str(settings.folder))
-    if job is None:
-        found = Target(settings.bootstrap_servers, settings.topic_prefix, history_file)
-    else:
-        servers = settings.bootstrap_servers or job.bootstrap_servers
-        prefix = settings.topic_prefix if "topic_prefix" in chosen else job.prefix
-        is_its = (servers, prefix) == (job.bootstrap_servers, job.prefix)
-        found = Target(servers, prefix, history_file, job if is_its else None)
-    reach_kafka(found.bootstrap_servers)
-    return found
+    history_file = options.history_file if isinstance(options, TargetOptions) else None
+    is_its = job is not None and (str(connection), settings.topic_prefix) == (job.bootstrap_servers, job.prefix)
+    reach_kafka(connection)
+    return Target(connection, settings.topic_prefix, history_file, job if is_its else None)
+
+
+def _completed(settings: JobSettings, job: JobFile) -> JobSettings:
+    """Return settings that take from the running job what was not chosen: its login for its own Kafka alone."""
+    chosen = settings.model_fields_set
+    found: dict[str, Any] = {} if "topic_prefix" in chosen else {"topic_prefix": job.prefix}
+    if not settings.bootstrap_servers:
+        found["bootstrap_servers"] = job.bootstrap_servers
+        if settings.kafka_config is None and job.kafka_config:
+            found["kafka_config"] = Path(job.kafka_config)
+    return settings.model_copy(update=found)
 
 
 def running_job(folder: JobFolder) -> JobFile | None:

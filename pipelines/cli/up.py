@@ -78,7 +78,7 @@ class _Line:
 def _introduce(console: Console, host: Host) -> None:
     owned = f" (embedded, its data is in {host.kafka.folder})" if host.kafka is not None else ""
     facts = {
-        "Kafka": host.bootstrap_servers + owned,
+        "Kafka": str(host.connection) + owned,
         "topics": ", ".join(host.job.topics.names),
         "folder": host.folder.root,
         "log": host.log_file or "standard error",

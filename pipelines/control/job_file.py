@@ -7,6 +7,7 @@ from typing import Self
 import msgspec
 import structlog
 
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 __all__ = ["JobFile"]
@@ -20,6 +21,7 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         pid: The process.
         bootstrap_servers: The Kafka of the job.
+        kafka_config: The file that says how to connect to it; empty: none is needed.
         prefix: Prefix of the job's topics.
         folder: The job's folder.
         address: The control socket: path of a Unix socket, or `127.0.0.1:port`.
@@ -34,6 +36,12 @@ class JobFile(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     token: str
     started_at: float
+    kafka_config: str = ""
+
+    @property
+    def connection(self) -> KafkaConnection:
+        """How to connect to the Kafka of the job."""
+        return KafkaConnection(self.bootstrap_servers, self.kafka_config)
 
     def write(self, path: Path) -> None:
         """Write the file atomically."""

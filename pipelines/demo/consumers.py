@@ -64,7 +64,7 @@ class ProcessedLog:
 def open_consumer(task: Task, **options: Any) -> Iterator[tuple[Consumer, ProcessedLog]]:  # noqa: ANN401 - options of Consumer
     """Open the consumer of a task; it is closed when standard input ends."""
     options |= {"group": task.group, "topics": [task.topic], "prefetch": PREFETCH, **task.client_options}
-    with ProcessedLog(task.processed_file) as processed, Consumer(task.bootstrap_servers, **options) as consumer:
+    with ProcessedLog(task.processed_file) as processed, Consumer(**options) as consumer:
         at_end_of_input(consumer.close)
         yield consumer, processed
 
@@ -92,7 +92,7 @@ def run_sender(task: Task) -> None:
         if (error := sent.exception()) is not None:
             failures.append(error)
 
-    with Producer(task.bootstrap_servers, **task.client_options) as producer:
+    with Producer(**task.client_options) as producer:
         for number, value in enumerate(task.source.values()):
             queue_id, _ = task.source.position(number, task.queues)
             producer.send(task.topic, value, queue_id=queue_id).add_done_callback(note_failure)

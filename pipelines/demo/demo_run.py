@@ -43,6 +43,7 @@ from pipelines.process.signals import STOP_SIGNALS, handled_signals
 from popstream import ClientSettings, Refused, Transport
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
+from popstream.kafka_connection import KafkaConnection
 from popstream.send.dispatch_requests import declare_of
 from popstream.topics.describe import describe_topic
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
@@ -69,7 +70,7 @@ def run_demo(
     queues: int = 8,
     groups: int = 3,
     var: Path = Path("var"),
-    bootstrap_servers: str = "",
+    connection: KafkaConnection | None = None,
     json_output: bool = False,
     rejected_count: int = MALFORMED_COUNT,
     refused_count: int = REFUSED_COUNT,
@@ -82,7 +83,7 @@ def run_demo(
         queues: Partitions of the message topic.
         groups: Consumer groups; each gets every message. One more gets them in order.
         var: Folder with the jars; everything of the demo goes to `demo` below it, which is emptied first.
-        bootstrap_servers: An existing Kafka, where the demo leaves its topics; empty: an embedded one.
+        connection: An existing Kafka, where the demo leaves its topics; None: an embedded one.
         json_output: Print the summary as JSON, everything else to standard error.
         rejected_count: Malformed records to write.
         refused_count: Operations to send that must be refused.
@@ -103,7 +104,7 @@ def run_demo(
                     refused_count=refused_count,
                 ),
                 var=var.absolute(),
-                bootstrap_servers=bootstrap_servers,
+                connection=connection,
                 view=view,
             )
             summary = demo.run()
@@ -121,17 +122,17 @@ class _Demo:
     """One run; the parameters are those of `run_demo`."""
 
     def __init__(
-        self, source: MessageSource, expected: Expected, *, var: Path, bootstrap_servers: str, view: View
+        self, source: MessageSource, expected: Expected, *, var: Path, connection: KafkaConnection | None, view: View
     ) -> None:
         self._source = source
         self._expected = expected
         self._var = var
         self._folder = var / "demo"
         self._workers_folder = self._folder / "workers"
-        self._given_servers = bootstrap_servers
+        self._existing = connection
         self._view = view
         # Nobody empties the topics of a Kafka that is not ours.
-        self._prefix = f"popstream-demo-{secrets.token_hex(4)}" if bootstrap_servers else "popstream-demo"
+        self._prefix = f"popstream-demo-{secrets.token_hex(4)}" if connection else "popstream-demo"
         self._topic = f"{self._prefix}.messages"
         self._measured = Measurements()
         self._started_s = time.monotonic()
@@ -161,7 +162,6 @@ class _Demo:
     def _settings(self) -> JobSettings:
         settings: dict[str, Any] = {
             "folder": self._folder / "job",
-            "bootstrap_servers": self._given_servers,
             "topic_prefix": self._prefix,
             "message_topics": self._topic,
             "ops_partitions": OPS_PARTITIONS,
@@ -170,6 +170,9 @@ class _Demo:
             "handle_keys": {"demo": SecretStr(secrets.token_hex(16))},
             "handle_key_active": "demo",
         }
+        if self._existing is not None:
+            settings["bootstrap_servers"] = self._existing.bootstrap_servers
+            settings["kafka_config"] = self._existing.config_file or None
         return JobSettings(**settings)
 
     @contextlib.contextmanager
@@ -179,11 +182,11 @@ class _Demo:
         setattr(self._measured.phase_seconds, name, time.monotonic() - began_s)
 
     def _run_and_judge(self, host: Host) -> Findings:
-        expected, servers, delta = self._expected, host.bootstrap_servers, host.job.folder.delta
-        tasks = self._tasks(servers)
+        expected, connection, delta = self._expected, host.connection, host.job.folder.delta
+        tasks = self._tasks(connection)
         with self._phase("load"):
-            create_message_topic(servers, self._topic, expected.queues)
-            self._declare(servers)
+            create_message_topic(connection, self._topic, expected.queues)
+            self._declare(connection)
             self._view.say(f"starting {len(tasks)} processes")
             with WorkerProcesses(tasks, self._workers_folder) as workers:
                 self._run_workers(host, workers)
@@ -191,9 +194,9 @@ class _Demo:
                 workers.stop()
             self._measured.memory_mib.workers = sum(worker.peak_mib for worker in workers.started)
         with self._phase("settle"):
-            self._measured.ops = count_records(servers, host.job.topics.ops)
+            self._measured.ops = count_records(connection, host.job.topics.ops)
             letter_count = self._settle(host)
-            letters = read_letters(servers, host.job.topics.dead_letters, letter_count)
+            letters = read_letters(connection, host.job.topics.dead_letters, letter_count)
         self._view.say("checking the clients' histories")
         with self._phase("verdict"):
             lengths = Counter(queue_id for queue_id, _ in expected.sent.contents)
@@ -211,9 +214,9 @@ class _Demo:
             del self._expected  # it and the evidence take 500 bytes for each message, and the suites need the memory
             return examine(expected, evidence)
 
-    def _tasks(self, servers: str) -> list[Task]:
+    def _tasks(self, connection: KafkaConnection) -> list[Task]:
         common = {
-            "bootstrap_servers": servers,
+            "connection": connection,
             "prefix": self._prefix,
             "topic": self._topic,
             "queues": self._expected.queues,
@@ -225,11 +228,11 @@ class _Demo:
         }
         return tasks_of([group for group in self._expected.groups if group != ORDERLY_GROUP], common)
 
-    def _declare(self, servers: str) -> None:
+    def _declare(self, connection: KafkaConnection) -> None:
         """Declare the queues, and give one group its attempt limit, before the first pop."""
         history_file = self._workers_folder / f"{CLIENT}.history"
         settings = ClientSettings(
-            bootstrap_servers=servers, client_id=CLIENT, prefix=self._prefix, history_file=history_file
+            **connection.client_options, client_id=CLIENT, prefix=self._prefix, history_file=history_file
         )
         topic, group = describe_topic(settings, self._topic), self._expected.limited_group
         with Transport(settings) as transport:

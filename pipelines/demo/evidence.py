@@ -15,6 +15,7 @@ from connectors.delta.tables import table_path
 from pipelines.demo.demo_verdict import GroupCounts, Letter, Refusal
 from pipelines.demo.message_source import Position, Sent, content_hash
 from pipelines.demo.tasks import Task
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.headers import (
     DEAD_LETTER_GROUP_HEADER,
     DEAD_LETTER_QUEUE_ID_HEADER,
@@ -72,16 +73,16 @@ def read_processed(tasks: Iterable[Task], sent: Sent) -> dict[str, set[tuple[Pos
     return processed
 
 
-def count_records(bootstrap_servers: str, topic: str) -> int:
+def count_records(connection: KafkaConnection, topic: str) -> int:
     """Return the number of records that were ever written to a topic."""
-    with _open_consumer(bootstrap_servers, topic) as consumer:
+    with _open_consumer(connection, topic) as consumer:
         return sum(consumer.end_offsets(list(consumer.assignment())).values())
 
 
-def read_letters(bootstrap_servers: str, topic: str, count: int) -> set[Letter]:
+def read_letters(connection: KafkaConnection, topic: str, count: int) -> set[Letter]:
     """Read the dead-letter topic until there are `count` letters: they are copied a little after they are decided."""
     letters: set[Letter] = set()
-    with _open_consumer(bootstrap_servers, topic) as consumer:
+    with _open_consumer(connection, topic) as consumer:
         deadline_s = time.monotonic() + LETTERS_TIMEOUT_S
         while len(letters) < count and time.monotonic() < deadline_s:
             for records in consumer.poll(timeout_ms=500).values():
@@ -90,9 +91,9 @@ def read_letters(bootstrap_servers: str, topic: str, count: int) -> set[Letter]:
 
 
 @contextmanager
-def _open_consumer(bootstrap_servers: str, topic: str) -> Iterator[KafkaConsumer]:
+def _open_consumer(connection: KafkaConnection, topic: str) -> Iterator[KafkaConsumer]:
     consumer = KafkaConsumer(
-        bootstrap_servers=bootstrap_servers.split(","),
+        **connection.for_kafka_python(),
         enable_auto_commit=False,
         auto_offset_reset="earliest",
         isolation_level="read_committed",

@@ -109,7 +109,7 @@ class _OpsWriter:
         self._topic = Topics.of(task.prefix).ops
         self._file = task.planted_file.open("wb")
         self._producer = KafkaProducer(
-            bootstrap_servers=task.bootstrap_servers.split(","),
+            **task.connection.for_kafka_python(),
             client_id=f"{task.name}-raw",
             acks="all",
             enable_idempotence=True,

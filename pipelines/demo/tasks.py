@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from pipelines.demo.message_source import MessageSource
+from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["ORDERLY_GROUP", "ROLES", "Role", "Task", "group_names", "limited_group", "tasks_of"]
 
@@ -38,7 +39,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     role: Role
-    bootstrap_servers: str
+    connection: KafkaConnection
     prefix: str
     topic: str
     queues: int
@@ -70,6 +71,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def client_options(self) -> dict[str, Any]:
         """Options of its client."""
         return {
+            **self.connection.client_options,
             "client_id": self.name,
             "prefix": self.prefix,
             "answer_timeout_ms": ANSWER_TIMEOUT_MS,

@@ -66,8 +66,8 @@ def _run_both(var: Path, archives: dict[Program, Path], scratch: Path) -> None:
     options = [flag_to_make(archives["kafka"])]
     kafka = EmbeddedKafka(scratch / "kafka", jars=kafka_jars(var), java_options=options, stop_grace_s=_WRITING_S)
     with output_in(Path(os.devnull)), kafka:
-        create_message_topic(kafka.bootstrap_servers, _TOPIC, partitions=1)
-        producer = KafkaProducer(bootstrap_servers=kafka.bootstrap_servers)
+        create_message_topic(kafka.connection, _TOPIC, partitions=1)
+        producer = KafkaProducer(**kafka.connection.for_kafka_python())
         producer.send(_TOPIC, b"value", key=b"key").get(timeout=30)
         producer.close()
         ending = contextlib.ExitStack()

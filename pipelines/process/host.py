@@ -37,12 +37,14 @@ from pipelines.control.server import ControlServer
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
 from pipelines.process.job import Job
+from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
 from pipelines.process.logs import configure_logs
 from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
 from pipelines.process.preflight import require_ready
 from pipelines.process.restarts import Restarts
 from pipelines.process.signals import handled_signals, held_signals
+from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid, Unavailable
 
@@ -87,7 +89,7 @@ class Host:
 
     job: Job
     spark: SparkSession
-    bootstrap_servers: str
+    connection: KafkaConnection
     control_server: ControlServer
     kafka: EmbeddedKafka | None = None
 
@@ -182,9 +184,9 @@ class Host:
         require_ready(
             self.folder.root,
             self._var,
-            with_kafka=not settings.bootstrap_servers,
+            with_kafka=settings.connection is None,
             ports={
-                "--kafka-port": 0 if settings.bootstrap_servers else settings.kafka_port,
+                "--kafka-port": 0 if settings.connection else settings.kafka_port,
                 "--metrics-port": settings.metrics_port,
             },
         )
@@ -196,9 +198,11 @@ class Host:
         # Only at the start of the process, not of each job: `popstream verify` may use the folder.
         shutil.rmtree(self.folder.scratch, ignore_errors=True)
         configure_logs(settings.log_level, self.log_file, settings.log_format)
-        self.bootstrap_servers = settings.bootstrap_servers or self._start_kafka()
-        self._step(f"connecting to Kafka at {self.bootstrap_servers}")
+        self.connection = settings.connection or self._start_kafka()
+        self._step(f"connecting to Kafka at {self.connection}")
         self._reach_kafka()
+        # The job does it again at each start of its own: here, what Kafka refuses is known before Spark has started.
+        ensure_job_topics(self.connection, settings)
         self._step("starting Spark")
         self.spark = self._start_spark()
         trimming = Periodic("malloc_trim", TRIM_INTERVAL_S, trim)
@@ -216,7 +220,8 @@ class Host:
     def _write_job_file(self) -> None:
         self.job_file = JobFile(
             pid=os.getpid(),
-            bootstrap_servers=self.bootstrap_servers,
+            bootstrap_servers=self.connection.bootstrap_servers,
+            kafka_config=self.connection.config_file,
             prefix=self.settings.topic_prefix,
             folder=str(self.folder.root),
             address=self.control_server.address,
@@ -232,7 +237,7 @@ class Host:
             raise KeyboardInterrupt
         self._report_progress(text)
 
-    def _start_kafka(self) -> str:
+    def _start_kafka(self) -> KafkaConnection:
         self._step("starting Kafka")
         try:
             jars = kafka_jars(self._var)
@@ -240,7 +245,7 @@ class Host:
             raise Invalid(str(error)) from error
         self.kafka = EmbeddedKafka(self.folder.kafka, jars=jars, port=self.settings.kafka_port)
         self._stack.enter_context(self.kafka)
-        return self.kafka.bootstrap_servers
+        return self.kafka.connection
 
     def _reach_kafka(self) -> None:
         """Wait for a Kafka that starts at the same time, and say so at once.
@@ -249,10 +254,10 @@ class Host:
             Unavailable: It accepts no connection in time.
         """
         try:
-            reach_kafka(self.bootstrap_servers, timeout_s=0)
+            reach_kafka(self.connection, timeout_s=0)
         except Unavailable as error:
             self._step(f"{error} Trying again for {KAFKA_STARTS_S:.0f} s")
-            reach_kafka(self.bootstrap_servers, timeout_s=KAFKA_STARTS_S)
+            reach_kafka(self.connection, timeout_s=KAFKA_STARTS_S)
 
     def _start_spark(self) -> SparkSession:
         is_ours = SparkContext._active_spark_context is None  # noqa: SLF001 - there is no public way to ask
@@ -287,7 +292,7 @@ class Host:
         settings = self.settings.model_copy(update=resolved)
         with spark_errors_kept():
             job = Job(
-                settings, self.bootstrap_servers, self.spark, self._ownership, self.metrics, take_over=self._take_over
+                settings, self.connection, self.spark, self._ownership, self.metrics, take_over=self._take_over
             ).start()
         # Once: two jobs that restart must not take the prefix from each other by turns.
         self._take_over = False
@@ -307,9 +312,9 @@ class Host:
             _log.warning("job_restarting", error=str(failure), kind=type(failure).__name__, pause_s=pause_s)
             if not self._stop_job(STOP_TO_RESTART_S_MAX):
                 return failure
-            if self._stop_requested.wait(pause_s) or not self._is_kafka_back():
-                return None
             try:
+                if self._stop_requested.wait(pause_s) or not self._is_kafka_back():
+                    return None
                 self.job = self._start_job()
             except Exception as error:  # noqa: BLE001 - the next turn classifies it
                 failure = error
@@ -325,7 +330,7 @@ class Host:
         """Wait until Kafka accepts connections. False: a stop was requested first, or the embedded broker has ended."""
         while not self._stop_requested.is_set() and (self.kafka is None or self.kafka.is_running):
             try:
-                reach_kafka(self.bootstrap_servers, timeout_s=POLL_S)
+                reach_kafka(self.connection, timeout_s=POLL_S)
             except Unavailable as error:
                 self._restart_reason = str(error)
                 self.control_server.detach(self._restart_reason)

@@ -30,8 +30,9 @@ from checkpoints.spark_progress import SparkPlans, fresh_checkpoint
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.session import join_pool
 from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
-from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
+from connectors.kafka.spark_source import source_options
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.dead_letters.dead_letter_reader import REQUEST_BYTES_MAX, KafkaDeadLetterReader
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
@@ -54,6 +55,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
 from pipelines.loops.retry_loop import RetryLoop
 from pipelines.printed_commands import with_options
+from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.log_watch import LogWatch
 from pipelines.process.maintenance import maintain
 from pipelines.process.ops_query import OpsQuery
@@ -64,6 +66,7 @@ from pipelines.recovery.snapshot_loop import SnapshotLoop
 from pipelines.recovery.take_snapshot import take_snapshot
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.exchange.resilient_producer import close_producer
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.handle import Signer
@@ -81,7 +84,7 @@ class Job:
 
     Args:
         settings: All settings of the job.
-        bootstrap_servers: The Kafka to work with.
+        connection: The Kafka to work with.
         spark: A session with Delta and the Kafka source.
         ownership: Ownership of the folder. The caller keeps it, and may start another job with it.
         metrics: Where to count. A process may run several jobs, one after the other.
@@ -113,7 +116,7 @@ class Job:
     def __init__(
         self,
         settings: JobSettings,
-        bootstrap_servers: str,
+        connection: KafkaConnection,
         spark: SparkSession,
         ownership: Ownership,
         metrics: Metrics | None = None,
@@ -122,7 +125,7 @@ class Job:
     ) -> None:
         self.settings = settings
         self.folder = JobFolder(settings.folder)
-        self.bootstrap_servers = bootstrap_servers
+        self.connection = connection
         self.metrics = metrics or Metrics()
         self._spark = spark
         self._ownership = ownership
@@ -213,7 +216,7 @@ class Job:
             folder=str(self.folder.root),
             kernel_form=KERNEL_FORM,
             apply_seq=self.applied.apply_seq,
-            bootstrap_servers=self.bootstrap_servers,
+            bootstrap_servers=self.connection.bootstrap_servers,
             prefix=self.settings.topic_prefix,
             owner=OwnerView.of(self.settings.topic_prefix, self._prefix.owner),
             failure=None if self._failure is None else with_options(str(self._failure)),
@@ -241,14 +244,8 @@ class Job:
 
     def _check_topics(self) -> None:
         """Create the topics that are missing, and refuse those with unsuitable settings."""
-        settings = self.settings
-        self.topics = Topics.of(settings.topic_prefix)
-        facts = ensure_topics(
-            self.bootstrap_servers,
-            self.topics,
-            TopicSettings(ops_partitions=settings.ops_partitions, results_partitions=settings.results_partitions),
-            oldest_snapshot_age_ms=settings.oldest_snapshot_age_ms,
-        )
+        self.topics = Topics.of(self.settings.topic_prefix)
+        facts = ensure_job_topics(self.connection, self.settings)
         self.ops = facts[self.topics.ops]
         self.results = facts[self.topics.results]
 
@@ -284,7 +281,7 @@ class Job:
         reconcile(
             known,
             decode_noted(self.store.get(META, NOTED_KEY)),
-            found_log(self.bootstrap_servers, self.ops),
+            found_log(self.connection, self.ops),
             [
                 TableFound(name=name, delivered=table.versions, was_restored=table.was_restored)
                 for name, table in self._flusher.tables.items()
@@ -299,7 +296,7 @@ class Job:
         self._stored_epoch = "" if known is None else known.state_epoch
         self.prefix_ownership = PrefixOwnership(
             self.settings.topic_prefix,
-            OwnerLog(self.bootstrap_servers, self.topics.owner, Owner),
+            OwnerLog(self.connection, self.topics.owner, Owner),
             folder=str(self.folder.root),
             place=self._ownership.place,
             ops_topic_id=self.ops.topic_id,
@@ -334,7 +331,7 @@ class Job:
     def _open_producers(self, applied: Applied) -> None:
         """Open the producers of ticks and of answers, and publish what the outbox still holds."""
         self._tick_producer = KafkaProducer(
-            bootstrap_servers=self.bootstrap_servers,
+            **self.connection.for_kafka_python(),
             acks="all",
             # A repeated tick changes nothing, and an idempotent producer may not survive an outage
             # (popstream/exchange/resilient_producer.py).
@@ -343,15 +340,13 @@ class Job:
         )
         self._stack.callback(close_producer, self._tick_producer, 5)
         producer = KafkaProducer(
-            bootstrap_servers=self.bootstrap_servers,
+            **self.connection.for_kafka_python(),
             acks="all",
             enable_idempotence=True,
             linger_ms=0,
             max_request_size=REQUEST_BYTES_MAX,
         )
-        dead_letters = KafkaDeadLetterReader(
-            {"bootstrap_servers": self.bootstrap_servers}, self._earlier_letters(applied)
-        )
+        dead_letters = KafkaDeadLetterReader(self.connection, self._earlier_letters(applied))
         self.publisher = Publisher(
             self.topics, self.outbox, producer, dead_letters, self._prefix, self._fail_unless_stopping
         )
@@ -361,7 +356,9 @@ class Job:
     def _wire_apply_ops(self, applied: Applied, checkpoint: Path) -> None:
         settings = self.settings
         self.ticker = Ticker(self._send_tick, self.fail)
-        self._source = OpsSource(self._spark, self._source_options(), self.topics.ops, settings.records_per_batch_max)
+        self._source = OpsSource(
+            self._spark, source_options(self.connection), self.topics.ops, settings.records_per_batch_max
+        )
         signer = signer_of(settings)
         self.apply_ops = MicroBatchApplier(
             store=self.store,
@@ -398,7 +395,7 @@ class Job:
             problem_prefix="Delta does not take audit rows",
         )
         self.log_watch = LogWatch(
-            self.bootstrap_servers,
+            self.connection,
             self.ops,
             decided=lambda: self.applied.next_offset,
             stall_s=self.settings.stall_s,
@@ -441,9 +438,7 @@ class Job:
 
     def _start_builder(self) -> None:
         if self.settings.message_globs:
-            self.builder = BuilderService(
-                self.settings, self.folder, self.bootstrap_servers, self._spark, self._source_options(), self.fail
-            ).start()
+            self.builder = BuilderService(self.settings, self.folder, self.connection, self._spark, self.fail).start()
             self._stack.callback(self.builder.stop)
             builder = self.builder.builder
             self.metrics.bind_gauges({Metric.FORGOTTEN_DEDUP_IDS: lambda: builder.forgotten_ids})
@@ -482,18 +477,6 @@ class Job:
         join_pool(self._spark, "maintenance")
         for done in maintain(self._spark, self.folder.delta, lambda: self._maintenance.is_stopping):
             _log.info("maintained", **msgspec.structs.asdict(done))
-
-    def _source_options(self) -> dict[str, str]:
-        return {
-            "kafka.bootstrap.servers": self.bootstrap_servers,
-            "kafka.isolation.level": "read_committed",
-            # Kafka's default of half a second would delay the micro-batch of an empty fetch.
-            "kafka.fetch.max.wait.ms": "50",
-            # Spark asks for offsets four times before it fails, and a stop waits for the request in flight.
-            "kafka.request.timeout.ms": "15000",
-            "kafka.default.api.timeout.ms": "20000",
-            "failOnDataLoss": "true",
-        }
 
     def _fail_unless_stopping(self, error: BaseException) -> None:
         if not self._is_stopping:

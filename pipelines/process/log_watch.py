@@ -10,6 +10,7 @@ from kafka import KafkaConsumer, TopicPartition
 from checkpoints.reconcile import require_same_topic
 from connectors.kafka.topic_admin import TopicFacts, describe, retention_ms
 from pipelines.loops.periodic import Periodic
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 
 __all__ = ["LogWatch", "StallClock"]
@@ -53,7 +54,7 @@ class LogWatch:
     """Asks Kafka in its own threads: Spark and the producers retry for minutes before they report an outage.
 
     Args:
-        bootstrap_servers: The Kafka of the job.
+        connection: The Kafka of the job.
         ops: The ops topic.
         decided: Returns the next offset to decide, by partition.
         stall_s: Records that wait for longer while nothing is decided are a problem; 0: never.
@@ -62,13 +63,13 @@ class LogWatch:
 
     def __init__(
         self,
-        bootstrap_servers: str,
+        connection: KafkaConnection,
         ops: TopicFacts,
         decided: Callable[[], Mapping[int, int]],
         stall_s: float,
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        self._bootstrap_servers = bootstrap_servers
+        self._connection = connection
         self._ops = ops
         self._stall_clock = StallClock(stall_s)
         self._stall: str | None = None
@@ -120,7 +121,7 @@ class LogWatch:
             asked_at = time.monotonic()
             try:
                 if consumer is None:
-                    consumer = KafkaConsumer(bootstrap_servers=self._bootstrap_servers, enable_auto_commit=False)
+                    consumer = KafkaConsumer(**self._connection.for_kafka_python(), enable_auto_commit=False)
                 end = consumer.end_offsets(self._partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
                 lag = self._behind(end)
                 overdue = self._behind(self._due(consumer, end)) if lag else 0
@@ -169,12 +170,12 @@ class LogWatch:
 
     def _check_topic(self) -> None:
         try:
-            found = describe(self._bootstrap_servers, [self._ops.name]).get(self._ops.name)
+            found = describe(self._connection, [self._ops.name]).get(self._ops.name)
             if found is not None:  # a deleted topic ends Spark's query
                 before, now = ((facts.topic_id, facts.partition_count) for facts in (self._ops, found))
                 require_same_topic(self._ops.name, before, now)
                 # It can be changed while the job runs.
-                self._retention_ms = retention_ms(self._bootstrap_servers, self._ops.name)
+                self._retention_ms = retention_ms(self._connection, self._ops.name)
         except Corrupt as error:
             self._on_failure(error)
         except Unavailable:

@@ -12,6 +12,7 @@ from broker_state.audit import REJECTED_HEAD_BYTES
 from checkpoints.reconcile import LogFound
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.decode import KafkaRecord
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
@@ -25,13 +26,13 @@ _POLL_RECORDS = 10_000
 _EMPTY_POLLS_MAX = 30
 
 
-def found_log(bootstrap_servers: str, topic: TopicFacts) -> LogFound:
+def found_log(connection: KafkaConnection, topic: TopicFacts) -> LogFound:
     """Return the first and last offsets of each partition; aborted records at the end count.
 
     Raises:
         Unavailable: Kafka does not answer.
     """
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap_servers, enable_auto_commit=False)
+    consumer = KafkaConsumer(**connection.for_kafka_python(), enable_auto_commit=False)
     try:
         partitions = [TopicPartition(topic.name, number) for number in range(topic.partition_count)]
         first = consumer.beginning_offsets(partitions)
@@ -57,13 +58,13 @@ class OpsPartitionReader:
     """Reads the committed records of one partition, stretch by stretch. Has a connection of its own.
 
     Args:
-        bootstrap_servers: The Kafka.
+        connection: The Kafka.
         topic: A topic.
         partition: A partition of it.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str, partition: int) -> None:
-        self._servers = bootstrap_servers
+    def __init__(self, connection: KafkaConnection, topic: str, partition: int) -> None:
+        self._connection = connection
         self._partition = TopicPartition(topic, partition)
         self._consumer: Any = None
         self._at = -1
@@ -103,7 +104,7 @@ class OpsPartitionReader:
     def _between(self, first_offset: int, end_offset: int) -> Iterator[Any]:
         if self._consumer is None:
             self._consumer = KafkaConsumer(
-                bootstrap_servers=self._servers,
+                **self._connection.for_kafka_python(),
                 enable_auto_commit=False,
                 isolation_level="read_committed",
                 auto_offset_reset="none",

@@ -49,6 +49,7 @@ from pipelines.apply_ops.source import PIPELINE
 from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.recovery.candidates import UsableState, find_candidates, read_all, usable_states
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
 
 __all__ = ["Restored", "move_tables_away", "restore"]
@@ -102,7 +103,7 @@ def move_tables_away(folder: JobFolder, tables: Iterable[str]) -> None:
 def restore(
     folder: JobFolder,
     log: LogFound,
-    bootstrap_servers: str,
+    connection: KafkaConnection,
     spark: SparkSession,
     snapshots: SnapshotStore,
     *,
@@ -115,7 +116,7 @@ def restore(
     Args:
         folder: Folder of the job.
         log: The ops topic as it is now.
-        bootstrap_servers: The Kafka with the ops topic and the message topics.
+        connection: The Kafka with the ops topic and the message topics.
         spark: A session with Delta.
         snapshots: The snapshot storage.
         lossy: If something is lost with every candidate, take the one with the least loss.
@@ -130,7 +131,7 @@ def restore(
     """
     tables = _Tables.read(spark, folder.delta, log)
     _require_log(log, tables, folder, snapshots)
-    in_delta = units_in_delta(spark, folder.delta, bootstrap_servers)
+    in_delta = units_in_delta(spark, folder.delta, connection)
     considered = f"{len(snapshots.list())} snapshots at {snapshots.url}"
     passed_over: dict[str, list[str]] = {}
     candidates = find_candidates(folder, snapshots, only)

@@ -11,6 +11,7 @@ from kafka.errors import KafkaError
 
 from popstream.exchange.partitioner import partition_of
 from popstream.exchange.resilient_producer import ResilientProducer
+from popstream.topics.access_rights import require_rights
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.limits import OPS_TOPIC_RECORD_BYTES_MAX
 
@@ -34,7 +35,6 @@ FETCH_WAIT_MS = 250
 def producer_options(settings: ClientSettings) -> dict[str, Any]:
     """Return the options of all producers here: acknowledged by all in-sync replicas, and idempotent."""
     return {
-        "bootstrap_servers": settings.bootstrap_servers.split(","),
         "acks": "all",
         "enable_idempotence": True,
         "delivery_timeout_ms": settings.delivery_timeout_ms,
@@ -44,7 +44,7 @@ def producer_options(settings: ClientSettings) -> dict[str, Any]:
         "allow_auto_create_topics": False,
         # The default of kafka-python, 30 s, is as long as the delivery time-out of a record.
         "reconnect_backoff_max_ms": RECONNECT_MS_MAX,
-        **settings.kafka,
+        **settings.connection.for_kafka_python(),
     }
 
 
@@ -67,13 +67,16 @@ class KafkaLink:
 
         Raises:
             Unavailable: Kafka does not answer.
-            Invalid: The topics of the job do not exist, or the release of kafka-python is not supported.
+            Invalid: Kafka refuses the client, the topics of the job do not exist, or the release of kafka-python is
+                not supported.
         """
         settings = self._settings
         settings.reach_kafka()
+        require_rights(
+            settings.connection, settings.client_id, {settings.operations: ["Write"], settings.results: ["Read"]}
+        )
         try:
             self._consumer = KafkaConsumer(
-                bootstrap_servers=settings.bootstrap_servers.split(","),
                 client_id=settings.client_id,
                 group_id=None,
                 enable_auto_commit=False,
@@ -82,7 +85,7 @@ class KafkaLink:
                 auto_offset_reset="earliest",
                 fetch_max_wait_ms=FETCH_WAIT_MS,
                 allow_auto_create_topics=False,
-                **settings.kafka,
+                **settings.connection.for_kafka_python(),
             )
             partition = zlib.crc32(settings.client_id.encode()) % self._count_reply_partitions()
             place = TopicPartition(settings.results, partition)

@@ -189,11 +189,10 @@ class KafkaPayloads:
                 if self._admin is None:
                     self._admin = KafkaAdminClient(
                         **{
-                            "bootstrap_servers": self._settings.bootstrap_servers.split(","),
                             "client_id": f"{self._settings.client_id}-admin",
                             "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS,
                             "request_timeout_ms": ADMIN_TIMEOUT_MS,
-                            **self._settings.kafka,
+                            **self._settings.connection.for_kafka_python(),
                         }
                     )
                 admin = self._admin

@@ -233,7 +233,7 @@ class LibrdkafkaReader:
     def _connect(self, queue: QueueKey) -> None:
         settings = self._settings
         config = {
-            "bootstrap.servers": settings.bootstrap_servers,
+            **settings.connection.for_librdkafka(),
             "client.id": f"{settings.client_id}-payloads",
             "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
             **self._config,

@@ -118,13 +118,12 @@ class PartitionReader:
     def _connect(self) -> None:
         consumer = KafkaConsumer(
             **{
-                "bootstrap_servers": self._settings.bootstrap_servers.split(","),
                 "client_id": f"{self._settings.client_id}-payloads",
                 "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS,
                 "fetch_max_wait_ms": FETCH_WAIT_MS,
                 "fetch_max_bytes": FETCH_BYTES_MAX,
                 "max_partition_fetch_bytes": PARTITION_FETCH_BYTES,
-                **self._settings.kafka,
+                **self._settings.connection.for_kafka_python(),
                 "group_id": None,
                 "enable_auto_commit": False,
                 "isolation_level": "read_committed",

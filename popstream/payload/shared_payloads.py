@@ -97,8 +97,8 @@ os.register_at_fork(after_in_child=_FETCHERS.forget)
 def shared_payloads(settings: ClientSettings) -> Payloads:
     """Return a share of the process's fetcher for a Kafka.
 
-    Settings with the same `bootstrap_servers`, `kafka` and `fetch_client` share one. It is closed with its last share.
-    After a fork the child gets a fetcher of its own.
+    Settings with the same servers, `kafka_config`, `kafka` and `fetch_client` share one. It is closed with its last
+    share. After a fork the child gets a fetcher of its own.
     """
     share = _Share(settings)
     _FETCHERS.of(share)
@@ -106,5 +106,9 @@ def shared_payloads(settings: ClientSettings) -> Payloads:
 
 
 def _is_same_kafka(one: ClientSettings, other: ClientSettings) -> bool:
-    servers, others = (set(settings.bootstrap_servers.split(",")) for settings in (one, other))
-    return servers == others and one.kafka == other.kafka and one.fetch_client == other.fetch_client
+    def facts(settings: ClientSettings) -> tuple[object, ...]:
+        connection = settings.connection
+        servers = {*connection.bootstrap_servers.split(",")}
+        return servers, connection.config_file, connection.kafka_python, settings.fetch_client
+
+    return facts(one) == facts(other)

@@ -65,13 +65,12 @@ class _Notifications:
 
     def _listen(self) -> None:
         consumer: Any = KafkaConsumer(
-            bootstrap_servers=self._settings.bootstrap_servers.split(","),
             client_id=f"{self._settings.client_id}-notifications",
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="latest",
             allow_auto_create_topics=False,
-            **self._settings.kafka,
+            **self._settings.connection.for_kafka_python(),
         )
         try:
             topic = self._settings.notifications

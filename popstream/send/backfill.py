@@ -264,14 +264,13 @@ def _blocks(
         return
     try:
         consumer = KafkaConsumer(
-            bootstrap_servers=settings.bootstrap_servers.split(","),
             client_id=f"{settings.client_id}-reader",
             enable_auto_commit=False,
             isolation_level="read_committed",
             # Retention may remove the first records meanwhile.
             auto_offset_reset="earliest",
             allow_auto_create_topics=False,
-            **settings.kafka,
+            **settings.connection.for_kafka_python(),
         )
         try:
             consumer.assign([partition])

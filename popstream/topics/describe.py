@@ -21,9 +21,7 @@ def describe_topic(settings: ClientSettings, topic: str) -> MessageTopic:
         Invalid: The topic does not exist, or the client is not authorized to describe it.
         Unavailable: Kafka does not answer.
     """
-    with TopicReader(
-        settings.bootstrap_servers, client_id=f"{settings.client_id}-admin", kafka=settings.kafka
-    ) as reader:
+    with TopicReader(settings.connection, client_id=f"{settings.client_id}-admin") as reader:
         found = reader.read([topic]).get(topic)
     if found is None:
         message = f"topic {topic} cannot be described: it does not exist"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -16,13 +17,18 @@ from kafka.admin import (
 )
 from kafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError, for_code
 
+from popstream.topics.access_rights import lacking_rights, rights_refused
 from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
     from types import TracebackType
 
+    from popstream.kafka_connection import KafkaConnection
+
 __all__ = ["MessageTopic", "TopicReader"]
+
+LOG = logging.getLogger(__name__)
 
 TIMEOUT_MS = 30_000
 
@@ -46,19 +52,20 @@ class TopicReader:
     """Asks Kafka about topics, over one connection that the first request opens. For one thread.
 
     Args:
-        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        connection: Which Kafka.
         client_id: Name in Kafka's logs.
-        kafka: More settings for kafka-python's admin client, such as `security_protocol`.
     """
 
-    def __init__(self, bootstrap_servers: str, *, client_id: str, kafka: Mapping[str, Any] | None = None) -> None:
-
-        self._settings = {"bootstrap_servers": bootstrap_servers.split(","), "client_id": client_id, **(kafka or {})}
-        self._servers = bootstrap_servers
+    def __init__(self, connection: KafkaConnection, *, client_id: str) -> None:
+        self._connection = connection
+        self._client_id = client_id
+        self._warned_of: dict[str, list[str]] = {}
         self._admin: Any = None
 
     def choose(self, chosen: Callable[[Iterable[str]], Iterable[str]]) -> dict[str, MessageTopic]:
         """Return the topics, by name, that `chosen` selects from the names of all topics.
+
+        Those that this client may not read are left out, with a warning.
 
         Raises:
             Unavailable: Kafka does not answer.
@@ -66,7 +73,9 @@ class TopicReader:
         """
         with self._asking("its topics"):
             found = {topic["name"]: topic for topic in self._client().describe_topics()}
-            return self._located([found[name] for name in chosen(found)])
+            lacking = {name: lacking_rights(found[name], ["Read", "DescribeConfigs"]) for name in chosen(found)}
+            self._warn_of({name: rights for name, rights in lacking.items() if rights})
+            return self._located([found[name] for name, rights in lacking.items() if not rights])
 
     def read(self, names: Sequence[str]) -> dict[str, MessageTopic]:
         """Return topics by name; those that do not exist are missing. Raises the errors of `choose`."""
@@ -107,8 +116,13 @@ class TopicReader:
 
     def _client(self) -> Any:  # noqa: ANN401 - kafka-python has no types
         if self._admin is None:
-            self._admin = KafkaAdminClient(**self._settings)
+            self._admin = KafkaAdminClient(**{"client_id": self._client_id, **self._connection.for_kafka_python()})
         return self._admin
+
+    def _warn_of(self, lacking: dict[str, list[str]]) -> None:
+        if lacking and lacking != self._warned_of:
+            LOG.warning("these topics are left out: %s", rights_refused(self._connection, lacking))
+        self._warned_of = lacking
 
     def _existing(self, names: Sequence[str]) -> list[dict[str, Any]]:
         # kafka-python takes an empty list for no topics, not for all.
@@ -155,5 +169,5 @@ class TopicReader:
             yield
         except KafkaError as error:
             is_passing = error.retriable or isinstance(error, UnknownTopicOrPartitionError)
-            message = f"Kafka at {self._servers} does not describe {what}: {error!r}"
-            raise (Unavailable if is_passing else Invalid)(message, subject=self._servers) from error
+            message = f"Kafka at {self._connection} does not describe {what}: {error!r}"
+            raise (Unavailable if is_passing else Invalid)(message, subject=str(self._connection)) from error

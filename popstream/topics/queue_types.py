@@ -20,6 +20,7 @@ from popstream.wire.command import QueueType
 from popstream.wire.decode_errors import DECODE_ERRORS
 
 if TYPE_CHECKING:
+    from popstream.kafka_connection import KafkaConnection
     from popstream.settings import ClientSettings
 
 __all__ = ["QueueTypes", "QueueTypesPublisher"]
@@ -47,12 +48,12 @@ class QueueTypesPublisher:
     """Publishes the types of topics, each when it is new or has changed. For one thread.
 
     Args:
-        bootstrap_servers: `host:port` of one or more brokers, separated by commas.
+        connection: Which Kafka.
         topic: The topic to publish to.
     """
 
-    def __init__(self, bootstrap_servers: str, topic: str) -> None:
-        self._servers = bootstrap_servers
+    def __init__(self, connection: KafkaConnection, topic: str) -> None:
+        self._connection = connection
         self._topic = topic
         self._kafka: Any = None
         self._published: set[TopicType] = set()
@@ -73,7 +74,7 @@ class QueueTypesPublisher:
         try:
             if self._kafka is None:
                 self._kafka = KafkaProducer(
-                    bootstrap_servers=self._servers.split(","),
+                    **self._connection.for_kafka_python(),
                     client_id="popstream-queue-types",
                     allow_auto_create_topics=False,
                     max_block_ms=PUBLISH_TIMEOUT_MS,
@@ -148,7 +149,6 @@ class QueueTypes:
 
     def _follow(self) -> None:
         consumer: Any = KafkaConsumer(
-            bootstrap_servers=self._settings.bootstrap_servers.split(","),
             client_id=self._client_id,
             group_id=None,
             enable_auto_commit=False,
@@ -157,7 +157,7 @@ class QueueTypes:
             request_timeout_ms=FETCH_WAIT_MS * 4,
             allow_auto_create_topics=False,
             reconnect_backoff_max_ms=RECONNECT_MS_MAX,
-            **self._settings.kafka,
+            **self._settings.connection.for_kafka_python(),
         )
         try:
             if not consumer.partitions_for_topic(self._topic):

@@ -16,6 +16,7 @@ from pipelines.control.lane_views import queues_in
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from pipelines.process.job import Job
+from popstream.kafka_connection import KafkaConnection
 from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 
 __all__ = ["fill_topic", "measure_build"]
@@ -45,7 +46,7 @@ def fill_topic(
     bootstrap_servers: str, topic: str, messages: int, partitions: int, on_progress: Callable[[str], None]
 ) -> None:
     """Create a topic, and write `messages` messages of 100 bytes to it."""
-    create_message_topic(bootstrap_servers, topic, partitions)
+    create_message_topic(KafkaConnection(bootstrap_servers), topic, partitions)
     producer = KafkaProducer(bootstrap_servers=bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024)
     for number in range(messages):
         producer.send(topic, _VALUE, partition=number % partitions)
@@ -82,10 +83,10 @@ def _build_filled_topic(
 
 def _message_to_poppable(job: Job, topic: str, *, rate: int, seconds: int) -> dict[str, Any]:
     """Return the milliseconds from the send of a message until the job's commit position is beyond it; one queue."""
-    create_message_topic(job.bootstrap_servers, topic, 1)
+    create_message_topic(job.connection, topic, 1)
     sent_at: dict[int, float] = {}
     waits: list[float] = []
-    producer = KafkaProducer(bootstrap_servers=job.bootstrap_servers, acks="all", linger_ms=0)
+    producer = KafkaProducer(bootstrap_servers=str(job.connection), acks="all", linger_ms=0)
     done = threading.Event()
 
     def watch() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from connectors.kafka.topic_admin import create_message_topic
 from popstream import Consumer, Producer, RenewalPolicy
+from popstream.kafka_connection import KafkaConnection
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Ack, encode_command
 from tests.benchmarks.benchmark_options import BenchOptions
@@ -71,7 +72,10 @@ def drain_large_records(
     A handler holds a message for 20 ms, so that the consumer could read far ahead of it.
     """
     create_message_topic(
-        bootstrap_servers, _LARGE_TOPIC, _LARGE_QUEUES, configs={"max.message.bytes": str(_RECORD_BYTES_MAX)}
+        KafkaConnection(bootstrap_servers),
+        _LARGE_TOPIC,
+        _LARGE_QUEUES,
+        configs={"max.message.bytes": str(_RECORD_BYTES_MAX)},
     )
     with Producer(bootstrap_servers, prefix=prefix, dispatch=True) as producer:
         for start in range(0, records, 16):

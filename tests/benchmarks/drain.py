@@ -80,7 +80,7 @@ def fill(
     Before them come the records that declare a queue of `messages` for each stream.
     """
     topics = Topics.of(prefix)
-    facts = ensure_topics(kafka.bootstrap_servers, topics, TopicSettings())[topics.ops]
+    facts = ensure_topics(kafka.connection, topics, TopicSettings())[topics.ops]
     producer = KafkaProducer(
         bootstrap_servers=kafka.bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024, max_request_size=1 << 24
     )

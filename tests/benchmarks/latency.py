@@ -14,6 +14,7 @@ from connectors.kafka.topic_admin import create_message_topic
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream import Consumer, Producer, Transport
+from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
 from popstream.wire.answer import Answer
 from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, Tick, WrittenRange
@@ -174,7 +175,7 @@ def end_leases(bootstrap_servers: str, prefix: str) -> None:
 def message_latency(bootstrap_servers: str, prefix: str, *, rate: int, seconds: int) -> dict[str, Any]:
     """Send messages at `rate` a second to a consumer that waits in a pop; return the milliseconds until it has each."""
     topic = "latency-messages"
-    create_message_topic(bootstrap_servers, topic, 1)
+    create_message_topic(KafkaConnection(bootstrap_servers), topic, 1)
     waits: list[float] = []
     stop = threading.Event()
 

@@ -94,7 +94,7 @@ def chart(measured: dict[str, Any]) -> str:
 
 def _topic(kafka: EmbeddedKafka) -> str:
     name = next(_names)
-    create_message_topic(kafka.bootstrap_servers, name, 1)
+    create_message_topic(kafka.connection, name, 1)
     return name
 
 

@@ -14,6 +14,7 @@ from connectors.kafka.topic_admin import create_message_topic
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from popstream import Consumer, Message, Producer
+from popstream.kafka_connection import KafkaConnection
 from tests.benchmarks.benchmark_options import BenchOptions
 
 __all__ = ["measure_redelivery"]
@@ -33,7 +34,7 @@ def measure_redelivery(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str,
     message to its handler, by the clocks of one machine.
     """
     servers = kafka.bootstrap_servers
-    create_message_topic(servers, _TOPIC, 1)
+    create_message_topic(KafkaConnection(servers), _TOPIC, 1)
     settings = JobSettings(
         folder=options.work / _PREFIX, bootstrap_servers=servers, topic_prefix=_PREFIX, message_topics=_TOPIC
     )

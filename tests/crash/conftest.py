@@ -12,6 +12,7 @@ from kafka import KafkaProducer
 from connectors.jars.resolve import kafka_jars
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
+from popstream.kafka_connection import KafkaConnection
 from tests.crash.job_site import Site, send, work
 from tests.support.processes.job_process import ROOT
 
@@ -27,8 +28,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedKafka]:
         tmp_path_factory.mktemp("kafka"), jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED
     ) as running:
         # The other queues that clients use have no Kafka topic: their dead letters can only be coordinates.
-        create_message_topic(running.bootstrap_servers, "orders", 2)
-        producer = KafkaProducer(bootstrap_servers=running.bootstrap_servers)
+        create_message_topic(running.connection, "orders", 2)
+        producer = KafkaProducer(bootstrap_servers=str(running.connection))
         for number in range(400):
             producer.send("orders", b"message %d" % number, b"key", partition=number % 2, headers=[("h", b"v")])
         producer.close()
@@ -40,7 +41,7 @@ def played(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """What a healthy job left; beside it, in `half`, a backup of what it had left half-way."""
     site = Site(tmp_path_factory.mktemp("played") / "job")
     with site.up() as servers:
-        create_message_topic(servers, "orders", 2)
+        create_message_topic(KafkaConnection(servers), "orders", 2)
         send(servers, 200)
         work(servers, 100)
         snapshot = site.popstream("snapshot", "--json").stdout

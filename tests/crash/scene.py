@@ -16,6 +16,7 @@ from kafka.admin import KafkaAdminClient
 
 from connectors.delta.tables import AUDIT_TABLES, KEY_COLUMNS
 from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
+from popstream.kafka_connection import KafkaConnection
 from tests.support.left_behind import (
     answers_of,
     applied_of,
@@ -98,7 +99,9 @@ class Scene:
             "flush_interval_s": 1.0,
         }
         self.settings = {**self._common, "folder": str(self.folder), "records_per_batch_max": 100}
-        ensure_topics(servers, self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=2))
+        ensure_topics(
+            KafkaConnection(servers), self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=2)
+        )
 
     def decide_all(self) -> dict[int, int]:
         """Decide what is left of the log, without adding to it; where it ends."""

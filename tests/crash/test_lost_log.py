@@ -24,6 +24,7 @@ from connectors.kafka.own_topics import Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import describe
 from pipelines.apply_ops.quarantine import Quarantine
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.kafka_connection import KafkaConnection
 from tests.support.left_behind import applied_of, end_offsets
 from tests.support.processes.job_process import POPSTREAM, ROOT, JobProcess
 
@@ -50,7 +51,7 @@ class Scene:
             "ops_partitions": 2,
             "results_partitions": 2,
         }
-        ensure_topics(self.servers, TOPICS, TOPIC_SETTINGS)
+        ensure_topics(KafkaConnection(self.servers), TOPICS, TOPIC_SETTINGS)
 
     def send(self, count: int) -> None:
         """Each is a record batch of its own."""
@@ -81,7 +82,7 @@ class Scene:
         with KafkaAdminClient(bootstrap_servers=self.servers) as admin:
             admin.delete_topics([TOPICS.ops])
         deadline = time.monotonic() + 30
-        while describe(self.servers, [TOPICS.ops]) and time.monotonic() < deadline:
+        while describe(KafkaConnection(self.servers), [TOPICS.ops]) and time.monotonic() < deadline:
             time.sleep(0.1)
 
     @property
@@ -106,7 +107,7 @@ def test_retention_and_recreation_are_noticed_at_the_start(scene: Scene) -> None
     assert "Corrupt: lost.ops has lost records that are to be decided: bring the log back, or accept" in said
     assert f"partition {PARTITION} starts at 8, but is decided only up to 5" in said
     scene.delete_topic()
-    ensure_topics(scene.servers, TOPICS, TOPIC_SETTINGS)
+    ensure_topics(KafkaConnection(scene.servers), TOPICS, TOPIC_SETTINGS)
     scene.send(9)
     assert "Corrupt: lost.ops was deleted and made again" in scene.refusal()
     assert scene.decided == 5

@@ -31,6 +31,7 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import create_message_topic
 from popstream.consumer import Consumer
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.kafka_connection import KafkaConnection
 from tests.crash.job_site import CONTRADICTION, SETTING, UP, Site, send, work
 from tests.support.left_behind import applied_of, damage, end_offsets
 from tests.support.processes.job_process import ROOT
@@ -215,7 +216,7 @@ def test_partitions_that_somebody_added(tmp_path: Path) -> None:
     with EmbeddedKafka(tmp_path / "kafka", jars=kafka_jars(ROOT / "var"), java_options=SHORT_LIVED) as broker:
         servers = broker.bootstrap_servers
         own_kafka = ("--bootstrap-servers", servers)
-        create_message_topic(servers, "orders", 2)
+        create_message_topic(KafkaConnection(servers), "orders", 2)
         with site.up(*own_kafka, "--message-topics", "orders"):
             send(servers, 20)
             assert work(servers, 20) == 20

@@ -43,6 +43,7 @@ from pipelines.control.messages import Status, StatusRequest
 from popstream.consumer import Consumer
 from popstream.history.check import check_history
 from popstream.history.recorder import read_history
+from popstream.kafka_connection import KafkaConnection
 from popstream.producer import Producer
 from popstream.wire.base_errors import PopstreamError
 from tests.support.left_behind import live_files
@@ -394,8 +395,8 @@ def soak(minutes: float, root: Path) -> dict[str, Any]:
 
     with EmbeddedKafka(root / "kafka", jars=kafka_jars(ROOT / "var")) as broker:
         servers = broker.bootstrap_servers
-        ensure_topics(servers, Topics.of(PREFIX), TopicSettings())
-        create_message_topic(servers, MESSAGES, 4)
+        ensure_topics(KafkaConnection(servers), Topics.of(PREFIX), TopicSettings())
+        create_message_topic(KafkaConnection(servers), MESSAGES, 4)
         job, load = Job(servers, root, minutes), Load(servers)
         _decided(job)
         capacity = _capacity(load, job, CAPACITY_OPERATIONS)

@@ -15,6 +15,7 @@ from pipelines.apply_ops.outbox import EntryKind
 from pipelines.job_settings import JobSettings
 from pipelines.process.job import Job
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.kafka_connection import KafkaConnection
 from tests.support.left_behind import audit_rows
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def start_job(
     ownership = Ownership(folder / "lock")
     try:
         chosen = JobSettings(folder=folder, topic_prefix=prefix, **more)
-        return OwnJob(chosen, servers, spark, ownership, take_over=take_over).start()
+        return OwnJob(chosen, KafkaConnection(servers), spark, ownership, take_over=take_over).start()
     except BaseException:
         ownership.release()
         raise
@@ -92,9 +93,9 @@ class Wire:
         self._number = 0
         self._name = secrets.token_hex(4)
         self.producer = KafkaProducer(
-            bootstrap_servers=job.bootstrap_servers, acks="all", linger_ms=0, max_request_size=REQUEST_BYTES_MAX
+            bootstrap_servers=str(job.connection), acks="all", linger_ms=0, max_request_size=REQUEST_BYTES_MAX
         )
-        self._consumer = KafkaConsumer(bootstrap_servers=job.bootstrap_servers, isolation_level="read_committed")
+        self._consumer = KafkaConsumer(bootstrap_servers=str(job.connection), isolation_level="read_committed")
         self._partition = TopicPartition(job.topics.results, reply_to)
         self._consumer.assign([self._partition])
         self._consumer.seek_to_end(self._partition)

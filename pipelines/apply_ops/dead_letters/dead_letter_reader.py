@@ -2,13 +2,14 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from kafka import KafkaConsumer, TopicPartition
 
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import headers_of
 
@@ -43,12 +44,12 @@ class KafkaDeadLetterReader:
     """Reads from the message topics, in its own thread.
 
     Args:
-        client: Settings for kafka-python, `bootstrap_servers` among them.
+        connection: The Kafka with the message topics.
         earlier: The letters that are in the dead-letter topic already: their messages are left out.
     """
 
-    def __init__(self, client: Mapping[str, Any], earlier: EarlierLetters) -> None:
-        self._client = client
+    def __init__(self, connection: KafkaConnection, earlier: EarlierLetters) -> None:
+        self._connection = connection
         self._earlier = earlier
         self._queue: queue.SimpleQueue[tuple[Entry, DeadLetter] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -75,7 +76,7 @@ class KafkaDeadLetterReader:
                 entry, letter = queued
                 if consumer is None:
                     consumer = KafkaConsumer(
-                        **self._client,
+                        **self._connection.for_kafka_python(),
                         group_id=None,
                         enable_auto_commit=False,
                         isolation_level="read_committed",

@@ -199,7 +199,7 @@ def _queues_of(job: JobFile, group: str | None, topic: str | None) -> list[Queue
 
 
 def _send_all(job: JobFile, commands: Sequence[Command]) -> None:
-    with Transport(Target(job.bootstrap_servers, job.prefix).client_settings("group")) as transport:
+    with Transport(Target(job.connection, job.prefix).client_settings("group")) as transport:
         answers = [future.result() for future in [transport.submit(command) for command in commands]]
     for answer in answers:
         if answer.reason is not Reason.OK:

@@ -44,18 +44,11 @@ def run_send(
         Unavailable: Kafka did not accept a message.
     """
     if create:
-        create_message_topic(target.bootstrap_servers, topic, create)
+        create_message_topic(target.connection, topic, create)
     require_topic(target, topic)
-    settings = target.client_settings("send")
     count = 0
     waiting: list[Future[SendResult]] = []
-    producer = Producer(
-        target.bootstrap_servers,
-        prefix=target.prefix,
-        client_id=settings.client_id,
-        dispatch=True,
-        history_file=target.history_file,
-    )
+    producer = Producer(**target.client_options("send"), dispatch=True)
     with _lines_of(file) as lines, producer:
         for line in lines:
             waiting.append(producer.send(topic, line, queue_id=queue_id, tag=tag, deliver_at=deliver_at_ms))
@@ -86,15 +79,8 @@ def run_consume(
         NotDeclared: The job has no queue of the topic, and none was added within `wait_ms`.
         Unavailable: Kafka or the job does not answer.
     """
-    settings = target.client_settings("consume")
-    consumer = Consumer(
-        target.bootstrap_servers,
-        group=group,
-        prefix=target.prefix,
-        client_id=settings.client_id,
-        max_attempts=None,  # they are those of the group's own program
-        history_file=target.history_file,
-    )
+    # The attempts are those of the group's own program.
+    consumer = Consumer(**target.client_options("consume"), group=group, max_attempts=None)
     progress = _Progress(count_max)
     try:
         _consume(consumer, topic, progress, invisible_time_ms, wait_ms, follow=follow, ack=ack, as_json=as_json)
@@ -207,11 +193,9 @@ def require_topic(target: Target, topic: str) -> TopicFacts:
         Invalid: The topic does not exist.
         Unavailable: Kafka does not answer.
     """
-    found = describe(target.bootstrap_servers, [topic]).get(topic)
+    found = describe(target.connection, [topic]).get(topic)
     if found is None:
-        message = (
-            f"there is no topic {topic} at {target.bootstrap_servers}; `popstream send {topic} --create 4` creates it"
-        )
+        message = f"there is no topic {topic} at {target.connection}; `popstream send {topic} --create 4` creates it"
         raise Invalid(message, subject=topic)
     return found
 

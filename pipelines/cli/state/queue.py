@@ -80,7 +80,7 @@ def opened(view: ConsumeQueueView, request: QueueRequest, job: JobFile) -> Consu
     is_of_many = [found.unit is not None and found.unit.inner_count > 1 for found in view.found]
     if not any(is_of_many) or (request.key_hash is None and request.message_offset is None):
         return view
-    settings = ClientSettings(bootstrap_servers=job.bootstrap_servers, client_id=new_client_id(), prefix=job.prefix)
+    settings = ClientSettings(**job.connection.client_options, client_id=new_client_id(), prefix=job.prefix)
     payloads = shared_payloads(settings)
     try:
         opened = [

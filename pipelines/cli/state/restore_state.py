@@ -26,6 +26,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import Restored, move_tables_away, restore
 from pipelines.recovery.take_snapshot import take_snapshot
+from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid
 
@@ -46,17 +47,18 @@ def run_restore(
     """
     folder = JobFolder(settings.folder.absolute())
     snapshots = snapshots_of(settings)
-    if settings.bootstrap_servers:  # the folder may be a new one, on another disk
-        reach_kafka(settings.bootstrap_servers)
-        log_of(settings.bootstrap_servers, settings.topic_prefix)
+    connection = settings.connection
+    if connection is not None:  # the folder may be a new one, on another disk
+        reach_kafka(connection)
+        log_of(connection, settings.topic_prefix)
     else:
         require_job_folder(folder)
     with Ownership(folder.lock):
-        with the_kafka_of(settings, var) as servers, reading_session(var) as spark, working("restoring"):
-            log = log_of(servers, settings.topic_prefix)
-            continues = _owner_epoch(servers, settings.topic_prefix)
+        with the_kafka_of(settings, var) as connection, reading_session(var) as spark, working("restoring"):
+            log = log_of(connection, settings.topic_prefix)
+            continues = _owner_epoch(connection, settings.topic_prefix)
             move_tables_away(folder, rebuild)
-            restored = restore(folder, log, servers, spark, snapshots, lossy=lossy, only=only, continues=continues)
+            restored = restore(folder, log, connection, spark, snapshots, lossy=lossy, only=only, continues=continues)
         if restored.since_loss and not _has_base(restored, snapshots):
             # The log no longer leads to this state: later restores and verifications start from it.
             _take_base(folder, settings)
@@ -67,45 +69,46 @@ def run_restore(
 
 
 @contextlib.contextmanager
-def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[str]:
-    """Yield the servers of the job's Kafka. An embedded broker is started for this time.
+def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[KafkaConnection]:
+    """Yield the connection to the job's Kafka. An embedded broker is started for this time.
 
     Raises:
         Unavailable: Kafka does not answer.
         Invalid: There is no Kafka to ask.
     """
-    if settings.bootstrap_servers:
-        reach_kafka(settings.bootstrap_servers)
-        yield settings.bootstrap_servers
+    connection = settings.connection
+    if connection is not None:
+        reach_kafka(connection)
+        yield connection
         return
     folder = JobFolder(settings.folder.absolute()).kafka
     if not folder.is_dir():
         message = f"there is no embedded Kafka in {folder}: name the job's Kafka with --bootstrap-servers"
         raise Invalid(message, subject=str(folder))
     with EmbeddedKafka(folder, jars=kafka_jars(var.absolute())) as kafka:
-        yield kafka.bootstrap_servers
+        yield kafka.connection
 
 
-def log_of(servers: str, prefix: str) -> LogFound:
+def log_of(connection: KafkaConnection, prefix: str) -> LogFound:
     """Return the offsets of a job's ops topic.
 
     Raises:
         Invalid: The topic does not exist.
     """
     name = Topics.of(prefix).ops
-    facts = describe(servers, [name]).get(name)
+    facts = describe(connection, [name]).get(name)
     if facts is None:
         message = f"there is no topic {name}: is the prefix right?"
         raise Invalid(message, subject=name)
-    return found_log(servers, facts)
+    return found_log(connection, facts)
 
 
-def _owner_epoch(servers: str, prefix: str) -> str:
+def _owner_epoch(connection: KafkaConnection, prefix: str) -> str:
     """Return the state epoch of the owner of the prefix, or an empty text if nobody has owned it yet."""
     name = Topics.of(prefix).owner
-    if name not in describe(servers, [name]):
+    if name not in describe(connection, [name]):
         return ""
-    found = OwnerLog(servers, name, Owner).last()
+    found = OwnerLog(connection, name, Owner).last()
     return "" if found is None else found.value.state_epoch
 
 

@@ -88,16 +88,23 @@ def _inputs(
         stack.enter_context(Ownership(folder.lock))
         state, queues = folder.state, folder.queues if folder.queues.is_dir() else None
     else:
-        settings = settings.model_copy(update={"bootstrap_servers": job.bootstrap_servers, "topic_prefix": job.prefix})
+        kafka_config = Path(job.kafka_config) if job.kafka_config else None
+        settings = settings.model_copy(
+            update={
+                "bootstrap_servers": job.bootstrap_servers,
+                "kafka_config": kafka_config,
+                "topic_prefix": job.prefix,
+            }
+        )
         state, queues = _copied(job, verification)
-    servers = stack.enter_context(the_kafka_of(settings, var))
+    connection = stack.enter_context(the_kafka_of(settings, var))
     return Inputs(
         state=state,
         queues=queues,
         is_copy=job is not None,
         delta=folder.delta,
-        log=log_of(servers, settings.topic_prefix),
-        bootstrap_servers=servers,
+        log=log_of(connection, settings.topic_prefix),
+        connection=connection,
         snapshots=snapshots_of(settings),
         handle_keys={key_id: secret.get_secret_value() for key_id, secret in settings.handle_keys.items()},
     )

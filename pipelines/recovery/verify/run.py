@@ -30,6 +30,7 @@ from pipelines.recovery.verify.units import UnitResult
 from pipelines.recovery.verify.verdict import Verified, verdict
 from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, replace_file
 from pipelines.recovery.verify.worker import UNITS, Done, Failed, Message, Noted, VerifyTask
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
 
 __all__ = ["Inputs", "verify"]
@@ -51,7 +52,7 @@ class Inputs:
         is_copy: The stores are those of a running job, copied to `incoming` in the folder of the verification.
         delta: Folder of the tables.
         log: The ops topic.
-        bootstrap_servers: The Kafka with the ops topic and the message topics.
+        connection: The Kafka with the ops topic and the message topics.
         snapshots: Snapshots to begin with, if the log has lost its first records.
         handle_keys: Secrets by which the job signs handles, by id.
     """
@@ -61,7 +62,7 @@ class Inputs:
     is_copy: bool = False
     delta: Path
     log: LogFound
-    bootstrap_servers: str
+    connection: KafkaConnection
     snapshots: SnapshotStore
     handle_keys: Mapping[str, str] = field(default_factory=dict)
 
@@ -100,7 +101,7 @@ def verify(
         VerifyTask(
             work=str(folder.root),
             number=number,
-            bootstrap_servers=inputs.bootstrap_servers,
+            connection=inputs.connection,
             handle_keys=dict(inputs.handle_keys),
             with_messages=with_messages,
         )

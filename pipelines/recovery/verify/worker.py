@@ -21,6 +21,7 @@ from pipelines.recovery.ops_log import LostRecords, OpsPartitionReader, found_lo
 from pipelines.recovery.verify.decide_again import ShareResult, run_share
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
 from pipelines.recovery.verify.work_folder import WorkFolder
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
 from popstream.wire.handle import Signer
 
@@ -36,7 +37,7 @@ class VerifyTask(msgspec.Struct, frozen=True, kw_only=True):
 
     work: str
     number: int
-    bootstrap_servers: str
+    connection: KafkaConnection
     handle_keys: dict[str, str] = {}
     with_messages: bool = True
 
@@ -105,7 +106,7 @@ def _kind(error: PopstreamError) -> str:
 def _run(
     task: VerifyTask, plan: VerifyPlan, folder: WorkFolder, on_progress: Callable[[str, int, int], None]
 ) -> object:
-    with _readers(task.bootstrap_servers) as between:
+    with _readers(task.connection) as between:
         if task.number == UNITS:
             return _compare_units(task, plan, folder, between, on_progress)
         keys = {key_id: secret.encode() for key_id, secret in task.handle_keys.items()}
@@ -147,8 +148,8 @@ def _compare_units(
     with RocksStore(Path(plan.queues), BUILDER_FAMILIES, read_only=True) as store:
         queues = dict(read_queues(store))
     names = sorted({topic for topic, _ in queues})
-    facts = describe(task.bootstrap_servers, names) if names and task.with_messages else {}
-    retained = {name: found_log(task.bootstrap_servers, facts[name]) for name in facts}
+    facts = describe(task.connection, names) if names and task.with_messages else {}
+    retained = {name: found_log(task.connection, facts[name]) for name in facts}
 
     def log_of(queue: Queue) -> MessageLog | str:
         topic, queue_id = queue
@@ -164,13 +165,13 @@ def _compare_units(
 
 
 @contextlib.contextmanager
-def _readers(bootstrap_servers: str) -> Iterator[Callable[[str, int, int, int], Iterator[object]]]:
+def _readers(connection: KafkaConnection) -> Iterator[Callable[[str, int, int, int], Iterator[object]]]:
     readers: dict[tuple[str, int], OpsPartitionReader] = {}
 
     def between(topic: str, partition: int, first: int, end: int) -> Iterator[object]:
         place = (topic, partition)
         if place not in readers:
-            readers[place] = OpsPartitionReader(bootstrap_servers, topic, partition)
+            readers[place] = OpsPartitionReader(connection, topic, partition)
         return readers[place].between(first, end)
 
     try:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 
 from connectors.kafka.topic_admin import create_message_topic
 from popstream import Consumer, Message, Outcome, Producer, SendResult
+from popstream.kafka_connection import KafkaConnection
 from tests.benchmarks.peers.load import TAKE_MAX, TIMEOUT_S, Ledger, load_parser, run_load
 
 POLL_MS = 1_000
@@ -31,7 +32,7 @@ class PopstreamLoad:
         self._unconfirmed: deque[Future[SendResult]] = deque()
 
     def create_topic(self, topic: str, queues: int) -> None:
-        create_message_topic(self._servers, topic, queues)
+        create_message_topic(KafkaConnection(self._servers), topic, queues)
 
     def send(self, topic: str, queue_id: int, value: bytes) -> None:
         self._unconfirmed.append(self._producer.send(topic, value, queue_id=queue_id))

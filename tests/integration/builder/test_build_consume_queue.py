@@ -65,6 +65,7 @@ class Lab:
     def __init__(self, spark: SparkSession, kafka: EmbeddedKafka, folder: Path, prefix: str) -> None:
         self.spark = spark
         self.servers = kafka.bootstrap_servers
+        self.connection = kafka.connection
         self.folder = folder
         self.prefix = prefix
         self.producer = KafkaProducer(bootstrap_servers=self.servers, acks="all", linger_ms=5)
@@ -96,7 +97,7 @@ class Lab:
 
     def topic(self, name: str, partitions: int = 1) -> str:
         topic = f"{self.prefix}-{name}"
-        create_message_topic(self.servers, topic, partitions)
+        create_message_topic(self.connection, topic, partitions)
         return topic
 
     def send(self, topic: str, count: int, queue_id: int = 0, **fields: Any) -> None:
@@ -335,7 +336,7 @@ def test_a_compacted_topic_is_sparse(lab: Lab) -> None:
     """What compaction took before it was read are holes; a lookup in a hole finds the next unit."""
     topic = f"{lab.prefix}_compacted"  # not chosen yet
     settings = {"cleanup.policy": "compact", "segment.ms": "100", "min.cleanable.dirty.ratio": "0.01"}
-    create_message_topic(lab.servers, topic, 1, configs=settings)
+    create_message_topic(lab.connection, topic, 1, configs=settings)
     for number in range(40):
         lab.send(topic, 1, key=b"key %d" % (number % 4))
     deadline = time.monotonic() + 120
@@ -510,7 +511,7 @@ def test_a_recreated_topic_is_another_queue(lab: Lab) -> None:
     before = lab.wait(topic)
     lab.admin.delete_topics([topic])
     wait_for(lambda: topic not in lab.admin.list_topics(), lab.job)
-    create_message_topic(lab.servers, topic, 2)
+    create_message_topic(lab.connection, topic, 2)
     lab.send(topic, 30)
     wait_for(lambda: lab.queue(topic).topic_id != before.topic_id, lab.job)
     after = lab.wait(topic, topic_id=lab.queue(topic).topic_id)
@@ -566,8 +567,8 @@ def test_a_restore_tells_each_unit_once(lab: Lab, queues: str) -> None:
         fields = json.loads(manifest.read_text())
         fields["files"] = [file for file in fields["files"] if not file["path"].startswith("queues/")]
         manifest.write_text(json.dumps(fields))
-    log = found_log(lab.servers, describe(lab.servers, [lab.job.topics.ops])[lab.job.topics.ops])
-    restored = restore(folder, log, lab.servers, lab.spark, snapshots, lossy=False, only=snapshot.id)
+    log = found_log(lab.connection, describe(lab.connection, [lab.job.topics.ops])[lab.job.topics.ops])
+    restored = restore(folder, log, lab.connection, lab.spark, snapshots, lossy=False, only=snapshot.id)
     assert restored.source == f"snapshot {snapshot.id}"
     lab.job = lab.start()
     lab.send(topic, 30)
@@ -597,8 +598,8 @@ def test_a_builders_store_from_a_backup_is_refused_and_restored(lab: Lab, tmp_pa
     shutil.move(tmp_path / "queues", folder.queues)
     with pytest.raises(Corrupt, match=r"Delta holds units of later WriteBatches .* run `popstream restore`"):
         lab.start()
-    log = found_log(lab.servers, describe(lab.servers, [lab.job.topics.ops])[lab.job.topics.ops])
-    restore(folder, log, lab.servers, lab.spark, snapshots, lossy=False)
+    log = found_log(lab.connection, describe(lab.connection, [lab.job.topics.ops])[lab.job.topics.ops])
+    restore(folder, log, lab.connection, lab.spark, snapshots, lossy=False)
     lab.job = lab.start()
     lab.send(topic, 30)
     lab.wait(topic)

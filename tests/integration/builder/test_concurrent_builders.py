@@ -23,6 +23,7 @@ from broker_state.consume_queue import units_between
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.control.lane_views import queues_in
 from popstream import Transport
+from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.command import Declare, Dispatch, Pop, WrittenRange
@@ -101,7 +102,7 @@ def test_eight_builders_that_are_killed_build_what_one_in_order_would(
 ) -> None:
     servers = kafka.bootstrap_servers
     topic = f"{topic_prefix}-m"
-    create_message_topic(servers, topic, QUEUES)
+    create_message_topic(KafkaConnection(servers), topic, QUEUES)
     job = start_job(
         spark, servers, tmp_path / "job", topic_prefix, message_topics=topic, build_records_per_batch_max=2000
     )

@@ -31,6 +31,7 @@ from popstream import (
     dispatch_existing,
 )
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.kafka_connection import KafkaConnection
 from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Dispatch
@@ -50,7 +51,9 @@ class SmallJob:
     def __init__(self, bootstrap_servers: str, prefix: str) -> None:
         self.servers = bootstrap_servers
         self.topics = Topics.of(prefix)
-        self.partition_count = ensure_topics(bootstrap_servers, self.topics)[self.topics.ops].partition_count
+        self.partition_count = ensure_topics(KafkaConnection(bootstrap_servers), self.topics)[
+            self.topics.ops
+        ].partition_count
         self.commands: list[Command] = []
         self.is_paused = threading.Event()
         self._is_ending = threading.Event()
@@ -110,7 +113,7 @@ def servers(kafka: EmbeddedKafka) -> str:
 @pytest.fixture
 def topic(servers: str, topic_prefix: str) -> str:
     configs = {"max.message.bytes": str(4 * MIB)}
-    return create_message_topic(servers, f"{topic_prefix}-messages", 2, configs=configs).name
+    return create_message_topic(KafkaConnection(servers), f"{topic_prefix}-messages", 2, configs=configs).name
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ def halt(pid: int) -> None:
 
 
 def test_operations_go_on_after_an_outage(own_kafka: EmbeddedKafka) -> None:
-    ensure_topics(own_kafka.bootstrap_servers, Topics.of("popstream"))
+    ensure_topics(own_kafka.connection, Topics.of("popstream"))
     settings = ClientSettings(
         bootstrap_servers=own_kafka.bootstrap_servers,
         client_id="test",

@@ -23,6 +23,7 @@ from kafka.admin import KafkaAdminClient, NewTopic
 from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.loopback import free_port
 from connectors.kafka.topic_admin import create_message_topic
+from popstream.kafka_connection import KafkaConnection
 from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.payload.partition_reader import PartitionReader
 from popstream.payload.payloads import FetchCounts, Payload
@@ -43,7 +44,9 @@ def servers(kafka: EmbeddedKafka) -> str:
 
 @pytest.fixture
 def topic(servers: str, topic_prefix: str) -> str:
-    return create_message_topic(servers, topic_prefix, 3, configs={"max.message.bytes": str(8 * MIB)}).name
+    return create_message_topic(
+        KafkaConnection(servers), topic_prefix, 3, configs={"max.message.bytes": str(8 * MIB)}
+    ).name
 
 
 @pytest.fixture(params=get_args(FetchClient))
@@ -355,7 +358,7 @@ def test_offsets_in_any_order_are_found_in_any_of_the_queues(
 
 
 def test_queues_in_turns_are_read_about_once(servers: str, topic_prefix: str, payloads: KafkaPayloads) -> None:
-    topic = create_message_topic(servers, topic_prefix, 12).name
+    topic = create_message_topic(KafkaConnection(servers), topic_prefix, 12).name
     for partition in range(12):
         fill(servers, topic, numbers(4_000, 100), partition, batch_size=MIB // 4)
     for first in range(0, 4_000, 250):
@@ -395,7 +398,7 @@ def test_without_a_broker_it_is_unavailable(settings: ClientSettings) -> None:
 
 def test_a_broker_that_comes_back_is_read_from(own_kafka: EmbeddedKafka, settings: ClientSettings) -> None:
     servers = own_kafka.bootstrap_servers
-    topic = create_message_topic(servers, "orders", 1).name
+    topic = create_message_topic(KafkaConnection(servers), "orders", 1).name
     fill(servers, topic, numbers(10))
     payloads = KafkaPayloads(msgspec.structs.replace(settings, bootstrap_servers=servers))
     assert len(payloads.fetch(topic, 0, [(0, 9)], LONG_S).payloads) == 10

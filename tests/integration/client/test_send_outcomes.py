@@ -111,7 +111,7 @@ def in_order_of_each_key(found: Sequence[Record]) -> bool:
 )
 def test_a_broker_killed_amid_many_sends(own_kafka: EmbeddedKafka, queue_type: Any, count: int) -> None:
     """By SIGKILL, and started again: every success is there exactly once, every other message has an exception."""
-    create_message_topic(own_kafka.bootstrap_servers, "orders", 2)
+    create_message_topic(own_kafka.connection, "orders", 2)
     stories: list[Story] = []
     with Producer(own_kafka.bootstrap_servers, queue_types={"orders": queue_type}) as producer:
         producer.send("orders", b"0", key=b"0").result(30)
@@ -139,7 +139,7 @@ def test_a_broker_killed_amid_many_sends(own_kafka: EmbeddedKafka, queue_type: A
 
 @pytest.mark.long
 def test_a_broker_that_is_away_for_30_seconds_and_comes_back(own_kafka: EmbeddedKafka) -> None:
-    create_message_topic(own_kafka.bootstrap_servers, "orders", 1)
+    create_message_topic(own_kafka.connection, "orders", 1)
     stories: list[Story] = []
 
     def send(producer: Producer, number: int, **options: Any) -> None:
@@ -169,7 +169,7 @@ def test_a_broker_that_is_away_for_30_seconds_and_comes_back(own_kafka: Embedded
 
 def test_a_broker_whose_disk_is_full(own_kafka: EmbeddedKafka) -> None:
     """No file of its may grow beyond 1 MiB any more: the write fails, and the broker gives up its log directory."""
-    create_message_topic(own_kafka.bootstrap_servers, "orders", 1)
+    create_message_topic(own_kafka.connection, "orders", 1)
     stories: list[Story] = []
     with Producer(own_kafka.bootstrap_servers, queue_types={"orders": "batch"}, delivery_timeout_ms=5_000) as producer:
         producer.send("orders", b"first", queue_id=0).result(30)
@@ -196,7 +196,7 @@ def test_a_broker_whose_disk_is_full(own_kafka: EmbeddedKafka) -> None:
 
 @pytest.mark.parametrize("queue_type", ["batch", "simple"])
 def test_a_message_over_the_brokers_limit_fails_alone(kafka: EmbeddedKafka, topic_prefix: str, queue_type: Any) -> None:
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 1, configs={"max.message.bytes": "50000"})
+    create_message_topic(kafka.connection, topic_prefix, 1, configs={"max.message.bytes": "50000"})
     stories: list[Story] = []
     with Producer(kafka.bootstrap_servers, queue_types={topic_prefix: queue_type}) as producer:
         for number in range(200):
@@ -210,7 +210,7 @@ def test_a_message_over_the_brokers_limit_fails_alone(kafka: EmbeddedKafka, topi
 
 
 def test_a_unit_over_the_brokers_limit_is_split(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 1, configs={"max.message.bytes": "5000"})
+    create_message_topic(kafka.connection, topic_prefix, 1, configs={"max.message.bytes": "5000"})
     with Producer(kafka.bootstrap_servers, queue_types={topic_prefix: "batch"}) as producer:
         messages = [OutgoingMessage(topic=topic_prefix, value=b"%d" % number + b" " * 1_000) for number in range(10)]
         futures = producer.send_many(messages)
@@ -226,7 +226,7 @@ def test_one_message_without_a_key_spoils_no_batch_of_a_compacted_topic(
     kafka: EmbeddedKafka, topic_prefix: str
 ) -> None:
     """Nobody has told the producer that Kafka compacts it: the broker refuses the whole batch for one record."""
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 1, configs={"cleanup.policy": "compact"})
+    create_message_topic(kafka.connection, topic_prefix, 1, configs={"cleanup.policy": "compact"})
     stories: list[Story] = []
     with Producer(kafka.bootstrap_servers, delivery_timeout_ms=10_000) as producer:
         for number in range(20):
@@ -245,12 +245,12 @@ def test_a_topic_that_does_not_exist_is_told_soon_and_may_come(kafka: EmbeddedKa
         with pytest.raises(Invalid, match="does not exist"):
             producer.send(topic_prefix, b"v").result(0)
         assert time.monotonic() - began_s < producer.settings.delivery_timeout_ms / 1000
-        create_message_topic(kafka.bootstrap_servers, topic_prefix, 1)
+        create_message_topic(kafka.connection, topic_prefix, 1)
         assert producer.send(topic_prefix, b"v").result(30).queue_offset == 0
 
 
 def test_what_need_not_wait_for_the_store_is_written_too(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 1)
+    create_message_topic(kafka.connection, topic_prefix, 1)
     stories: list[Story] = []
     with Producer(kafka.bootstrap_servers, queue_types={topic_prefix: "batch"}, compression_type="gzip") as producer:
         for number in range(100):
@@ -263,7 +263,7 @@ def test_what_need_not_wait_for_the_store_is_written_too(kafka: EmbeddedKafka, t
 
 
 def test_a_process_that_ends_without_closing_loses_nothing(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 1)
+    create_message_topic(kafka.connection, topic_prefix, 1)
     script = (
         "import sys; from popstream import Producer\n"
         "producer = Producer(sys.argv[1], batch_max_delay_ms=30_000, queue_types={sys.argv[2]: 'batch'})\n"
@@ -275,7 +275,7 @@ def test_a_process_that_ends_without_closing_loses_nothing(kafka: EmbeddedKafka,
 
 
 def test_many_threads_that_wait_share_batches(kafka: EmbeddedKafka, topic_prefix: str) -> None:
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 1)
+    create_message_topic(kafka.connection, topic_prefix, 1)
     with Producer(kafka.bootstrap_servers, queue_types={topic_prefix: "batch"}) as producer:
         results: list[SendResult] = []
 

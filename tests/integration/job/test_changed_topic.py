@@ -34,15 +34,15 @@ MADE_AGAIN = r"ops was deleted and made again.* `popstream restore --lossy`"
 
 
 def add_partition(job: Job) -> None:
-    with KafkaAdminClient(bootstrap_servers=job.bootstrap_servers) as admin:
+    with KafkaAdminClient(bootstrap_servers=str(job.connection)) as admin:
         admin.create_partitions({job.topics.ops: 3})
 
 
 def make_again(job: Job) -> None:
-    with KafkaAdminClient(bootstrap_servers=job.bootstrap_servers) as admin:
+    with KafkaAdminClient(bootstrap_servers=str(job.connection)) as admin:
         admin.delete_topics([job.topics.ops])
     settings = TopicSettings(ops_partitions=2)
-    wait_for(lambda: ensure_topics(job.bootstrap_servers, job.topics, settings)[job.topics.ops] != job.ops)
+    wait_for(lambda: ensure_topics(job.connection, job.topics, settings)[job.topics.ops] != job.ops)
 
 
 def ends_and_stays_down(host: Host, change: Callable[[Job], None], said: str) -> None:

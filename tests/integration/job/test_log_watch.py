@@ -38,11 +38,11 @@ class Watched:
 
     def __init__(self, kafka: EmbeddedKafka, name: str, keeps_ms: int) -> None:
         configs = {"retention.ms": str(keeps_ms), "message.timestamp.type": "LogAppendTime"}
-        self.ops = create_message_topic(kafka.bootstrap_servers, name, 2, configs=configs)
+        self.ops = create_message_topic(kafka.connection, name, 2, configs=configs)
         self.decided: dict[int, int] = {}
         self.failures: list[BaseException] = []
         self.watch = LogWatch(
-            kafka.bootstrap_servers,
+            kafka.connection,
             self.ops,
             decided=lambda: self.decided,
             stall_s=STALL_S,
@@ -62,7 +62,7 @@ def watched(
     monkeypatch.setattr("pipelines.process.log_watch.INTERVAL_S", 0.1)
     monkeypatch.setattr("pipelines.process.log_watch.TOPIC_INTERVAL_S", 0.1)
     watched = Watched(kafka, f"{topic_prefix}.ops", keeps_ms)
-    assert retention_ms(kafka.bootstrap_servers, watched.ops.name) == (None if keeps_ms == -1 else keeps_ms)
+    assert retention_ms(kafka.connection, watched.ops.name) == (None if keeps_ms == -1 else keeps_ms)
     watched.watch.start()
     yield watched
     watched.watch.stop()

@@ -15,6 +15,7 @@ import pytest
 from checkpoints.prefix_owner import Owner
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Fenced, Invalid
 from tests.support.left_behind import audit_rows, end_offsets
 from tests.support.processes.job_process import ROOT
@@ -35,7 +36,7 @@ FENCE_S_MAX = 10.0
 
 
 def owner_of(servers: str, prefix: str) -> Owner:
-    found = OwnerLog(servers, Topics.of(prefix).owner, Owner).last()
+    found = OwnerLog(KafkaConnection(servers), Topics.of(prefix).owner, Owner).last()
     assert found is not None
     return found.value
 

@@ -275,15 +275,15 @@ def test_a_reply_partition_that_is_not_there_harms_nobody(wire: Wire, queue: str
 def test_a_dead_letter_of_a_topic_that_is_not_there_says_so(wire: Wire, queue: str) -> None:
     """Once this stopped the job: Kafka was asked for the offsets of a partition that it does not have."""
     job = wire.job
-    before = end_offsets(job.bootstrap_servers, job.topics.dead_letters)
+    before = end_offsets(str(job.connection), job.topics.dead_letters)
     popped = wire.ask("pop", queue, group="g", max_messages=2, invisible_time_ms=60_000)
     handles = [{"group": "g", "handle": popped["handle"]}]
     answer = wire.ask("reject", queue, handles=handles, entries=[{"handle": 0, "offsets": [[0, 1]], "cause": "why"}])
     assert answer["applied"]
 
     def letters() -> list[Any]:
-        after = end_offsets(job.bootstrap_servers, job.topics.dead_letters)
-        found = list(records_between(job.bootstrap_servers, job.topics.dead_letters, before, after))
+        after = end_offsets(str(job.connection), job.topics.dead_letters)
+        found = list(records_between(str(job.connection), job.topics.dead_letters, before, after))
         return found if len(found) == 2 else []
 
     for letter in wait_for(letters, job):
@@ -371,13 +371,13 @@ def test_a_message_of_a_killed_consumer_comes_again_when_its_lease_is_over(wire:
 
 def test_two_jobs_cannot_share_a_folder(spark: SparkSession, job: Job) -> None:
     with pytest.raises(Fenced, match="runs the job in"):
-        start_job(spark, job.bootstrap_servers, job.folder.root, job.settings.topic_prefix)
+        start_job(spark, str(job.connection), job.folder.root, job.settings.topic_prefix)
 
 
 def test_results_of_a_stranger_are_none_of_ours(wire: Wire, queue: str) -> None:
     """Answers go to the partition that was asked for, and to no other."""
     job = wire.job
-    consumer = KafkaConsumer(bootstrap_servers=job.bootstrap_servers)
+    consumer = KafkaConsumer(bootstrap_servers=str(job.connection))
     others = [TopicPartition(job.topics.results, n) for n in range(4) if n != wire.reply_to]
     before = consumer.end_offsets(others)
     wire.ask("pop", queue, group="g", max_messages=1, invisible_time_ms=1)

@@ -110,7 +110,7 @@ def go_away_and_come_back(host: Host, running: Running, own_kafka: EmbeddedKafka
 def running(spark: SparkSession, own_kafka: EmbeddedKafka, tmp_path: Path) -> Iterator[Running]:
     """A host on the broker that will be killed."""
     assert spark.sparkContext._jsc is not None, "a host that finds no Spark starts and ends one of its own"
-    create_message_topic(own_kafka.bootstrap_servers, "messages", 1)
+    create_message_topic(own_kafka.connection, "messages", 1)
     settings = JobSettings(
         folder=tmp_path / "job",
         bootstrap_servers=own_kafka.bootstrap_servers,
@@ -149,7 +149,7 @@ def test_delta_away_until_the_outbox_is_full(
     spark: SparkSession, kafka: EmbeddedKafka, tmp_path: Path, topic_prefix: str
 ) -> None:
     messages = f"{topic_prefix}-messages"
-    create_message_topic(kafka.bootstrap_servers, messages, 1)
+    create_message_topic(kafka.connection, messages, 1)
     limits: dict[str, Any] = {"outbox_bytes_max": OUTBOX_BYTES_MAX, "message_topics": messages}
     job = start_job(spark, kafka.bootstrap_servers, tmp_path, topic_prefix, **limits)
     delta, away = job.folder.delta, tmp_path / "away"

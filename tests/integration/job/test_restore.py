@@ -226,11 +226,11 @@ def test_a_record_that_was_quarantined_stays_so(scene: RestoreScene) -> None:
 def test_rows_that_no_log_leads_to_any_more_are_given_up_only_with_consent(scene: RestoreScene) -> None:
     """A table was moved away, and retention has taken what it came from. The state is as good as it was."""
     shutil.move(table_path(scene.folder.delta, "deliveries"), scene.root / "away")
-    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
-    whole = found_log(scene.servers, facts)
+    facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
+    whole = found_log(scene.connection, facts)
     log = msgspec.structs.replace(whole, first_offset={p: end - 10 for p, end in whole.end_offset.items()})
     before = families_of(scene.folder.state)
-    options = (scene.folder, log, scene.servers, scene.spark, scene.snapshots)
+    options = (scene.folder, log, scene.connection, scene.spark, scene.snapshots)
     with pytest.raises(Corrupt, match="no state can be continued") as caught:
         restore(*options, lossy=False)
     assert "deliveries has lost rows that it counts on" in str(caught.value)
@@ -253,9 +253,9 @@ def test_a_restore_that_was_killed_has_lost_nothing(scene: RestoreScene, *, with
         with pytest.raises(Corrupt, match=r"there is no state.*popstream restore"):
             scene.start()
         assert scene.folder.state.is_dir()
-    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
-    log = msgspec.structs.replace(found_log(scene.servers, facts), first_offset=last.next_offset)
-    restored = restore(scene.folder, log, scene.servers, scene.spark, scene.snapshots, lossy=False)
+    facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
+    log = msgspec.structs.replace(found_log(scene.connection, facts), first_offset=last.next_offset)
+    restored = restore(scene.folder, log, scene.connection, scene.spark, scene.snapshots, lossy=False)
     assert (restored.source, restored.apply_seq) == (f"{PUT_ASIDE} in {aside.name}", last.apply_seq)
     assert scene.snapshot_id in "".join(restored.passed_over)
     assert (aside / "state").is_dir()
@@ -264,12 +264,12 @@ def test_a_restore_that_was_killed_has_lost_nothing(scene: RestoreScene, *, with
 @pytest.mark.long
 def test_a_topic_that_was_made_again(scene: RestoreScene) -> None:
     """Nothing is given up without consent, and the old topic's rows are not taken for rows of the new one."""
-    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
+    facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
     nothing = dict.fromkeys(range(OPS_PARTITIONS), 0)
     log = msgspec.structs.replace(
-        found_log(scene.servers, facts), topic_id="another", first_offset=nothing, end_offset=nothing
+        found_log(scene.connection, facts), topic_id="another", first_offset=nothing, end_offset=nothing
     )
-    options = (scene.folder, log, scene.servers, scene.spark, scene.snapshots)
+    options = (scene.folder, log, scene.connection, scene.spark, scene.snapshots)
     with pytest.raises(Corrupt, match="no state can be continued") as caught:
         restore(*options, lossy=False)
     assert f"{EMPTY}: {scene.topics.ops} does not lead to what was decided before" in str(caught.value)
@@ -352,8 +352,8 @@ def ack_for_billing(wire: Wire, pop: dict[str, Any]) -> Any:
 @pytest.mark.long
 def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: RestoreScene) -> None:
     """Its next records would get offsets of which the tables have rows; an older snapshot would not help."""
-    facts = describe(scene.servers, [scene.topics.ops])[scene.topics.ops]
-    whole = found_log(scene.servers, facts)
+    facts = describe(scene.connection, [scene.topics.ops])[scene.topics.ops]
+    whole = found_log(scene.connection, facts)
     cut = msgspec.structs.replace(whole, end_offset={p: end - 20 for p, end in whole.end_offset.items()})
     for state in ("present", "of the snapshot", "present, of which Delta has nothing"):
         if "Delta" in state:
@@ -361,7 +361,7 @@ def test_a_log_that_lost_its_end_is_restored_over_a_new_topic_only(scene: Restor
             shutil.copytree(scene.folder.root / "image", scene.folder.state)
             shutil.rmtree(scene.folder.delta)
         with pytest.raises(Corrupt, match="has lost its end") as caught:
-            restore(scene.folder, cut, scene.servers, scene.spark, scene.snapshots, lossy=True)
+            restore(scene.folder, cut, scene.connection, scene.spark, scene.snapshots, lossy=True)
         assert f"partition 0 ends at {cut.end_offset[0]}" in str(caught.value), state
         if state == "present":
             turn_state_back(scene)

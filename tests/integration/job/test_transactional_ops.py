@@ -38,7 +38,7 @@ class Transactions:
         self._wire = wire
         self._handles = [{"group": GROUP, "handle": handle}]
         self.producer = KafkaProducer(
-            bootstrap_servers=wire.job.bootstrap_servers, transactional_id=f"acks-{secrets.token_hex(4)}"
+            bootstrap_servers=str(wire.job.connection), transactional_id=f"acks-{secrets.token_hex(4)}"
         )
         self.producer.init_transactions()
         self.committed: list[str] = []
@@ -76,7 +76,7 @@ class Transactions:
 def is_at_the_end(job: Job) -> bool:
     """Every offset of the log, control records included, is behind the job."""
     decided = job.apply_ops.applied.next_offset
-    return all(decided.get(p, 0) >= end for p, end in end_offsets(job.bootstrap_servers, job.topics.ops).items())
+    return all(decided.get(p, 0) >= end for p, end in end_offsets(str(job.connection), job.topics.ops).items())
 
 
 def test_committed_once_aborted_never_open_ones_in_their_turn(

@@ -88,7 +88,7 @@ def is_gone_soon(pid: int) -> bool:
 def test_records_survive_stop_kill_and_move_to_other_ports(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
     """Restarts in one process keep the address; a new object finds the same cluster."""
     with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED) as broker:
-        created = create_message_topic(broker.bootstrap_servers, "kept", 2)
+        created = create_message_topic(broker.connection, "kept", 2)
         send(broker, "kept", b"before")
         address, first_pid = broker.bootstrap_servers, broker.pid
         broker.restart()
@@ -100,7 +100,7 @@ def test_records_survive_stop_kill_and_move_to_other_ports(tmp_path: Path, kafka
         broker.start()
         assert values_of(broker, "kept", 2) == [b"before", b"after restart"]
     with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED) as broker:
-        assert describe(broker.bootstrap_servers, ["kept", "unknown"]) == {"kept": created}
+        assert describe(broker.connection, ["kept", "unknown"]) == {"kept": created}
         assert values_of(broker, "kept", 2) == [b"before", b"after restart"]
 
 
@@ -113,10 +113,10 @@ def test_two_brokers_know_nothing_of_each_other(
 ) -> None:
     """And the second cannot use the folder of the first."""
     monkeypatch.setattr(broker_folder, "LOCK_WAIT_S", 0.2)
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 1)
+    create_message_topic(kafka.connection, topic_prefix, 1)
     with EmbeddedKafka(tmp_path, jars=kafka_jar_files, heap_mb=256, java_options=SHORT_LIVED) as other:
         assert other.bootstrap_servers != kafka.bootstrap_servers
-        assert describe(other.bootstrap_servers, [topic_prefix]) == {}
+        assert describe(other.connection, [topic_prefix]) == {}
         send(kafka, topic_prefix, b"here")
         assert values_of(kafka, topic_prefix, 1) == [b"here"]
     with pytest.raises(Invalid, match="another broker runs in"):
@@ -209,7 +209,7 @@ def test_console_tools_agree_with_us(kafka: EmbeddedKafka, kafka_jar_files: list
     classes = f"{CONSOLE_PRODUCER.replace('.', '/')}.class"
     if not any(classes in zipfile.ZipFile(jar).namelist() for jar in kafka_jar_files):
         pytest.skip("org.apache.kafka:kafka-tools is not among the jars")
-    create_message_topic(kafka.bootstrap_servers, topic_prefix, 8)
+    create_message_topic(kafka.connection, topic_prefix, 8)
     keys = [f"key-{number}" for number in range(20)]
     to_topic = ["--bootstrap-server", kafka.bootstrap_servers, "--topic", topic_prefix]
     sent = kafka.run_tool(
@@ -234,14 +234,14 @@ def test_console_tools_agree_with_us(kafka: EmbeddedKafka, kafka_jar_files: list
 
 def test_deleted_and_recreated_topic_has_another_id(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """The name alone would not tell."""
-    first = create_message_topic(kafka.bootstrap_servers, topic_prefix, 1)
-    assert create_message_topic(kafka.bootstrap_servers, topic_prefix, 1) == first
+    first = create_message_topic(kafka.connection, topic_prefix, 1)
+    assert create_message_topic(kafka.connection, topic_prefix, 1) == first
     with KafkaAdminClient(bootstrap_servers=kafka.bootstrap_servers) as admin:
         admin.delete_topics([topic_prefix])
     deadline = time.monotonic() + GONE_WITHIN_S
-    while describe(kafka.bootstrap_servers, [topic_prefix]) and time.monotonic() < deadline:
+    while describe(kafka.connection, [topic_prefix]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    second = create_message_topic(kafka.bootstrap_servers, topic_prefix, 3)
+    second = create_message_topic(kafka.connection, topic_prefix, 3)
     assert second.topic_id != first.topic_id
     with pytest.raises(Invalid, match="exists with 3 partitions, not 4"):
-        create_message_topic(kafka.bootstrap_servers, topic_prefix, 4)
+        create_message_topic(kafka.connection, topic_prefix, 4)

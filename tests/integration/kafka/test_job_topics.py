@@ -12,6 +12,7 @@ from connectors.kafka import topic_admin as admin_module
 from connectors.kafka.loopback import free_port
 from connectors.kafka.own_topics import DAY_MS, Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import create_message_topic, describe
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def test_created_once_by_four_at_a_time(kafka: EmbeddedKafka, topic_prefix: str)
     """All four see the same ids; once more changes nothing; the check that follows a start passes."""
     topics = Topics.of(topic_prefix)
     with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: ensure_topics(kafka.bootstrap_servers, topics), range(4)))
+        results = list(pool.map(lambda _: ensure_topics(kafka.connection, topics), range(4)))
     facts = results[0]
     assert all(result == facts for result in results)
     assert {name: one.partition_count for name, one in facts.items()} == {
@@ -36,10 +37,10 @@ def test_created_once_by_four_at_a_time(kafka: EmbeddedKafka, topic_prefix: str)
         topics.queue_types: 1,
         topics.owner: 1,
     }
-    again = ensure_topics(kafka.bootstrap_servers, topics, oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4)
-    assert again == facts == describe(kafka.bootstrap_servers, topics.names)
+    again = ensure_topics(kafka.connection, topics, oldest_snapshot_age_ms=7 * DAY_MS, ops_partitions_expected=4)
+    assert again == facts == describe(kafka.connection, topics.names)
     with pytest.raises(Invalid, match="1 settings of our own topics") as caught:
-        ensure_topics(kafka.bootstrap_servers, topics, oldest_snapshot_age_ms=7 * DAY_MS + 1)
+        ensure_topics(kafka.connection, topics, oldest_snapshot_age_ms=7 * DAY_MS + 1)
     assert "retention.ms" in caught.value.details[0]
 
 
@@ -53,14 +54,12 @@ def test_every_deviation_is_listed(kafka: EmbeddedKafka, topic_prefix: str) -> N
         "retention.ms": "60000",
         "unclean.leader.election.enable": "true",
     }
-    create_message_topic(kafka.bootstrap_servers, topics.ops, 3, configs=wrong)
-    create_message_topic(kafka.bootstrap_servers, topics.results, 1, configs=wrong)
-    create_message_topic(kafka.bootstrap_servers, topics.notifications, 1, configs=wrong)
+    create_message_topic(kafka.connection, topics.ops, 3, configs=wrong)
+    create_message_topic(kafka.connection, topics.results, 1, configs=wrong)
+    create_message_topic(kafka.connection, topics.notifications, 1, configs=wrong)
     settings = TopicSettings(ops_partitions=4)
     with pytest.raises(Invalid) as caught:
-        ensure_topics(
-            kafka.bootstrap_servers, topics, settings, oldest_snapshot_age_ms=DAY_MS, ops_partitions_expected=4
-        )
+        ensure_topics(kafka.connection, topics, settings, oldest_snapshot_age_ms=DAY_MS, ops_partitions_expected=4)
     assert [line.split(" is ")[0] for line in caught.value.details] == [
         f"{topics.ops}: cleanup.policy",
         f"{topics.ops}: message.timestamp.type",
@@ -78,7 +77,7 @@ def test_every_deviation_is_listed(kafka: EmbeddedKafka, topic_prefix: str) -> N
 def test_refused_creation_is_invalid(kafka: EmbeddedKafka, topic_prefix: str) -> None:
     """Three copies on one broker: Kafka's reason reaches the operator."""
     with pytest.raises(Invalid, match="refuses to create 7 of 7 topics") as caught:
-        ensure_topics(kafka.bootstrap_servers, Topics.of(topic_prefix), TopicSettings(replication_factor=3))
+        ensure_topics(kafka.connection, Topics.of(topic_prefix), TopicSettings(replication_factor=3))
     assert all("InvalidReplicationFactorError" in line for line in caught.value.details)
 
 
@@ -88,5 +87,5 @@ def test_no_broker_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     address = f"127.0.0.1:{free_port()}"
     threads = threading.active_count()
     with pytest.raises(Unavailable, match=address):
-        describe(address, ["any"])
+        describe(KafkaConnection(address), ["any"])
     assert threading.active_count() == threads

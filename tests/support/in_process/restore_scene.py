@@ -16,6 +16,7 @@ from connectors.kafka.topic_admin import describe
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import Restored, restore
 from pipelines.recovery.verify import Inputs, Verified, WorkFolder, verify
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt
 from tests.support.left_behind import applied_of, audit_rows, end_offsets, families_of
 from tests.support.wire import start_job, wait_for
@@ -36,13 +37,14 @@ class RestoreScene:
 
     def __init__(self, spark: SparkSession, servers: str, root: Path) -> None:
         self.spark, self.servers, self.root = spark, servers, root
+        self.connection = KafkaConnection(servers)
         self.prefix = f"restore{time.time_ns()}"
         self.topics = Topics.of(self.prefix)
         self.folder = JobFolder(root / "job")
         self.snapshots = SnapshotStore(str(self.folder.snapshots))
         self.snapshot_id = ""
         self.fresh: dict[tuple[int, ...], JobFolder] = {}
-        ensure_topics(servers, self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=4))
+        ensure_topics(self.connection, self.topics, TopicSettings(ops_partitions=OPS_PARTITIONS, results_partitions=4))
 
     def start(self, folder: Path | None = None, **settings: Any) -> Job:
         more = {"records_per_batch_max": 150, "flush_interval_s": 1.0, "snapshot_interval_s": 0.0, **settings}
@@ -85,19 +87,19 @@ class RestoreScene:
         return str(caught.value)
 
     def restore(self, **options: Any) -> Restored:
-        facts = describe(self.servers, [self.topics.ops])[self.topics.ops]
+        facts = describe(self.connection, [self.topics.ops])[self.topics.ops]
         chosen = {"lossy": False, **options}
-        log = found_log(self.servers, facts)
-        return restore(self.folder, log, self.servers, self.spark, self.snapshots, **chosen)
+        log = found_log(self.connection, facts)
+        return restore(self.folder, log, self.connection, self.spark, self.snapshots, **chosen)
 
     def verify(self, since: str | None = None) -> Verified:
-        facts = describe(self.servers, [self.topics.ops])[self.topics.ops]
+        facts = describe(self.connection, [self.topics.ops])[self.topics.ops]
         inputs = Inputs(
             state=self.folder.state,
             queues=None,
             delta=self.folder.delta,
-            log=found_log(self.servers, facts),
-            bootstrap_servers=self.servers,
+            log=found_log(self.connection, facts),
+            connection=self.connection,
             snapshots=self.snapshots,
         )
         with WorkFolder(self.folder.verify) as work:

@@ -27,6 +27,7 @@ from pipelines.recovery.verify import Inputs, WorkFolder, run, verify
 from pipelines.recovery.verify.decide_again import run_share
 from pipelines.recovery.verify.plan import read_plan
 from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.command import Command, encode_command
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops
 
@@ -178,7 +179,7 @@ class VerifyScene:
             queues=None,
             delta=self.delta,
             log=self.log,
-            bootstrap_servers="",
+            connection=KafkaConnection(""),
             snapshots=self.snapshots,
         )
         self.decided.clear()

@@ -1,11 +1,14 @@
 """Claim: where no Kafka listens, a client and a command say so at once, with the address.
 
-Method: a port that is bound and does not listen refuses connections.
+Method: a port that is bound and does not listen refuses connections; a server that answers one request is a Kafka.
+What a secured one refuses is in tests/integration/kafka/test_secured_kafka.py.
 """
 
 from __future__ import annotations
 
 import socket
+import struct
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -14,6 +17,7 @@ import pytest
 from pipelines.cli.options import TargetOptions
 from pipelines.cli.target import find_target
 from popstream import ClientSettings, Consumer, Invalid, Producer, Unavailable
+from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 
 
@@ -22,6 +26,17 @@ def bound() -> Iterator[socket.socket]:
     with socket.socket() as made:
         made.bind(("127.0.0.1", 0))
         yield made
+
+
+def answer_one(listening: socket.socket) -> None:
+    """Answer the first request with metadata: one broker, no topics."""
+    connection, _ = listening.accept()
+    with connection, connection.makefile("rwb") as stream:
+        (size,) = struct.unpack(">i", stream.read(4))
+        stream.read(size)
+        broker = struct.pack(">iiii", 0, 0, 1, 7) + struct.pack(">h4sih", 4, b"host", 9092, -1)
+        answer = broker + struct.pack(">hii", -1, 7, 0)
+        stream.write(struct.pack(">i", len(answer)) + answer)
 
 
 @pytest.fixture
@@ -53,13 +68,48 @@ def test_a_command_names_the_address_that_refuses(server: str, monkeypatch: pyte
 def test_a_broker_that_listens_while_it_is_waited_for_is_found(
     bound: socket.socket, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("popstream.reach_kafka.time.sleep", lambda _: bound.listen())
-    reach_kafka(server, timeout_s=60)
+    answering = threading.Thread(target=answer_one, args=[bound])
+
+    def start_broker(_pause_s: float) -> None:
+        if not answering.is_alive():
+            bound.listen()
+            answering.start()
+
+    monkeypatch.setattr("popstream.reach_kafka.time.sleep", start_broker)
+    reach_kafka(KafkaConnection(server), timeout_s=60)
+    answering.join()
 
 
 def test_one_of_several_brokers_is_enough(bound: socket.socket, server: str) -> None:
     bound.listen()
-    reach_kafka(f"127.0.0.1:1,{server}", timeout_s=0)
+    answering = threading.Thread(target=answer_one, args=[bound])
+    answering.start()
+    reach_kafka(KafkaConnection(f"127.0.0.1:1,{server}"), timeout_s=0)
+    answering.join()
+
+
+def test_a_server_that_closes_the_connection_is_named(
+    bound: socket.socket, server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a listener does that wants another protocol."""
+    monkeypatch.setattr("popstream.reach_kafka.PAUSE_S", 0.0)
+    bound.listen()
+
+    def close_one() -> None:
+        bound.accept()[0].close()
+
+    closing = threading.Thread(target=close_one)
+    closing.start()
+    with pytest.raises(Unavailable, match=f"Kafka at {server} closes the connection: its listener may require"):
+        reach_kafka(KafkaConnection(server), timeout_s=0)
+    closing.join()
+
+
+def test_of_a_connection_with_settings_of_kafka_python_only_the_port_is_tried(
+    bound: socket.socket, server: str
+) -> None:
+    bound.listen()
+    reach_kafka(KafkaConnection(server, kafka_python={"security_protocol": "SSL"}), timeout_s=0)
 
 
 def test_brokers_behind_a_proxy_are_not_asked(server: str) -> None:
@@ -70,4 +120,4 @@ def test_brokers_behind_a_proxy_are_not_asked(server: str) -> None:
 @pytest.mark.parametrize("address", ["localhost", "localhost:", ":9092", "localhost:kafka", "localhost:70000", ""])
 def test_what_is_no_address_is_refused(address: str) -> None:
     with pytest.raises(Invalid, match=f"'{address}' is not an address of a Kafka broker: write host:port"):
-        reach_kafka(address)
+        reach_kafka(KafkaConnection(address))

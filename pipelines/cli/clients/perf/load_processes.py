@@ -46,7 +46,7 @@ def send_load(plan: Plan, counts: ProcessCounts, stopping: Any, failures: Any) -
             counts.last_ns = time.time_ns()
 
         target = plan.target
-        with Producer(target.bootstrap_servers, prefix=target.prefix, dispatch=True) as producer:
+        with Producer(**target.client_options("perf"), dispatch=True) as producer:
             began_s, counts.first_ns = time.perf_counter(), time.time_ns()
             for number in range(plan.messages):
                 if plan.rate:
@@ -81,9 +81,8 @@ def consume_load(
     with _child(failures):
         target = plan.target
         with Consumer(
-            target.bootstrap_servers,
+            **target.client_options("perf"),
             group=group,
-            prefix=target.prefix,
             topics=[plan.topic],
             prefetch=plan.prefetch,
             invisible_time_ms=plan.invisible_time_ms,

@@ -85,9 +85,9 @@ def run_perf(plan: Plan, *, keep: bool, as_json: bool) -> None:
         Invalid: Kafka refuses the topic.
         Unavailable: Kafka does not answer.
     """
-    existing = describe(plan.target.bootstrap_servers, [plan.topic]).get(plan.topic)
+    existing = describe(plan.target.connection, [plan.topic]).get(plan.topic)
     if existing is None:
-        create_message_topic(plan.target.bootstrap_servers, plan.topic, plan.queues)
+        create_message_topic(plan.target.connection, plan.topic, plan.queues)
     else:
         plan = msgspec.structs.replace(plan, queues=existing.partition_count)
     load = _Load(plan)
@@ -238,7 +238,7 @@ def _clean_up(plan: Plan, *, delete_topic: bool) -> None:
             for future in futures:
                 future.result()
         if delete_topic:
-            with open_admin(plan.target.bootstrap_servers) as admin:
+            with open_admin(plan.target.connection) as admin:
                 admin.delete(plan.topic)
     except PopstreamError as error:
         say(f"the lanes and the topic {plan.topic} of the load are left: {error}")

@@ -14,6 +14,7 @@ from kafka.errors import KafkaTimeoutError, ProducerFencedError, TransactionalId
 
 from connectors.kafka import owner_log
 from connectors.kafka.owner_log import OwnerLog, SupersededError
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _kafka_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made() -> OwnerLog[Value]:
-    return OwnerLog("127.0.0.1:1", "shop.owner", Value)
+    return OwnerLog(KafkaConnection("127.0.0.1:1"), "shop.owner", Value)
 
 
 @pytest.mark.parametrize(

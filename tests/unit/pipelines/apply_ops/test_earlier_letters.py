@@ -16,6 +16,7 @@ from pipelines.apply_ops.dead_letters import dead_letter_reader
 from pipelines.apply_ops.dead_letters.dead_letter_reader import KafkaDeadLetterReader
 from pipelines.apply_ops.dead_letters.earlier_letters import MARGIN_MS, EarlierLetters
 from pipelines.apply_ops.outbox import Entry, EntryKind
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of, headers_of, identity_of
 
@@ -172,7 +173,7 @@ def test_the_reader_leaves_out_what_was_sent(monkeypatch: pytest.MonkeyPatch) ->
         topics.add("orders", NOW_MS)
     topics.letter(LETTER, 11)
     monkeypatch.setattr(dead_letter_reader, "KafkaConsumer", lambda **_: Consumer(topics))
-    reader = KafkaDeadLetterReader({}, EarlierLetters("dead", "ops", {}, [LETTER]))
+    reader = KafkaDeadLetterReader(KafkaConnection("kafka:9092"), EarlierLetters("dead", "ops", {}, [LETTER]))
     read: list[list[int]] = []
     failures: list[Exception] = []
     reader.start(lambda *given: read.append([queue_offset for queue_offset, _ in given[2]]), failures.append)

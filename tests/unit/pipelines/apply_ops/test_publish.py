@@ -13,6 +13,7 @@ from pipelines.apply_ops.dead_letters.dead_letter_reader import KafkaDeadLetterR
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
 from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
 from pipelines.apply_ops.publish import Publisher
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Fenced, PopstreamError, Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import COPY_BYTES_MAX, copy_of
@@ -206,7 +207,7 @@ def test_a_fenced_job_fails_as_fenced_also_where_dead_letters_are_read(store: Ro
 
 def test_a_publisher_does_nothing_before_its_start_and_can_be_stopped_without_it(store: RocksStore) -> None:
     producer = Producer()
-    reader = KafkaDeadLetterReader({}, EarlierLetters("d", "o", {}))
+    reader = KafkaDeadLetterReader(KafkaConnection("kafka:9092"), EarlierLetters("d", "o", {}))
     failures: list[PopstreamError] = []
     publisher = Publisher(TOPICS, Outbox(store), producer, reader, Prefix(), failures.append)
     publisher.stop()

@@ -11,6 +11,7 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.layout import JobFolder
 from pipelines.build_consume_queue.service import BuilderService
 from pipelines.job_settings import JobSettings
+from popstream.kafka_connection import KafkaConnection
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Unavailable
 
@@ -23,7 +24,7 @@ def service(folder: Path) -> BuilderService:
     """A service without Spark."""
     nothing: Any = None
     settings = JobSettings(folder=folder, message_topics="*")
-    return BuilderService(settings, JobFolder(folder), "127.0.0.1:1", nothing, {}, lambda _: None)
+    return BuilderService(settings, JobFolder(folder), KafkaConnection("127.0.0.1:1"), nothing, lambda _: None)
 
 
 def raises(*_: Any, **__: Any) -> None:

@@ -19,6 +19,7 @@ from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import LaneView, QueueView
 from pipelines.control.messages import Status
 from popstream import Refused
+from popstream.kafka_connection import KafkaConnection
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import ForgetLane, Policy, ResetOffset
@@ -136,14 +137,14 @@ def test_without_a_job_groups_can_be_listed_only(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.usefixtures("job")
 def test_a_script_is_warned_before_a_group_begins(capsys: pytest.CaptureFixture[str]) -> None:
-    target = Target("kafka:9092", "p", job=JOB)
+    target = Target(KafkaConnection("kafka:9092"), "p", job=JOB)
     groups.require_meant(target, "orders", "billing")
     assert capsys.readouterr().err == ""
     groups.require_meant(target, "orders", "biling")
     said = capsys.readouterr().err
     assert "the group biling has never popped orders" in said
     assert "--new-group" in said
-    groups.require_meant(Target("elsewhere:9092", "p"), "orders", "biling")
+    groups.require_meant(Target(KafkaConnection("elsewhere:9092"), "p"), "orders", "biling")
     assert "not known here whether the group biling is new to orders" in capsys.readouterr().err
 
 
@@ -160,7 +161,7 @@ def test_on_a_terminal_the_user_is_asked_before_a_group_begins(
 
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("typer.confirm", confirm)
-    target = Target("kafka:9092", "p", job=JOB)
+    target = Target(KafkaConnection("kafka:9092"), "p", job=JOB)
     if answer:
         groups.require_meant(target, "orders", "biling")
     else:
@@ -176,7 +177,7 @@ def test_a_job_that_does_not_say_which_groups_it_has_stops_nobody(
         raise Unavailable("busy")
 
     monkeypatch.setattr(groups, "_queues_of", no_answer)
-    groups.require_meant(Target("kafka:9092", "p", job=JOB), "orders", "biling")
+    groups.require_meant(Target(KafkaConnection("kafka:9092"), "p", job=JOB), "orders", "biling")
     assert "not known here" in capsys.readouterr().err
 
 

@@ -17,6 +17,7 @@ from pipelines.cli.clients.perf.load_processes import Worker
 from pipelines.cli.clients.perf.plan import Plan
 from pipelines.cli.clients.perf.run_perf import new_plan
 from pipelines.cli.target import Target
+from popstream.kafka_connection import KafkaConnection
 from popstream.testing import MemoryJob
 from tests.support.wire import wait_for
 
@@ -40,7 +41,9 @@ OPTIONS: dict[str, Any] = {
 
 
 def plan_of(**options: Any) -> Plan:
-    return new_plan(Target("localhost:1", "popstream"), topic="load", groups=1, **{**OPTIONS, **options})
+    return new_plan(
+        Target(KafkaConnection("localhost:1"), "popstream"), topic="load", groups=1, **{**OPTIONS, **options}
+    )
 
 
 def counts() -> ProcessCounts:

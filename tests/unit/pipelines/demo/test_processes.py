@@ -14,6 +14,7 @@ from pipelines.demo import processes
 from pipelines.demo.message_source import MessageSource
 from pipelines.demo.processes import WorkerProcesses, peak_mib
 from pipelines.demo.tasks import Role, Task
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Unavailable
 
 UNTIL_END_OF_INPUT = "import sys; sys.stdin.read()"
@@ -23,7 +24,7 @@ def task(folder: Path, role: Role = "steady", group: str = "billing") -> Task:
     return Task(
         name=f"{group}-{role}",
         role=role,
-        bootstrap_servers="localhost:9",
+        connection=KafkaConnection("localhost:9"),
         prefix="p",
         topic="t",
         queues=1,

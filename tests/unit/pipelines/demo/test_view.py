@@ -13,6 +13,7 @@ from pipelines.demo import run_demo
 from pipelines.demo.message_source import MessageSource
 from pipelines.demo.tasks import ROLES, group_names, limited_group, tasks_of
 from pipelines.demo.view import View, as_line
+from popstream.kafka_connection import KafkaConnection
 
 
 def lane(group: str, lag: int) -> LaneView:
@@ -70,7 +71,7 @@ def test_every_role_is_played_however_many_groups_there_are(count: int) -> None:
     groups = group_names(count)
     assert len(set(groups)) == count
     common = {
-        "bootstrap_servers": "s",
+        "connection": KafkaConnection("s"),
         "prefix": "p",
         "topic": "t",
         "queues": 8,

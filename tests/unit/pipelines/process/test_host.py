@@ -16,6 +16,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.process import host as host_module
 from pipelines.process import restarts as restarts_module
 from pipelines.process.host import Host
+from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Fenced, Unavailable
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class UnenteredHost(Host):
 
     def __init__(self, folder: Path, failure: BaseException, made: list[MadeUpJob | Exception]) -> None:
         super().__init__(JobSettings(folder=folder, bootstrap_servers="127.0.0.1:1"), var=folder)
-        self.bootstrap_servers = "127.0.0.1:1"
+        self.connection = KafkaConnection("127.0.0.1:1")
         self.first = MadeUpJob(failure)
         self.job = self.first
         self.control = MadeUpServer()
@@ -82,7 +83,7 @@ class UnenteredHost(Host):
 
 @pytest.fixture(autouse=True)
 def _kafka_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_module, "reach_kafka", lambda _servers, timeout_s: None)  # noqa: ARG005 - named by callers
+    monkeypatch.setattr(host_module, "reach_kafka", lambda _connection, timeout_s: None)  # noqa: ARG005 - named by callers
     monkeypatch.setattr(restarts_module, "NOT_STARTED_RETRY_S", 0.01)
 
 
@@ -148,7 +149,7 @@ def test_a_restart_does_not_take_over_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(host_module, "Job", StartedJob)
     settings = JobSettings(folder=tmp_path, bootstrap_servers="127.0.0.1:1")
     host = Host(settings, var=tmp_path, take_over=True)
-    host.bootstrap_servers = "127.0.0.1:1"
+    host.connection = KafkaConnection("127.0.0.1:1")
     host.spark = cast("Any", None)
     host._ownership = Ownership(tmp_path / "lock")
     host._start_job()
@@ -185,7 +186,7 @@ def test_a_stop_request_ends_a_restart(ends: str, tmp_path: Path, monkeypatch: p
     """Without a failure: the stop was requested."""
     host = UnenteredHost(tmp_path, Unavailable("Kafka is away"), [])
 
-    def never(_servers: str, timeout_s: float) -> None:
+    def never(_connection: KafkaConnection, timeout_s: float) -> None:
         host.request_stop()
         message = f"no answer within {timeout_s} s"
         raise Unavailable(message)

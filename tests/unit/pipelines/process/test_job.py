@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipelines.job_settings import JobSettings
 from pipelines.process.job import Job
+from popstream.kafka_connection import KafkaConnection
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 def test_a_job_is_constructed_without_side_effects(tmp_path: Path) -> None:
     nothing: Any = None
     threads = set(threading.enumerate())
-    job = Job(JobSettings(folder=tmp_path / "job"), "127.0.0.1:1", nothing, nothing)
+    job = Job(JobSettings(folder=tmp_path / "job"), KafkaConnection("127.0.0.1:1"), nothing, nothing)
     assert set(threading.enumerate()) == threads
     assert not (tmp_path / "job").exists()
     assert (job.failure, job.builder, job.wait(0)) == (None, None, False)
@@ -23,7 +24,7 @@ def test_a_job_is_constructed_without_side_effects(tmp_path: Path) -> None:
 
 def test_the_first_failure_is_that_of_the_job(tmp_path: Path) -> None:
     nothing: Any = None
-    job = Job(JobSettings(folder=tmp_path / "job"), "127.0.0.1:1", nothing, nothing)
+    job = Job(JobSettings(folder=tmp_path / "job"), KafkaConnection("127.0.0.1:1"), nothing, nothing)
     first = OSError("first")
     job.fail(first)
     job.fail(OSError("second"))

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from kafka.errors import KafkaTimeoutError
 
+from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
 from popstream.topics import queue_types
 from popstream.topics.queue_types import QueueTypes, QueueTypesPublisher
@@ -52,7 +53,7 @@ def read(sent: list[tuple[bytes, bytes | None]]) -> QueueTypes:
 
 
 def test_what_is_new_is_published_and_nothing_twice() -> None:
-    publisher = QueueTypesPublisher("nowhere", "t")
+    publisher = QueueTypesPublisher(KafkaConnection("nowhere"), "t")
     publisher.publish(set())
     assert Kafka.made == []
     publisher.publish({("orders", "id-1", "batch"), ("bills", "id-2", "simple")})
@@ -63,7 +64,7 @@ def test_what_is_new_is_published_and_nothing_twice() -> None:
 
 
 def test_a_topic_that_is_made_again_or_built_no_more_is_told() -> None:
-    publisher = QueueTypesPublisher("nowhere", "t")
+    publisher = QueueTypesPublisher(KafkaConnection("nowhere"), "t")
     publisher.publish({("orders", "id-1", "batch"), ("bills", "id-2", "simple")})
     publisher.publish({("orders", "id-3", "sparse")})
     (made,) = Kafka.made
@@ -72,7 +73,7 @@ def test_a_topic_that_is_made_again_or_built_no_more_is_told() -> None:
 
 
 def test_after_a_failure_another_connection_publishes_it() -> None:
-    publisher = QueueTypesPublisher("nowhere", "t")
+    publisher = QueueTypesPublisher(KafkaConnection("nowhere"), "t")
     Kafka.is_away = True
     with pytest.raises(Unavailable, match="away"):
         publisher.publish({("orders", "id-1", "batch")})

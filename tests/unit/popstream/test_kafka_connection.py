@@ -1,0 +1,112 @@
+"""Claim: one value says the same to kafka-python, to librdkafka and to Spark, and has no secrets itself."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import confluent_kafka
+import msgspec
+import pytest
+from kafka import KafkaConsumer, KafkaProducer
+from kafka.admin import KafkaAdminClient
+
+from connectors.kafka.spark_source import source_options
+from popstream import ClientSettings
+from popstream.kafka_connection import KafkaConnection, chosen_connection
+from popstream.wire.base_errors import Invalid
+from tests.support.certificates import Authority
+
+SECRET = "canary-51c0"  # noqa: S105 - not one
+JAAS = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="job" password="{SECRET}";'
+
+
+@pytest.fixture
+def secured(tmp_path: Path) -> KafkaConnection:
+    authority = Authority(tmp_path)
+    lines = {
+        "bootstrap.servers": "kafka:9093",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.jaas.config": JAAS,
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": str(authority.trust_store),
+        "ssl.keystore.type": "PEM",
+        "ssl.keystore.location": str(authority.key_store("job", password=SECRET)),
+        "ssl.key.password": SECRET,
+        "client.dns.lookup": "use_all_dns_ips",
+    }
+    file = tmp_path / "client.properties"
+    file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
+    return KafkaConnection("kafka:9092,kafka:9093", str(file))
+
+
+def test_the_value_has_no_secrets(secured: KafkaConnection) -> None:
+    everything = f"{secured!r} {secured} {msgspec.json.encode(secured)!r} {pickle.dumps(secured)!r}"
+    assert SECRET not in everything
+    assert msgspec.json.decode(msgspec.json.encode(secured), type=KafkaConnection) == secured
+
+
+def test_settings_of_kafka_python_are_not_shown() -> None:
+    assert SECRET not in repr(KafkaConnection("kafka:9092", kafka_python={"sasl_plain_password": SECRET}))
+
+
+def test_kafka_python_gets_its_own_names(secured: KafkaConnection) -> None:
+    found = secured.for_kafka_python()
+    known = {*KafkaConsumer.DEFAULT_CONFIG} & {*KafkaProducer.DEFAULT_CONFIG} & {*KafkaAdminClient.DEFAULT_CONFIG}
+    assert found.keys() <= known
+    context = found.pop("ssl_context")
+    assert context.check_hostname
+    assert found == {
+        "bootstrap_servers": ["kafka:9092", "kafka:9093"],
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "job",
+        "sasl_plain_password": SECRET,
+        "client_dns_lookup": "use_all_dns_ips",
+    }
+
+
+def test_settings_of_kafka_python_override_the_file(secured: KafkaConnection) -> None:
+    more = msgspec.structs.replace(secured, kafka_python={"security_protocol": "SSL", "client_rack": "r"})
+    found = more.for_kafka_python()
+    assert (found["security_protocol"], found["client_rack"]) == ("SSL", "r")
+
+
+def test_librdkafka_takes_its_form(secured: KafkaConnection) -> None:
+    found = secured.for_librdkafka()
+    assert found["sasl.username"] == "job"
+    assert found["ssl.endpoint.identification.algorithm"] == "https"
+    assert found["ssl.ca.pem"].startswith("-----BEGIN CERTIFICATE-----\n")
+    confluent_kafka.Consumer({**found, "group.id": "g"}).close()  # it refuses a key that the password does not open
+
+
+def test_spark_gets_references_instead_of_secrets(secured: KafkaConnection) -> None:
+    found = source_options(secured)
+    assert SECRET not in "".join(found.values())
+    assert found["kafka.bootstrap.servers"] == "kafka:9092,kafka:9093"
+    assert found["kafka.security.protocol"] == "SASL_SSL"
+    assert found["kafka.sasl.jaas.config"] == f"${{popstream:{secured.config_file}:sasl.jaas.config}}"
+    assert found["kafka.ssl.key.password"] == f"${{popstream:{secured.config_file}:ssl.key.password}}"
+
+
+def test_a_path_that_a_reference_cannot_have_is_refused(secured: KafkaConnection) -> None:
+    odd = Path(secured.config_file).rename(Path(secured.config_file).with_name("a:b.properties"))
+    with pytest.raises(Invalid, match=f"{odd}: Kafka's consumers in Spark cannot read a file with : or }} in its path"):
+        source_options(KafkaConnection("kafka:9092", str(odd)))
+
+
+def test_clients_say_the_same(secured: KafkaConnection) -> None:
+    settings = ClientSettings(**secured.client_options, client_id="c")
+    assert settings.connection == secured
+
+
+def test_the_file_may_name_the_servers(secured: KafkaConnection, tmp_path: Path) -> None:
+    file = Path(secured.config_file)
+    assert str(chosen_connection("", file)) == "kafka:9093"
+    assert str(chosen_connection("mine:1", file)) == "mine:1"
+    assert chosen_connection("", None) is None
+    empty = tmp_path / "empty.properties"
+    empty.write_text("")
+    with pytest.raises(Invalid, match=r"names no servers: add bootstrap\.servers, or give --bootstrap-servers"):
+        chosen_connection("", empty)
