@@ -37,7 +37,7 @@ INT32 = struct.Struct(">i")
 # https://docs.openssl.org/master/man3/X509_STORE_CTX_get_error
 NOT_YET_VALID, EXPIRED = 9, 10
 OTHER_HOST = frozenset((62, 64))
-UNTRUSTED = frozenset((2, 18, 19, 20, 21))
+UNTRUSTED = frozenset((2, 7, 18, 19, 20, 21))
 NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"))
 
 

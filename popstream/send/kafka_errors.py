@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kafka.errors import (
     BrokerNotAvailableError,
+    ClusterAuthorizationFailedError,
     CorruptRecordError,
     IllegalStateError,
     InvalidRecordError,
@@ -70,6 +71,9 @@ NOT_NOW = (KafkaTimeoutError, IllegalStateError)
 REFUSED_WITH_BATCH = "part of a batch which had one more more invalid records"
 """The text of kafka-python 3 for a valid record of a batch with a refused one."""
 
+NO_PRODUCER_ID = ClusterAuthorizationFailedError.__name__
+"""In the text of kafka-python for an idempotent producer that may not write to any topic, and so gets no id."""
+
 
 def send_outcome_of(error: Exception, topic: str, *, is_alone: bool, is_only_try: bool = False) -> SendOutcome:
     """Return what an error proves about a message, and whether to send the message again by itself.
@@ -92,12 +96,15 @@ def send_outcome_of(error: Exception, topic: str, *, is_alone: bool, is_only_try
     """
     is_of_batch = isinstance(error, REFUSED_BY_BATCH) or REFUSED_WITH_BATCH in str(error)
     found: Exception
-    if isinstance(error, REFUSED) or is_of_batch:
+    if isinstance(error, TopicAuthorizationFailedError):
+        found = _not_allowed(topic)
+    elif isinstance(error, REFUSED) or is_of_batch:
         found = Invalid(f"Kafka refuses the message to {topic}: {error!r}", subject=topic)
     elif isinstance(error, TRANSIENT) and is_only_try:
         found = NotWritten(f"the message is not written to {topic}: {error!r}", subject=topic)
     else:
-        found = OutcomeUnknown(f"whether the message was written to {topic} is unknown: {error!r}", subject=topic)
+        hint = f": grant Write on topic {topic}" if NO_PRODUCER_ID in str(error) else ""
+        found = OutcomeUnknown(f"whether the message was written to {topic} is unknown: {error!r}{hint}", subject=topic)
     found.__cause__ = error
     is_worth_a_retry = isinstance(found, NotWritten) or (is_of_batch and not is_alone)
     return SendOutcome(error=found, retry=Retry.ALONE if is_worth_a_retry else Retry.NO)
@@ -108,11 +115,18 @@ def not_accepted(error: Exception, topic: str, *, is_alone: bool) -> SendOutcome
     found: Exception
     if isinstance(error, NOT_NOW):
         found, retry = NotWritten(f"{topic} cannot be sent to now: {error!r}", subject=topic), Retry.TOGETHER
+    elif isinstance(error, TopicAuthorizationFailedError):
+        found, retry = _not_allowed(topic), Retry.NO
     else:
         found = Invalid(f"the message cannot be sent to {topic}: {error!r}", subject=topic)
         retry = Retry.NO if is_alone else Retry.ALONE
     found.__cause__ = error
     return SendOutcome(error=found, retry=retry)
+
+
+def _not_allowed(topic: str) -> Invalid:
+    message = f"Kafka does not allow this client to send to {topic}: grant Write on topic {topic}"
+    return Invalid(message, subject=topic)
 
 
 def without_offset(topic: str) -> SendOutcome:

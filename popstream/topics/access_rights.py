@@ -73,11 +73,13 @@ def lacking_rights(topic: Mapping[str, Any], wanted: Sequence[str]) -> list[str]
 
 def rights_refused(connection: KafkaConnection, lacking: Mapping[str, Sequence[str]]) -> Invalid:
     """Return the error that says which operations on which topics to allow."""
+    topics: dict[str, list[str]] = {}
+    for topic, operations in sorted(lacking.items()):
+        topics.setdefault(" and ".join(operations), []).append(topic)
+    topics.pop("", None)
+    rights = "; ".join(f"{operations} on topic {', '.join(names)}" for operations, names in topics.items())
     properties = connection.properties
     name = properties.username if properties is not None else ""
     user = f"User:{name}" if name else "the user of this client's certificate"
-    rights = "; ".join(
-        f"{' and '.join(operations)} on topic {topic}" for topic, operations in lacking.items() if operations
-    )
     message = f"Kafka does not allow {user} what is needed: grant {rights}"
     return Invalid(message, subject=str(connection))

@@ -15,7 +15,13 @@ from kafka.admin import (
     KafkaAdminClient,
     OffsetSpec,
 )
-from kafka.errors import KafkaError, NoError, UnknownTopicOrPartitionError, for_code
+from kafka.errors import (
+    KafkaError,
+    NoError,
+    TopicAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+    for_code,
+)
 
 from popstream.topics.access_rights import lacking_rights, rights_refused
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -167,6 +173,9 @@ class TopicReader:
     def _asking(self, what: str) -> Iterator[None]:
         try:
             yield
+        except TopicAuthorizationFailedError as error:
+            message = f"Kafka does not allow to describe {what}: grant Read to a consumer, Write to a producer"
+            raise Invalid(message, subject=str(self._connection)) from error
         except KafkaError as error:
             is_passing = error.retriable or isinstance(error, UnknownTopicOrPartitionError)
             message = f"Kafka at {self._connection} does not describe {what}: {error!r}"

@@ -24,9 +24,10 @@ from connectors.kafka.broker_security import BrokerSecurity
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from popstream.kafka_connection import KafkaConnection
 from tests.support.certificates import Authority
+from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -71,10 +72,9 @@ def rights_in(text: str) -> list[Right]:
     parser.add_argument("--resource-pattern-type", default="literal")
     rights = []
     for line in text.replace("\\\n", " ").splitlines():
-        program, *arguments = shlex.split(line) or [""]
-        if program != "kafka-acls.sh":
+        if not line.startswith("kafka-acls.sh "):
             continue
-        given = parser.parse_args(arguments)
+        given = parser.parse_args(shlex.split(line)[1:])
         resource, name = ("Topic", given.topic) if given.topic else ("TransactionalId", given.transactional_id)
         user = given.allow_principal.removeprefix("User:")
         rights += [Right(user, operation, resource, name, given.resource_pattern_type) for operation in given.operation]
@@ -87,22 +87,20 @@ class SecuredKafka:
     def __init__(self, broker: EmbeddedKafka, authority: Authority, folder: Path) -> None:
         self.broker = broker
         self.authority = authority
-        self._folder = folder
+        self.folder = folder
 
     @property
     def servers(self) -> str:
         return self.broker.bootstrap_servers
 
-    def add_user(self, name: str, password: str) -> None:
-        """Create a user who may do nothing, and wait until the broker knows it."""
+    def add_user(self, name: str, password: str, mechanism: str = "SCRAM-SHA-512") -> None:
+        """Create a user who may do nothing."""
         with self.admin() as admin:
-            admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, "SCRAM-SHA-512", password)])
+            admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, mechanism, password)])
 
-    def grant(self, rights: Iterable[Right]) -> None:
-        with self.admin() as admin:
-            admin.create_acls([right.acl() for right in rights])
-
-    def revoke_all(self) -> None:
+    def grant_only(self, rights: Iterable[Right]) -> None:
+        """Replace the rights of all users, and wait until the broker goes by them."""
+        wanted = [right.acl() for right in rights]
         everything = ACLFilter(
             None,
             None,
@@ -112,6 +110,12 @@ class SecuredKafka:
         )
         with self.admin() as admin:
             admin.delete_acls([everything])
+            admin.create_acls(wanted)
+            wait_for(lambda: len(admin.describe_acls(everything)[0]) == len(wanted))
+
+    def wait_until_gone(self, topic: str) -> None:
+        with self.admin() as admin:
+            wait_for(lambda: topic not in admin.list_topics())
 
     @contextlib.contextmanager
     def admin(self) -> Iterator[Any]:
@@ -131,17 +135,21 @@ class SecuredKafka:
             "ssl.truststore.location": str(self.authority.trust_store),
             **{line.replace("_", "."): value for line, value in lines.items()},
         }
-        path = self._folder / f"{name}.properties"
+        path = self.folder / f"{name}.properties"
         path.write_text("".join(f"{line}={value}\n" for line, value in found.items() if value is not None))
         return KafkaConnection(self.servers, str(path))
 
 
 @contextlib.contextmanager
-def running(folder: Path, jars: Sequence[Path], **options: Any) -> Iterator[SecuredKafka]:
-    """Run a broker; `options` are those of `BrokerSecurity`."""
+def running(
+    folder: Path, jars: Sequence[Path], *, settings: Mapping[str, str] | None = None, **options: Any
+) -> Iterator[SecuredKafka]:
+    """Run a broker with its own settings; `options` are those of `BrokerSecurity`."""
     authority = Authority(folder / "authority")
     security = BrokerSecurity(authority.key_store("broker"), authority.trust_store, "broker", **options)
-    with EmbeddedKafka(folder / "kafka", jars=jars, security=security, java_options=SHORT_LIVED) as broker:
+    with EmbeddedKafka(
+        folder / "kafka", jars=jars, security=security, settings=settings, java_options=SHORT_LIVED
+    ) as broker:
         yield SecuredKafka(broker, authority, folder)
 
 
