@@ -50,24 +50,32 @@ def test_the_defaults_need_no_options() -> None:
 @pytest.mark.parametrize("name", ["restore", "restore --lossy", "verify"])
 def test_a_recovery_command_gets_the_options_of_the_job(tmp_path: Path, name: str) -> None:
     settings = JobSettings(
-        folder=Path("my job"), bootstrap_servers="kafka:9092", topic_prefix="orders", snapshots="s3://bucket/it"
+        folder=Path("my job"),
+        bootstrap_servers="kafka:9092",
+        kafka_config=Path("my.properties"),
+        topic_prefix="orders",
+        snapshots="s3://bucket/it",
     )
     remember_job(settings)
     remember_var(Path("other"))
     words = command_in(f"run `popstream {name}`")
     assert words == [
         *name.split(),
-        *("--folder", str(tmp_path / "my job"), "--bootstrap-servers", "kafka:9092", "--prefix", "orders"),
+        *("--folder", str(tmp_path / "my job"), "--bootstrap-servers", "kafka:9092"),
+        *("--kafka-config", str(tmp_path / "my.properties"), "--prefix", "orders"),
         *("--at", "s3://bucket/it", "--var", str(tmp_path / "other")),
     ]
-    given = dict(zip(words[-10::2], words[-9::2], strict=True))
+    given = dict(zip(words[-12::2], words[-11::2], strict=True))
     again = RecoveryOptions(
         snapshots=given["--at"],
         folder=Path(given["--folder"]),
         bootstrap_servers=given["--bootstrap-servers"],
+        kafka_config=Path(given["--kafka-config"]),
         prefix=given["--prefix"],
     ).load()
-    assert again == settings.model_copy(update={"folder": tmp_path / "my job"})
+    assert again == settings.model_copy(
+        update={"folder": tmp_path / "my job", "kafka_config": tmp_path / "my.properties"}
+    )
 
 
 def test_other_commands_get_the_options_that_they_have(tmp_path: Path) -> None:
