@@ -100,6 +100,8 @@ def _encrypted(opened: socket.socket, host: str, properties: ClientProperties | 
 def _errors_of_answers(properties: ClientProperties | None) -> Iterator[None]:
     try:
         yield
+    except (EOFError, ConnectionError, ssl.SSLEOFError) as error:
+        raise ClosedError(_not_its_protocol(properties)) from error
     except ssl.SSLError as error:  # with TLS 1.3 the broker looks at the client's certificate after the handshake
         has_key = properties is not None and properties.key_pair is not None
         message = (
@@ -109,8 +111,6 @@ def _errors_of_answers(properties: ClientProperties | None) -> Iterator[None]:
             else "requires a certificate of the client: set ssl.keystore.location"
         )
         raise RefusedError(message) from error
-    except (EOFError, ConnectionError) as error:
-        raise ClosedError(_not_its_protocol(properties)) from error
 
 
 def _authenticate(stream: BufferedRWPair, host: str, properties: ClientProperties) -> None:

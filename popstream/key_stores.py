@@ -5,6 +5,7 @@ Everything becomes PEM text, which Python's `ssl` and librdkafka both take.
 
 from __future__ import annotations
 
+import base64
 import os
 import re
 import secrets
@@ -17,6 +18,7 @@ __all__ = [
     "KeyPair",
     "StoreError",
     "is_jks",
+    "is_locked_by_pbes2",
     "pem_certificates",
     "pem_key_pair",
     "pkcs12_certificates",
@@ -27,6 +29,8 @@ __all__ = [
 _PEM = re.compile(r"-+BEGIN ([A-Z0-9 ]+)-+([^-]*)-+END \1-+")
 _JKS_MAGIC = b"\xfe\xed\xfe\xed"
 _LINE = 64
+_PBES2 = bytes.fromhex("06092a864886f70d01050d")
+"""The object identifier 1.2.840.113549.1.5.13, as DER."""
 
 
 class StoreError(ValueError):
@@ -47,6 +51,18 @@ class KeyPair(NamedTuple):
 def is_jks(content: bytes) -> bool:
     """Return whether a store has Java's own old format, which nothing but Java reads."""
     return content.startswith(_JKS_MAGIC)
+
+
+def is_locked_by_pbes2(key_pem: str) -> bool:
+    """Return whether a private key is locked by PBES2 (RFC 8018), as OpenSSL does today.
+
+    >>> is_locked_by_pbes2("-----BEGIN PRIVATE KEY----- MIGHAgEAMBMG -----END PRIVATE KEY-----")
+    False
+    """
+    return any(
+        label == "ENCRYPTED PRIVATE KEY" and _PBES2 in base64.b64decode("".join(block.splitlines()[1:-1]))
+        for label, block in _blocks(key_pem)
+    )
 
 
 def pem_certificates(text: str) -> str:
@@ -153,12 +169,12 @@ def _load(context: ssl.SSLContext, pair: KeyPair) -> None:
             raise StoreError(message) from error
 
 
-def _blocks(text: str) -> list[tuple[str, str]]:
+def _blocks(pem: str) -> list[tuple[str, str]]:
     """Return label and normalized text of each block of PEM."""
     found = []
-    for label, body in _PEM.findall(text):
-        base64 = "".join(body.split())
-        lines = "".join(f"{base64[at : at + _LINE]}\n" for at in range(0, len(base64), _LINE))
+    for label, body in _PEM.findall(pem):
+        text = "".join(body.split())
+        lines = "".join(f"{text[at : at + _LINE]}\n" for at in range(0, len(text), _LINE))
         found.append((label, f"-----BEGIN {label}-----\n{lines}-----END {label}-----\n"))
     return found
 

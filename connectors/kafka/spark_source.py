@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popstream.client_properties import SECRETS
+from popstream.key_stores import is_locked_by_pbes2
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ def source_options(connection: KafkaConnection) -> dict[str, str]:
     'kafka:9092'
 
     Raises:
-        Invalid: The configuration file is wrong, or its path cannot be written in a reference.
+        Invalid: The configuration file is wrong, its path cannot be written in a reference, or Java cannot open its
+            key.
     """
     options = READING | {"kafka.bootstrap.servers": connection.bootstrap_servers}
     properties = connection.properties
@@ -43,6 +45,8 @@ def source_options(connection: KafkaConnection) -> dict[str, str]:
     if {*":}"} & {*connection.config_file}:
         message = f"{connection.config_file}: Kafka's consumers in Spark cannot read a file with : or }} in its path"
         raise Invalid(message, subject=connection.config_file)
+    if properties.entries.get("ssl.keystore.type") == "PEM" and properties.key_pair is not None:
+        _require_readable(properties.key_pair.key_pem, connection.config_file)
     names = properties.entries.keys() - {"bootstrap.servers"}
     return options | {
         "kafka.config.providers": PROVIDER,
@@ -50,3 +54,16 @@ def source_options(connection: KafkaConnection) -> dict[str, str]:
         **{f"kafka.{name}": properties.entries[name] for name in sorted(names - SECRETS)},
         **{f"kafka.{name}": f"${{{PROVIDER}:{connection.config_file}:{name}}}" for name in sorted(names & SECRETS)},
     }
+
+
+def _require_readable(key_pem: str, config_file: str) -> None:
+    """Refuse a key that Kafka's consumers would fail on, and only say that they cannot be made.
+
+    Java 17 has no PBES2 for keys in PEM, while it has it in PKCS12.
+    """
+    if is_locked_by_pbes2(key_pem):
+        message = (
+            f"{config_file}: Java cannot open a PEM key that is locked by PBES2, which is OpenSSL's default: use a"
+            " PKCS12 store, or lock the key anew with `openssl pkcs8 -topk8 -v1 PBE-SHA1-3DES`"
+        )
+        raise Invalid(message, subject=config_file)

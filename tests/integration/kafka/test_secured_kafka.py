@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import socket
-import ssl
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -286,9 +283,7 @@ def test_each_command_says_in_one_line_what_is_wrong_with_the_login(
     assert line.startswith(f"popstream: Kafka at {secured.servers} refuses the login of the user job")
 
 
-def test_clients_bring_a_certificate_and_the_broker_one_that_is_valid(
-    tmp_path: Path, kafka_jar_files: list[Path]
-) -> None:
+def test_clients_bring_a_certificate(tmp_path: Path, kafka_jar_files: list[Path]) -> None:
     """mTLS, with PEM and with PKCS12; the CN is the user."""
     password = "a b\\c"  # noqa: S105 - of a store of this test
 
@@ -334,31 +329,6 @@ def test_clients_bring_a_certificate_and_the_broker_one_that_is_valid(
         for store in wrong.values():
             found = refusal(partial(reach_kafka, as_client(**{**pem, "ssl_keystore_location": str(store)})))
             assert "refuses the client's certificate" in str(found)
-
-
-def test_a_broker_whose_certificate_has_expired(tmp_path: Path) -> None:
-    """Kafka does not start with one: it expires while it runs."""
-    authority = Authority(tmp_path)
-    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    server.load_cert_chain(authority.key_store("broker", days=-1))
-    file = tmp_path / "client.properties"
-    file.write_text(
-        f"security.protocol=SSL\nssl.truststore.type=PEM\nssl.truststore.location={authority.trust_store}\n"
-    )
-
-    def accept_one() -> None:
-        accepted, _ = listening.accept()
-        with accepted, contextlib.suppress(OSError):  # the client hangs up
-            server.wrap_socket(accepted, server_side=True)
-
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        accepting = threading.Thread(target=accept_one)
-        accepting.start()
-        connection = KafkaConnection(f"127.0.0.1:{listening.getsockname()[1]}", str(file))
-        found = refusal(lambda: reach_kafka(connection))
-        accepting.join()
-    assert isinstance(found, Invalid)
-    assert str(found).endswith("has a certificate that has expired: renew it on the broker")
 
 
 def test_plain_and_the_shorter_scram(tmp_path: Path, kafka_jar_files: list[Path]) -> None:

@@ -31,9 +31,9 @@ def secured(tmp_path: Path) -> KafkaConnection:
         "sasl.jaas.config": JAAS,
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(authority.trust_store),
-        "ssl.keystore.type": "PEM",
-        "ssl.keystore.location": str(authority.key_store("job", password=SECRET)),
-        "ssl.key.password": SECRET,
+        "ssl.keystore.type": "PKCS12",
+        "ssl.keystore.location": str(authority.key_store("job", password=SECRET, as_pkcs12=True)),
+        "ssl.keystore.password": SECRET,
         "client.dns.lookup": "use_all_dns_ips",
     }
     file = tmp_path / "client.properties"
@@ -87,7 +87,20 @@ def test_spark_gets_references_instead_of_secrets(secured: KafkaConnection) -> N
     assert found["kafka.bootstrap.servers"] == "kafka:9092,kafka:9093"
     assert found["kafka.security.protocol"] == "SASL_SSL"
     assert found["kafka.sasl.jaas.config"] == f"${{popstream:{secured.config_file}:sasl.jaas.config}}"
-    assert found["kafka.ssl.key.password"] == f"${{popstream:{secured.config_file}:ssl.key.password}}"
+    assert found["kafka.ssl.keystore.password"] == f"${{popstream:{secured.config_file}:ssl.keystore.password}}"
+
+
+def test_a_key_that_java_cannot_open_is_refused(secured: KafkaConnection, tmp_path: Path) -> None:
+    """Its consumers in Spark would only say that they cannot be made. Python and librdkafka can open it."""
+    store = Authority(tmp_path / "other").key_store("job", password=SECRET)
+    file = Path(secured.config_file)
+    file.write_text(
+        f"security.protocol=SSL\nssl.keystore.type=PEM\nssl.keystore.location={store}\nssl.key.password={SECRET}\n"
+    )
+    with pytest.raises(Invalid, match=f"{file}: Java cannot open a PEM key that is locked by PBES2.*PBE-SHA1-3DES"):
+        source_options(secured)
+    store.write_bytes(Authority(tmp_path / "third").key_store("job").read_bytes())
+    assert "kafka.ssl.keystore.location" in source_options(secured)
 
 
 def test_a_path_that_a_reference_cannot_have_is_refused(secured: KafkaConnection) -> None:

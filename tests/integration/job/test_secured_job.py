@@ -1,0 +1,174 @@
+"""Claim: with the rights that docs/operating.md lists, a job, its commands and clients do all their work with a secured
+Kafka; and a secret is nowhere but in the file that it was written into.
+
+Method: passwords and a passphrase that exist nowhere else. While the job works, also through an outage, the arguments
+of all processes are looked at; afterwards, everything that job, commands and broker have printed and written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import signal
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Self, get_args
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+from kafka import KafkaConsumer, TopicPartition
+
+from connectors.kafka.own_topics import Topics
+from connectors.kafka.topic_admin import create_message_topic
+from popstream import Consumer, Producer
+from popstream.settings import FetchClient
+from tests.support.processes.job_process import ROOT
+from tests.support.processes.up_process import Up, run, run_for, status_of
+from tests.support.secured_kafka import SecuredKafka, rights_in, running
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1200)]
+
+USERS = ("job", "consumer", "producer")
+MESSAGES = 20
+PATIENCE_S = 240.0
+
+
+class Canary:
+    """A secret, and where it was seen."""
+
+    def __init__(self) -> None:
+        self.text = f"canary{secrets.token_hex(12)}"
+        self.seen_in_arguments: set[str] = set()
+        self._ending = threading.Event()
+        self._watching = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._watching.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.set()
+        self._watching.join()
+
+    def _watch(self) -> None:
+        while not self._ending.wait(0.2):
+            for process in psutil.process_iter(["cmdline"]):
+                arguments = " ".join(process.info["cmdline"] or ())
+                if self.text in arguments:
+                    self.seen_in_arguments.add(arguments)
+
+    def files(self, root: Path) -> set[Path]:
+        """The files below a folder that have it; of Parquet, what its columns say."""
+        return {path for path in root.rglob("*") if path.is_file() and self._is_in(path)}
+
+    def _is_in(self, path: Path) -> bool:
+        if self.text.encode() in path.read_bytes():
+            return True
+        return path.suffix == ".parquet" and self.text in str(pq.read_table(path).to_pylist())
+
+
+@pytest.fixture
+def canary() -> Iterator[Canary]:
+    with Canary() as made:
+        yield made
+
+
+@pytest.fixture
+def secured(tmp_path: Path, kafka_jar_files: list[Path], canary: Canary) -> Iterator[SecuredKafka]:
+    with running(tmp_path / "broker", kafka_jar_files) as broker:
+        for user in USERS:
+            broker.add_user(user, f"{canary.text} of {user}")
+        create_message_topic(broker.broker.connection, "orders", 1)
+        broker.grant_only(rights_in((ROOT / "docs" / "operating.md").read_text(encoding="utf-8")))
+        yield broker
+
+
+def file_of(broker: SecuredKafka, user: str, canary: Canary) -> str:
+    store = broker.authority.key_store(user, password=canary.text, as_pkcs12=True)
+    return broker.login(
+        user, f"{canary.text} of {user}", ssl_keystore_location=str(store), ssl_keystore_password=canary.text
+    ).config_file
+
+
+def send(broker: SecuredKafka, canary: Canary) -> None:
+    with Producer(broker.servers, kafka_config=file_of(broker, "producer", canary)) as producer:
+        for sent in [producer.send("orders", str(number).encode()) for number in range(MESSAGES)]:
+            sent.result(PATIENCE_S)
+
+
+def consume(broker: SecuredKafka, canary: Canary, fetch_client: FetchClient) -> None:
+    """All but one are acked; that one becomes a dead letter."""
+    file = file_of(broker, "consumer", canary)
+    with Consumer(
+        broker.servers,
+        group=fetch_client,
+        kafka_config=file,
+        fetch_client=fetch_client,
+        answer_timeout_ms=int(PATIENCE_S * 1000),
+        exit_on_sigterm=False,
+    ) as consumer:
+        done = 0
+
+        def take() -> bool:
+            nonlocal done
+            messages = consumer.pop("orders", 0, MESSAGES, 60_000, 1_000).messages
+            if messages and not done:
+                consumer.reject(messages[:1])
+            consumer.ack(messages[0 if done else 1 :])
+            done += len(messages)
+            return done >= MESSAGES
+
+        wait_for(take, patience_s=PATIENCE_S)
+
+
+def count_dead_letters(broker: SecuredKafka) -> int:
+    topic = Topics.of("popstream").dead_letters
+    with contextlib.closing(KafkaConsumer(**broker.broker.connection.for_kafka_python())) as consumer:
+        places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)]
+        return sum(consumer.end_offsets(places).values())
+
+
+def test_a_secured_job_works_and_keeps_its_secrets(secured: SecuredKafka, canary: Canary, tmp_path: Path) -> None:
+    file = file_of(secured, "job", canary)
+    kafka = ["--bootstrap-servers", secured.servers, "--kafka-config", file]
+    said: list[str] = []
+    up = Up(tmp_path / "job", *kafka, "--message-topics", "orders", "--flush-interval", "500ms", "--log-level", "DEBUG")
+    try:
+        up.wait_for("ready after")
+        send(secured, canary)
+        for fetch_client in get_args(FetchClient):
+            consume(secured, canary, fetch_client)
+        secured.broker.restart()
+        wait_for(lambda: not status_of(up)["not_ready_reasons"], patience_s=PATIENCE_S)
+        tick = '{"type":"tick","topic":"orders","queue_id":0}'
+        for command in (
+            ["status", "--json"],
+            ["queue", "orders", "--json"],
+            ["group", "list"],
+            ["ops", tick],
+            ["snapshot"],
+            ["verify", "--var", str(ROOT / "var")],
+            ["query", "--var", str(ROOT / "var"), "select * from operations"],
+            ["check", "--var", str(ROOT / "var")],
+        ):
+            done = run(up, *command)
+            assert done.returncode == 0, (command, done.stderr)
+            said += [done.stdout, done.stderr]
+        assert count_dead_letters(secured) == len(get_args(FetchClient))
+        assert str(secured.servers) in (up.folder / "job.json").read_text()
+        assert file in (up.folder / "job.json").read_text()
+        code, left = up.stop(signal.SIGTERM)
+        assert (code, left) == (0, [])
+        restored = run_for(up.folder, "restore", *kafka, "--var", str(ROOT / "var"))
+        assert restored.returncode == 0, restored.stderr
+        said += [restored.stdout, restored.stderr, *up.lines]
+    finally:
+        up.end()
+    assert canary.text not in "".join(said)
+    assert canary.seen_in_arguments == set()
+    assert canary.files(tmp_path) == {Path(secured.folder, f"{user}.properties") for user in USERS}
