@@ -49,9 +49,7 @@ class KafkaLetterTopics:
         self.payloads: Payloads = self._opened.enter_context(contextlib.closing(shared_payloads(settings)))
         self._queue_types = QueueTypes(settings)
         self._opened.callback(self._queue_types.close)
-        self._topics = TopicReader(
-            settings.bootstrap_servers, client_id=f"{settings.client_id}-admin", kafka=settings.kafka
-        )
+        self._topics = TopicReader(settings.connection, client_id=f"{settings.client_id}-admin")
         self._opened.callback(self._topics.close)
         self._transport: Transport | None = None
 

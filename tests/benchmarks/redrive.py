@@ -8,6 +8,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.own_topics import Topics, ensure_topics
 from connectors.kafka.topic_admin import create_message_topic
 from popstream import DeadLetters
+from popstream.kafka_connection import KafkaConnection
 from popstream.payload.payloads import Payload
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.dead_letter import DeadLetter
@@ -44,9 +45,10 @@ def measure_redrive(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Ra
 def write_letters(servers: str, prefix: str) -> None:
     """Write dead letters of a topic that a job builds, as the job writes them."""
     topics, topic = Topics.of(prefix), f"{prefix}-orders"
-    ensure_topics(servers, topics)
-    facts = create_message_topic(servers, topic, QUEUES)
-    publisher = QueueTypesPublisher(servers, topics.queue_types)
+    connection = KafkaConnection(servers)
+    ensure_topics(connection, topics)
+    facts = create_message_topic(connection, topic, QUEUES)
+    publisher = QueueTypesPublisher(connection, topics.queue_types)
     publisher.publish({(topic, facts.topic_id, "simple")})
     publisher.close()
     producer = KafkaProducer(bootstrap_servers=servers)

@@ -93,7 +93,7 @@ def run_policy(folder: JobFolder, group: str, topics: Sequence[str], *, is_new: 
             message = f"the job has no queue of {topic}"
             raise Invalid(message, subject=topic)
         if not is_new:
-            require_meant(Target(job.bootstrap_servers, job.prefix, job=job), topic, group)
+            require_meant(Target(job.connection, job.prefix, job=job), topic, group)
         commands += [Policy(v=1, topic=topic, queue_id=queue.queue_id, group=group, **rules) for queue in queues]
     _send_all(job, commands)
     say(f"the policy of {group} holds in {counted(len(commands), 'queue')} of {', '.join(topics)}")

@@ -19,6 +19,7 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from connectors.kafka.own_topics import Topics, ensure_topics
 from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream import DeadLetters, Fenced, Invalid, LetterSelection
+from popstream.kafka_connection import KafkaConnection
 from popstream.payload.redelivery import Redelivery
 from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.dead_letter import DeadLetter
@@ -53,10 +54,11 @@ class Scene:
     def __init__(self, servers: str, prefix: str) -> None:
         self.servers, self.prefix = servers, prefix
         self.topics = Topics.of(prefix)
-        ensure_topics(servers, self.topics)
+        connection = KafkaConnection(servers)
+        ensure_topics(connection, self.topics)
         self.orders = f"{prefix}-orders"
-        facts = create_message_topic(servers, self.orders, QUEUES, configs={"max.message.bytes": "100000"})
-        publisher = QueueTypesPublisher(servers, self.topics.queue_types)
+        facts = create_message_topic(connection, self.orders, QUEUES, configs={"max.message.bytes": "100000"})
+        publisher = QueueTypesPublisher(connection, self.topics.queue_types)
         publisher.publish({(self.orders, facts.topic_id, "simple")})
         publisher.close()
 
@@ -204,8 +206,8 @@ def test_topics_that_do_not_exist_are_named(kafka: EmbeddedKafka, topic_prefix: 
     with DeadLetters(kafka.bootstrap_servers, prefix=topic_prefix) as dead_letters:
         with pytest.raises(Invalid, match=f"there is no topic {topics.dead_letters}: is the prefix right"):
             next(dead_letters.list())
-        create_message_topic(kafka.bootstrap_servers, topics.dead_letters, 1)
+        create_message_topic(kafka.connection, topics.dead_letters, 1)
         assert [*dead_letters.list()] == []
         with pytest.raises(Invalid, match=f"there is no topic {topics.dead_letters_handled}: a job of this version"):
             dead_letters.redrive()
-        assert describe(kafka.bootstrap_servers, [topics.dead_letters_handled]) == {}
+        assert describe(kafka.connection, [topics.dead_letters_handled]) == {}

@@ -297,7 +297,7 @@ def test_a_dead_letter_of_a_topic_that_is_not_there_says_so(wire: Wire, queue: s
 @pytest.fixture
 def topic(wire: Wire, topic_prefix: str) -> str:
     """A topic in Kafka with two messages in its only queue, which can be popped."""
-    facts = create_message_topic(wire.job.bootstrap_servers, topic_prefix, 1)
+    facts = create_message_topic(wire.job.connection, topic_prefix, 1)
     for value in (b"espresso", b"mocha"):
         wire.producer.send(topic_prefix, value, partition=0).get(30)
     assert wire.ask("declare", topic_prefix, topic_id=facts.topic_id)["applied"]
@@ -307,7 +307,7 @@ def topic(wire: Wire, topic_prefix: str) -> str:
 
 def test_a_dead_letter_says_what_its_handler_raised(wire: Wire, topic: str) -> None:
     job = wire.job
-    before = end_offsets(job.bootstrap_servers, job.topics.dead_letters)
+    before = end_offsets(str(job.connection), job.topics.dead_letters)
 
     def handle(message: Message) -> None:
         if message.value == b"espresso":
@@ -316,12 +316,12 @@ def test_a_dead_letter_says_what_its_handler_raised(wire: Wire, topic: str) -> N
         raise Reject("no chocolate") from KeyError("cocoa")
 
     prefix = job.settings.topic_prefix
-    with Consumer(job.bootstrap_servers, group="g", prefix=prefix, topics=[topic], max_attempts=1) as consumer:
+    with Consumer(str(job.connection), group="g", prefix=prefix, topics=[topic], max_attempts=1) as consumer:
         consumer.run(handle)
 
     def letters() -> list[Any]:
-        after = end_offsets(job.bootstrap_servers, job.topics.dead_letters)
-        found = list(records_between(job.bootstrap_servers, job.topics.dead_letters, before, after))
+        after = end_offsets(str(job.connection), job.topics.dead_letters)
+        found = list(records_between(str(job.connection), job.topics.dead_letters, before, after))
         return found if len(found) == 2 else []
 
     headers = {letter.value: dict(letter.headers) for letter in wait_for(letters, job)}
@@ -361,7 +361,7 @@ def test_a_message_of_a_killed_consumer_comes_again_when_its_lease_is_over(wire:
         finally:
             killed_ms = time.time() * 1000
             holding.kill()
-    with Consumer(job.bootstrap_servers, group="g", prefix=arguments[1]) as consumer:
+    with Consumer(str(job.connection), group="g", prefix=arguments[1]) as consumer:
         popped = consumer.pop(topic, 0, max_messages=1, poll_time_ms=60_000)
         assert [(message.value, message.attempt) for message in popped] == [(b"espresso", 2)]
     ended = wire.rows("deliveries", topic=topic, step="expired")

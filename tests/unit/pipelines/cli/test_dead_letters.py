@@ -14,9 +14,10 @@ from pipelines.cli.clients import dead_letters
 from pipelines.cli.clients.dead_letters import run_list, run_purge, run_redrive, run_show
 from pipelines.cli.target import Target
 from popstream import Invalid, LetterSelection
+from popstream.kafka_connection import KafkaConnection
 from popstream.testing import MemoryJob
 
-TARGET = Target("kafka:9092", "popstream")
+TARGET = Target(KafkaConnection("kafka:9092"), "popstream")
 ALL = LetterSelection()
 
 

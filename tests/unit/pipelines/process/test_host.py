@@ -162,7 +162,7 @@ def test_a_start_that_waits_for_kafka_says_so_at_once(tmp_path: Path, monkeypatc
     asked: list[float] = []
     said: list[str] = []
 
-    def refused(servers: str, timeout_s: float) -> None:
+    def refused(servers: KafkaConnection, timeout_s: float) -> None:
         asked.append(timeout_s)
         if len(asked) < 2 or refused_for_good:
             message = f"no Kafka accepts connections at {servers}: does it run at this address?"
@@ -170,7 +170,7 @@ def test_a_start_that_waits_for_kafka_says_so_at_once(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(host_module, "reach_kafka", refused)
     host = Host(JobSettings(folder=tmp_path, bootstrap_servers="127.0.0.1:1"), var=tmp_path, on_progress=said.append)
-    host.bootstrap_servers = "127.0.0.1:1"
+    host.connection = KafkaConnection("127.0.0.1:1")
     refused_for_good = False
     host._reach_kafka()
     assert asked == [0, host_module.KAFKA_STARTS_S]
