@@ -58,13 +58,13 @@ def test_a_topic_that_does_not_exist_counts_as_deleted() -> None:
 
 
 def test_a_permanent_error_is_reported_at_once() -> None:
-    with pytest.raises(Invalid, match="refuses to describe topic orders: TopicAuthorizationFailedError"):
+    with pytest.raises(Invalid, match="does not allow to describe topic orders: grant Describe on it"):
         TopicAdmin(Admin(FORBIDDEN)).describe(["orders"])
     with pytest.raises(Invalid, match="refuses to create 1 of 1 topics") as caught:
         TopicAdmin(Admin(FORBIDDEN)).create([NewTopic("orders", 2, -1, {})])
     with pytest.raises(Invalid, match="refuses to delete topic orders"):
         TopicAdmin(Admin(FORBIDDEN)).delete("orders")
-    assert caught.value.details == ("orders: TopicAuthorizationFailedError: no",)
+    assert caught.value.details == ("orders: grant Create on this topic, or create it first",)
 
 
 def test_the_last_transient_error_is_raised_after_the_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
