@@ -351,7 +351,7 @@ with Consumer(servers, group="g", prefix=prefix, topics=[topic], invisible_time_
 def test_a_message_of_a_killed_consumer_comes_again_when_its_lease_is_over(wire: Wire, topic: str) -> None:
     """Its lease is as long as it asked for, however often it was renewed; by RocketMQ's ladder it took a minute."""
     job = wire.job
-    arguments = (job.bootstrap_servers, job.settings.topic_prefix, topic)
+    arguments = (str(job.connection), job.settings.topic_prefix, topic)
     command = [sys.executable, "-c", HOLDING, *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as holding:
         try:
