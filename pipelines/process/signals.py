@@ -58,18 +58,24 @@ def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[None]:
     thread = threading.Thread(target=watch, name="interrupt", daemon=True)
     before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     thread.start()
+
+    def stop_watching() -> None:
+        if not ended.is_set():
+            signal.set_wakeup_fd(before)
+            ended.set()
+            writer.close()
+            thread.join()
+            reader.close()
+
     try:
         yield
     except Exception:
+        stop_watching()  # the library may have noticed the signal first
         if received:
             raise KeyboardInterrupt(received[0]) from None
         raise
     finally:
-        signal.set_wakeup_fd(before)
-        ended.set()
-        writer.close()
-        thread.join()
-        reader.close()
+        stop_watching()
 
 
 @contextlib.contextmanager

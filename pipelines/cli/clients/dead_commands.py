@@ -54,7 +54,7 @@ def list_letters(
 def show(
     letter: Annotated[str, typer.Argument(help="a letter as `dead list` names it, such as 2/17", metavar="LETTER")],
     bytes_max: Annotated[
-        int, typer.Option("--bytes", metavar="N", help="show so much of key, value and each header", min=1)
+        int, typer.Option("--bytes", metavar="N", help="how many bytes of key, value and each header are shown", min=1)
     ] = 4_096,
     *,
     server: ServerOptions,
