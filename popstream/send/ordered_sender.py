@@ -22,7 +22,7 @@ import logging
 import secrets
 import threading
 import time
-from collections import defaultdict, deque
+from collections import deque
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -72,7 +72,7 @@ class OrderedSender:
         self._for_flush = threading.Condition(self._lock)
         self._queues: dict[tuple[str, int], SendQueue] = {}
         # Short-lived processes must not all begin at the first queue of a topic.
-        self._turns: defaultdict[str, int] = defaultdict(_first_turn)
+        self._turns: dict[str, int] = {}
         self._epoch = 0
         self._open_counts = {0: 0}
         self._is_closed = False
@@ -200,13 +200,13 @@ class OrderedSender:
             return
         topic = destination.topic
         queue_ids = self._writer.queue_ids(topic) or (0,)
-        turn = self._turns[topic]
+        turn = self._turns[topic] if topic in self._turns else _first_turn()
         if destination.is_batch_topic:
             # One queue for a whole unit, the next queue for the next one (RocketMQ: the producer's round robin).
-            self._turns[topic] += 1
+            self._turns[topic] = turn + 1
             self._put_shipment(destination, queue_ids[turn % len(queue_ids)], messages)
             return
-        self._turns[topic] += len(messages)
+        self._turns[topic] = turn + len(messages)
         for place in range(min(len(queue_ids), len(messages))):
             dealt = messages[place :: len(queue_ids)]
             self._put_shipment(destination, queue_ids[(turn + place) % len(queue_ids)], dealt)
