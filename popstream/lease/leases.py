@@ -150,6 +150,8 @@ def left_s(deadline_s: float) -> float:
 
 
 def _log_released(client_id: str, released: OutcomesFuture) -> None:
-    if released.exception() is None:
+    if (error := released.exception()) is not None:
+        LOG.warning("%s could not finish the release of its messages: %s", client_id, error)
+    else:
         released_count = sum(outcome.applied for outcome in released.result())
         LOG.info("%s released %d of %d held messages", client_id, released_count, len(released.result()))
