@@ -134,7 +134,7 @@ class AsyncConsumer(Generic[Body]):
             others = self._workers - {asyncio.current_task()}
             self._closing = asyncio.create_task(self._close(others, release=release, timeout_ms=timeout_ms))
             await asyncio.shield(self._closing)
-        else:
+        elif not self._closing.done():
             await asyncio.wait((self._closing,), timeout=timeout_ms / 1000)
 
     async def __aiter__(self) -> AsyncIterator[Message[Body]]:

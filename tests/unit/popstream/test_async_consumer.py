@@ -140,6 +140,13 @@ def test_close_waits_for_the_handlers_at_work(job: MemoryJob, *, fails: bool) ->
     assert len(left_of(job)) == (20 if fails else 18)
 
 
+def test_close_may_be_called_again_in_another_event_loop(job: MemoryJob) -> None:
+    consumer = AsyncConsumer.of(job.consumer("billing"))
+    for _ in range(2):
+        asyncio.run(consumer.close())
+    assert len(left_of(job)) == 20
+
+
 def test_pops_and_batches(job: MemoryJob) -> None:
     async def main() -> None:
         async with AsyncConsumer.of(job.consumer("billing")) as consumer:
