@@ -17,7 +17,7 @@ var/job/
   job.json      process id, addresses and token of the running job
   control.sock  control socket of the running job
   kafka/        data of the embedded broker, if any
-  job.log       log of the job; jvm.log: output of its JVM
+  job.log       log of the job; jvm.log: output of its JVM; job.log.1, jvm.log.1: what was in them before
 ```
 """
 

@@ -10,6 +10,7 @@ A job that fails with a transient error, such as an outage of Kafka, is replaced
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import threading
@@ -39,7 +40,7 @@ from pipelines.loops.periodic import Periodic
 from pipelines.process.job import Job
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
-from pipelines.process.logs import configure_logs
+from pipelines.process.logs import configure_logs, rotate_in_place
 from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
 from pipelines.process.preflight import require_ready
 from pipelines.process.restarts import Restarts
@@ -63,6 +64,7 @@ POLL_S = 0.25
 KAFKA_STARTS_S = 15.0
 """How long a start waits for a Kafka that may be starting at the same time, as after a machine has been started."""
 TRIM_INTERVAL_S = 60.0
+JVM_LOG_INTERVAL_S = 10.0
 
 
 class Host:
@@ -128,6 +130,11 @@ class Host:
     def log_file(self) -> Path | None:
         """The log file; None: standard error."""
         return None if self._log_to_terminal else self.folder.root / LOG_FILE
+
+    @property
+    def jvm_log_file(self) -> Path | None:
+        """The file with the output of the JVM; None: standard output and standard error."""
+        return None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE
 
     def wait(self, *, each: Callable[[], None] | None = None, every_s: float = 1.0) -> BaseException | None:
         """Wait for a signal or a permanent failure, and return the failure, if any.
@@ -205,9 +212,10 @@ class Host:
         ensure_job_topics(self.connection, settings)
         self._step("starting Spark")
         self.spark = self._start_spark()
-        trimming = Periodic("malloc_trim", TRIM_INTERVAL_S, trim)
-        trimming.start()
-        self._stack.callback(trimming.stop)
+        self._start_periodic(Periodic("malloc_trim", TRIM_INTERVAL_S, trim))
+        if self.jvm_log_file is not None:
+            rotate = functools.partial(rotate_in_place, self.jvm_log_file)
+            self._start_periodic(Periodic("jvm_log", JVM_LOG_INTERVAL_S, rotate))
         self._step("reconciling state, log and tables")
         self.job = self._start_job()
         self._stack.callback(self._stop_last_job)
@@ -216,6 +224,10 @@ class Host:
             self._serve_metrics(settings.metrics_host, settings.metrics_port)
         self.control_server = enter(ControlServer(self.job, self.metrics))
         self._write_job_file()
+
+    def _start_periodic(self, periodic: Periodic) -> None:
+        periodic.start()
+        self._stack.callback(periodic.stop)
 
     def _write_job_file(self) -> None:
         self.job_file = JobFile(
@@ -274,7 +286,7 @@ class Host:
             "spark.hadoop.fs.permissions.umask-mode": "077",
         }
         os.environ.update(JVM_ENVIRONMENT)
-        with held_signals(), output_in(None if self._log_to_terminal else self.folder.root / JVM_LOG_FILE):
+        with held_signals(), output_in(self.jvm_log_file):
             heap = self.settings.driver_memory
             # Each growth of the heap would stop the JVM for a full collection.
             options = [f"-Xms{heap}", QUICK_COMPILER]

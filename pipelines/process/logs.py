@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import sys
 import threading
 from logging.handlers import RotatingFileHandler
@@ -12,7 +13,7 @@ import structlog
 from pipelines.job_settings import LogFormat
 from pipelines.printed_commands import with_options
 
-__all__ = ["configure_logs"]
+__all__ = ["configure_logs", "rotate_in_place"]
 
 _log = structlog.get_logger(__name__)
 
@@ -74,6 +75,22 @@ def configure_logs(
     # It logs the errors that it raises.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     threading.excepthook = _log_failed_thread
+
+
+def rotate_in_place(file: Path, bytes_max: int = FILE_BYTES_MAX) -> None:
+    """Move the end of a file of more than `bytes_max` bytes to `<name>.1`, and empty the file; a missing one is left.
+
+    For a file that other processes have open for appending, as `logrotate` does it with `copytruncate`: what they write
+    between the two steps is lost. The moved end has at most `bytes_max` bytes.
+
+    Raises:
+        OSError: The disk is full, or the folder cannot be written to. The file is as it was.
+    """
+    with contextlib.suppress(FileNotFoundError), file.open("rb+") as full:
+        if full.seek(0, os.SEEK_END) > bytes_max:
+            full.seek(-bytes_max, os.SEEK_END)
+            file.with_name(f"{file.name}.1").write_bytes(full.read(bytes_max))
+            full.truncate(0)
 
 
 class _LogFile(RotatingFileHandler):

@@ -1,6 +1,8 @@
 """The job's log: JSON lines from every logger, in files of bounded size."""
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import structlog
 
 from pipelines.job_settings import LogFormat
-from pipelines.process.logs import configure_logs
+from pipelines.process.logs import configure_logs, rotate_in_place
 from tests.support.logging_state import logging_as_it_was
 
 
@@ -85,6 +87,48 @@ def test_a_full_file_is_rotated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     numbers = [line["number"] for line in lines_of(tmp_path / "job.log.1") + lines_of(file)]
     assert numbers == list(range(numbers[0], 100))
     assert file.stat().st_size <= 2_000
+
+
+def test_a_file_that_a_running_process_writes_is_rotated(tmp_path: Path) -> None:
+    """As the JVM has its log: open for appending from its start to its end."""
+    file = tmp_path / "jvm.log"
+    older = tmp_path / "jvm.log.1"
+    code = "for line in sys.stdin: print(line.strip() * 100, flush=True); print('.', file=sys.stderr, flush=True)"
+    with (
+        file.open("ab") as output,
+        subprocess.Popen(
+            [sys.executable, "-c", f"import sys\n{code}"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as writer,
+    ):
+        assert writer.stdin is not None
+        assert writer.stderr is not None
+        for number in range(10, 40):
+            writer.stdin.write(f"{number}\n")
+            writer.stdin.flush()
+            assert writer.stderr.readline() == ".\n"
+            rotate_in_place(file, 1_000)
+            assert file.stat().st_size <= 1_000
+            assert not older.exists() or older.stat().st_size <= 1_000
+        writer.stdin.close()
+    # No zero bytes either, as a writer that remembers its position leaves them in a file that was truncated.
+    kept = older.read_text() + file.read_text()
+    assert kept == "".join(f"{str(number) * 100}\n" for number in range(10, 40))[-len(kept) :]
+    assert len(kept) >= 1_000
+
+
+def test_of_a_much_larger_file_the_end_is_kept(tmp_path: Path) -> None:
+    """What was written at once, before anybody looked."""
+    file = tmp_path / "jvm.log"
+    file.write_bytes(bytes(range(100)))
+    rotate_in_place(file, 30)
+    assert file.read_bytes() == b""
+    assert (tmp_path / "jvm.log.1").read_bytes() == bytes(range(70, 100))
+    rotate_in_place(tmp_path / "none.log", 30)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["jvm.log", "jvm.log.1"]
 
 
 def test_without_a_file_it_is_text_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
