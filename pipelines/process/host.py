@@ -21,7 +21,7 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import structlog
-from prometheus_client import start_http_server
+from prometheus_client import make_wsgi_app, start_http_server
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -34,6 +34,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from pipelines.control.job_file import JobFile
 from pipelines.control.metric_definitions import Metric
 from pipelines.control.metrics import Metrics
+from pipelines.control.probes import with_probes
 from pipelines.control.server import ControlServer
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
@@ -392,6 +393,7 @@ class Host:
                 " choose another --metrics-port or --metrics-host"
             )
             raise Invalid(message, subject=str(port)) from error
+        server.set_app(with_probes(make_wsgi_app(self.metrics.registry), lambda: self.not_ready_reasons))
         thread.name = "metrics"
         self._stack.callback(thread.join)
         self._stack.callback(server.server_close)
