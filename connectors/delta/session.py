@@ -111,6 +111,8 @@ def build_session(
     os.environ.setdefault("MALLOC_ARENA_MAX", "2")
     # Spark's default is the `python3` of the path, which may be of another version.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Spark would look up the name of the machine, and not start where it has no address.
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     options = (*_JVM_FLAGS, *flags_to_use("spark", jars), *java_options)
     builder = (
         SparkSession.Builder()

@@ -353,8 +353,10 @@ def test_a_callback_may_send_however_full_the_buffer_is(writer: Writer) -> None:
     sender.end()
 
 
-def test_messages_without_a_queue_go_round_batch_by_batch(sender: OrderedSender, writer: Writer) -> None:
-    sender._turns.default_factory = lambda: 3
+def test_messages_without_a_queue_go_round_batch_by_batch(
+    sender: OrderedSender, writer: Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("popstream.send.ordered_sender._first_turn", lambda: 3)
     for _ in range(4):
         assert send(sender, b"123456789", None).result(WAIT_S)
     assert [shipment.queue_id for shipment in writer.shipments] == [0, 1, 2, 0]
