@@ -1,6 +1,7 @@
 """What can be said of the image and the compose file without a Docker engine."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -43,18 +44,53 @@ def test_services_have_no_privileges_and_a_healthcheck(compose: dict[str, Any], 
     settings = compose["services"][service]
     assert settings["cap_drop"] == ["ALL"]
     assert settings["security_opt"] == ["no-new-privileges:true"]
-    assert settings["healthcheck"]["test"][0] == "CMD"
     assert not settings.get("privileged", False)
-    assert "ports" not in settings
 
 
-def test_job_has_a_read_only_root_and_a_tmp_that_can_load_native_libraries(compose: dict[str, Any]) -> None:
+def test_the_job_starts_when_kafka_is_healthy(compose: dict[str, Any]) -> None:
+    assert compose["services"]["job"]["depends_on"] == {"kafka": {"condition": "service_healthy"}}
+    assert compose["services"]["kafka"]["healthcheck"]["test"][0] == "CMD"
+
+
+def test_job_has_a_read_only_root_and_writes_to_disks(
+    compose: dict[str, Any], instructions: list[tuple[str, str]]
+) -> None:
+    """A tmpfs would count as memory of the container, and Spark may spill more than that."""
     job = compose["services"]["job"]
     assert job["read_only"] is True
-    (tmp,) = job["tmpfs"]
-    path, options = tmp.split(":")
-    assert path == "/tmp"  # noqa: S108 - the container's, not this machine's.
-    assert "exec" in options.split(",")
+    assert "tmpfs" not in job
+    (volumes,) = rests(instructions, "VOLUME")
+    assert json.loads(volumes) == [mount.split(":")[1] for mount in job["volumes"]]
+
+
+def test_a_client_on_the_host_reaches_kafka_where_the_readme_says(compose: dict[str, Any]) -> None:
+    """A client connects to the address that the listener of its first connection advertises."""
+    kafka = compose["services"]["kafka"]
+    (published,) = kafka["ports"]
+    interface, host_port, container_port = published.split(":")
+    assert interface == "127.0.0.1"
+    listens, advertises = (
+        dict(one.split("://") for one in kafka["environment"][name].split(","))
+        for name in ("KAFKA_LISTENERS", "KAFKA_ADVERTISED_LISTENERS")
+    )
+    listener = {address: name for name, address in listens.items()}
+    assert advertises[listener[f":{container_port}"]] == f"localhost:{host_port}"
+    readme = (DOCKER.parent / "README.md").read_text(encoding="utf-8")
+    assert f'Producer("localhost:{host_port}")' in readme
+    # The job is in a container: its listener is another, and advertises the name of the service.
+    host, job_port = compose["services"]["job"]["environment"]["POPSTREAM_BOOTSTRAP_SERVERS"].split(":")
+    assert host == "kafka"
+    assert advertises[listener[f":{job_port}"]] == f"kafka:{job_port}"
+
+
+def test_the_health_check_starts_no_python(instructions: list[tuple[str, str]]) -> None:
+    (check,) = rests(instructions, "HEALTHCHECK")
+    (program,) = json.loads(check.partition("CMD ")[2])
+    copied = next(rest.split() for rest in rests(instructions, "COPY") if Path(program).name in rest)
+    script = DOCKER.parent / copied[0]
+    assert program == copied[1] + script.name
+    assert os.access(script, os.X_OK)
+    assert script.read_text(encoding="utf-8").startswith("#!/bin/bash\n")
 
 
 def test_named_volumes_are_declared(compose: dict[str, Any]) -> None:
