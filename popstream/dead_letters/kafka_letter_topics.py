@@ -81,9 +81,8 @@ class KafkaLetterTopics:
         try:
             admin = KafkaAdminClient(
                 **{
-                    "bootstrap_servers": self._settings.bootstrap_servers.split(","),
                     "client_id": f"{self._settings.client_id}-eraser",
-                    **self._settings.kafka,
+                    **self._settings.connection.for_kafka_python(),
                 }
             )
             with contextlib.closing(admin):

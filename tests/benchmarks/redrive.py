@@ -45,10 +45,9 @@ def measure_redrive(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Ra
 def write_letters(servers: str, prefix: str) -> None:
     """Write dead letters of a topic that a job builds, as the job writes them."""
     topics, topic = Topics.of(prefix), f"{prefix}-orders"
-    connection = KafkaConnection(servers)
-    ensure_topics(connection, topics)
-    facts = create_message_topic(connection, topic, QUEUES)
-    publisher = QueueTypesPublisher(connection, topics.queue_types)
+    ensure_topics(KafkaConnection(servers), topics)
+    facts = create_message_topic(KafkaConnection(servers), topic, QUEUES)
+    publisher = QueueTypesPublisher(KafkaConnection(servers), topics.queue_types)
     publisher.publish({(topic, facts.topic_id, "simple")})
     publisher.close()
     producer = KafkaProducer(bootstrap_servers=servers)

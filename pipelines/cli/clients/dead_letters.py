@@ -157,8 +157,7 @@ class _Progress:
 
 
 def _opened(target: Target) -> DeadLetters:
-    settings = target.client_settings("dead")
-    return DeadLetters(settings.bootstrap_servers, client_id=settings.client_id, prefix=settings.prefix)
+    return DeadLetters(**target.client_options("dead"))
 
 
 def _require_meant(planned: LettersReport, *, erase: bool) -> None:

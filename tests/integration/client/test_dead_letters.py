@@ -54,11 +54,12 @@ class Scene:
     def __init__(self, servers: str, prefix: str) -> None:
         self.servers, self.prefix = servers, prefix
         self.topics = Topics.of(prefix)
-        connection = KafkaConnection(servers)
-        ensure_topics(connection, self.topics)
+        ensure_topics(KafkaConnection(servers), self.topics)
         self.orders = f"{prefix}-orders"
-        facts = create_message_topic(connection, self.orders, QUEUES, configs={"max.message.bytes": "100000"})
-        publisher = QueueTypesPublisher(connection, self.topics.queue_types)
+        facts = create_message_topic(
+            KafkaConnection(servers), self.orders, QUEUES, configs={"max.message.bytes": "100000"}
+        )
+        publisher = QueueTypesPublisher(KafkaConnection(servers), self.topics.queue_types)
         publisher.publish({(self.orders, facts.topic_id, "simple")})
         publisher.close()
 
