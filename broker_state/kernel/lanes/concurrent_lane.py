@@ -147,6 +147,8 @@ class _Work:
                 changed.append((first, end, None))
             else:
                 after = self._change(entry, first, end, delivery)
+                if delivery.state != _LEASED and after is not None and after.client:
+                    lane.add_client_page(after.client, page)  # a return of the client has forgotten the page
                 changed += [(at, stop, after) for at, stop, _, _ in alike]
         if changed:
             page.replace_each(changed)

@@ -258,6 +258,18 @@ def test_return_client_releases_what_that_client_holds_and_nothing_else() -> Non
     assert lab.lane().record.leased == 50
 
 
+def test_what_a_client_leases_again_by_a_change_after_its_return_is_returned_again() -> None:
+    lab = LaneLab(written=10)
+    handle = lab.pop(4, client_id="back").handle or ""
+    lab.do(ReturnClient(**QUEUE, group=GROUP, client_id="back"))
+    lab.do(ChangeInvisible(**QUEUE, handles=[HandleRef(GROUP, handle)], entries=[ChangeEntry(0, [(1, 2)], 60_000)]))
+    assert lab.lane().record.leased == 2
+    answer = lab.do(ReturnClient(**QUEUE, group=GROUP, client_id="back"))
+    assert answer is not None
+    assert answer.released == [(1, 2)]
+    assert lab.lane().record.leased == 0
+
+
 def test_the_same_operation_again_gets_the_first_answer_and_changes_nothing() -> None:
     lab = LaneLab(written=10)
     command = Pop(**QUEUE, group=GROUP, max_messages=2, invisible_time_ms=1000, op_id="again")
