@@ -367,6 +367,13 @@ MUTANTS = [
         "        return None if after.deadline_ms == before.deadline_ms else after\n",
     ),
     Mutant(
+        "lease_of_a_late_change_not_returned",
+        "semantics.md, return_client: every lease of the client is released",
+        "kernel/lanes/concurrent_lane.py",
+        "                if delivery.state != _LEASED and after is not None and after.client:\n",
+        "                if delivery.state != _LEASED and after is None:\n",
+    ),
+    Mutant(
         "init_max_is_min",
         "semantics.md, pop: with `init` max a lane starts at the commit position",
         "kernel/parked_pops.py",
