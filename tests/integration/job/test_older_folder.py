@@ -1,12 +1,14 @@
 """A folder written by an earlier version continues: state, log, tables and receipt handles.
 
 `tests/data/job_folder_0_1_0.tar.xz` is what version 0.1.0 (commit 049613c) left behind: the job's folder with its
-embedded Kafka, all topics without retention, and `facts.json` with what its clients held. It has acked, rejected,
-changed and expired leases, an orderly lane with part of a pop acked, an inner batch, and a policy.
+embedded Kafka, all topics without retention, a snapshot, and `facts.json` with what its clients held. It has acked,
+rejected, changed and expired leases, an orderly lane with part of a pop acked, an inner batch, and a policy.
 """
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import tarfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +19,7 @@ import pytest
 from popstream import Consumer, Producer, Receipt, ReceiptHandle, all_applied
 from tests.support.left_behind import table_rows
 from tests.support.processes.job_process import ROOT
-from tests.support.processes.up_process import Up, run, status_of
+from tests.support.processes.up_process import Up, run, run_for, status_of
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -44,12 +46,33 @@ def facts(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def up(folder: Path) -> Iterator[Up]:
-    started = Up(folder, "--flush-interval", "500ms", "--kafka-port", "0")
+    with started(folder) as up:
+        yield up
+
+
+@contextlib.contextmanager
+def started(folder: Path) -> Iterator[Up]:
+    up = Up(folder, "--flush-interval", "500ms", "--kafka-port", "0")
     try:
-        started.wait_for("ready after")
-        yield started
+        up.wait_for("ready after")
+        yield up
     finally:
-        started.end()
+        up.end()
+
+
+def verified(up: Up) -> dict[str, Any]:
+    done = run(up, "verify", "--json", "--var", str(ROOT / "var"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    return msgspec.json.decode(done.stdout, type=dict[str, Any])
+
+
+def commit_offsets(up: Up) -> dict[tuple[str, int, str], int]:
+    """By topic, queue and group."""
+    return {
+        (queue["topic"], queue["queue_id"], lane["group"]): lane["commit_offset"]
+        for queue in status_of(up)["queues"]
+        for lane in queue["lanes"]
+    }
 
 
 def receipts(held: list[dict[str, Any]]) -> list[Receipt]:
@@ -65,9 +88,7 @@ def receipts(held: list[dict[str, Any]]) -> list[Receipt]:
 
 
 def test_the_log_is_decided_again_with_equal_bytes_and_rows(up: Up) -> None:
-    verified = run(up, "verify", "--json", "--var", str(ROOT / "var"))
-    assert verified.returncode == 0, verified.stdout + verified.stderr
-    found = msgspec.json.decode(verified.stdout, type=dict[str, Any])
+    found = verified(up)
     assert found["differences"] == []
     assert found["records"] >= RECORDS
     assert all(found["rows"][table] for table in ("operations", "deliveries", "commit_positions", "order_info"))
@@ -91,14 +112,10 @@ def test_handles_of_before_ack_and_leases_go_on(up: Up, facts: dict[str, Any]) -
             )
         )
         assert [m.queue_offset for m in following] == [5, 6, 7]
-    lanes = {
-        (queue["topic"], queue["queue_id"], lane["group"]): lane
-        for queue in status_of(up)["queues"]
-        for lane in queue["lanes"]
-    }
-    assert lanes["orders", 0, "billing"]["commit_offset"] == 8
-    assert lanes["orders", 1, "billing"]["commit_offset"] == 4
-    assert lanes["orders", 0, "ledger"]["commit_offset"] == 5
+    committed = commit_offsets(up)
+    assert committed["orders", 0, "billing"] == 8
+    assert committed["orders", 1, "billing"] == 4
+    assert committed["orders", 0, "ledger"] == 5
 
 
 def test_the_tables_go_on(up: Up) -> None:
@@ -107,3 +124,19 @@ def test_the_tables_go_on(up: Up) -> None:
     wait_for(lambda: max(row["attempt"] for row in table_rows(delta, "deliveries")) == 2)
     assert sum(row["step"] == "dead_lettered" for row in table_rows(delta, "deliveries")) == 1
     assert len(table_rows(delta, "consume_queue")) >= 41
+
+
+def test_the_snapshot_of_before_the_upgrade_leads_to_the_same_state(up: Up) -> None:
+    """`popstream restore --snapshot` goes back to it, and the next start decides the rest again, to the same rows."""
+    committed = commit_offsets(up)
+    code, left = up.stop(signal.SIGTERM)
+    assert (code, left) == (0, [])
+    (manifest,) = (up.folder / "snapshots" / "manifests").iterdir()
+    done = run_for(up.folder, "restore", "--json", "--snapshot", manifest.stem, "--var", str(ROOT / "var"))
+    assert done.returncode == 0, done.stderr
+    restored = msgspec.json.decode(done.stdout, type=dict[str, Any])
+    assert restored["source"] == f"snapshot {manifest.stem}"
+    assert restored["to_replay"] > 0
+    with started(up.folder) as again:
+        wait_for(lambda: commit_offsets(again) == committed)
+        assert verified(again)["differences"] == []
