@@ -15,6 +15,7 @@ ROOMS = (
     "broker_state",
     "checkpoints",
     "connectors",
+    "deploy",
     "docker",
     "docs",
     "expectations",
@@ -22,7 +23,7 @@ ROOMS = (
     "popstream",
     "tests",
 )
-NOT_PRODUCT = ("docker", "docs", "scripts", "tests")
+NOT_PRODUCT = ("deploy", "docker", "docs", "scripts", "tests")
 FILE = re.compile(r"`([\w/.]+\.(?:py|sh|sql|md))(?:::(test_\w+))?")
 LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
