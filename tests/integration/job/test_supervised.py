@@ -1,4 +1,4 @@
-"""What a supervisor of `popstream up` relies on: a health check that passes while it is ready, and logs that are bounded."""
+"""What a supervisor of `popstream up` relies on: a health check that passes while it is ready, and bounded logs."""
 
 from __future__ import annotations
 
