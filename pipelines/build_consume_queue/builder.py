@@ -190,6 +190,7 @@ class Builder:
         self._stored_epoch = self.built.state_epoch
         self.queues = dict(read_queues(store))
         """Every known queue, including those of topics that were deleted or are no longer chosen."""
+        self._id_counts = {queue: read_id_counts(store, queue) for queue in self.queues}
 
     def update_topics(self, topics: Mapping[str, MessageTopic], queue_types: Mapping[str, QueueType]) -> list[Entry]:
         """Declare queues of new and recreated topics, and skip offsets that retention removed.
@@ -298,8 +299,8 @@ class Builder:
 
     @property
     def forgotten_ids(self) -> int:
-        """Number of deduplication ids that were forgotten within the window, of all queues."""
-        return sum(read_id_counts(self._store, queue).forgotten_early for queue in list(self.queues))
+        """Number of deduplication ids that were forgotten within the window, of all queues; also when it has ended."""
+        return sum(counts.forgotten_early for counts in list(self._id_counts.values()))
 
     def get(self, queue: Queue) -> Get:
         """Return a reader of the values of one queue."""
@@ -352,7 +353,7 @@ class Builder:
                         found[hashed] = Accepted(*_ACCEPTED.unpack(value))
                 return [found.get(hashed) for hashed in hashes]
 
-            counts = read_id_counts(self._store, queue)
+            counts = self._id_counts.get(queue, IdCounts(0, 0))
             fresh, accepted = mark_duplicates(
                 fresh,
                 clock_ms,
@@ -428,7 +429,7 @@ class Builder:
                 number = last.number - 1
         for hashed, last in accepted.items():
             write_batch.remember(queue, hashed, last)
-        counts = read_id_counts(self._store, queue)
+        counts = self._id_counts.get(queue, IdCounts(0, 0))
         write_batch.put_id_counts(queue, IdCounts(self._dedup_ids_max, counts.forgotten_early))
 
     def _message_base(self, queue: Queue, topic_id: str, queue_type: QueueType, start: int) -> int | None:
@@ -456,6 +457,7 @@ class Builder:
         self._outbox.written(entries)
         self.built, self._stored_epoch = built, built.state_epoch
         self.queues.update(write_batch.queues)
+        self._id_counts.update(write_batch.id_counts)
         return entries
 
 
@@ -468,6 +470,7 @@ class _WriteBatch:
         self.erasures: list[Erasure] = []
         self.commands: list[Command] = []
         self.spans: list[UnitSpan] = []
+        self.id_counts: dict[Queue, IdCounts] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -508,6 +511,7 @@ class _WriteBatch:
         self.changes.append((META, _by_offset_key(queue, last.queue_offset), hashed + packed))
 
     def put_id_counts(self, queue: Queue, counts: IdCounts) -> None:
+        self.id_counts[queue] = counts
         self.changes.append((META, _counts_key(queue), _COUNTS.pack(*counts)))
 
     def forget_all(self, queue: Queue) -> None:
@@ -515,6 +519,7 @@ class _WriteBatch:
         for kind in (BY_ID_KEY, BY_OFFSET_KEY):
             prefix = kind + queue_prefix(*queue)
             self.erasures.append((META, prefix, end_of_prefix(prefix)))
+        self.id_counts[queue] = IdCounts(0, 0)
         self.changes.append((META, _counts_key(queue), None))
 
     def remove_units(self, queue: Queue) -> None:

@@ -89,7 +89,8 @@ def test_by_sigterm_while_a_handler_works() -> None:
 def test_by_sigint_while_the_main_thread_iterates(when: str, given_back: str) -> None:
     process = started(
         f"""
-        import sys
+        import signal, sys
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
         sys.stderr = open("/dev/null", "w")
         consumer.close()
         with job.consumer("shipping", topics=["orders"], back_off=[60]) as worker:

@@ -202,7 +202,11 @@ def test_no_more_ids_are_kept_than_the_bound_allows_and_the_oldest_are_forgotten
     console = Console(file=io.StringIO(), record=True, width=200)
     print_queues(console, views)
     assert f"orders/0: {lab.builder.forgotten_ids:,} dedup_ids were forgotten" in console.export_text()
+    before = lab.builder.forgotten_ids
+    lab.reopen()
+    assert lab.builder.forgotten_ids == before
     lab.store.close()
+    assert lab.builder.forgotten_ids == before, "metrics ask between two jobs, too"
 
 
 def test_ids_that_are_forgotten_after_the_window_are_not_counted_as_early(lab: Lab) -> None:
