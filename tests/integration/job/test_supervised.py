@@ -18,7 +18,7 @@ from tests.support.wire import wait_for
 if TYPE_CHECKING:
     from pathlib import Path
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def health(port: int) -> tuple[int, str]:
