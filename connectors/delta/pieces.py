@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from connectors.delta.log.actions import how_to_repair
+from connectors.delta.damage import damaged_data_file
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.rows import with_lacking
 from connectors.delta.schemas import arrow_schema
@@ -231,5 +231,4 @@ def _rows_of(table: Path, path: str, source: pq.ParquetFile, number: int, column
 def _damaged(table: Path, path: str, problem: object) -> Corrupt:
     first, *_ = str(problem).splitlines() or [type(problem).__name__]
     what = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {first}"
-    message = f"a data file of {table.name} is damaged: {table / path} {what}: {how_to_repair(table.name)}"
-    return Corrupt(message, subject=table.name)
+    return damaged_data_file(table, table / path, what)

@@ -10,7 +10,8 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
 
-from popstream.wire.base_errors import Corrupt, Invalid
+from connectors.delta.damage import damaged_data_file, size_problem
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -169,28 +170,17 @@ def _require_files(snapshot: Snapshot, newest: int) -> None:
     """Refuse a version with a file that is missing or has another size, before a row of it is read."""
     name = snapshot.path.name
     for file in snapshot.files:
-        try:
-            size: int | None = file.path.stat().st_size
-        except FileNotFoundError:
-            size = None
-        if size == file.size:
+        problem = size_problem(file.path, file.size)
+        if problem is None:
             continue
-        if size is None and snapshot.version < newest:
+        if snapshot.version < newest and not file.path.exists():
             message = f"version {snapshot.version} of {name} cannot be read any more: VACUUM has deleted its files"
             raise Invalid(message, subject=name)
-        problem = "is missing" if size is None else f"has {size} bytes, and {file.size} by the log"
-        message = f"a data file of {name} is damaged: {file.path} {problem}: {_how_to_repair(name)}"
-        raise Corrupt(message, subject=name)
-
-
-def _how_to_repair(table: str) -> str:
-    from connectors.delta.log.actions import how_to_repair  # noqa: PLC0415 - it imports pyarrow, which takes 0.1 s
-
-    return how_to_repair(table)
+        raise damaged_data_file(snapshot.path, file.path, problem)
 
 
 def _require_undamaged_log(path: Path) -> None:
     """Raise Corrupt if the log is damaged, and not only new to delta-rs."""
-    from connectors.delta.log.table_log import read_table_log  # noqa: PLC0415 - as above
+    from connectors.delta.log.table_log import read_table_log  # noqa: PLC0415 - it imports pyarrow, which takes 0.1 s
 
     read_table_log(path)

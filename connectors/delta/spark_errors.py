@@ -18,8 +18,8 @@ import pyarrow.parquet as pq
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from connectors.delta.log.actions import how_to_repair
-from connectors.delta.log.table_log import DataFile, checkpoint_damage, read_data_files
+from connectors.delta.damage import damaged_data_file, size_problem
+from connectors.delta.log.table_log import checkpoint_damage, read_data_files
 from popstream.wire.base_errors import Corrupt, PopstreamError
 
 if TYPE_CHECKING:
@@ -91,25 +91,13 @@ def damage_in(table: Path, *, read_all: bool = True) -> Corrupt | None:
     files = [] if found is None else found.files
     # Reading everything takes long: it comes last.
     checks = itertools.chain(
-        ((file, _outer_damage(table / unquote(file.path), file)) for file in files),
+        ((file, size_problem(table / unquote(file.path), file.size)) for file in files),
         ((file, _inner_damage(table / unquote(file.path))) for file in files if read_all),
     )
     for file, problem in checks:
         if problem is not None:
-            where = f"a data file of {table.name} is damaged: {table / unquote(file.path)} {problem}"
-            message = f"{where}: {how_to_repair(table.name)}"
-            return Corrupt(message, subject=table.name)
+            return damaged_data_file(table, table / unquote(file.path), problem)
     return None
-
-
-def _outer_damage(path: Path, file: DataFile) -> str | None:
-    try:
-        size = path.stat().st_size
-    except FileNotFoundError:
-        return "is missing"
-    except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return None if size == file.size else f"has {size} bytes, and {file.size} by the log"
 
 
 def _inner_damage(path: Path) -> str | None:

@@ -10,7 +10,7 @@ from delta.tables import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql.types import StructType
 
-from connectors.delta.log.actions import how_to_repair
+from connectors.delta.damage import how_to_repair
 from connectors.delta.log.table_log import read_table_log, require_table_log
 from connectors.delta.schemas import spark_schema
 from connectors.delta.tables import Column, Table, table_path

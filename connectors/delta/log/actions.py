@@ -22,20 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-__all__ = ["Action", "Add", "CommitInfo", "MetaData", "Protocol", "Remove", "Txn", "how_to_repair", "read_actions"]
+__all__ = ["Action", "Add", "CommitInfo", "MetaData", "Protocol", "Remove", "Txn", "read_actions"]
 
 _COMMIT: Final = re.compile(r"\d{20}\.json")
 _CRC_MAGIC: Final = b"crc\0"
 _CRC_HEADER: Final = struct.Struct(">4sI")
-
-
-def how_to_repair(table: str) -> str:
-    """Return the advice for a table of which a file is damaged or missing.
-
-    >>> how_to_repair("operations")
-    'bring it back from a copy, or run `popstream restore --rebuild operations`'
-    """
-    return f"bring it back from a copy, or run `popstream restore --rebuild {table}`"
 
 
 class Txn(msgspec.Struct, rename="camel"):

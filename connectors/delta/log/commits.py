@@ -16,7 +16,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from connectors.delta.log.actions import CommitInfo, how_to_repair, read_actions
+from connectors.delta.damage import how_to_repair
+from connectors.delta.log.actions import CommitInfo, read_actions
 from popstream.wire.base_errors import Corrupt
 from popstream.wire.decode_errors import DECODE_ERRORS
 

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from connectors.delta.log.actions import Action, MetaData, Protocol, how_to_repair, read_actions
+from connectors.delta.damage import how_to_repair
+from connectors.delta.log.actions import Action, MetaData, Protocol, read_actions
 from popstream.wire.base_errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
