@@ -1,18 +1,17 @@
-"""The schemas of the Delta tables: of Arrow, Spark, and the slices in the outbox."""
+"""The Arrow schemas of the Delta tables, and of the slices of rows in the outbox."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from pyspark.sql import types
 
 from connectors.delta.tables import FLUSHER_COLUMNS, Kind
 
 if TYPE_CHECKING:
     from connectors.delta.tables import Table
 
-__all__ = ["arrow_schema", "outbox_schema", "spark_schema"]
+__all__ = ["arrow_schema", "outbox_schema"]
 
 _ARROW_TYPES: Final = {
     Kind.BIGINT: pa.int64(),
@@ -22,16 +21,6 @@ _ARROW_TYPES: Final = {
     Kind.INT: pa.int32(),
     Kind.STRING: pa.string(),
     Kind.TIMESTAMP: pa.timestamp("us", tz="UTC"),
-}
-
-_SPARK_TYPES: Final = {
-    Kind.BIGINT: types.LongType(),
-    Kind.BINARY: types.BinaryType(),
-    Kind.BOOLEAN: types.BooleanType(),
-    Kind.DATE: types.DateType(),
-    Kind.INT: types.IntegerType(),
-    Kind.STRING: types.StringType(),
-    Kind.TIMESTAMP: types.TimestampType(),
 }
 
 
@@ -52,15 +41,3 @@ def outbox_schema(table: Table) -> pa.Schema:
 def arrow_schema(table: Table) -> pa.Schema:
     """Return the Arrow schema of the whole table."""
     return pa.schema([pa.field(column.name, _ARROW_TYPES[column.kind]) for column in table.columns])
-
-
-def spark_schema(table: Table) -> types.StructType:
-    """Return the Spark schema of the whole table, with the comments."""
-    return types.StructType(
-        [
-            types.StructField(
-                column.name, _SPARK_TYPES[column.kind], nullable=True, metadata={"comment": column.comment}
-            )
-            for column in table.columns
-        ]
-    )

@@ -12,7 +12,7 @@ from pyspark.sql.types import StructType
 
 from connectors.delta.damage import how_to_repair
 from connectors.delta.log.table_log import read_table_log, require_table_log
-from connectors.delta.schemas import spark_schema
+from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import Column, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
 

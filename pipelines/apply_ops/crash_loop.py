@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 import structlog
 
 from checkpoints.micro_batch_attempts import Attempts
-from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.decide_ops.decode import KafkaRecord
 from popstream.wire.base_errors import Fenced, PopstreamError
 
 __all__ = ["ALONE_ATTEMPTS_MAX", "MICRO_BATCH_ATTEMPTS_MAX", "CrashLoopBreaker", "UndecidableError"]

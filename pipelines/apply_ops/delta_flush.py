@@ -7,8 +7,9 @@ from typing import Protocol
 import structlog
 
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines.apply_ops.outbox import EntryKind, Outbox
-from pipelines.apply_ops.outbox_entries import read_slice
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops.entries import read_slice
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
 
 __all__ = ["DeltaFlush", "TableSink"]

@@ -13,25 +13,23 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
-from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.decision import Decision
 from broker_state.kernel.context.queue_state import QueueState
-from broker_state.kernel.fold import fold
-from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, encode_noted
 from checkpoints.micro_batch_attempts import Attempts
 from pipelines.apply_ops.crash_loop import CrashLoopBreaker, UndecidableError
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.order import Plans, Turn, TurnLength, end_of_micro_batch, in_turns, order
-from pipelines.apply_ops.outbox import Entry, Outbox
-from pipelines.apply_ops.outbox_entries import entries_of
-from pipelines.apply_ops.prefetch import op_keys_of
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.apply_ops.plans import Plans, end_of_micro_batch
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.entry import Entry
+from pipelines.decide_ops.ops_decider import Decided, OpsDecider
+from pipelines.decide_ops.order import TurnLength, in_turns, order
 from pipelines.failpoints import failpoint
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
-from popstream.wire.reason import CODE_OF_REASON, Reason
 
 __all__ = ["STEPS", "MicroBatchApplier", "MicroBatchReport", "RecordSource"]
 
@@ -105,7 +103,7 @@ class MicroBatchReport:
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
-    def add(self, decided: "_Decided", apply_seq: int, write_batch_bytes: int) -> None:
+    def add(self, decided: Decided, apply_seq: int, write_batch_bytes: int) -> None:
         """Add a WriteBatch that is durable."""
         self.apply_seq = apply_seq
         self.write_batch_bytes = write_batch_bytes
@@ -113,9 +111,7 @@ class MicroBatchReport:
         self.records += decided.records
         self.operations += decided.records - len(decided.rejected)
         self.rejected += len(decided.rejected)
-        # A pop that found no message has a code, but was not refused.
-        expected = {0, CODE_OF_REASON[Reason.NO_MESSAGE]}
-        self.refused += sum(1 for row in decided.decision.operations if row.code not in expected)
+        self.refused += decided.refused
 
 
 class MicroBatchApplier:
@@ -166,16 +162,18 @@ class MicroBatchApplier:
         self._attempts = attempts
         self._quarantine = quarantine
         self.applied = applied
-        self._decoder = decoder
         self._source = source
         self._plans = plans
-        self._results_partitions = results_partitions
-        self._signer = signer
         self._delivered = delivered
         self._publish = publish
         self._after_batch = after_batch
         self._observe = observe
-        self._overlay = Overlay(store)
+        self._decider = OpsDecider(
+            store,
+            lambda record: quarantine.decode(record, decoder),
+            results_partitions=results_partitions,
+            signer=signer,
+        )
         self._turn_length = TurnLength()
 
     def __call__(self, micro_batch: MicroBatch) -> None:
@@ -199,8 +197,7 @@ class MicroBatchApplier:
         try:
             self._apply(slices, end_offset, batch_id, report)
         except BaseException:
-            # The overlay holds changes that were decided and not written.
-            self._overlay = Overlay(self._store)
+            self._decider.give_up()
             raise
 
     def _apply(
@@ -221,86 +218,55 @@ class MicroBatchApplier:
         Raises:
             UndecidableError: Steps 1 to 5 raised something unforeseen; nothing was written since the last WriteBatch.
         """
-        decided = _Decided()
+        decider, began_s = self._decider, time.perf_counter()
         for records in _fetched(slices, report):
             with _pure():
                 # Step 1: decode
                 with report.step("decode"):
-                    decoded = self._decode(records, report)
+                    report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
+                    decoded = decider.decode(records)
                 # Step 2: order
                 with report.step("order"):
                     ordered = order(decoded, self.applied.next_offset)
                 # Step 3: prefetch
                 with report.step("prefetch"):
-                    self._overlay.prefetch_ops(op_keys_of(ordered.operations))
+                    decider.prefetch(ordered)
             for turn in in_turns(ordered, self._turn_length):
-                if decided.takes_long:
-                    self._finish(decided, {**self.applied.next_offset, **decided.ends}, batch_id, report)
-                    decided = _Decided()
+                turn_began_s = time.perf_counter()
+                if decider.decided.records and turn_began_s - began_s > WRITE_AFTER_S:
+                    self._finish({**self.applied.next_offset, **decider.decided.ends}, batch_id, report)
+                    began_s = turn_began_s = time.perf_counter()
                 # Step 4: decide
-                began_s = time.perf_counter()
                 with _pure(), report.step("decide"):
-                    self._decide(turn, decided)
-                self._turn_length.took(time.perf_counter() - began_s)
-        if decided.records or end_offset != self.applied.next_offset:
-            self._finish(decided, end_offset, batch_id, report)
+                    decider.decide(turn)
+                self._turn_length.took(time.perf_counter() - turn_began_s)
+        if decider.decided.records or end_offset != self.applied.next_offset:
+            self._finish(end_offset, batch_id, report)
 
-    def _finish(self, decided: "_Decided", end_offset: dict[int, int], batch_id: int, report: MicroBatchReport) -> None:
+    def _finish(self, end_offset: dict[int, int], batch_id: int, report: MicroBatchReport) -> None:
         # Step 5: write
         with report.step("write"):
-            entries = self._write(decided, self.applied.after(end_offset, self._plans.query_id, batch_id), report)
+            applied = self.applied.after(end_offset, self._plans.query_id, batch_id)
+            entries = self._write(applied, report)
+            decided = self._decider.written()
         # Step 6: publish
         with report.step("publish"):
             self._publish(entries)
         self._observe(decided.decision, decided.touched)
 
-    def _decode(self, records: list[KafkaRecord], report: MicroBatchReport) -> list[OpRecord | Rejected]:
-        report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
-        return [self._quarantine.decode(record, self._decoder) for record in records]
-
-    def _decide(self, turn: Turn, decided: "_Decided") -> None:
-        decided.touched |= fold(self._overlay, turn.operations, decided.decision)
-        decided.rejected += turn.rejected
-        decided.ends.update(turn.ends)
-        decided.records += len(turn.operations) + len(turn.rejected)
-
-    def _write(self, decided: "_Decided", applied: Applied, report: MicroBatchReport) -> list[Entry]:
+    def _write(self, applied: Applied, report: MicroBatchReport) -> list[Entry]:
         """Write the WriteBatch, and return its outbox entries."""
         self._require_ownership()
         with _pure():
-            entries = entries_of(
-                decided.decision,
-                decided.rejected,
-                applied.apply_seq,
-                results_partitions=self._results_partitions,
-                signer=self._signer,
-            )
+            entries = self._decider.entries(applied.apply_seq)
             # Audit entries leave the outbox only if this note says so: a table that loses commits later is noticed.
             noted = (META, NOTED_KEY, encode_noted(self._delivered()))
             own = [(META, APPLIED_KEY, applied.encode()), noted, *self._outbox.changes(entries)]
-            write_batch_bytes = self._store.write(self._overlay, own)
+            write_batch_bytes = self._store.write(self._decider.overlay, own)
         self._outbox.written(entries)
         self.applied = applied
-        report.add(decided, applied.apply_seq, write_batch_bytes)
+        report.add(self._decider.decided, applied.apply_seq, write_batch_bytes)
         return entries
-
-
-class _Decided:
-    """The results of steps 1 to 4 for one WriteBatch."""
-
-    def __init__(self) -> None:
-        self._began_s = time.perf_counter()
-        self.decision = Decision()
-        self.rejected: list[Rejected] = []
-        self.touched: set[QueueState] = set()
-        self.records = 0
-        self.ends: dict[int, int] = {}
-        """The offset after the last record, by partition."""
-
-    @property
-    def takes_long(self) -> bool:
-        """Whether it is time to write what is decided."""
-        return self.records > 0 and time.perf_counter() - self._began_s > WRITE_AFTER_S
 
 
 def _fetched(slices: Iterable[list[KafkaRecord]], report: MicroBatchReport) -> Iterator[list[KafkaRecord]]:

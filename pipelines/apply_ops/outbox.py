@@ -1,55 +1,20 @@
 """The outbox: everything that is decided and not delivered everywhere yet. It is part of the WriteBatch that decided.
 
     key    kind u8, apply_seq u64, number u32
-    value  of an answer frame: results partition u32, the value of the record
-           of notifications: MessagePack list of (key, value)
-           of a dead letter: MessagePack of DeadLetter
-           of audit rows: table number u8, Arrow slice
-           of a dispatch (builder only): the operation as encoded for the ops topic
-           of unit spans (builder only): MessagePack of the spans whose units are to be written to Delta
+    value  by kind (pipelines/decide_ops/entry.py)
 
 An entry stays until it is delivered, and is deleted by a later WriteBatch. After a kill, the next start delivers
 whatever is still here: answers may be sent twice, but then they are identical.
 """
 
-import struct
 import threading
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
 
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import OUTBOX, RocksStore
+from pipelines.decide_ops.entry import ENTRY_KEY, Entry
 
-__all__ = ["ENTRY_BYTES_MAX", "Entry", "EntryKind", "Outbox"]
-
-ENTRY_BYTES_MAX = 256 * 1024
-
-_KEY = struct.Struct(">BQI")
-
-
-class EntryKind:
-    """The first byte of an entry's key."""
-
-    ANSWERS = 1
-    NOTIFICATIONS = 2
-    DEAD_LETTER = 3
-    AUDIT = 4
-    DISPATCH = 5
-    UNIT_SPANS = 6
-
-
-class Entry(NamedTuple):
-    """One entry of the outbox; `number` counts those of a kind in one WriteBatch."""
-
-    kind: int
-    apply_seq: int
-    number: int
-    value: bytes
-
-    @property
-    def key(self) -> bytes:
-        """Its key in the store."""
-        return _KEY.pack(self.kind, self.apply_seq, self.number)
+__all__ = ["Outbox"]
 
 
 class Outbox:
@@ -108,10 +73,10 @@ class Outbox:
 
     def undelivered(self, kind: int, after_seq: int = -1, upto_seq: int | None = None) -> Iterator[Entry]:
         """Yield the undelivered entries of a kind with apply_seq in (after_seq, upto_seq], in order; None: no limit."""
-        end = _KEY.pack(kind + 1, 0, 0) if upto_seq is None else _KEY.pack(kind, upto_seq + 1, 0)
-        for key, value in self._store.scan(OUTBOX, _KEY.pack(kind, after_seq + 1, 0), end):
+        end = ENTRY_KEY.pack(kind + 1, 0, 0) if upto_seq is None else ENTRY_KEY.pack(kind, upto_seq + 1, 0)
+        for key, value in self._store.scan(OUTBOX, ENTRY_KEY.pack(kind, after_seq + 1, 0), end):
             with self._lock:
                 if key in self._delivered:
                     continue
-            entry_kind, apply_seq, number = _KEY.unpack(key)
+            entry_kind, apply_seq, number = ENTRY_KEY.unpack(key)
             yield Entry(entry_kind, apply_seq, number, value)

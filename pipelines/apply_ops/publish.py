@@ -9,8 +9,9 @@ import structlog
 
 from connectors.kafka.own_topics import Topics
 from pipelines.apply_ops.dead_letters.dead_letter_reader import DeadLetterReader
-from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
-from pipelines.apply_ops.outbox_entries import read_frame, read_notifications
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops.entries import read_frame, read_notifications
+from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.failpoints import failpoint
 from popstream.exchange.resilient_producer import close_producer
 from popstream.wire.base_errors import Fenced, PopstreamError, Unavailable

@@ -14,7 +14,7 @@ from broker_state.kernel.context.decision import OpRecord
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, Erasure, RocksStore
 from broker_state.store.value_format import CorruptValueError
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
 
 __all__ = ["QUARANTINE", "Quarantine", "QuarantinedRecord", "quarantine_change"]
 

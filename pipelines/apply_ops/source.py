@@ -16,8 +16,8 @@ from pyspark.sql import functions as f
 
 from broker_state.audit import REJECTED_HEAD_BYTES
 from connectors.delta.session import join_pool
-from pipelines.apply_ops.decode import KafkaRecord
 from pipelines.apply_ops.read_ahead import read_ahead
+from pipelines.decide_ops.decode import KafkaRecord
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 

@@ -55,7 +55,8 @@ from broker_state.store.keys import end_of_prefix, queue_prefix
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, QUEUES, UNITS, Erasure, RocksStore
 from broker_state.store.value_format import FORMAT_1, read_stored
-from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Command, Declare, Dispatch, QueueType, encode_command

@@ -20,9 +20,10 @@ from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.rows import in_pieces
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
-from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
+from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.failpoints import failpoint
 from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.base_errors import Corrupt

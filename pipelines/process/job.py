@@ -36,10 +36,9 @@ from connectors.kafka.spark_source import source_options
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.dead_letters.dead_letter_reader import REQUEST_BYTES_MAX, KafkaDeadLetterReader
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
-from pipelines.apply_ops.decode import Decoder
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import MicroBatchApplier, MicroBatchReport
-from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import PIPELINE, MicroBatch, OpsSource
@@ -50,6 +49,8 @@ from pipelines.control.lane_watch import LaneWatch
 from pipelines.control.messages import JobReport, OwnerView
 from pipelines.control.metric_definitions import Metric
 from pipelines.control.metrics import Metrics
+from pipelines.decide_ops.decode import Decoder
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic

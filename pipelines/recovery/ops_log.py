@@ -11,7 +11,7 @@ from kafka.errors import CorruptRecordError, KafkaError, OffsetOutOfRangeError
 from broker_state.audit import REJECTED_HEAD_BYTES
 from checkpoints.reconcile import LogFound
 from connectors.kafka.topic_admin import TopicFacts
-from pipelines.apply_ops.decode import KafkaRecord
+from pipelines.decide_ops.decode import KafkaRecord
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX

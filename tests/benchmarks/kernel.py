@@ -17,7 +17,7 @@ from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.apply_ops.outbox_entries import entries_of
+from pipelines.decide_ops.entries import entries_of
 from popstream.wire.command import Ack, Command, Pop, Tick
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.measured_operations import (

@@ -22,9 +22,10 @@ from checkpoints.layout import JobFolder
 from checkpoints.spark_progress import planned_end
 from connectors.delta.covered import whole_versions
 from connectors.delta.tables import AUDIT_TABLES, table_path
-from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
-from pipelines.apply_ops.outbox_entries import read_frame, read_slice
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.source import PIPELINE
+from pipelines.decide_ops.entries import read_frame, read_slice
+from pipelines.decide_ops.entry import Entry, EntryKind
 from tests.crash.scene import KILLED, OPS_PARTITIONS, PATIENCE_S, Scene, run_with
 from tests.support.left_behind import end_offsets, live_files, records_between
 from tests.support.processes.job_process import JobProcess

@@ -39,8 +39,8 @@ _INSTRUMENTED = [
     "popstream.payload.inner_batch",
     "connectors.delta.rows",
     "pipelines.cli.options",
-    "pipelines.apply_ops.decode",
-    "pipelines.apply_ops.outbox_entries",
+    "pipelines.decide_ops.decode",
+    "pipelines.decide_ops.entries",
     "tomllib",
 ]
 _RSS_MB_MAX = 1_024

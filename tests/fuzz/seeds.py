@@ -19,8 +19,8 @@ from broker_state.store.state_records import ParkedPop
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
 from connectors.delta.rows import encode_rows
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.decide_ops.entries import TABLE_NUMBERS
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.wire.handle import Handle, encode_handle, lane_check
 from tests.fuzz.targets import CODECS, SIGNERS

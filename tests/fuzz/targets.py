@@ -44,9 +44,9 @@ from broker_state.store.state_records import (
 from checkpoints.applied import Applied
 from checkpoints.replay import Replay
 from connectors.delta.rows import decode_rows, encode_rows
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS, read_frame, read_notifications, read_slice
 from pipelines.cli import options
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.decide_ops.entries import TABLE_NUMBERS, read_frame, read_notifications, read_slice
 from pipelines.job_settings import JobSettings
 from popstream.exchange.pending_operations import answers_of
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch, unwrap

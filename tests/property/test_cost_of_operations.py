@@ -15,7 +15,7 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
-from pipelines.apply_ops.outbox_entries import entries_of
+from pipelines.decide_ops.entries import entries_of
 from popstream.wire.command import encode_command
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
 

@@ -26,8 +26,8 @@ from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import CACHE_BYTES, OPS, STATE
 from broker_state.store.pages import DeliveryPage, TagPage
 from broker_state.store.rocks_store import RocksStore
-from pipelines.apply_ops.decode import KafkaRecord
-from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
+from pipelines.decide_ops.decode import KafkaRecord
+from pipelines.decide_ops.entry import ENTRY_BYTES_MAX
 from popstream.exchange.partitioner import ops_key
 from popstream.wire.command import Ack
 from tests.support.in_process.folding import KERNEL_FAMILIES, Folded, Folding, random_cuts, records_of

@@ -21,7 +21,7 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
-from pipelines.apply_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from popstream.exchange.partitioner import ops_key
 from tests.model.comparison import shrink
 

@@ -15,6 +15,7 @@ from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops import ops_decider
 from popstream.wire.base_errors import PopstreamError
 from tests.simulation.check_seeds import check_seed
 from tests.simulation.disk import SimulatedTables
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from pipelines.apply_ops.outbox import Entry
+    from pipelines.decide_ops.entry import Entry
 
 SEEDS = 30
 RECORDS = 60
@@ -133,8 +134,8 @@ def flush_what_a_predecessor_had_committed(patch: pytest.MonkeyPatch) -> None:
 
 def order_by_arrival_alone(patch: pytest.MonkeyPatch) -> None:
     """A micro-batch is folded backwards: the cut decides."""
-    fold = micro_batch.fold  # type: ignore[attr-defined]
-    patch.setattr(micro_batch, "fold", lambda overlay, records, decision: fold(overlay, reversed(records), decision))
+    fold = ops_decider.fold  # type: ignore[attr-defined]
+    patch.setattr(ops_decider, "fold", lambda overlay, records, decision: fold(overlay, reversed(records), decision))
 
 
 def let_a_zombie_write(patch: pytest.MonkeyPatch) -> None:

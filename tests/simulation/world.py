@@ -18,13 +18,13 @@ from connectors.delta.rows import decode_rows
 from connectors.delta.tables import AUDIT_TABLES
 from connectors.kafka.own_topics import Topics
 from pipelines import failpoints
-from pipelines.apply_ops.decode import Decoder, KafkaRecord
 from pipelines.apply_ops.delta_flush import DeltaFlush
 from pipelines.apply_ops.micro_batch import MicroBatchApplier
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from popstream.wire.base_errors import Fenced
 from tests.model.generator import PARTITIONS, iterate
 from tests.simulation.disk import Disk, MemoryStore, SimulatedProducer, SimulatedTables
@@ -33,7 +33,7 @@ from tests.support.left_behind import answers_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pipelines.apply_ops.outbox import Entry
+    from pipelines.decide_ops.entry import Entry
     from popstream.wire.dead_letter import DeadLetter
 
 __all__ = ["RunState", "SimulatedCrash", "World", "disturbed", "log_of", "undisturbed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING, Any
 
-from connectors.delta.schemas import spark_schema
+from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import CONSUME_QUEUE, table_path
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 
 from checkpoints.ownership import Ownership
-from pipelines.apply_ops.outbox import EntryKind
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.job_settings import JobSettings
 from pipelines.process.job import Job
 from popstream.exchange.partitioner import ops_key, partition_of

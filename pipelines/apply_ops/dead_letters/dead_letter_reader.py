@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from kafka import KafkaConsumer, TopicPartition
 
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
-from pipelines.apply_ops.outbox import Entry
+from pipelines.decide_ops.entry import Entry
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import headers_of

@@ -12,18 +12,16 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from broker_state.kernel.context.decision import Decision, OpRecord
-from broker_state.kernel.fold import fold
-from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import META, RocksStore
 from connectors.delta.pieces import Span, rows_between
 from connectors.delta.row_comparison import ROW_KEY, Comparison, comparable_schema, compare_rows, described_row
 from connectors.delta.rows import plain_rows
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.outbox_entries import rows_by_table
-from pipelines.apply_ops.prefetch import op_keys_of
 from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.entries import rows_by_table
+from pipelines.decide_ops.ops_decider import OpsDecider
+from pipelines.decide_ops.order import Ordered, in_one_turn, order
 from pipelines.recovery.verify.plan import VerifyPlan
 from pipelines.recovery.verify.state_comparison import KeyComparison, compare_states
 from pipelines.recovery.verify.table_rows import PieceReader, audit_readers
@@ -118,9 +116,8 @@ class _Share:
         self._plan = plan
         self._partitions = partitions
         self._store = again
-        self._overlay = Overlay(again)
-        self._decoder = Decoder(len(plan.first), signer)
-        self._quarantine = Quarantine(state)
+        decoder, quarantine = Decoder(len(plan.first), signer), Quarantine(state)
+        self._decider = OpsDecider(again, lambda record: quarantine.decode(record, decoder))
         self._in_delta, self._waiting = audit_readers(plan, partitions, state)
         self._records = records
         stored = again.get(META, _PROGRESS_KEY)
@@ -143,35 +140,30 @@ class _Share:
         first, end = self._ends[number], self._ends[number + 1]
         slice_ = {str(p): (first[str(p)], end[str(p)]) for p in self._partitions}
         steps = _Steps(self.result.cpu_s)
-        decision = Decision()
-        rejected: list[Rejected] = []
-        operations: list[OpRecord] = []
-        for partition in self._partitions:
-            for record in self._records(partition, *slice_[str(partition)]):
-                self.result.records += 1
-                command = self._quarantine.decode(record, self._decoder)
-                if isinstance(command, Rejected):
-                    rejected.append(command)
-                else:
-                    operations.append(command)
+        records = [
+            record for partition in self._partitions for record in self._records(partition, *slice_[str(partition)])
+        ]
+        self.result.records += len(records)
+        ordered = order(self._decider.decode(records), {})
         steps.lap("read")
-        self._decide(operations, decision, slice_)
+        self._decide(ordered, slice_)
+        decided = self._decider.written()
         steps.lap("decide")
-        for name, rows in rows_by_table(decision, rejected).items():
+        for name, rows in rows_by_table(decided.decision, decided.rejected).items():
             schema = comparable_schema(AUDIT_TABLES[name])
             recomputed = plain_rows(name, rows).select(schema.names).cast(schema)
             steps.lap("rows")
             self._compare(name, recomputed, slice_)
             steps.lap("compare")
         self.result.slices = number + 1
-        self._store.write(self._overlay, [(META, _PROGRESS_KEY, msgspec.msgpack.encode(self.result))])
+        self._store.write(self._decider.overlay, [(META, _PROGRESS_KEY, msgspec.msgpack.encode(self.result))])
         steps.lap("write")
         return True
 
-    def _decide(self, operations: list[OpRecord], decision: Decision, slice_: Mapping[str, Span]) -> None:
-        self._overlay.prefetch_ops(op_keys_of(operations))
+    def _decide(self, ordered: Ordered, slice_: Mapping[str, Span]) -> None:
         try:
-            fold(self._overlay, operations, decision)
+            self._decider.prefetch(ordered)
+            self._decider.decide(in_one_turn(ordered))
         except PopstreamError:
             raise
         except Exception as error:

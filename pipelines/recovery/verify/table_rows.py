@@ -12,8 +12,9 @@ from connectors.delta.pieces import Span, TablePiece, read_piece, rows_between, 
 from connectors.delta.row_comparison import comparable_schema
 from connectors.delta.rows import decode_rows
 from connectors.delta.tables import AUDIT_TABLES, table_path
-from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
-from pipelines.apply_ops.outbox_entries import read_slice
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops.entries import read_slice
+from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.verify.plan import VerifyPlan
 from popstream.wire.base_errors import RESTORE, Corrupt
 

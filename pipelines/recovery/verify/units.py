@@ -19,9 +19,10 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from connectors.delta.pieces import Span, TablePiece, read_piece
 from connectors.delta.row_comparison import Comparison, compare_rows
 from connectors.delta.tables import CONSUME_QUEUE, table_path
-from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Queue, read_queues, read_spans, reader_of
 from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA, delta_rows, table_of
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify.plan import VerifyPlan, unit_source, unit_sources
 from pipelines.recovery.verify.slices import slices_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from connectors.kafka.topic_admin import describe
-from pipelines.apply_ops.decode import KafkaRecord
+from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.recovery.ops_log import LostRecords, OpsPartitionReader, found_log, ops_record
 from pipelines.recovery.verify.decide_again import ShareResult, run_share
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan

@@ -24,7 +24,7 @@ from broker_state.store.overlay import Overlay
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.rows import encode_rows
-from connectors.delta.schemas import spark_schema
+from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from expectations.results import write_results
 from expectations.validate import suites, validate

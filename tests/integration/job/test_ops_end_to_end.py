@@ -18,7 +18,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from broker_state.audit import REJECTED_HEAD_BYTES
 from connectors.kafka.topic_admin import create_message_topic
-from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
+from pipelines.decide_ops.entry import ENTRY_BYTES_MAX
 from popstream import Consumer, Message, Reject
 from popstream.wire.base_errors import Fenced
 from popstream.wire.limits import RECORD_BYTES_MAX

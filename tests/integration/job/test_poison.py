@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from broker_state.kernel.fold import fold
-from pipelines.apply_ops import micro_batch
 from pipelines.control.client import ask
 from pipelines.control.messages import Status, StatusRequest
+from pipelines.decide_ops import ops_decider
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
 from tests.support.left_behind import table_rows
@@ -47,7 +47,7 @@ def test_a_record_that_cannot_be_decided_costs_itself(
             raise KeyError(message)
         return fold(overlay, records, decision)
 
-    monkeypatch.setattr(micro_batch, "fold", fails_for_poison)
+    monkeypatch.setattr(ops_decider, "fold", fails_for_poison)
     settings = JobSettings(
         folder=tmp_path / "job",
         bootstrap_servers=kafka.bootstrap_servers,

@@ -29,9 +29,10 @@ from checkpoints.replay import REPLAY_KEY, Replay
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.kafka.topic_admin import describe
-from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
-from pipelines.apply_ops.outbox_entries import TABLE_NUMBERS
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.decide_ops.entries import TABLE_NUMBERS
+from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.restore import restore

@@ -11,8 +11,8 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import CACHE_BYTES, DEADLINES, OPS, STATE, Kv, Overlay
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.outbox_entries import entries_of
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.decide_ops.entries import entries_of
 from tests.model.generator import PARTITIONS, iterate
 
 if TYPE_CHECKING:

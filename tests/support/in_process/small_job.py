@@ -9,11 +9,12 @@ from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.spark_progress import SparkPlans
-from pipelines.apply_ops.decode import Decoder, KafkaRecord
 from pipelines.apply_ops.micro_batch import MicroBatchApplier, MicroBatchReport
-from pipelines.apply_ops.outbox import Entry, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.entry import Entry
 from popstream.exchange.partitioner import ops_key
 
 if TYPE_CHECKING:

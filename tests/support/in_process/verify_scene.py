@@ -17,11 +17,13 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.rows import plain_rows
-from connectors.delta.schemas import arrow_schema, spark_schema
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.outbox import EntryKind, Outbox
-from pipelines.apply_ops.outbox_entries import entries_of, rows_by_table
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.decide_ops.entries import entries_of, rows_by_table
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.take_snapshot import take_snapshot
 from pipelines.recovery.verify import Inputs, WorkFolder, run, verify
 from pipelines.recovery.verify.decide_again import run_share

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from broker_state.consume_queue import Scan, Unit, Units, dispatches_of, skips_of
 from broker_state.consume_queue.dispatches import PIECES_MAX
-from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX
+from pipelines.decide_ops.entry import ENTRY_BYTES_MAX
 from popstream.wire.command import encode_command
 from popstream.wire.limits import RANGE_OFFSETS_MAX
 

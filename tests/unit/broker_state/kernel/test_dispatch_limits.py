@@ -9,7 +9,7 @@ import pytest
 
 from broker_state.kernel.context.queue_state import load_queue
 from broker_state.store.overlay import STATE, Overlay
-from pipelines.apply_ops.outbox_entries import entries_of
+from pipelines.decide_ops.entries import entries_of
 from popstream.wire.answer import Answer
 from popstream.wire.command import Declare, Dispatch, Policy, WrittenRange
 from popstream.wire.limits import OFFSET_MAX, RANGE_OFFSETS_MAX

@@ -15,7 +15,7 @@ import pytest
 
 from broker_state.audit import DeliveryRow
 from broker_state.store.memory_kv import MemoryKv
-from pipelines.apply_ops.decode import KafkaRecord
+from pipelines.decide_ops.decode import KafkaRecord
 from popstream.exchange.partitioner import ops_key
 from tests.support.in_process.folding import Folding
 

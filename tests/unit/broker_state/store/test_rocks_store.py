@@ -20,7 +20,8 @@ from broker_state.store.rocks_store import FAMILIES, META, OUTBOX, RocksStore, S
 from checkpoints.applied import APPLIED_KEY, Applied
 from connectors.delta.tables import AUDIT_TABLES
 from pipelines.apply_ops.delta_flush import DeltaFlush
-from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to

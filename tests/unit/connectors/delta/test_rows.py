@@ -15,7 +15,8 @@ import pytest
 from broker_state.audit import DeliveryRow, OperationRow
 from connectors.delta.reference import tables_markdown
 from connectors.delta.rows import SLICE_BYTES_MAX, decode_rows, encode_rows, in_pieces
-from connectors.delta.schemas import arrow_schema, spark_schema
+from connectors.delta.schemas import arrow_schema
+from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, FLUSHER_COLUMNS, TABLES, Kind
 from popstream.wire.base_errors import Corrupt
 

@@ -20,10 +20,10 @@ import pytest
 from broker_state.kernel.fold import fold
 from broker_state.store.rocks_store import FAMILIES, META, RocksStore, StoreStopped
 from checkpoints.micro_batch_attempts import Attempts
-from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.crash_loop import ALONE_ATTEMPTS_MAX, MICRO_BATCH_ATTEMPTS_MAX
-from pipelines.apply_ops.outbox import EntryKind
-from pipelines.apply_ops.outbox_entries import read_frame
+from pipelines.decide_ops import ops_decider
+from pipelines.decide_ops.entries import read_frame
+from pipelines.decide_ops.entry import EntryKind
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def broken_fold(fail: Callable[[], None], sizes: list[int]) -> Callable[..., Any
 def break_kernel(monkeypatch: pytest.MonkeyPatch, fail: Callable[[], None]) -> list[int]:
     """Put `broken_fold` in place."""
     sizes: list[int] = []
-    monkeypatch.setattr(micro_batch, "fold", broken_fold(fail, sizes))
+    monkeypatch.setattr(ops_decider, "fold", broken_fold(fail, sizes))
     return sizes
 
 
@@ -190,6 +190,6 @@ def test_attempts_are_counted_from_one_after_a_damaged_file(tmp_path: Path) -> N
 
 
 if __name__ == "__main__":
-    micro_batch.__dict__["fold"] = broken_fold(die, [])
+    ops_decider.__dict__["fold"] = broken_fold(die, [])
     with RocksStore(Path(sys.argv[1]) / "state") as opened:
         SmallJob(Path(sys.argv[1]), opened).run_from_start(*LOG)

@@ -15,7 +15,7 @@ from kafka import TopicPartition
 from pipelines.apply_ops.dead_letters import dead_letter_reader
 from pipelines.apply_ops.dead_letters.dead_letter_reader import KafkaDeadLetterReader
 from pipelines.apply_ops.dead_letters.earlier_letters import MARGIN_MS, EarlierLetters
-from pipelines.apply_ops.outbox import Entry, EntryKind
+from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of, headers_of, identity_of

@@ -10,7 +10,7 @@ from broker_state.store.rocks_store import RocksStore
 from pipelines import failpoints
 from pipelines.apply_ops import micro_batch
 from pipelines.apply_ops.micro_batch import STEPS
-from pipelines.apply_ops.order import TurnLength
+from pipelines.decide_ops.order import TurnLength
 from tests.support.in_process.small_job import DECLARE, POP, SmallJob, written_to
 
 ROOT = Path(__file__).parents[4]

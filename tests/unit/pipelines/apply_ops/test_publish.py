@@ -11,8 +11,9 @@ from broker_state.store.rocks_store import RocksStore
 from connectors.kafka.own_topics import Topics
 from pipelines.apply_ops.dead_letters.dead_letter_reader import KafkaDeadLetterReader
 from pipelines.apply_ops.dead_letters.earlier_letters import EarlierLetters
-from pipelines.apply_ops.outbox import Entry, EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
+from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Fenced, PopstreamError, Unavailable
 from popstream.wire.dead_letter import DeadLetter

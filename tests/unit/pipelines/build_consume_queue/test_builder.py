@@ -15,11 +15,12 @@ import pytest
 
 from broker_state.consume_queue import ContradictionError, Scan, Units, holes, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, QUEUES, UNITS, RocksStore
-from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue import queue_view
 from pipelines.build_consume_queue.builder import Builder, Queue, UnitsInDelta, declare_of, read_spans
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.queue_view import QueueRequest
+from pipelines.decide_ops.entry import EntryKind
 from popstream import Transport
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic

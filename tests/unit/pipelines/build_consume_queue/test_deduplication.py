@@ -17,12 +17,13 @@ from rich.console import Console
 
 from broker_state.consume_queue import NO_DUPLICATE, Scan, Unit, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, META, RocksStore
-from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue import builder as builder_module
 from pipelines.build_consume_queue.builder import BY_ID_KEY, BY_OFFSET_KEY, Builder
 from pipelines.build_consume_queue.queue_view import QueueRequest, views_of
 from pipelines.build_consume_queue.unit_columns import delta_rows
 from pipelines.cli.state.queue import print_queues
+from pipelines.decide_ops.entry import EntryKind
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.command import Command, Dispatch, QueueType
 

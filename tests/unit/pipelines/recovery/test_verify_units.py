@@ -20,9 +20,10 @@ from checkpoints.applied import Applied
 from connectors.delta.pieces import find_pieces
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
-from pipelines.apply_ops.outbox import EntryKind, Outbox
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder, Queue, read_queues, reader_of
 from pipelines.build_consume_queue.unit_columns import delta_rows, units_by_queue
+from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify import units as units_module
 from pipelines.recovery.verify.plan import VerifyPlan, unit_sources

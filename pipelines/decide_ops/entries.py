@@ -1,4 +1,4 @@
-"""The outbox entries of a decision; answers are signed and framed here, as they will be sent (outbox.py: layout)."""
+"""The entries of a decision; answers are signed and framed here, as they will be sent (entry.py: layout)."""
 
 import struct
 from collections import defaultdict
@@ -11,8 +11,8 @@ from broker_state.kernel.context.decision import Decision
 from broker_state.store.value_format import CorruptValueError
 from connectors.delta.rows import encode_rows
 from connectors.delta.tables import AUDIT_TABLES
-from pipelines.apply_ops.decode import Rejected
-from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX, Entry, EntryKind
+from pipelines.decide_ops.decode import Rejected
+from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, Entry, EntryKind
 from popstream.exchange.partitioner import ops_key
 from popstream.wire.answer import Answer, encode_answer
 from popstream.wire.decode_errors import DECODE_ERRORS
@@ -42,7 +42,7 @@ def entries_of(
     results_partitions: int,
     signer: Signer | None,
 ) -> list[Entry]:
-    """Return the outbox entries of one WriteBatch.
+    """Return the entries of one WriteBatch.
 
     Args:
         decision: Of its operations.

@@ -8,8 +8,8 @@ import msgspec
 import pytest
 
 from broker_state.kernel.context.decision import Decision
-from pipelines.apply_ops.outbox import ENTRY_BYTES_MAX, EntryKind
-from pipelines.apply_ops.outbox_entries import entries_of, read_frame
+from pipelines.decide_ops.entries import entries_of, read_frame
+from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind
 from popstream.wire.answer import Answer, LeasedRange, Run, decode_frame, encode_answer
 from popstream.wire.handle import Signer
 from popstream.wire.reason import Reason

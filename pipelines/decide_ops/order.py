@@ -1,36 +1,19 @@
-"""Step 2, order: decoded records in the order of the log, and the offsets at which a micro-batch ends.
-
-The end comes from the range that Spark planned, not from the records that arrived: offsets without a record inside the
-range are holes (control records, aborted transactions), and count as applied with the records around them.
-"""
+"""Step 2, order: decoded records in the order of the log, and the turns in which its partitions are decided."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from broker_state.kernel.context.decision import OpRecord
-from checkpoints.applied import Applied
-from pipelines.apply_ops.decode import Rejected
-from popstream.wire.base_errors import Unavailable
+from pipelines.decide_ops.decode import Rejected
 
-__all__ = ["Ordered", "Plans", "Turn", "TurnLength", "end_of_micro_batch", "in_turns", "order"]
+__all__ = ["Ordered", "Turn", "TurnLength", "in_one_turn", "in_turns", "order"]
 
 TURN_S = 0.05
 """How long a turn of the partitions takes, about: then the clock is looked at."""
 TURN_RECORDS_MAX = 512
 """Records of one partition in a turn."""
-
-
-class Plans(Protocol):
-    """The ranges of offsets that Spark planned for micro-batches (`SparkPlans`)."""
-
-    @property
-    def query_id(self) -> str:
-        """Id of the query that planned them."""
-
-    def end_of(self, batch_id: int) -> dict[int, int]:
-        """Return the offset after the last one of a micro-batch, by partition; raise Unavailable if it is unknown."""
 
 
 class Ordered(NamedTuple):
@@ -113,26 +96,16 @@ def in_turns(ordered: Ordered, length: TurnLength) -> Iterator[Turn]:
         yield Turn(*_apart([*chain.from_iterable(shares)]), {share[-1][0]: share[-1][1] + 1 for share in shares})
 
 
+def in_one_turn(ordered: Ordered) -> Turn:
+    """Return all records as one turn, for a runner that need not look at the clock."""
+    operations, rejected = ordered
+    ends: dict[int, int] = {}
+    records: Iterable[OpRecord | Rejected] = chain(operations, rejected)
+    for record in records:
+        ends[record.partition] = max(ends.get(record.partition, 0), record.kafka_offset + 1)
+    return Turn(operations, rejected, ends)
+
+
 def _apart(records: Sequence[OpRecord | Rejected]) -> Ordered:
     rejected = [record for record in records if isinstance(record, Rejected)]
     return Ordered([record for record in records if not isinstance(record, Rejected)], rejected)
-
-
-def end_of_micro_batch(plans: Plans, batch_id: int, applied: Applied) -> dict[int, int]:
-    """Return the offsets, by partition, up to which the log is applied after a micro-batch.
-
-    Raises:
-        Unavailable: The plan cannot be read, or starts after the applied offsets: records between would be lost. The
-            next start of the job plans from the applied offsets.
-    """
-    ends = plans.end_of(batch_id)
-    starts = plans.end_of(batch_id - 1) if batch_id else {}
-    for partition, start in starts.items():
-        next_offset = applied.next_offset.get(partition, 0)
-        if start > next_offset:
-            message = (
-                f"{applied.ops_topic} partition {partition} is applied up to offset {next_offset},"
-                f" but Spark continues at {start}"
-            )
-            raise Unavailable(message, subject=applied.ops_topic)
-    return {partition: max(end, applied.next_offset.get(partition, 0)) for partition, end in ends.items()}

@@ -2,30 +2,14 @@
 
 import random
 
-import pytest
-
 from broker_state.kernel.context.decision import OpRecord
-from checkpoints.applied import Applied
-from pipelines.apply_ops.decode import Decoder, KafkaRecord, Rejected
-from pipelines.apply_ops.order import Ordered, TurnLength, end_of_micro_batch, in_turns, order
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
+from pipelines.decide_ops.order import Ordered, TurnLength, in_one_turn, in_turns, order
 from popstream.exchange.partitioner import ops_key
-from popstream.wire.base_errors import Unavailable
 from popstream.wire.command import Tick, encode_command
 
 TICK = encode_command(Tick(v=1, topic="orders", queue_id=0))
 NEXT_OFFSET = {0: 3, 1: 0}
-
-
-class FixedPlans:
-    """Plans of given ends."""
-
-    query_id = "query"
-
-    def __init__(self, *ends: dict[int, int]) -> None:
-        self._ends = ends
-
-    def end_of(self, batch_id: int) -> dict[int, int]:
-        return self._ends[batch_id]
 
 
 def decoded(partition: int, kafka_offset: int, value: bytes) -> OpRecord | Rejected:
@@ -46,23 +30,10 @@ def test_a_partition_without_applied_offset_is_read_from_its_start() -> None:
     assert len(order([decoded(1, 0, TICK)], {}).operations) == 1
 
 
-@pytest.mark.parametrize(
-    ("end", "expected"),
-    [
-        pytest.param({0: 7, 1: 2}, {0: 7, 1: 2}, id="records and holes up to the planned end"),
-        pytest.param({0: 3, 1: 0}, {0: 3, 1: 0}, id="nothing new"),
-        pytest.param({0: 1, 1: 5}, {0: 3, 1: 5}, id="planned again, and applied before"),
-    ],
-)
-def test_a_micro_batch_ends_where_it_was_planned_to_end(end: dict[int, int], expected: dict[int, int]) -> None:
-    applied = Applied(state_epoch="e", ops_topic="ops", ops_topic_id="t", next_offset=NEXT_OFFSET)
-    assert end_of_micro_batch(FixedPlans({0: 1, 1: 0}, end), 1, applied) == expected
-
-
-def test_a_plan_that_starts_after_the_applied_offsets_is_refused() -> None:
-    applied = Applied(state_epoch="e", ops_topic="ops", ops_topic_id="t", next_offset=NEXT_OFFSET)
-    with pytest.raises(Unavailable, match="applied up to offset 3, but Spark continues at 4"):
-        end_of_micro_batch(FixedPlans({0: 4, 1: 0}, {0: 9, 1: 0}), 1, applied)
+def test_one_turn_holds_all_records_and_ends_after_the_last_one_of_either_kind() -> None:
+    records = [decoded(0, at, TICK) for at in range(3)] + [decoded(0, 3, b"no command"), decoded(1, 7, b"no command")]
+    turn = in_one_turn(order(records, {}))
+    assert (len(turn.operations), len(turn.rejected), turn.ends) == (3, 2, {0: 4, 1: 8})
 
 
 def test_partitions_take_turns_and_keep_their_order() -> None:

@@ -1,0 +1,45 @@
+"""What leaves a runner after a decision: frames of answers, notifications, dead letters, slices of audit rows.
+
+kind           value
+ANSWERS        results partition u32, the value of the record
+NOTIFICATIONS  MessagePack list of (key, value)
+DEAD_LETTER    MessagePack of DeadLetter
+AUDIT          table number u8, Arrow slice
+DISPATCH       of the builder: the operation as encoded for the ops topic
+UNIT_SPANS     of the builder: MessagePack of the spans whose units are to be written to Delta
+"""
+
+import struct
+from typing import NamedTuple
+
+__all__ = ["ENTRY_BYTES_MAX", "ENTRY_KEY", "Entry", "EntryKind"]
+
+ENTRY_BYTES_MAX = 256 * 1024
+
+ENTRY_KEY = struct.Struct(">BQI")
+"""The key of an entry in a store: kind, apply_seq, number."""
+
+
+class EntryKind:
+    """What an entry is: the first byte of its key."""
+
+    ANSWERS = 1
+    NOTIFICATIONS = 2
+    DEAD_LETTER = 3
+    AUDIT = 4
+    DISPATCH = 5
+    UNIT_SPANS = 6
+
+
+class Entry(NamedTuple):
+    """One entry of the outbox; `number` counts those of a kind in one WriteBatch."""
+
+    kind: int
+    apply_seq: int
+    number: int
+    value: bytes
+
+    @property
+    def key(self) -> bytes:
+        """Its key in the store."""
+        return ENTRY_KEY.pack(self.kind, self.apply_seq, self.number)
