@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash lock lock-jars clean
+.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,11 +33,11 @@ example: environment ## play docs/examples/coffee_bar: a worker that is killed, 
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
 test: environment ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
-	@$(PYTEST) $(PARALLEL) -m "not crash and not long"
+	@$(PYTEST) $(PARALLEL) -m "not crash and not long and not cluster"
 
 NOT_QUICK = tests/integration tests/fuzz tests/packaging tests/conformance/test_conformance_mutants.py
 quick: environment ## in 90 seconds: tests without Spark and Kafka, but for fuzzing, seeded mistakes and the wheel
-	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long"
+	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long and not cluster"
 
 compiled-test: setup ## the tests of the kernel, with the kernel compiled
 	@TEST_FORM=compiled $(PYTEST) $(PARALLEL) tests/property tests/unit/broker_state tests/conformance -m "not pure and not long"
@@ -46,7 +46,7 @@ BUSY_RUNS ?= 3
 busy-test: environment ## run `make test` BUSY_RUNS times beside a program that uses every core
 	@scripts/busy_test.sh $(BUSY_RUNS)
 
-SUITES ?= check quick compiled-test integration crash model mutants conformance simulate fuzz example
+SUITES ?= check quick compiled-test integration cluster-test crash model mutants conformance simulate fuzz example
 all-tests: environment ## run every suite (SUITES), also after one has failed, and print what ran, its result and its duration
 	@scripts/all_tests.sh $(SUITES)
 
@@ -67,7 +67,7 @@ format: environment ## rewrite the code the way `check` wants it
 	$(BIN)/ruff check --fix .
 
 integration: environment ## tests with Spark and a real Kafka broker, the longest among them
-	@$(PYTEST) $(PARALLEL) -m "integration and not crash"
+	@$(PYTEST) $(PARALLEL) -m "integration and not crash and not cluster"
 
 bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends
 	@$(BIN)/python -m tests.benchmarks $(PART)
@@ -104,6 +104,9 @@ mutants: environment ## each of the seeded mistakes in the kernel has to fail th
 
 crash: environment ## kill the job at its fail-points and compare what it left
 	@export TEST_KILLS=500 TEST_WAL_DAMAGES=900 TEST_CRASHES=60 TEST_DAMAGES=200 TEST_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
+
+cluster-test: setup ## the job on a Spark cluster: equal decisions, poison records, lost executors and drivers
+	@$(PYTEST) tests/cluster -m cluster
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

@@ -11,7 +11,7 @@ from typing import Protocol, TypeVar
 from broker_state.store.keys import DeadlineRef, deadline_key, end_of_prefix
 from broker_state.store.segment import decode_segment, encode_segment
 
-__all__ = ["Change", "Encodable", "Family", "Kv", "Overlay"]
+__all__ = ["CACHE_BYTES", "Change", "Encodable", "Family", "Kv", "Overlay"]
 
 Family = str
 STATE: Family = "state"

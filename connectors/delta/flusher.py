@@ -11,15 +11,13 @@ Each table is an `ExactlyOnceTable` whose versions are apply_seq.
 from __future__ import annotations
 
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from connectors.delta.covered import Covered
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
-from connectors.delta.rows import decode_rows, in_pieces
-from connectors.delta.schemas import arrow_schema
+from connectors.delta.rows import completed_rows, in_pieces
 from connectors.delta.tables import AUDIT_TABLES
 
 if TYPE_CHECKING:
@@ -29,8 +27,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["AuditFlusher"]
-
-_MS_PER_DAY: Final = 86_400_000
 
 
 class AuditFlusher:
@@ -141,7 +137,9 @@ class AuditFlusher:
         """
         covered = self._covered[table]
         known_pieces: list[pa.Table] = []
-        for piece in in_pieces(self._completed(table, seq, data) for seq, data in slices):
+        for piece in in_pieces(
+            completed_rows(table, data, seq, self._state_epoch, self._ops_topic_id) for seq, data in slices
+        ):
             known, fresh = covered.split(piece)
             if known.num_rows:
                 known_pieces.append(known)
@@ -149,19 +147,6 @@ class AuditFlusher:
                 yield fresh
         if known_pieces:  # all at once: rows of one record may be in two pieces
             covered.verify(pa.concat_tables(known_pieces))
-
-    def _completed(self, table: str, seq: int, data: bytes) -> pa.Table:
-        """Return the rows of one slice with the columns that the outbox does not hold."""
-        rows = decode_rows(table, [data])
-        count = rows.num_rows
-        added = {
-            "apply_seq": pa.repeat(pa.scalar(seq, pa.int64()), count),
-            "state_epoch": pa.repeat(self._state_epoch, count),
-            "ops_topic_id": pa.repeat(self._ops_topic_id, count),
-            "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
-        }
-        schema = arrow_schema(AUDIT_TABLES[table])
-        return pa.table([added[name] if name in added else rows[name] for name in schema.names], schema=schema)
 
 
 def _undelivered(

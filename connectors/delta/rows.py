@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.delta.schemas import outbox_schema
+from connectors.delta.schemas import arrow_schema, outbox_schema
 from connectors.delta.tables import AUDIT_TABLES
 from popstream.wire.base_errors import RESTORE, Corrupt
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
     from typing import NamedTuple
 
-__all__ = ["SLICE_BYTES_MAX", "decode_rows", "encode_rows", "in_pieces", "plain_rows", "with_lacking"]
+__all__ = ["SLICE_BYTES_MAX", "completed_rows", "decode_rows", "encode_rows", "in_pieces", "plain_rows", "with_lacking"]
 
 SLICE_BYTES_MAX: Final = 256 * 1024
 """Cap of one outbox entry."""
@@ -29,6 +29,7 @@ _ROWS_PER_SLICE_MAX: Final = 16_384
 _ROWS_PER_PIECE: Final = 131_072
 _BYTES_PER_PIECE: Final = 64 * 1024 * 1024
 _TEXT_CHARACTERS_MAX: Final = 1_024
+_MS_PER_DAY: Final = 86_400_000
 _OPTIONS: Final = pa.ipc.IpcWriteOptions(compression="zstd")
 _SCHEMAS: Final = {name: outbox_schema(table) for name, table in AUDIT_TABLES.items()}
 _PLAIN_SCHEMAS: Final = {
@@ -67,6 +68,24 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
     schema = _PLAIN_SCHEMAS[table]
     batches = [_plain(batch, schema) for data in slices for batch in _read(data, table)]
     return pa.Table.from_batches(batches, schema)
+
+
+def completed_rows(table: str, data: bytes, apply_seq: int, state_epoch: str, ops_topic_id: str) -> pa.Table:
+    """Return the rows of one slice with the columns that the outbox does not hold, in the schema of the table.
+
+    Raises:
+        Corrupt: The slice cannot be read.
+    """
+    rows = decode_rows(table, [data])
+    count = rows.num_rows
+    added = {
+        "apply_seq": pa.repeat(pa.scalar(apply_seq, pa.int64()), count),
+        "state_epoch": pa.repeat(state_epoch, count),
+        "ops_topic_id": pa.repeat(ops_topic_id, count),
+        "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
+    }
+    schema = arrow_schema(AUDIT_TABLES[table])
+    return pa.table([added[name] if name in added else rows[name] for name in schema.names], schema=schema)
 
 
 def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:

@@ -17,7 +17,7 @@ from connectors.jars.class_archive import flags_to_use
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["QUICK_COMPILER", "build_session", "join_pool"]
+__all__ = ["QUICK_COMPILER", "TABLES_CONF", "build_session", "join_pool"]
 
 QUICK_COMPILER: Final = "-XX:TieredStopAtLevel=1"
 """For a JVM that runs many small plans. Without the optimizing compiler a new job decides its first 800,000 operations
@@ -37,14 +37,19 @@ _JVM_FLAGS: Final = (
     f'"-Dlog4j2.configurationFile={Path(__file__).with_name("log4j2.properties").as_uri()}"',
 )
 
-_CONF: Final = {
+TABLES_CONF: Final = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.shuffle.partitions": "2",
     # Of several record headers with one name, the last one counts (pipelines/build_consume_queue/unit_columns.py).
     "spark.sql.mapKeyDedupPolicy": "LAST_WIN",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+}
+"""What every session needs, wherever Spark runs."""
+
+_CONF: Final = {
+    **TABLES_CONF,
+    "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.bindAddress": "127.0.0.1",

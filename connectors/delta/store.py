@@ -63,7 +63,7 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
     path = table_path(root, table.name)
     log = read_table_log(path)
     if log is None:
-        _create(spark, path, table)
+        create_table(spark, str(path), table)
         return
     found = require_columns(path, table, log.schema, may_lack=table.optional_columns)
     for column in (column for column in table.columns if column.name not in found):
@@ -123,12 +123,12 @@ def require_columns(path: Path, table: Table, schema: str, *, may_lack: Collecti
         Corrupt: The schema cannot be read.
     """
     try:
-        found = _types(StructType.fromJson(json.loads(schema)))
+        found = types_of(StructType.fromJson(json.loads(schema)))
     except (ValueError, KeyError, TypeError, AttributeError, PySparkException) as error:
         problem = f"the log of {table.name} is damaged: its columns cannot be read: {error}"
         message = f"{problem}: {how_to_repair(table.name)}"
         raise Corrupt(message, subject=table.name) from error
-    wanted = _types(spark_schema(table))
+    wanted = types_of(spark_schema(table))
     if {name: kind for name, kind in wanted.items() if name in found or name not in may_lack} != found:
         differences = [
             f"{name}: {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}"
@@ -149,8 +149,8 @@ def _place(table: Table, column: Column) -> str:
     return f"AFTER `{table.columns[index - 1].name}`" if index else "FIRST"
 
 
-def _create(spark: SparkSession, path: Path, table: Table) -> None:
-    builder = DeltaTable.createIfNotExists(spark).location(str(path)).comment(table.comment)
+def create_table(spark: SparkSession, path: str, table: Table) -> None:
+    builder = DeltaTable.createIfNotExists(spark).location(path).comment(table.comment)
     builder = builder.addColumns(spark_schema(table))
     if table.partitioned_by is not None:
         builder = builder.partitionedBy(table.partitioned_by)
@@ -159,5 +159,5 @@ def _create(spark: SparkSession, path: Path, table: Table) -> None:
     builder.execute()
 
 
-def _types(schema: StructType) -> dict[str, str]:
+def types_of(schema: StructType) -> dict[str, str]:
     return {field.name: field.dataType.simpleString() for field in schema}

@@ -1,4 +1,4 @@
-"""The options of Spark's Kafka source: how its consumers connect and read."""
+"""The options of Spark's Kafka source and sink: how consumers and producers connect, read and write."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from popstream.wire.base_errors import Invalid
 if TYPE_CHECKING:
     from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["source_options"]
+__all__ = ["sink_options", "source_options"]
 
 PROVIDER = "popstream"
 READING = {
@@ -22,6 +22,12 @@ READING = {
     "kafka.request.timeout.ms": "15000",
     "kafka.default.api.timeout.ms": "20000",
     "failOnDataLoss": "true",
+}
+WRITING = {
+    # The topics take records of 16 MiB.
+    "kafka.max.request.size": str(17 * 1024 * 1024),
+    "kafka.enable.idempotence": "true",
+    "kafka.linger.ms": "0",
 }
 
 
@@ -38,7 +44,20 @@ def source_options(connection: KafkaConnection) -> dict[str, str]:
         Invalid: The configuration file is wrong, its path cannot be written in a reference, or Java cannot open its
             key.
     """
-    options = READING | {"kafka.bootstrap.servers": connection.bootstrap_servers}
+    return READING | _connecting(connection)
+
+
+def sink_options(connection: KafkaConnection) -> dict[str, str]:
+    """Return the options of Spark's Kafka sink, with a room for each record that the topics take. Secrets: as above.
+
+    Raises:
+        Invalid: As above.
+    """
+    return _connecting(connection) | WRITING
+
+
+def _connecting(connection: KafkaConnection) -> dict[str, str]:
+    options = {"kafka.bootstrap.servers": connection.bootstrap_servers}
     properties = connection.properties
     if properties is None:
         return options

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from broker_state.audit import REJECTED_HEAD_BYTES
 from connectors.delta.session import join_pool
+from connectors.kafka.record_columns import record_columns
 from pipelines.apply_ops.read_ahead import read_ahead
 from pipelines.decide_ops.decode import KafkaRecord
 from popstream.wire.base_errors import Unavailable
@@ -73,7 +73,7 @@ class OpsSource:
             .option("maxOffsetsPerTrigger", self._records_max)
             .load()
         )
-        return _columns(frame, self._short_value_bytes_max)
+        return record_columns(frame, self._short_value_bytes_max)
 
     def fetch(self, frame: DataFrame, spark_batch_id: int) -> MicroBatch:
         """Copy a micro-batch out of Spark, which may drop it afterwards."""
@@ -131,29 +131,12 @@ class OpsSource:
         )
         complete = {
             (record.partition, record.kafka_offset): record
-            for record in _to_records(_columns(frame, RECORD_BYTES_MAX).toArrow())
+            for record in _to_records(record_columns(frame, RECORD_BYTES_MAX).toArrow())
         }
         if missing := sorted(wanted - complete.keys()):
             message = f"the record of {self._topic} at (partition, offset) {missing[0]} left the log while it was read"
             raise Unavailable(message, subject=self._topic)  # the next start checks which records are lost
         return [complete.get((record.partition, record.kafka_offset), record) for record in records]
-
-
-def _columns(frame: DataFrame, value_bytes_max: int) -> DataFrame:
-    """Return the columns of KafkaRecord; longer values are null, or cut to their head if they are over the cap."""
-    size = f.coalesce(f.length("value"), f.lit(0))
-    is_over = size > RECORD_BYTES_MAX
-    return frame.select(
-        "partition",
-        "offset",
-        f.unix_millis("timestamp").alias("timestamp_ms"),
-        "key",
-        f.when(is_over, f.substring("value", 1, REJECTED_HEAD_BYTES))
-        .when(size <= value_bytes_max, f.col("value"))
-        .alias("value"),
-        size.alias("value_bytes"),
-        f.when(is_over, f.sha2("value", 256)).alias("value_sha256"),
-    )
 
 
 def _to_records(table: pa.Table) -> Iterator[KafkaRecord]:

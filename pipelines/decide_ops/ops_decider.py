@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
-from broker_state.store.overlay import Kv, Overlay
+from broker_state.store.overlay import CACHE_BYTES, Kv, Overlay
 from pipelines.decide_ops.decode import KafkaRecord, Rejected
 from pipelines.decide_ops.entries import entries_of
 from pipelines.decide_ops.entry import Entry
@@ -57,6 +57,7 @@ class OpsDecider:
         decode: Returns the command of a record, or why it has none.
         results_partitions: Partition count of the results topic; answers to other partitions are dropped.
         signer: Signs the handles in answers; None leaves them unsigned.
+        cache_bytes: Bytes of keys and values, as stored, that are kept decoded.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class OpsDecider:
         *,
         results_partitions: int = 0,
         signer: Signer | None = None,
+        cache_bytes: int = CACHE_BYTES,
     ) -> None:
         self._kv = kv
+        self._cache_bytes = cache_bytes
         self._decode = decode
         self._results_partitions = results_partitions
         self._signer = signer
-        self.overlay = Overlay(kv)
+        self.overlay = Overlay(kv, cache_bytes)
         """The changes that are to be written with the entries."""
         self.decided = Decided()
 
@@ -108,5 +111,5 @@ class OpsDecider:
 
     def give_up(self) -> None:
         """Forget what was decided and not written."""
-        self.overlay = Overlay(self._kv)
+        self.overlay = Overlay(self._kv, self._cache_bytes)
         self.decided = Decided()

@@ -42,6 +42,7 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import PIPELINE, MicroBatch, OpsSource
+from pipelines.apply_ops.tick_producer import TickProducer
 from pipelines.apply_ops.ticker import Ticker
 from pipelines.build_consume_queue.service import BuilderService
 from pipelines.control.lane_views import StoredQueue, scan_queues
@@ -65,8 +66,6 @@ from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.scrub import Scrub
 from pipelines.recovery.snapshot_loop import SnapshotLoop
 from pipelines.recovery.take_snapshot import take_snapshot
-from popstream.exchange.partitioner import ops_key, partition_of
-from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.dead_letter import DeadLetter
@@ -112,7 +111,7 @@ class Job:
     _flusher: AuditFlusher
     _source: OpsSource
     _maintenance: Periodic
-    _tick_producer: KafkaProducer
+    _tick_producer: TickProducer
 
     def __init__(
         self,
@@ -331,15 +330,8 @@ class Job:
 
     def _open_producers(self, applied: Applied) -> None:
         """Open the producers of ticks and of answers, and publish what the outbox still holds."""
-        self._tick_producer = KafkaProducer(
-            **self.connection.for_kafka_python(),
-            acks="all",
-            # A repeated tick changes nothing, and an idempotent producer may not survive an outage
-            # (popstream/exchange/resilient_producer.py).
-            enable_idempotence=False,
-            linger_ms=0,
-        )
-        self._stack.callback(close_producer, self._tick_producer, 5)
+        self._tick_producer = TickProducer(self.connection, self.topics.ops, self.ops.partition_count)
+        self._stack.callback(self._tick_producer.close)
         producer = KafkaProducer(
             **self.connection.for_kafka_python(),
             acks="all",
@@ -542,12 +534,7 @@ class Job:
 
     def _send_tick(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
         self.metrics.count_tick()
-        key = ops_key(*queue)
-        future = self._tick_producer.send(
-            self.topics.ops, value=value, key=key, partition=partition_of(key, self.ops.partition_count)
-        )
-        future.add_callback(lambda metadata: answered(metadata.timestamp))
-        future.add_errback(lambda _: answered(None))
+        self._tick_producer.send(queue, value, answered)
 
 
 def signer_of(settings: JobSettings) -> Signer | None:

@@ -13,7 +13,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import headers_of
 
-__all__ = ["REQUEST_BYTES_MAX", "DeadLetterReader", "KafkaDeadLetterReader"]
+__all__ = ["REQUEST_BYTES_MAX", "DeadLetterReader", "KafkaDeadLetterReader", "message_consumer", "unsent_messages"]
 
 REQUEST_BYTES_MAX = 17 * 1024 * 1024
 """Size of a fetch or produce request. The topics take records of 16 MiB."""
@@ -75,26 +75,33 @@ class KafkaDeadLetterReader:
             while (queued := self._queue.get()) is not None:
                 entry, letter = queued
                 if consumer is None:
-                    consumer = KafkaConsumer(
-                        **self._connection.for_kafka_python(),
-                        group_id=None,
-                        enable_auto_commit=False,
-                        isolation_level="read_committed",
-                        max_partition_fetch_bytes=REQUEST_BYTES_MAX,
-                        fetch_max_bytes=REQUEST_BYTES_MAX,
-                    )
+                    consumer = message_consumer(self._connection)
                     self._earlier.load(consumer)
-                on_read(entry, letter, self._unsent(consumer, letter))
+                on_read(entry, letter, unsent_messages(consumer, letter, self._earlier))
         except Exception as error:  # noqa: BLE001 - any error means that no dead letter is published any more
             on_failure(error)
         finally:
             if consumer is not None:
                 consumer.close()
 
-    def _unsent(self, consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[tuple[int, Any]]:
-        for queue_offset, message in _read(consumer, letter):
-            if not self._earlier.take(headers_of(letter, queue_offset)):
-                yield queue_offset, message
+
+def message_consumer(connection: KafkaConnection) -> KafkaConsumer:
+    """Return a consumer that reads the messages of dead letters, one partition at a time."""
+    return KafkaConsumer(
+        **connection.for_kafka_python(),
+        group_id=None,
+        enable_auto_commit=False,
+        isolation_level="read_committed",
+        max_partition_fetch_bytes=REQUEST_BYTES_MAX,
+        fetch_max_bytes=REQUEST_BYTES_MAX,
+    )
+
+
+def unsent_messages(consumer: KafkaConsumer, letter: DeadLetter, earlier: EarlierLetters) -> Iterator[tuple[int, Any]]:
+    """Yield (queue offset, Kafka record or None if it left the log) of messages whose letters were not sent before."""
+    for queue_offset, message in _read(consumer, letter):
+        if not earlier.take(headers_of(letter, queue_offset)):
+            yield queue_offset, message
 
 
 def _read(consumer: KafkaConsumer, letter: DeadLetter) -> Iterator[tuple[int, Any]]:

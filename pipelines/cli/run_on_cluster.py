@@ -1,0 +1,74 @@
+"""The driver of a job on a Spark cluster, as `popstream submit` starts it: `python -m pipelines.cli.run_on_cluster`.
+
+It ends with the exit codes of `popstream up`, so that a supervisor (`spark-submit --supervise`, YARN's attempts, a
+Kubernetes restart policy) can tell what a new start may heal.
+"""
+
+import argparse
+import signal
+import sys
+from pathlib import Path
+
+from pipelines.cli.exits import Exit, described, exit_code, interrupt, say
+from pipelines.cli.options import load_settings
+from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.session import cluster_session
+from pipelines.process.logs import configure_logs
+from popstream.wire.base_errors import Invalid, PopstreamError
+
+__all__ = ["main"]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the job until a signal or a failure; return the exit code."""
+    options = _parser().parse_args(arguments)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, interrupt)
+    try:
+        return _run(options)
+    except KeyboardInterrupt:
+        say("stopped; everything that was decided is kept")
+        return Exit.OK
+    except PopstreamError as error:
+        say(described(error))
+        return exit_code(error)
+
+
+def _run(options: argparse.Namespace) -> int:
+    settings = load_settings(options.settings)
+    configure_logs(settings.log_level, log_format=settings.log_format)
+    connection = settings.connection
+    if connection is None:
+        message = "a job on a cluster needs a Kafka that all nodes reach: set `bootstrap_servers`"
+        raise Invalid(message)
+    cluster = ClusterSettings(
+        checkpoint=options.checkpoint.rstrip("/"),
+        tables=(options.tables or f"{options.checkpoint.rstrip('/')}/tables"),
+        tasks=options.tasks,
+    )
+    spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks)
+    try:
+        job = ClusterJob(settings, cluster, connection, spark, take_over=options.take_over)
+        with job:
+            say(f"ready: {settings.topic_prefix} on {spark.sparkContext.master}, state in {cluster.checkpoint}")
+            job.wait()
+        if job.failure is not None:
+            say(f"the job ended: {described(job.failure)}")
+            return exit_code(job.failure)
+        return Exit.OK
+    finally:
+        spark.stop()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="run_on_cluster", description=__doc__.splitlines()[0])
+    parser.add_argument("--settings", type=Path, help="settings file, as for `popstream up`")
+    parser.add_argument("--checkpoint", required=True, help="path or URL of the state; all nodes must reach it")
+    parser.add_argument("--tables", help="path or URL of the Delta tables; default: `tables` in that of the state")
+    parser.add_argument("--tasks", type=int, default=2, help="tasks of a micro-batch: the cores of all executors")
+    parser.add_argument("--take-over", action="store_true", help="take the prefix from a job that owns it")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

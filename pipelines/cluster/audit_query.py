@@ -1,0 +1,200 @@
+"""The query that writes the tables: entries of the audit topic to Delta, each exactly once, and copies of letters.
+
+A repeated task of the deciding query sends its entries again. Those of a shard come in one partition, in the order of
+(apply_seq, ordinal), so an entry counts if it is above all that came before it: `Cursors`. They are stored for each
+micro-batch before it is written, and a micro-batch that is repeated begins with the same ones. Delta recognises the
+repeated commit by its transaction id.
+"""
+
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.delta.log.transactions import app_id
+from connectors.delta.rows import completed_rows
+from connectors.delta.spark_schemas import spark_schema
+from connectors.delta.tables import AUDIT_TABLES
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.spark_source import source_options
+from pipelines.cluster.dead_letter_copies import copy_dead_letters
+from pipelines.cluster.hadoop_file import HadoopFile
+from pipelines.cluster.outgoing import EntryKey
+from pipelines.cluster.table_locations import TableLocations
+from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
+from pipelines.decide_ops.entry import EntryKind
+from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["PIPELINE", "QUERY", "AuditQuery", "Cursors"]
+
+QUERY = "audit"
+PIPELINE = "cluster"
+"""Of the transaction ids: their versions count micro-batches of this query."""
+
+RECORDS_PER_BATCH_MAX = 20_000
+_CURSORS_KEPT = 100
+
+Place = tuple[int, int]
+"""(partition of the audit topic, Kafka offset)."""
+
+
+class Cursors:
+    """The last entry of each shard that is written, as (apply_seq, ordinal) by partition of the ops topic.
+
+    >>> cursors = Cursors({3: (7, 1)})
+    >>> cursors.take(EntryKey(3, 7, 1, 4)), cursors.take(EntryKey(3, 7, 2, 4)), cursors.take(EntryKey(3, 7, 2, 4))
+    (False, True, False)
+    """
+
+    def __init__(self, last: dict[int, tuple[int, int]]) -> None:
+        self.last = last
+
+    def take(self, key: EntryKey) -> bool:
+        """Return whether an entry is new, and note it."""
+        at = key.apply_seq, key.ordinal
+        if at <= self.last.get(key.ops_partition, (0, -1)):
+            return False
+        self.last[key.ops_partition] = at
+        return True
+
+
+class AuditQuery:
+    """Writes what shards have decided.
+
+    Args:
+        spark: The session.
+        connection: The Kafka.
+        prefix: Prefix of the job's topics.
+        tables: Where the tables are; they exist.
+        state_epoch: Identity of the state.
+        ops_topic_id: Kafka's id of the ops topic.
+        checkpoint: Path or URL of the query's checkpoint.
+        interval_s: Seconds between commits.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        connection: KafkaConnection,
+        *,
+        prefix: str,
+        tables: TableLocations,
+        state_epoch: str,
+        ops_topic_id: str,
+        checkpoint: str,
+        interval_s: float,
+    ) -> None:
+        self._spark = spark
+        self._connection = connection
+        self._prefix = prefix
+        self._tables = tables
+        self._state_epoch = state_epoch
+        self._ops_topic_id = ops_topic_id
+        self._checkpoint = checkpoint
+        self._interval_s = interval_s
+
+    def start(self) -> StreamingQuery:
+        """Start the query."""
+        frame = (
+            self._spark.readStream.format("kafka")
+            .options(**source_options(self._connection))
+            .option("subscribe", ClusterTopics.of(self._prefix).audit)
+            .option("startingOffsets", "earliest")
+            .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
+            .load()
+            .select("partition", "offset", "key", "value")
+        )
+        return (
+            frame.writeStream.queryName(QUERY)
+            .option("checkpointLocation", self._checkpoint)
+            .trigger(processingTime=f"{self._interval_s} seconds")
+            .foreachBatch(self._write)
+            .start()
+        )
+
+    def _write(self, frame: DataFrame, batch_id: int) -> None:
+        """Write one micro-batch: a commit for each table that has rows in it."""
+        frame.persist()
+        try:
+            cursors = Cursors(self._stored_cursors(batch_id))
+            repeated: list[Place] = []
+            numbers: set[int] = set()
+            letters: list[bytes] = []
+            for place, key, number, letter in _heads(frame):
+                if not cursors.take(key):
+                    repeated.append(place)
+                elif key.kind == EntryKind.AUDIT:
+                    numbers.add(number)
+                else:
+                    letters.append(letter)
+            fresh = _without(self._spark, frame, repeated)
+            for table, number in TABLE_NUMBERS.items():
+                if number in numbers:
+                    self._append(table, _entries_of(fresh, number), batch_id)
+            copy_dead_letters(self._spark, self._connection, self._prefix, letters)
+            self._store_cursors(batch_id + 1, cursors)
+        finally:
+            frame.unpersist()
+
+    def _append(self, table: str, entries: DataFrame, batch_id: int) -> None:
+        epoch, topic_id = self._state_epoch, self._ops_topic_id
+
+        def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in batches:
+                for key, value in zip(batch.column("key"), batch.column("value"), strict=True):
+                    _, data = read_slice(value.as_py())
+                    completed = completed_rows(table, data, EntryKey.decode(key.as_py()).apply_seq, epoch, topic_id)
+                    yield from completed.to_batches()
+
+        (
+            entries.select("key", "value")
+            .mapInArrow(rows, spark_schema(AUDIT_TABLES[table]))
+            .write.format("delta")
+            .mode("append")
+            .option("txnAppId", app_id(PIPELINE, table, epoch))
+            .option("txnVersion", batch_id)
+            .save(self._tables.of(table))
+        )
+
+    def _stored_cursors(self, batch_id: int) -> dict[int, tuple[int, int]]:
+        stored = self._cursor_file(batch_id).read()
+        return {} if stored is None else msgspec.json.decode(stored, type=dict[int, tuple[int, int]])
+
+    def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
+        self._cursor_file(batch_id).write(msgspec.json.encode(cursors.last))
+        self._cursor_file(batch_id - _CURSORS_KEPT).delete()
+
+    def _cursor_file(self, batch_id: int) -> HadoopFile:
+        return HadoopFile(self._spark, f"{self._checkpoint}/cursors/{batch_id}")
+
+
+def _heads(frame: DataFrame) -> Iterator[tuple[Place, EntryKey, int, bytes]]:
+    """Yield (place, key, table number, value of a dead letter) of each entry, in the order of the topic."""
+    is_letter = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.DEAD_LETTER,)))
+    heads = frame.select(
+        "partition",
+        "offset",
+        "key",
+        f.substring("value", 1, 1).alias("number"),
+        f.when(is_letter, f.col("value")).otherwise(f.lit(b"")).alias("letter"),
+    ).toArrow()
+    for partition, offset, key, number, letter in sorted(
+        zip(*(column.to_pylist() for column in heads.columns), strict=True)
+    ):
+        yield (partition, offset), EntryKey.decode(key), number[0], letter
+
+
+def _without(spark: SparkSession, frame: DataFrame, repeated: list[Place]) -> DataFrame:
+    if not repeated:
+        return frame
+    partitions, offsets = zip(*repeated, strict=True)
+    places = pa.table({"partition": pa.array(partitions, pa.int32()), "offset": pa.array(offsets, pa.int64())})
+    return frame.join(f.broadcast(spark.createDataFrame(places)), ["partition", "offset"], "left_anti")
+
+
+def _entries_of(frame: DataFrame, number: int) -> DataFrame:
+    is_audit = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.AUDIT,)))
+    return frame.where(is_audit & (f.substring("value", 1, 1) == f.lit(bytes((number,)))))

@@ -1,0 +1,200 @@
+"""The job on a cluster: its two queries and the ticker, in the driver, from `start` to `stop` or a failure."""
+
+import contextlib
+import threading
+import uuid
+from typing import Self
+
+import msgspec
+import structlog
+from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from checkpoints.prefix_owner import Owner
+from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
+from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
+from connectors.kafka.own_topics import Topics
+from connectors.kafka.owner_log import OwnerLog
+from pipelines.cluster.audit_query import AuditQuery
+from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
+from pipelines.cluster.deadline_ticker import DeadlineTicker
+from pipelines.cluster.decide_query import start_decide_query
+from pipelines.cluster.shard import ShardSettings
+from pipelines.cluster.table_locations import TableLocations
+from pipelines.job_settings import JobSettings
+from pipelines.process.job import signer_of
+from pipelines.process.job_topics import ensure_job_topics
+from pipelines.process.prefix_ownership import PrefixOwnership
+from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["ClusterJob", "ClusterSettings"]
+
+_log = structlog.get_logger(__name__)
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job on a cluster needs besides `JobSettings`.
+
+    Attributes:
+        checkpoint: Path or URL of the state, which driver and executors reach.
+        tables: Path or URL of the Delta tables.
+        tasks: Tasks of a micro-batch: as many as executors have cores.
+        audit_partitions: Partitions of a new audit topic.
+        cache_bytes: Bytes of decoded state, as stored, that one executor keeps for all its shards.
+    """
+
+    checkpoint: str
+    tables: str
+    tasks: int = 2
+    audit_partitions: int = 4
+    cache_bytes: int = 64 * 1024 * 1024
+
+
+class ClusterJob:
+    """Decides one ops topic on the cluster of a session.
+
+    Args:
+        settings: The settings of every job.
+        cluster: Those of a job on a cluster.
+        connection: The Kafka.
+        spark: A session made by `cluster_session`.
+        take_over: Take the prefix from any owner.
+    """
+
+    def __init__(
+        self,
+        settings: JobSettings,
+        cluster: ClusterSettings,
+        connection: KafkaConnection,
+        spark: SparkSession,
+        *,
+        take_over: bool = False,
+    ) -> None:
+        self.settings = settings
+        self.cluster = cluster
+        self.connection = connection
+        self._spark = spark
+        self._take_over = take_over
+        self._failure: BaseException | None = None
+        self._is_stopping = False
+        self._ended = threading.Event()
+        self._stack = contextlib.ExitStack()
+        self.topics = Topics.of(settings.topic_prefix)
+        self.internal = ClusterTopics.of(settings.topic_prefix)
+
+    def start(self) -> Self:
+        """Start both queries and the ticker.
+
+        Raises:
+            Fenced: Another job runs with this prefix.
+            Invalid: A topic, a table or the checkpoint does not fit.
+            Corrupt: The log is not the one that the state was decided from.
+            Unavailable: Kafka or the place of the checkpoint cannot be reached.
+        """
+        with self._stack:
+            self._stack.callback(self._ended.set)
+            facts = ensure_job_topics(self.connection, self.settings)
+            internal = ensure_cluster_topics(self.connection, self.internal, self.cluster.audit_partitions)
+            ops, results = facts[self.topics.ops], facts[self.topics.results]
+            identity = identity_of_checkpoint(self._spark, self.cluster.checkpoint, self.settings.topic_prefix, ops)
+            self._take_prefix(identity)
+            tables = TableLocations(self.cluster.tables)
+            tables.ensure(self._spark)
+            self._watch(
+                start_decide_query(
+                    self._spark,
+                    self.connection,
+                    self._shard_settings(identity, results.partition_count),
+                    prefix=self.settings.topic_prefix,
+                    audit_partitions=internal[self.internal.audit].partition_count,
+                    records_per_batch_max=self.settings.records_per_batch_max,
+                    tasks=self.cluster.tasks,
+                    checkpoint=f"{self.cluster.checkpoint}/decide_ops",
+                )
+            )
+            self._watch(
+                AuditQuery(
+                    self._spark,
+                    self.connection,
+                    prefix=self.settings.topic_prefix,
+                    tables=tables,
+                    state_epoch=identity.state_epoch,
+                    ops_topic_id=identity.ops_topic_id,
+                    checkpoint=f"{self.cluster.checkpoint}/audit",
+                    interval_s=self.settings.flush_interval_s,
+                ).start()
+            )
+            self._start_ticker(ops.partition_count)
+            _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        """Stop."""
+        self.stop()
+
+    def stop(self) -> None:
+        """Stop the ticker and the queries; a micro-batch that runs is abandoned, and the next start repeats it."""
+        self._is_stopping = True
+        self._stack.close()
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the job has ended. False: it still runs after `timeout_s`."""
+        return self._ended.wait(timeout_s)
+
+    @property
+    def failure(self) -> BaseException | None:
+        """The error that ended the job, if any."""
+        return self._failure
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None and not self._is_stopping:
+            self._failure = SparkError(spark_text(error)) if isinstance(error, SPARK_ERRORS) else error
+            _log.error("job_failed", error=str(self._failure), kind=type(error).__name__)
+        self._ended.set()
+
+    def _shard_settings(self, identity: CheckpointIdentity, results_partitions: int) -> ShardSettings:
+        shards_per_task = -(-identity.ops_partitions // self.cluster.tasks)
+        return ShardSettings(
+            run_id=uuid.uuid4().hex,
+            ops_partitions=identity.ops_partitions,
+            results_partitions=results_partitions,
+            signer=signer_of(self.settings),
+            seed=identity.seed,
+            cache_bytes=self.cluster.cache_bytes // shards_per_task,
+        )
+
+    def _take_prefix(self, identity: CheckpointIdentity) -> None:
+        ownership = PrefixOwnership(
+            self.settings.topic_prefix,
+            OwnerLog(self.connection, self.topics.owner, Owner),
+            folder=self.cluster.checkpoint,
+            place=self.cluster.checkpoint,
+            ops_topic_id=identity.ops_topic_id,
+            state_epoch=lambda: identity.state_epoch,
+            on_failure=self._fail,
+        )
+        self._stack.callback(ownership.release)
+        ownership.take({identity.state_epoch}, take_over=self._take_over)
+
+    def _start_ticker(self, ops_partitions: int) -> None:
+        if self.settings.ticks:
+            ticker = DeadlineTicker(
+                self.connection, self.internal.deadlines, self.topics.ops, ops_partitions, self._fail
+            )
+            ticker.start()
+            self._stack.callback(ticker.stop)
+
+    def _watch(self, query: StreamingQuery) -> None:
+        self._stack.callback(query.stop)
+        threading.Thread(target=self._await, args=(query,), name=f"{query.name}-watch", daemon=True).start()
+
+    def _await(self, query: StreamingQuery) -> None:
+        try:
+            query.awaitTermination()
+        except Exception as error:  # noqa: BLE001 - py4j raises errors of many types; the job has ended either way
+            self._fail(error)
+        self._ended.set()

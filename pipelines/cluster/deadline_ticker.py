@@ -1,0 +1,100 @@
+"""Ticks for a cluster: learns the deadlines of shards from their topic, and sends ticks to the ops topic.
+
+Timers of Spark would let results depend on when a micro-batch runs; a tick is a record like any other.
+"""
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+from kafka import KafkaConsumer, TopicPartition
+
+from broker_state.store.keys import NEVER_MS
+from pipelines.apply_ops.tick_producer import TickProducer
+from pipelines.apply_ops.ticker import Ticker
+from pipelines.cluster.outgoing import Deadlines
+from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["DeadlineTicker"]
+
+_POLL_MS = 200
+_decode = msgspec.msgpack.Decoder(Deadlines).decode
+
+Queue = tuple[str, int]
+
+
+class DeadlineTicker:
+    """Reads the deadlines topic from its beginning, and then as it grows.
+
+    Args:
+        connection: The Kafka.
+        deadlines_topic: Name of the topic with the deadlines.
+        ops_topic: Name of the ops topic.
+        ops_partitions: Its partitions.
+        on_failure: Called with the error that ended a thread.
+    """
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        deadlines_topic: str,
+        ops_topic: str,
+        ops_partitions: int,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self._connection = connection
+        self._topic = deadlines_topic
+        self._ops_topic = ops_topic
+        self._ops_partitions = ops_partitions
+        self._on_failure = on_failure
+        self._ticker = Ticker(self._send, on_failure)
+        self._named: dict[bytes, set[Queue]] = {}
+        """The queues that the last record of each shard named."""
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._read, name="deadlines", daemon=True)
+        self._ticks: TickProducer | None = None
+
+    def start(self) -> None:
+        """Start to read and to tick."""
+        self._ticks = TickProducer(self._connection, self._ops_topic, self._ops_partitions)
+        self._thread.start()
+        self._ticker.start()
+
+    def stop(self) -> None:
+        """Stop both threads."""
+        self._stopping.set()
+        self._ticker.stop()
+        if self._thread.is_alive():
+            self._thread.join()
+        if self._ticks is not None:
+            self._ticks.close()
+
+    def learn(self, shard: bytes, deadlines: Deadlines) -> None:
+        """Take over the deadlines of a shard."""
+        due = {(each.topic, each.queue_id): each.deadline_ms for each in deadlines.queues}
+        no_more = self._named.get(shard, set()) - due.keys()
+        self._named[shard] = {*due}
+        self._ticker.learn({**dict.fromkeys(no_more, NEVER_MS), **due}, deadlines.newest_ms, behind=False)
+
+    def _read(self) -> None:
+        consumer: KafkaConsumer | None = None
+        try:
+            consumer = KafkaConsumer(
+                **self._connection.for_kafka_python(), group_id=None, enable_auto_commit=False, fetch_max_wait_ms=100
+            )
+            partition = TopicPartition(self._topic, 0)
+            consumer.assign([partition])
+            consumer.seek_to_beginning(partition)
+            while not self._stopping.is_set():
+                newest = {record.key: record for record in consumer.poll(timeout_ms=_POLL_MS).get(partition, [])}
+                for record in newest.values():
+                    self.learn(record.key, _decode(record.value))
+        except Exception as error:  # noqa: BLE001 - any error ends the job, which reports it
+            self._on_failure(error)
+        finally:
+            if consumer is not None:
+                consumer.close()
+
+    def _send(self, queue: Queue, value: bytes, answered: Callable[[int | None], None]) -> None:
+        assert self._ticks is not None, "it has been started"
+        self._ticks.send(queue, value, answered)

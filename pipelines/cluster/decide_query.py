@@ -1,0 +1,79 @@
+"""The query that decides: the ops topic through one shard for each of its partitions, to the Kafka sink."""
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.kafka.own_topics import Topics
+from connectors.kafka.record_columns import record_columns
+from connectors.kafka.spark_source import sink_options, source_options
+from pipelines.cluster.outgoing import OUTGOING_SCHEMA
+from pipelines.cluster.packed_records import PACKED_SCHEMA, pack
+from pipelines.cluster.shard import ShardSettings
+from pipelines.cluster.shard_keys import shard_keys
+from pipelines.cluster.shard_processor import ShardProcessor
+from popstream.kafka_connection import KafkaConnection
+from popstream.wire.limits import RECORD_BYTES_MAX
+
+__all__ = ["QUERY", "start_decide_query"]
+
+QUERY = "decide_ops"
+
+
+def start_decide_query(
+    spark: SparkSession,
+    connection: KafkaConnection,
+    settings: ShardSettings,
+    *,
+    prefix: str,
+    audit_partitions: int,
+    records_per_batch_max: int,
+    tasks: int,
+    checkpoint: str,
+) -> StreamingQuery:
+    """Start the query.
+
+    Args:
+        spark: The session.
+        connection: The Kafka.
+        settings: What all shards decide by.
+        prefix: Prefix of the job's topics.
+        audit_partitions: Partitions of the audit topic.
+        records_per_batch_max: Records of a micro-batch at most.
+        tasks: Tasks that read the log.
+        checkpoint: Path or URL of the query's checkpoint.
+    """
+    packed = _packed(_records(spark, connection, prefix, records_per_batch_max), tasks)
+    keys = f.array(*(f.lit(key).cast("int") for key in shard_keys(spark, settings.ops_partitions)))
+    keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), "payload")
+    outgoing = keyed.groupBy("shard").transformWithState(
+        ShardProcessor(settings, connection, prefix, audit_partitions), OUTGOING_SCHEMA, "append", "none"
+    )
+    return (
+        outgoing.writeStream.queryName(QUERY)
+        .format("kafka")
+        .options(**sink_options(connection))
+        .option("checkpointLocation", checkpoint)
+        .outputMode("append")
+        .start()
+    )
+
+
+def _records(spark: SparkSession, connection: KafkaConnection, prefix: str, records_per_batch_max: int) -> DataFrame:
+    frame = (
+        spark.readStream.format("kafka")
+        .options(**source_options(connection))
+        .option("subscribe", Topics.of(prefix).ops)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", records_per_batch_max)
+        .load()
+    )
+    return record_columns(frame, RECORD_BYTES_MAX)
+
+
+def _packed(records: DataFrame, tasks: int) -> DataFrame:
+    return records.coalesce(tasks).mapInArrow(pack, PACKED_SCHEMA)
+
+
+def _element(array: Column, index: Column) -> Column:
+    return f.element_at(array, index + 1)

@@ -1,0 +1,67 @@
+"""Small files at any URL that Spark's Hadoop can reach, such as that of a checkpoint."""
+
+from typing import Any
+
+from py4j.protocol import Py4JJavaError
+from pyspark.sql import SparkSession
+
+from popstream.wire.base_errors import Unavailable
+
+__all__ = ["HadoopFile"]
+
+
+class HadoopFile:
+    """One file.
+
+    Args:
+        spark: The session.
+        url: A path or URL.
+
+    Raises:
+        Unavailable: Each method: the place cannot be reached, read or written.
+    """
+
+    def __init__(self, spark: SparkSession, url: str) -> None:
+        self.url = url
+        jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
+        self._jvm = jvm
+        self._path = jvm.org.apache.hadoop.fs.Path(url)
+        try:
+            self._file_system = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
+        except Py4JJavaError as error:
+            raise self._unreachable(error) from error
+
+    def read(self) -> bytes | None:
+        """Return the content; None: there is no such file."""
+        try:
+            if not self._file_system.exists(self._path):
+                return None
+            stream = self._file_system.open(self._path)
+            try:
+                return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream))
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            raise self._unreachable(error) from error
+
+    def write(self, content: bytes, *, overwrite: bool = True) -> None:
+        """Write the file, with the folders above it; `overwrite=False`: fail if it exists."""
+        try:
+            stream = self._file_system.create(self._path, overwrite)
+            try:
+                stream.write(content)
+            finally:
+                stream.close()
+        except Py4JJavaError as error:
+            raise self._unreachable(error) from error
+
+    def delete(self) -> None:
+        """Delete the file, if it exists."""
+        try:
+            self._file_system.delete(self._path, False)
+        except Py4JJavaError as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Py4JJavaError) -> Unavailable:
+        said = str(error.java_exception.toString()).splitlines()[0][:400]
+        return Unavailable(f"{self.url} cannot be reached: {said}", subject=self.url)

@@ -1,0 +1,190 @@
+"""Decides one partition of the ops topic over its state, in any order of micro-batches and on any executor.
+
+A shard is a function of the log: what it keeps in memory between micro-batches is valid as long as Spark's state is the
+one that it left, which `ShardMeta` says.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+from sortedcontainers import SortedList
+
+from broker_state.kernel.context.decision import OpRecord
+from broker_state.store.value_format import FORMAT_1, read_stored
+from pipelines.cluster.shard_state import ShardMaps, ShardState
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
+from pipelines.decide_ops.entry import Entry
+from pipelines.decide_ops.ops_decider import OpsDecider
+from pipelines.decide_ops.order import in_one_turn, order
+from popstream.wire.base_errors import PopstreamError
+from popstream.wire.handle import Signer
+
+__all__ = ["QueueDeadline", "Shard", "ShardMeta", "ShardSettings"]
+
+ERROR_LENGTH_MAX = 400
+DEADLINES_MAX = 256
+"""Queues that the ticker is told of at a time: the next micro-batch tells of the next ones."""
+
+
+class ShardSettings(NamedTuple):
+    """What all shards of a job decide by.
+
+    Attributes:
+        run_id: Identity of the running query: what is in memory belongs to it.
+        ops_partitions: Partitions of the ops topic.
+        results_partitions: Partitions of the results topic.
+        signer: Signs and verifies handles; None: they are not signed.
+        seed: Of the hashes of op_ids.
+        cache_bytes: Bytes of decoded state, as stored, that each shard keeps.
+    """
+
+    run_id: str
+    ops_partitions: int
+    results_partitions: int
+    signer: Signer | None
+    seed: int
+    cache_bytes: int
+
+
+class ShardMeta(msgspec.Struct, array_like=True, frozen=True):
+    """How far a shard has decided, and what its memory must agree with.
+
+    Attributes:
+        next_offset: First undecided Kafka offset.
+        apply_seq: Number of the last write.
+        first_chunk: Number of the first chunk of the window.
+        end_chunk: The number that its next one gets.
+        quarantined: The error by offset of each record that could not be decided.
+    """
+
+    next_offset: int = 0
+    apply_seq: int = 0
+    first_chunk: int = 1
+    end_chunk: int = 1
+    quarantined: dict[int, str] = {}
+
+    def encode(self) -> bytes:
+        """Format byte and MessagePack."""
+        return FORMAT_1 + msgspec.msgpack.encode(self)
+
+    @classmethod
+    def decode(cls, value: bytes) -> "ShardMeta":
+        """Decode it. Raises CorruptValueError for another format byte or other fields."""
+        return read_stored("shard", FORMAT_1, value, lambda data: msgspec.msgpack.decode(data, type=cls))
+
+
+class QueueDeadline(NamedTuple):
+    """The earliest deadline of a queue."""
+
+    deadline_ms: int
+    topic: str
+    queue_id: int
+
+
+class Shard:
+    """The state of one partition of the ops topic, with the code that decides over it.
+
+    Args:
+        settings: Those of the job.
+        maps: The stored maps, for this micro-batch.
+        meta: As stored with them.
+    """
+
+    def __init__(self, settings: ShardSettings, maps: ShardMaps, meta: ShardMeta) -> None:
+        self.meta = meta
+        self._state = ShardState(maps, settings.seed, meta.first_chunk, meta.end_chunk)
+        self._decoder = Decoder(settings.ops_partitions, settings.signer)
+        self._quarantined = dict(meta.quarantined)
+        self._decider = OpsDecider(
+            self._state,
+            self._decode,
+            results_partitions=settings.results_partitions,
+            signer=settings.signer,
+            cache_bytes=settings.cache_bytes,
+        )
+        self._due_by_queue: dict[bytes, QueueDeadline] = {}
+        self._due: SortedList[QueueDeadline] = SortedList()
+        for queue in self._state.deadline_index.queues():
+            self._note_deadline(queue)
+
+    def bind(self, maps: ShardMaps) -> None:
+        """Go on with the maps of the next micro-batch."""
+        self._state.bind(maps)
+
+    def apply(self, records: Iterable[KafkaRecord]) -> list[Entry]:
+        """Decide records, store what changed, and return what leaves.
+
+        Records that raise whenever they are decided, even alone, are quarantined: rejected from then on.
+
+        Args:
+            records: Of this partition, in any order; those that are applied already are left out.
+        """
+        left = sorted(record for record in records if record.kafka_offset >= self.meta.next_offset)
+        entries: list[Entry] = []
+        self._apply(left, entries)
+        return entries
+
+    def apply_alone(self, records: Iterable[KafkaRecord], begin: Callable[[int], bool]) -> list[Entry]:
+        """Do as `apply` one record at a time, because the process has ended before.
+
+        Args:
+            records: As for `apply`.
+            begin: Called with the offset of each record before it is decided; False: it is quarantined instead.
+        """
+        entries: list[Entry] = []
+        for record in sorted(record for record in records if record.kafka_offset >= self.meta.next_offset):
+            if not begin(record.kafka_offset):
+                self._quarantined[record.kafka_offset] = "the process ended each time this record was decided"
+            self._apply([record], entries)
+        return entries
+
+    def earliest_deadlines(self) -> list[QueueDeadline]:
+        """Return the queues that are due next, at most DEADLINES_MAX, in order."""
+        return list(self._due.islice(0, DEADLINES_MAX))
+
+    def _apply(self, records: Sequence[KafkaRecord], entries: list[Entry]) -> None:
+        if not records:
+            return
+        decider = self._decider
+        try:
+            ordered = order(decider.decode(records), {})
+            decider.prefetch(ordered)
+            decider.decide(in_one_turn(ordered))
+            made = decider.entries(self.meta.apply_seq + 1)
+        except PopstreamError:
+            raise  # the state cannot be read, for example: no record is the cause
+        except Exception as error:  # noqa: BLE001 - whatever a record makes the kernel raise
+            decider.give_up()
+            if len(records) == 1:
+                self._quarantined[records[0].kafka_offset] = f"{type(error).__name__}: {error}"[:ERROR_LENGTH_MAX]
+                self._apply(records, entries)
+                return
+            middle = len(records) // 2
+            self._apply(records[:middle], entries)
+            self._apply(records[middle:], entries)
+            return
+        self._write(records)
+        entries += made
+
+    def _write(self, records: Sequence[KafkaRecord]) -> None:
+        self._state.write(self._decider.overlay, max(record.timestamp_ms for record in records))
+        for queue in self._decider.written().touched:
+            self._note_deadline(queue.prefix)
+        first_chunk, end_chunk = self._state.chunks
+        next_offset, apply_seq = records[-1].kafka_offset + 1, self.meta.apply_seq + 1
+        self.meta = ShardMeta(next_offset, apply_seq, first_chunk, end_chunk, dict(self._quarantined))
+
+    def _decode(self, record: KafkaRecord) -> OpRecord | Rejected:
+        error = self._quarantined.get(record.kafka_offset) if self._quarantined else None
+        return self._decoder.decode(record) if error is None else reject_quarantined(record, error)
+
+    def _note_deadline(self, queue: bytes) -> None:
+        noted = self._due_by_queue.pop(queue, None)
+        if noted is not None:
+            self._due.remove(noted)
+        earliest_ms = self._state.deadline_index.earliest_of(queue)
+        if earliest_ms is not None:
+            due = QueueDeadline(earliest_ms, queue[1:-4].decode(), int.from_bytes(queue[-4:], "big"))
+            self._due_by_queue[queue] = due
+            self._due.add(due)

@@ -1,0 +1,96 @@
+"""Notes of records that are decided alone, in a topic: what finds a record under which the Python worker ends.
+
+Spark repeats a task whose worker has ended, and after `spark.task.maxFailures` the query fails. From the third attempt
+on a shard decides one record at a time, each noted before; one under which the worker ends twice is quarantined.
+"""
+
+from typing import Any
+
+import msgspec
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from popstream.exchange.resilient_producer import close_producer
+from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["ALONE_ATTEMPTS_MAX", "WHOLE_ATTEMPTS_MAX", "AloneNote", "ShardAttempts"]
+
+WHOLE_ATTEMPTS_MAX = 2
+"""Attempts of a task at all records of a shard."""
+ALONE_ATTEMPTS_MAX = 2
+"""Attempts at one record by itself."""
+
+_TIMEOUT_S = 30
+
+
+class AloneNote(msgspec.Struct, array_like=True, frozen=True):
+    """What a shard is deciding alone.
+
+    Attributes:
+        kafka_offset: The record that is decided now; -1: none.
+        deaths: How often the process has ended under a record, by offset.
+    """
+
+    kafka_offset: int = -1
+    deaths: dict[int, int] = {}
+
+    def after_its_end(self) -> "AloneNote":
+        """Return the note with which an attempt begins, if this is the last one of an attempt before.
+
+        >>> AloneNote(7, {7: 1}).after_its_end()
+        AloneNote(kafka_offset=-1, deaths={7: 2})
+        """
+        if self.kafka_offset < 0:
+            return self
+        return AloneNote(-1, {**self.deaths, self.kafka_offset: self.deaths.get(self.kafka_offset, 0) + 1})
+
+
+class ShardAttempts:
+    """The notes of one shard, from the start of an attempt to its end.
+
+    Args:
+        connection: The Kafka.
+        topic: A compacted topic with one partition.
+        ops_partition: The partition of the ops topic that the shard decides.
+    """
+
+    def __init__(self, connection: KafkaConnection, topic: str, ops_partition: int) -> None:
+        self._topic = topic
+        self._key = str(ops_partition).encode()
+        self._note = self._last(connection).after_its_end()
+        self._producer = KafkaProducer(**connection.for_kafka_python(), acks="all", linger_ms=0)
+
+    def begin(self, kafka_offset: int) -> bool:
+        """Note, durably, that a record is about to be decided alone; False: it has been often enough."""
+        if self._note.deaths.get(kafka_offset, 0) >= ALONE_ATTEMPTS_MAX:
+            return False
+        self._write(AloneNote(kafka_offset, self._note.deaths))
+        return True
+
+    def end(self) -> None:
+        """Note that all records are decided."""
+        self._write(AloneNote())
+
+    def close(self) -> None:
+        """Disconnect."""
+        close_producer(self._producer, _TIMEOUT_S)
+
+    def _write(self, note: AloneNote) -> None:
+        self._note = note
+        value = msgspec.msgpack.encode(note)
+        self._producer.send(self._topic, key=self._key, value=value, partition=0).get(timeout=_TIMEOUT_S)
+
+    def _last(self, connection: KafkaConnection) -> AloneNote:
+        consumer: Any = KafkaConsumer(**connection.for_kafka_python(), group_id=None, enable_auto_commit=False)
+        try:
+            partition = TopicPartition(self._topic, 0)
+            consumer.assign([partition])
+            consumer.seek_to_beginning(partition)
+            end = consumer.end_offsets([partition])[partition]
+            note = AloneNote()
+            while consumer.position(partition) < end:
+                for record in consumer.poll(timeout_ms=1000).get(partition, []):
+                    if record.key == self._key:
+                        note = msgspec.msgpack.decode(record.value, type=AloneNote)
+            return note
+        finally:
+            consumer.close()

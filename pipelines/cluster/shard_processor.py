@@ -1,0 +1,103 @@
+"""The operator of the cluster's query: hands the records of each partition to its shard, and yields what leaves.
+
+A shard stays in the memory of the Python worker between micro-batches. It is used again if Spark's state is the one
+that it left; after the loss of an executor, and on a worker that has not seen it lately, it is loaded anew.
+"""
+
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark import TaskContext
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.own_topics import Topics
+from pipelines.cluster.outgoing import deadlines_record, records_of
+from pipelines.cluster.packed_records import unpack
+from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
+from pipelines.cluster.shard_attempts import WHOLE_ATTEMPTS_MAX, ShardAttempts
+from pipelines.cluster.spark_maps import BYTES, open_maps
+from pipelines.decide_ops.decode import KafkaRecord
+from pipelines.decide_ops.entry import Entry
+from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["ShardProcessor"]
+
+_shards: dict[tuple[str, int], Shard] = {}
+"""By run of the query and partition of the ops topic."""
+
+
+class ShardProcessor(StatefulProcessor):
+    """Decides the records of the partitions that Spark gives to this task.
+
+    Args:
+        settings: What all shards decide by.
+        connection: The Kafka, for notes after a worker has ended twice.
+        prefix: Prefix of the job's topics.
+        audit_partitions: Partitions of the audit topic.
+    """
+
+    def __init__(
+        self, settings: ShardSettings, connection: KafkaConnection, prefix: str, audit_partitions: int
+    ) -> None:
+        self._settings = settings
+        self._connection = connection
+        self._topics = Topics.of(prefix)
+        self._internal = ClusterTopics.of(prefix)
+        self._audit_partitions = audit_partitions
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state; called at the start of each task."""
+        self._maps = open_maps(handle)
+        self._meta = handle.getValueState("meta", BYTES)
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
+        """Decide the records of one partition."""
+        records = [record for row in rows for record in unpack(row.payload)]
+        partition = records[0].partition
+        shard = self._shard(partition)
+        gc.disable()  # many objects and no cycles: a collection now would only cost time
+        try:
+            entries = self._apply(shard, partition, records)
+            self._meta.update((shard.meta.encode(),))
+        except BaseException:
+            # Its memory may be ahead of the state.
+            _shards.pop((self._settings.run_id, partition), None)
+            raise
+        finally:
+            gc.enable()
+        yield from map(_row, records_of(entries, partition, self._topics, self._internal, self._audit_partitions))
+        newest_ms = max(record.timestamp_ms for record in records)
+        yield _row(deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal))
+
+    def _apply(self, shard: Shard, partition: int, records: list[KafkaRecord]) -> list[Entry]:
+        context = TaskContext.get()
+        if context is None or context.attemptNumber() < WHOLE_ATTEMPTS_MAX:
+            return shard.apply(records)
+        attempts = ShardAttempts(self._connection, self._internal.attempts, partition)
+        try:
+            entries = shard.apply_alone(records, attempts.begin)
+            attempts.end()
+        finally:
+            attempts.close()
+        return entries
+
+    def close(self) -> None:
+        """Do nothing: Spark closes the state."""
+
+    def _shard(self, partition: int) -> Shard:
+        stored = self._meta.get()
+        meta = ShardMeta() if stored is None else ShardMeta.decode(bytes(stored[0]))
+        place = self._settings.run_id, partition
+        shard = _shards.get(place)
+        if shard is None or shard.meta != meta:
+            shard = _shards[place] = Shard(self._settings, self._maps, meta)
+        else:
+            shard.bind(self._maps)
+        return shard
+
+
+def _row(record: Any) -> Row:  # noqa: ANN401 - a named tuple becomes a row of the same fields
+    return Row(**record._asdict())

@@ -1,0 +1,124 @@
+"""A shard (shard.py): what it decides, tells the ticker and quarantines; its calls to the state store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.own_topics import Topics
+from pipelines.cluster.outgoing import EntryKey, records_of
+from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
+from pipelines.cluster.shard_state import ShardMaps
+from pipelines.decide_ops import ops_decider
+from pipelines.decide_ops.decode import KafkaRecord
+from pipelines.decide_ops.entries import read_frame
+from pipelines.decide_ops.entry import EntryKind
+from popstream.exchange.partitioner import ops_key
+from popstream.wire.base_errors import Unavailable
+from tests.support.in_process.memory_maps import SEED, MemoryMap, memory_maps
+from tests.support.in_process.small_job import DECLARE, POP, written_to
+
+SETTINGS = ShardSettings("run", 1, 1, None, SEED, 1 << 20)
+NOW_MS = 1_700_000_000_000
+
+
+def record(at: int, **fields: Any) -> KafkaRecord:
+    full = {"v": 1, "topic": "t", "queue_id": 0, "reply_to": 0, "op_id": f"op-{at}", **fields}
+    value = json.dumps(full).encode()
+    return KafkaRecord(0, at, NOW_MS + at, ops_key("t", 0), value, len(value))
+
+
+def declared(maps: ShardMaps) -> Shard:
+    """A shard with one queue of 1,000 messages and one lane."""
+    shard = Shard(SETTINGS, maps, ShardMeta())
+    shard.apply([record(0, **DECLARE), record(1, **written_to(0, 999))])
+    return shard
+
+
+def pop(at: int) -> KafkaRecord:
+    return record(at, **{**POP, "invisible_time_ms": 60_000, "poll_time_ms": 0})
+
+
+def answers(entries: list[Any]) -> list[dict[str, Any]]:
+    frames = [read_frame(entry.value)[1] for entry in entries if entry.kind == EntryKind.ANSWERS]
+    return [answer for frame in frames for answer in json.loads(frame)["answers"]]
+
+
+def test_records_that_are_applied_are_left_out() -> None:
+    shard = declared(memory_maps())
+    first = answers(shard.apply([pop(2), pop(3)]))
+    assert [answer["code"] for answer in first] == [0, 0]
+    again = answers(shard.apply([pop(2), pop(3), pop(4)]))
+    assert [answer["op_id"] for answer in again] == ["op-4"]
+    assert (shard.meta.next_offset, shard.meta.apply_seq) == (5, 3)
+
+
+def test_the_ticker_learns_the_earliest_deadline_of_each_queue() -> None:
+    maps = memory_maps()
+    shard = declared(maps)
+    assert shard.earliest_deadlines() == []
+    shard.apply([pop(2)])
+    (due,) = shard.earliest_deadlines()
+    assert due == (NOW_MS + 2 + 60_000, "t", 0)
+    assert Shard(SETTINGS, maps, shard.meta).earliest_deadlines() == [due]
+
+
+def test_a_record_that_raises_is_quarantined_and_the_others_are_decided(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = declared(memory_maps())
+    fold = ops_decider.fold  # type: ignore[attr-defined]
+
+    def poisoned(overlay: Any, records: Any, decision: Any) -> Any:
+        if any(each.kafka_offset == 5 for each in records):
+            message = "poison"
+            raise RuntimeError(message)
+        return fold(overlay, records, decision)
+
+    monkeypatch.setattr(ops_decider, "fold", poisoned)
+    entries = shard.apply([pop(at) for at in range(2, 9)])
+    assert shard.meta.quarantined == {5: "RuntimeError: poison"}
+    assert shard.meta.next_offset == 9
+    by_op = {answer["op_id"]: answer for answer in answers(entries)}
+    assert by_op.keys() == {f"op-{at}" for at in range(2, 9)}
+    assert by_op["op-5"]["detail"].startswith("QUARANTINED")
+    monkeypatch.undo()
+    assert answers(Shard(SETTINGS, shard._state._maps, shard.meta).apply([pop(9)]))[0]["code"] == 0
+
+
+def test_a_state_that_cannot_be_read_quarantines_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = declared(memory_maps())
+
+    def unreadable(*_: object) -> None:
+        message = "the state cannot be read"
+        raise Unavailable(message)
+
+    monkeypatch.setattr(ops_decider, "fold", unreadable)
+    with pytest.raises(Unavailable):
+        shard.apply([pop(3)])
+    assert shard.meta.quarantined == {}
+
+
+def test_a_warm_shard_makes_few_calls() -> None:
+    maps = memory_maps()
+    shard = declared(maps)
+    shard.apply([pop(at) for at in range(2, 502)])
+    before = calls(maps)
+    shard.apply([pop(at) for at in range(502, 1_002)])
+    # The pages of 64 offsets are half of them.
+    assert calls(maps) - before <= 20
+
+
+def test_entries_of_a_write_are_numbered_in_the_order_in_which_they_leave() -> None:
+    shard = declared(memory_maps())
+    entries = [entry for at in (2, 3) for entry in shard.apply([pop(at)])]
+    records = records_of(entries, 0, Topics.of("p"), ClusterTopics.of("p"), audit_partitions=4)
+    keys = [EntryKey.decode(each.key or b"") for each in records if each.topic == "p.cluster_audit"]
+    assert keys == sorted(keys)
+    assert len({*keys}) == len(keys) >= 4
+    assert {key.apply_seq for key in keys} == {2, 3}
+
+
+def calls(maps: ShardMaps) -> int:
+    return sum(each.calls for each in maps if isinstance(each, MemoryMap))
