@@ -16,7 +16,7 @@ from pipelines.cluster.hadoop_file import HadoopFile
 from popstream.wire.base_errors import Corrupt, Invalid
 from popstream.wire.decode_errors import DECODE_ERRORS
 
-__all__ = ["CheckpointIdentity", "identity_of_checkpoint"]
+__all__ = ["CheckpointIdentity", "identity_of_checkpoint", "require_new", "stored_identity", "write_identity"]
 
 FORMAT = 1
 FILE_NAME = "popstream.json"
@@ -32,6 +32,8 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
         seed: Of the hashes of op_ids, which clients must not know.
         ops_topic_id: Kafka's id of the ops topic.
         ops_partitions: Partitions of the ops topic.
+        former_epochs: The state epochs that this state continues.
+        first_offset: Of a state that came from elsewhere: the first Kafka offset that it decides here, by partition.
     """
 
     format: int
@@ -40,6 +42,21 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     ops_topic_id: str
     ops_partitions: int
+    former_epochs: list[str] = []
+    first_offset: dict[int, int] = {}
+
+    @classmethod
+    def new(cls, prefix: str, ops: TopicFacts, **fields: Any) -> "CheckpointIdentity":  # noqa: ANN401 - as the fields are
+        """Return the identity of a state that begins."""
+        return cls(
+            format=FORMAT,
+            prefix=prefix,
+            state_epoch=uuid.uuid4().hex,
+            seed=secrets.randbits(64),
+            ops_topic_id=ops.topic_id,
+            ops_partitions=ops.partition_count,
+            **fields,
+        )
 
 
 def identity_of_checkpoint(spark: SparkSession, checkpoint: str, prefix: str, ops: TopicFacts) -> CheckpointIdentity:
@@ -50,39 +67,63 @@ def identity_of_checkpoint(spark: SparkSession, checkpoint: str, prefix: str, op
         Corrupt: The ops topic is not the one that it was decided from, or its file cannot be read.
         Unavailable: The place cannot be reached.
     """
-    file = HadoopFile(spark, f"{checkpoint}/{FILE_NAME}")
-    stored = file.read()
-    if stored is None:
-        _require_new(spark, checkpoint)
-        identity = CheckpointIdentity(
-            format=FORMAT,
-            prefix=prefix,
-            state_epoch=uuid.uuid4().hex,
-            seed=secrets.randbits(64),
-            ops_topic_id=ops.topic_id,
-            ops_partitions=ops.partition_count,
-        )
-        file.write(msgspec.json.format(msgspec.json.encode(identity)), overwrite=False)
-        return identity
-    try:
-        fields: dict[str, Any] = msgspec.json.decode(stored, type=dict[str, Any])
-    except DECODE_ERRORS as error:
-        message = f"{file.url} is damaged: restore it from a copy of the checkpoint"
-        raise Corrupt(message, subject=file.url) from error
-    if fields.get("format") != FORMAT:
-        message = f"{file.url} has format {fields.get('format')!r}: it was made by another version, which must run it"
-        raise Invalid(message, subject=file.url)
-    try:
-        identity = msgspec.convert(fields, CheckpointIdentity)
-    except msgspec.ValidationError as error:
-        message = f"{file.url} is damaged: restore it from a copy of the checkpoint"
-        raise Corrupt(message, subject=file.url) from error
-    _require_same(identity, checkpoint, prefix, ops)
+    identity = stored_identity(spark, checkpoint)
+    if identity is None:
+        require_new(spark, checkpoint)
+        identity = CheckpointIdentity.new(prefix, ops)
+        write_identity(spark, checkpoint, identity)
+    else:
+        _require_same(identity, checkpoint, prefix, ops)
     return identity
 
 
-def _require_new(spark: SparkSession, checkpoint: str) -> None:
-    if HadoopFile(spark, f"{checkpoint}/metadata").read() is not None:
+def stored_identity(spark: SparkSession, checkpoint: str) -> CheckpointIdentity | None:
+    """Return the identity that a checkpoint has; None: it has none.
+
+    Raises:
+        Invalid: Another version made it.
+        Corrupt: Its file cannot be read.
+        Unavailable: The place cannot be reached.
+    """
+    file = _file(spark, checkpoint)
+    stored = file.read()
+    if stored is None:
+        return None
+    try:
+        fields = msgspec.json.decode(stored, type=dict[str, Any])
+        if fields.get("format") == FORMAT:
+            return msgspec.convert(fields, CheckpointIdentity, str_keys=True)
+    except DECODE_ERRORS as error:
+        message = f"{file.url} is damaged: restore it from a copy of the checkpoint"
+        raise Corrupt(message, subject=file.url) from error
+    message = f"{file.url} has format {fields.get('format')!r}: it was made by another version, which must run it"
+    raise Invalid(message, subject=file.url)
+
+
+def write_identity(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity) -> None:
+    """Store the identity of a new state. Raises Unavailable."""
+    _file(spark, checkpoint).write(msgspec.json.format(msgspec.json.encode(identity)), overwrite=False)
+
+
+def _file(spark: SparkSession, checkpoint: str) -> HadoopFile:
+    return HadoopFile(spark, f"{checkpoint}/{FILE_NAME}")
+
+
+def require_new(spark: SparkSession, checkpoint: str) -> None:
+    """Refuse a place that has a state already, or something else.
+
+    Raises:
+        Invalid: It has.
+        Unavailable: The place cannot be reached.
+    """
+    if _file(spark, checkpoint).read() is not None:
+        message = f"{checkpoint} has a state already: name another place"
+        raise Invalid(message, subject=checkpoint)
+    _require_no_checkpoint(spark, checkpoint)
+
+
+def _require_no_checkpoint(spark: SparkSession, checkpoint: str) -> None:
+    if HadoopFile(spark, f"{checkpoint}/decide_ops/metadata").read() is not None:
         message = f"{checkpoint} is a checkpoint of another program, or its {FILE_NAME} was deleted: name another place"
         raise Invalid(message, subject=checkpoint)
 

@@ -18,7 +18,8 @@ from connectors.kafka.owner_log import OwnerLog
 from pipelines.cluster.audit_query import AuditQuery
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
 from pipelines.cluster.deadline_ticker import DeadlineTicker
-from pipelines.cluster.decide_query import start_decide_query
+from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
+from pipelines.cluster.migration.to_cluster import beginning_of
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
 from pipelines.job_settings import JobSettings
@@ -109,7 +110,8 @@ class ClusterJob:
                     audit_partitions=internal[self.internal.audit].partition_count,
                     records_per_batch_max=self.settings.records_per_batch_max,
                     tasks=self.cluster.tasks,
-                    checkpoint=f"{self.cluster.checkpoint}/decide_ops",
+                    checkpoint=checkpoint_of(self.cluster.checkpoint),
+                    beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
                 )
             )
             self._watch(
@@ -178,7 +180,7 @@ class ClusterJob:
             on_failure=self._fail,
         )
         self._stack.callback(ownership.release)
-        ownership.take({identity.state_epoch}, take_over=self._take_over)
+        ownership.take({identity.state_epoch, *identity.former_epochs}, take_over=self._take_over)
 
     def _start_ticker(self, ops_partitions: int) -> None:
         if self.settings.ticks:
@@ -190,7 +192,7 @@ class ClusterJob:
 
     def _watch(self, query: StreamingQuery) -> None:
         self._stack.callback(query.stop)
-        threading.Thread(target=self._await, args=(query,), name=f"{query.name}-watch", daemon=True).start()
+        threading.Thread(target=self._await, args=(query,), name="query-watch", daemon=True).start()
 
     def _await(self, query: StreamingQuery) -> None:
         try:

@@ -80,6 +80,10 @@ class DeadlineIndex:
         """Return the prefixes of the queues that have deadlines."""
         return list(self._queues)
 
+    def of(self, queue: bytes) -> list[DeadlineRef]:
+        """Return all deadlines of a queue, in order."""
+        return list(self._queues.get(queue, ()))
+
     def earliest_of(self, queue: bytes) -> int | None:
         """Return the earliest deadline of a queue in ms; None: it has none."""
         refs = self._queues.get(queue)

@@ -1,5 +1,9 @@
 """The query that decides: the ops topic through one shard for each of its partitions, to the Kafka sink."""
 
+import json
+from collections.abc import Mapping
+from typing import NamedTuple
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
@@ -15,9 +19,26 @@ from pipelines.cluster.shard_processor import ShardProcessor
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["QUERY", "start_decide_query"]
+__all__ = ["QUERY", "Beginning", "checkpoint_of", "start_decide_query"]
 
 QUERY = "decide_ops"
+
+
+class Beginning(NamedTuple):
+    """Where a state goes on that came from elsewhere.
+
+    Attributes:
+        rows: Columns shard, map, key, value: what the maps of shards hold (migration/shard_rows.py).
+        first_offset: The first Kafka offset to decide, by partition of the ops topic.
+    """
+
+    rows: DataFrame
+    first_offset: Mapping[int, int]
+
+
+def checkpoint_of(state: str) -> str:
+    """Return the checkpoint of the query, below the path or URL of a job's state."""
+    return f"{state}/{QUERY}"
 
 
 def start_decide_query(
@@ -30,6 +51,7 @@ def start_decide_query(
     records_per_batch_max: int,
     tasks: int,
     checkpoint: str,
+    beginning: Beginning | None = None,
 ) -> StreamingQuery:
     """Start the query.
 
@@ -42,12 +64,17 @@ def start_decide_query(
         records_per_batch_max: Records of a micro-batch at most.
         tasks: Tasks that read the log.
         checkpoint: Path or URL of the query's checkpoint.
+        beginning: Of a state that came from elsewhere; None: the state begins empty, with the log.
     """
-    packed = _packed(_records(spark, connection, prefix, records_per_batch_max), tasks)
+    packed = _packed(_records(spark, connection, prefix, records_per_batch_max, beginning), tasks)
     keys = f.array(*(f.lit(key).cast("int") for key in shard_keys(spark, settings.ops_partitions)))
     keyed = packed.select(_element(keys, f.col("ops_partition")).alias("shard"), "payload")
     outgoing = keyed.groupBy("shard").transformWithState(
-        ShardProcessor(settings, connection, prefix, audit_partitions), OUTGOING_SCHEMA, "append", "none"
+        ShardProcessor(settings, connection, prefix, audit_partitions),
+        OUTGOING_SCHEMA,
+        "append",
+        "none",
+        None if beginning is None else beginning.rows.groupBy("shard"),
     )
     return (
         outgoing.writeStream.queryName(QUERY)
@@ -59,12 +86,22 @@ def start_decide_query(
     )
 
 
-def _records(spark: SparkSession, connection: KafkaConnection, prefix: str, records_per_batch_max: int) -> DataFrame:
+def _records(
+    spark: SparkSession,
+    connection: KafkaConnection,
+    prefix: str,
+    records_per_batch_max: int,
+    beginning: Beginning | None,
+) -> DataFrame:
+    ops = Topics.of(prefix).ops
+    starting = "earliest"
+    if beginning is not None:
+        starting = json.dumps({ops: {str(number): at for number, at in beginning.first_offset.items()}})
     frame = (
         spark.readStream.format("kafka")
         .options(**source_options(connection))
-        .option("subscribe", Topics.of(prefix).ops)
-        .option("startingOffsets", "earliest")
+        .option("subscribe", ops)
+        .option("startingOffsets", starting)
         .option("maxOffsetsPerTrigger", records_per_batch_max)
         .load()
     )

@@ -14,6 +14,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
+from pipelines.cluster.migration.shard_rows import META_MAP
 from pipelines.cluster.outgoing import deadlines_record, records_of
 from pipelines.cluster.packed_records import unpack
 from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
@@ -71,6 +72,13 @@ class ShardProcessor(StatefulProcessor):
         yield from map(_row, records_of(entries, partition, self._topics, self._internal, self._audit_partitions))
         newest_ms = max(record.timestamp_ms for record in records)
         yield _row(deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal))
+
+    def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
+        """Store one row of a state that came from elsewhere; Spark calls it with the first micro-batch."""
+        if initialState.map == META_MAP:
+            self._meta.update((bytes(initialState.value),))
+        else:
+            getattr(self._maps, initialState.map).put(bytes(initialState.key), bytes(initialState.value))
 
     def _apply(self, shard: Shard, partition: int, records: list[KafkaRecord]) -> list[Entry]:
         context = TaskContext.get()

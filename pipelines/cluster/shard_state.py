@@ -10,17 +10,20 @@ Keys, deadlines and the hashes of the window are in memory: some 100 bytes a key
 micro-batch costs in calls follows from the values that it reads for the first time and from those that it changes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Protocol
 
 from broker_state.store.key_kinds import queue_of_key
-from broker_state.store.keys import DeadlineRef, QueueTag
-from broker_state.store.overlay import DEADLINES, OPS, STATE, Family, Overlay
+from broker_state.store.keys import DeadlineRef, QueueTag, deadline_key
+from broker_state.store.overlay import DEADLINES, OPS, STATE, Change, Family, Overlay
 from pipelines.cluster.deadline_index import DeadlineIndex
 from pipelines.cluster.key_directory import KeyDirectory
 from pipelines.cluster.window_chunks import ChunkMap, WindowChunks, WindowIndex
 
 __all__ = ["ShardMaps", "ShardState", "StoredMap"]
+
+
+_PAGE_NO_BYTES = 8
 
 
 class StoredMap(ChunkMap, Protocol):
@@ -85,6 +88,16 @@ class ShardState:
         """See `Kv.deadlines`."""
         return self.deadline_index.after(queue, after, until_ms, limit)
 
+    def content(self) -> Iterator[tuple[Family, bytes, bytes]]:
+        """Yield (family, key, value) of everything that is stored, as a store on disk has it."""
+        for key, value in self._maps.state.items():
+            yield STATE, key, value
+        for key, value in self._window.items():
+            yield (STATE if _is_page_of_op_ids(key) else OPS), key, value
+        for queue in self.deadline_index.queues():
+            for ref in self.deadline_index.of(queue):
+                yield DEADLINES, deadline_key(queue, ref), b""
+
     def write(self, overlay: Overlay, newest_ms: int) -> None:
         """Store the changes of an overlay, which starts its next micro-batch.
 
@@ -97,9 +110,20 @@ class ShardState:
             for key in directory.under(prefix):
                 state.remove(key)
                 directory.discard(key)
+        self.put(overlay.changes(), newest_ms)
+        overlay.written()
+
+    def put(self, changes: Iterable[Change], newest_ms: int) -> None:
+        """Store changes: (family, key, value), value None deletes.
+
+        Args:
+            changes: Each key once.
+            newest_ms: Timestamp of the newest record among what led to them.
+        """
+        state, directory = self._maps.state, self._directory
         window: list[tuple[bytes, bytes | None]] = []
         deadlines: list[tuple[bytes, bytes | None]] = []
-        for family, key, value in overlay.changes():
+        for family, key, value in changes:
             if family == DEADLINES:
                 deadlines.append((key, value))
             elif family == OPS or _is_page_of_op_ids(key):
@@ -116,9 +140,12 @@ class ShardState:
             else:
                 self._maps.deadlines.put(bucket, refs)
         self._window.write(window, newest_ms)
-        overlay.written()
 
 
 def _is_page_of_op_ids(key: bytes) -> bool:
+    """Return whether a key of the `state` family, or of the window, is that of a page of op_ids.
+
+    In the window are keys of op_ids, too: one of 70 bytes begins alike, and is longer.
+    """
     at = len(queue_of_key(key))
-    return key[at : at + 1] == QueueTag.OP_LOG
+    return key[at : at + 1] == QueueTag.OP_LOG and len(key) == at + 1 + _PAGE_NO_BYTES

@@ -9,7 +9,7 @@ of date, as of queues where nothing happens any more, moves to the newest one.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -125,6 +125,11 @@ class WindowChunks:
                 self._loaded.popitem(last=False)
         self._loaded.move_to_end(number)
         return loaded
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all keys with their values."""
+        for number in range(self.first, self.end):
+            yield from list(self.valid(number).items())
 
     def write(self, changes: Iterable[tuple[bytes, bytes | None]], newest_ms: int) -> None:
         """Store changes (value None deletes) as new chunks, and drop old ones.

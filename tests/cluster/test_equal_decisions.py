@@ -8,22 +8,23 @@ left it for Kafka, and what Spark's own reader finds in the state store, are com
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import pytest
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
-from pyspark.sql import functions as f
 
 from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Kv, Overlay
 from connectors.delta.rows import decode_rows
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.topic_admin import create_message_topic
 from pipelines.cluster.decide_query import start_decide_query
+from pipelines.cluster.migration.shard_rows import content_of
+from pipelines.cluster.migration.stored_state import rows_of_checkpoint
 from pipelines.cluster.outgoing import EntryKey
 from pipelines.cluster.shard import ShardMeta, ShardSettings
-from pipelines.cluster.shard_state import ShardMaps
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entries import read_frame, read_notifications, read_slice
 from pipelines.decide_ops.entry import Entry, EntryKind
@@ -32,7 +33,7 @@ from pipelines.decide_ops.order import in_one_turn, order
 from popstream.kafka_connection import KafkaConnection
 from tests.model.generator import PARTITIONS
 from tests.support.in_process.folding import KERNEL_FAMILIES, RESULTS_PARTITIONS, records_of
-from tests.support.in_process.memory_maps import SEED, MemoryMap, ShardStore
+from tests.support.in_process.memory_maps import SEED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from connectors.kafka.embedded import EmbeddedKafka
+    from pipelines.cluster.decide_query import Beginning
     from tests.model.reference_model import Record
 
 pytestmark = pytest.mark.cluster
@@ -51,6 +53,8 @@ UNREADABLE = [b"", b"no json", b"[]", b'{"v":9,"type":"pop"}', b'{"v":1,"type":"
 
 class Log:
     """A log in a topic of a broker, with the times that it was generated with."""
+
+    partition_count = PARTITIONS
 
     def __init__(self, connection: KafkaConnection, prefix: str, records: Sequence[Record]) -> None:
         self.connection, self.prefix = connection, prefix
@@ -94,9 +98,17 @@ class Log:
         consumer.close()
 
 
-def decide(spark: SparkSession, log: Log, run_id: str, checkpoint: str) -> None:
+def decide(
+    spark: SparkSession,
+    log: Log,
+    run_id: str,
+    checkpoint: str,
+    *,
+    seed: int = SEED,
+    beginning: Beginning | None = None,
+) -> None:
     """Decide all that is in the log, with a memory of its own for each run."""
-    settings = ShardSettings(run_id, PARTITIONS, RESULTS_PARTITIONS, None, SEED, 1 << 20)
+    settings = ShardSettings(run_id, PARTITIONS, RESULTS_PARTITIONS, None, seed, 1 << 20)
     query = start_decide_query(
         spark,
         log.connection,
@@ -106,6 +118,7 @@ def decide(spark: SparkSession, log: Log, run_id: str, checkpoint: str) -> None:
         records_per_batch_max=RECORDS // 6,
         tasks=2,
         checkpoint=checkpoint,
+        beginning=beginning,
     )
     try:
         query.processAllAvailable()
@@ -114,35 +127,18 @@ def decide(spark: SparkSession, log: Log, run_id: str, checkpoint: str) -> None:
 
 
 def stored_metas(spark: SparkSession, checkpoint: str) -> dict[int, ShardMeta]:
-    """What each shard has stored of itself, by its key."""
-    stored = _state(spark, checkpoint, "meta").select(f.col("key.shard"), f.col("value.bytes").alias("value"))
-    return {row.shard: ShardMeta.decode(bytes(row.value)) for row in stored.collect()}
+    """What each shard has stored of itself, by partition of the ops topic."""
+    metas, _ = content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED)
+    return metas
 
 
 def stored_families(spark: SparkSession, checkpoint: str) -> dict[str, dict[bytes, bytes]]:
     """The state of all shards, as Spark's own reader finds it in the state store."""
-    metas = {
-        row.shard: ShardMeta.decode(bytes(row.value))
-        for row in _state(spark, checkpoint, "meta")
-        .select(f.col("key.shard"), f.col("value.bytes").alias("value"))
-        .collect()
-    }
     families: dict[str, dict[bytes, bytes]] = {name: {} for name in KERNEL_FAMILIES}
-    maps: dict[int, ShardMaps] = {shard: ShardMaps(*(MemoryMap() for _ in ShardMaps._fields)) for shard in metas}
-    for number, name in enumerate(ShardMaps._fields):
-        frame = _state(spark, checkpoint, name)
-        for row in frame.select(
-            f.col("key.shard"), f.col("user_map_key.bytes").alias("at"), f.col("user_map_value.bytes").alias("value")
-        ).collect():
-            maps[row.shard][number].put(bytes(row.at), bytes(row.value))
-    for shard, meta in metas.items():
-        for name, found in ShardStore.over(maps[shard], meta.first_chunk, meta.end_chunk).families().items():
-            families[name].update(found)
+    _, content = content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED)
+    for family, key, value in content:
+        families[family][key] = value
     return families
-
-
-def _state(spark: SparkSession, checkpoint: str, name: str) -> Any:
-    return spark.read.format("statestore").option("path", checkpoint).option("stateVarName", name).load()
 
 
 @pytest.mark.parametrize("seed", [2, 5])
@@ -193,7 +189,14 @@ class Left:
             self.kinds[table][repr(row)] += 1
 
 
-def decided_entries(kv: MemoryKv, records: Sequence[KafkaRecord]) -> list[Entry]:
+class Store(Kv, Protocol):
+    """`MemoryKv` and `RocksStore`."""
+
+    def write(self, overlay: Overlay) -> object:
+        """Take what the overlay changed."""
+
+
+def decided_entries(kv: Store, records: Sequence[KafkaRecord]) -> list[Entry]:
     """What leaves when all records are decided at once over `kv`."""
     decider = OpsDecider(kv, Decoder(PARTITIONS).decode, results_partitions=RESULTS_PARTITIONS)
     ordered = order(decider.decode(records), {})

@@ -1,0 +1,1 @@
+"""Moves a state between the folder of an embedded job and the checkpoint of a job on a cluster."""

@@ -1,0 +1,116 @@
+"""A state as rows: what each shard's maps have to hold, and back. Pure: it does not know where rows come from.
+
+```
+ops_partition   map                                                     key, value
+3               state, deadlines, chunk_index, chunk_values (ShardMaps) as stored there
+3               meta                                                    empty key, ShardMeta
+```
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from broker_state.store.key_kinds import queue_of_key
+from broker_state.store.overlay import Change, Family
+from pipelines.cluster.shard import ShardMeta
+from pipelines.cluster.shard_state import ShardMaps, ShardState
+
+__all__ = ["META_MAP", "CollectedMap", "Content", "ShardRow", "content_of", "shard_rows"]
+
+META_MAP = "meta"
+_CHANGES_AT_ONCE = 20_000
+
+
+Content = tuple[Family, bytes, bytes]
+"""(family, key, value), as in a store on disk."""
+
+
+class ShardRow(NamedTuple):
+    """A key with its value in a map of a shard."""
+
+    ops_partition: int
+    map: str
+    key: bytes
+    value: bytes
+
+
+class CollectedMap:
+    """A `StoredMap` in memory."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        """Return the value of a key, or None."""
+        return self._values.get(key)
+
+    def put(self, key: bytes, value: bytes) -> None:
+        """Store a value."""
+        self._values[key] = value
+
+    def remove(self, key: bytes) -> None:
+        """Delete a key."""
+        self._values.pop(key, None)
+
+    def keys(self) -> Iterator[bytes]:
+        """Yield all keys."""
+        return iter(list(self._values))
+
+    def items(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all keys with their values."""
+        return iter(list(self._values.items()))
+
+
+def shard_rows(
+    content: Iterable[Content],
+    metas: Mapping[int, ShardMeta],
+    partition_of_queue: Callable[[bytes], int],
+    *,
+    seed: int,
+    newest_ms: int,
+) -> Iterator[ShardRow]:
+    """Yield the rows of all shards.
+
+    Args:
+        content: (family, key, value) of a state, in any order.
+        metas: By partition of the ops topic, how far it is decided; the numbers of chunks are set here.
+        partition_of_queue: Returns the partition of the ops topic of a queue, by the prefix of its keys.
+        seed: Of the hashes of op_ids.
+        newest_ms: Timestamp of the newest decided record, about: chunks of the window move when they are old.
+    """
+    by_partition: dict[int, list[Change]] = defaultdict(list)
+    for family, key, value in content:
+        by_partition[partition_of_queue(queue_of_key(key))].append((family, key, value))
+    for partition, meta in metas.items():
+        maps = ShardMaps(CollectedMap(), CollectedMap(), CollectedMap(), CollectedMap())
+        state = ShardState(maps, seed, 1, 1)
+        changes = by_partition.pop(partition, [])
+        for first in range(0, len(changes), _CHANGES_AT_ONCE):
+            state.put(changes[first : first + _CHANGES_AT_ONCE], newest_ms)
+        for name, stored in zip(ShardMaps._fields, maps, strict=True):
+            for key, value in stored.items():
+                yield ShardRow(partition, name, key, value)
+        first_chunk, end_chunk = state.chunks
+        with_chunks = ShardMeta(meta.next_offset, meta.apply_seq, first_chunk, end_chunk, meta.quarantined)
+        yield ShardRow(partition, META_MAP, b"", with_chunks.encode())
+    assert not by_partition, "every queue belongs to a partition of the ops topic"
+
+
+def content_of(rows: Iterable[ShardRow], seed: int) -> tuple[dict[int, ShardMeta], Iterator[Content]]:
+    """Return how far each partition is decided, and (family, key, value) of everything that the shards hold."""
+    metas: dict[int, ShardMeta] = {}
+    maps: dict[int, ShardMaps] = defaultdict(
+        lambda: ShardMaps(CollectedMap(), CollectedMap(), CollectedMap(), CollectedMap())
+    )
+    for partition, name, key, value in rows:
+        if name == META_MAP:
+            metas[partition] = ShardMeta.decode(value)
+        else:
+            getattr(maps[partition], name).put(key, value)
+
+    def content() -> Iterator[Content]:
+        for partition, meta in metas.items():
+            yield from ShardState(maps[partition], seed, meta.first_chunk, meta.end_chunk).content()
+
+    return metas, content()

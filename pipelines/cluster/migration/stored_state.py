@@ -1,0 +1,62 @@
+"""What a state holds, in the folder of an embedded job and in the checkpoint of one on a cluster; how both compare."""
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+
+from broker_state.store.overlay import DEADLINES, OPS, STATE
+from broker_state.store.rocks_store import RocksStore
+from pipelines.cluster.migration.shard_rows import META_MAP, Content, ShardRow
+from pipelines.cluster.shard_keys import shard_keys
+from pipelines.cluster.shard_state import ShardMaps
+
+__all__ = ["Migrated", "content_of_store", "digest_of", "rows_of_checkpoint"]
+
+_FIRST_KEY = b"\x01"
+
+
+class Migrated(NamedTuple):
+    """What was taken over: the number of keys, and a digest of them and their values, equal in both places."""
+
+    keys: int
+    digest: str
+
+
+def content_of_store(state: RocksStore) -> Iterator[Content]:
+    """Yield everything that the kernel has stored on disk."""
+    for family in (STATE, OPS, DEADLINES):
+        for key, value in state.scan(family, _FIRST_KEY):
+            yield family, key, value
+
+
+def rows_of_checkpoint(spark: SparkSession, query_checkpoint: str, ops_partitions: int) -> Iterator[ShardRow]:
+    """Yield what the maps of all shards hold after the last committed micro-batch, by Spark's own reader.
+
+    Args:
+        spark: A session with the state store of `cluster_session`.
+        query_checkpoint: Path or URL of the checkpoint of the deciding query.
+        ops_partitions: Partitions of the ops topic.
+    """
+    partition_of_key = {key: partition for partition, key in enumerate(shard_keys(spark, ops_partitions))}
+    _ = spark.streams.active  # in a session without streams Spark's reader finds no coordinator of state stores
+    for name in (META_MAP, *ShardMaps._fields):
+        frame = spark.read.format("statestore").option("path", query_checkpoint).option("stateVarName", name).load()
+        if name == META_MAP:
+            columns = f.col("key.shard"), f.lit(b"").alias("at"), f.col("value.bytes").alias("value")
+        else:
+            columns = f.col("key.shard"), f.col("user_map_key.bytes"), f.col("user_map_value.bytes")
+        for shard, key, value in frame.select(*columns).toLocalIterator():
+            yield ShardRow(partition_of_key[shard], name, bytes(key), bytes(value))
+
+
+def digest_of(content: Iterable[Content]) -> Migrated:
+    """Return the number of keys, and a digest that does not depend on their order."""
+    keys = total = 0
+    for family, key, value in content:
+        keys += 1
+        each = hashlib.blake2b(family.encode() + len(key).to_bytes(2, "big") + key + value, digest_size=16)
+        total = (total + int.from_bytes(each.digest(), "big")) % (1 << 128)
+    return Migrated(keys, f"{total:032x}")

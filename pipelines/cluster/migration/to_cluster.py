@@ -1,0 +1,132 @@
+"""Takes the state of an embedded job, which must not run, to a new checkpoint of a job on a cluster."""
+
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from broker_state.store.rocks_store import OUTBOX, RocksStore
+from checkpoints.applied import applied_of
+from checkpoints.reconcile import LogFound, lost_records, require_same_log
+from connectors.kafka.topic_admin import TopicFacts
+from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.cluster.checkpoint_identity import CheckpointIdentity, require_new, write_identity
+from pipelines.cluster.decide_query import Beginning
+from pipelines.cluster.migration.shard_rows import ShardRow, content_of, shard_rows
+from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of
+from pipelines.cluster.shard import ShardMeta
+from pipelines.cluster.shard_keys import shard_keys
+from popstream.exchange.partitioner import partition_of
+from popstream.wire.base_errors import Corrupt, Invalid
+
+__all__ = ["beginning_of", "migrate_to_cluster"]
+
+_ROWS_AT_ONCE = 100_000
+_SCHEMA = pa.schema(
+    [
+        ("shard", pa.int32()),
+        ("ops_partition", pa.int32()),
+        ("map", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+
+
+def migrate_to_cluster(
+    spark: SparkSession, state: RocksStore, *, prefix: str, ops: TopicFacts, log: LogFound, checkpoint: str
+) -> Migrated:
+    """Write the state beside a new checkpoint, from which the first start of the job on the cluster takes it.
+
+    Args:
+        spark: A session.
+        state: The state, or that of a snapshot; it is only read.
+        prefix: Prefix of the job's topics.
+        ops: Its ops topic.
+        log: The log, as found.
+        checkpoint: Path or URL of the state on the cluster; nothing may be there.
+
+    Raises:
+        Invalid: There is a state already, or the outbox holds what is not delivered yet.
+        Corrupt: The log is not the one that was decided, or no longer reaches back to the state.
+        Unavailable: The place cannot be reached.
+    """
+    require_new(spark, checkpoint)
+    applied = applied_of(state)
+    require_same_log(applied, log)
+    if lost := lost_records(applied.next_offset, log):
+        message = f"{log.topic} no longer has the records after the state: take a newer one"
+        raise Corrupt(message, subject=log.topic, details=lost)
+    if any(True for _ in state.scan(OUTBOX, b"")):
+        message = (
+            "the outbox holds answers or rows that are not delivered: start the embedded job once more, wait until"
+            " `popstream status` shows an empty outbox, and stop it"
+        )
+        raise Invalid(message, subject=str(state.path))
+    first_offset = {number: applied.next_offset.get(number, 0) for number in range(ops.partition_count)}
+    former_epochs = [applied.state_epoch, *applied.former_epochs]
+    identity = CheckpointIdentity.new(prefix, ops, former_epochs=former_epochs, first_offset=first_offset)
+    rows = shard_rows(
+        content_of_store(state),
+        _metas(state, first_offset),
+        lambda queue: _partition_of_queue(queue, ops.partition_count),
+        seed=identity.seed,
+        newest_ms=time.time_ns() // 1_000_000,
+    )
+    _write(spark, rows, shard_keys(spark, ops.partition_count), _rows_url(checkpoint))
+    migrated = digest_of(content_of_store(state))
+    _, content = content_of(_read(spark.read.parquet(_rows_url(checkpoint))), identity.seed)
+    if digest_of(content) != migrated:
+        message = f"what was written to {checkpoint} is not what was read: remove it, and try again"
+        raise Corrupt(message, subject=checkpoint)
+    write_identity(spark, checkpoint, identity)
+    return migrated
+
+
+def beginning_of(spark: SparkSession, checkpoint: str, identity: CheckpointIdentity) -> Beginning | None:
+    """Return where the state of a checkpoint began, if it came from elsewhere."""
+    if not identity.first_offset:
+        return None
+    rows = spark.read.parquet(_rows_url(checkpoint)).select("shard", "map", "key", "value")
+    return Beginning(rows, identity.first_offset)
+
+
+def _metas(state: RocksStore, first_offset: dict[int, int]) -> dict[int, ShardMeta]:
+    quarantined: dict[int, dict[int, str]] = {partition: {} for partition in first_offset}
+    for (partition, kafka_offset), error in Quarantine(state):
+        quarantined[partition][kafka_offset] = error
+    return {
+        partition: ShardMeta(next_offset, quarantined=quarantined[partition])
+        for partition, next_offset in first_offset.items()
+    }
+
+
+def _partition_of_queue(queue: bytes, partition_count: int) -> int:
+    """Return the partition of the ops topic of a queue, by the prefix of its keys."""
+    return partition_of(queue[1:-4] + b"\0" + str(int.from_bytes(queue[-4:], "big")).encode(), partition_count)
+
+
+def _rows_url(checkpoint: str) -> str:
+    return f"{checkpoint}/beginning"
+
+
+def _read(frame: DataFrame) -> Iterator[ShardRow]:
+    for row in frame.select("ops_partition", "map", "key", "value").toLocalIterator():
+        yield ShardRow(row.ops_partition, row.map, bytes(row.key), bytes(row.value))
+
+
+def _write(spark: SparkSession, rows: Iterator[ShardRow], keys: list[int], url: str) -> None:
+    waiting: list[tuple[int, int, str, bytes, bytes]] = []
+
+    def flush() -> None:
+        columns = list(zip(*waiting, strict=True)) or [()] * len(_SCHEMA)
+        arrays = [pa.array(each, field.type) for each, field in zip(columns, _SCHEMA, strict=True)]
+        spark.createDataFrame(pa.table(arrays, schema=_SCHEMA)).write.mode("append").parquet(url)
+        waiting.clear()
+
+    for row in rows:
+        waiting.append((keys[row.ops_partition], *row))
+        if len(waiting) == _ROWS_AT_ONCE:
+            flush()
+    flush()
