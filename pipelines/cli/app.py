@@ -12,6 +12,7 @@ import typer
 from pipelines.cli.clients.dead_commands import dead
 from pipelines.cli.clients.group_commands import group
 from pipelines.cli.clients.message_commands import consume, ops, perf, release, send
+from pipelines.cli.cluster.state_commands import migrate, rescale
 from pipelines.cli.exits import EPILOG, Group, interrupt
 from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
@@ -36,12 +37,14 @@ COMMANDS = (
     *(ops, send, consume, perf, release),
     *(status, queue, snapshot, restore, verify),
     *(query, why, maintain, check),
+    rescale,
 )
 for command in COMMANDS:
     app.command(epilog=EPILOG)(command)
 app.add_typer(group)
 app.add_typer(dead)
 app.add_typer(history)
+app.add_typer(migrate)
 
 
 @app.callback()

@@ -58,6 +58,29 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
             **fields,
         )
 
+    def require(self, checkpoint: str, prefix: str, ops: TopicFacts) -> None:
+        """Refuse another prefix, and another topic.
+
+        Raises:
+            Invalid: The state of `checkpoint` belongs to another prefix.
+            Corrupt: The ops topic is not the one that it was decided from.
+        """
+        if self.prefix != prefix:
+            message = f"{checkpoint} is the state of prefix {self.prefix!r}, not of {prefix!r}"
+            raise Invalid(message, subject=checkpoint)
+        if self.ops_topic_id != ops.topic_id:
+            message = (
+                f"{ops.name} was made anew since {checkpoint} decided it: what it decided belongs to other records."
+                " Name a new checkpoint to begin with the new topic"
+            )
+            raise Corrupt(message, subject=ops.name)
+        if self.ops_partitions != ops.partition_count:
+            message = (
+                f"{ops.name} has {ops.partition_count} partitions, and had {self.ops_partitions} when {checkpoint}"
+                " began: queues would move between partitions"
+            )
+            raise Corrupt(message, subject=ops.name)
+
 
 def identity_of_checkpoint(spark: SparkSession, checkpoint: str, prefix: str, ops: TopicFacts) -> CheckpointIdentity:
     """Return the identity of a checkpoint; a new one gets one.
@@ -73,7 +96,7 @@ def identity_of_checkpoint(spark: SparkSession, checkpoint: str, prefix: str, op
         identity = CheckpointIdentity.new(prefix, ops)
         write_identity(spark, checkpoint, identity)
     else:
-        _require_same(identity, checkpoint, prefix, ops)
+        identity.require(checkpoint, prefix, ops)
     return identity
 
 
@@ -126,21 +149,3 @@ def _require_no_checkpoint(spark: SparkSession, checkpoint: str) -> None:
     if HadoopFile(spark, f"{checkpoint}/decide_ops/metadata").read() is not None:
         message = f"{checkpoint} is a checkpoint of another program, or its {FILE_NAME} was deleted: name another place"
         raise Invalid(message, subject=checkpoint)
-
-
-def _require_same(identity: CheckpointIdentity, checkpoint: str, prefix: str, ops: TopicFacts) -> None:
-    if identity.prefix != prefix:
-        message = f"{checkpoint} is the state of prefix {identity.prefix!r}, not of {prefix!r}"
-        raise Invalid(message, subject=checkpoint)
-    if identity.ops_topic_id != ops.topic_id:
-        message = (
-            f"{ops.name} was made anew since {checkpoint} decided it: what it decided belongs to other records. Name a"
-            " new checkpoint to begin with the new topic"
-        )
-        raise Corrupt(message, subject=ops.name)
-    if identity.ops_partitions != ops.partition_count:
-        message = (
-            f"{ops.name} has {ops.partition_count} partitions, and had {identity.ops_partitions} when {checkpoint}"
-            " began: queues would move between partitions"
-        )
-        raise Corrupt(message, subject=ops.name)

@@ -1,0 +1,1 @@
+"""The commands about jobs on Spark clusters."""
