@@ -23,7 +23,7 @@ import uuid
 from base64 import urlsafe_b64encode
 from typing import TYPE_CHECKING, NamedTuple
 
-from connectors.kafka.loopback import HOST
+from connectors.local_servers.loopback import HOST
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:

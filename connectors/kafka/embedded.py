@@ -1,23 +1,23 @@
 """An embedded Kafka broker: one KRaft node from the jars in `var/jars/kafka`, for trials, tests and benchmarks.
 
 The broker listens on 127.0.0.1 only, without authentication unless it gets a `BrokerSecurity`. It never outlives the
-process that started it: see `watchdog`. `broker_folder` draws its folder.
+process that started it: see `connectors.local_servers.watchdog`. `broker_folder` draws its folder.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
 import time
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, Self
 
 from connectors.jars.class_archive import flags_to_use
 from connectors.jars.resolve import JarError, java, kafka_jars
-from connectors.kafka import watchdog
 from connectors.kafka.broker_folder import LOG_LINES_SHOWN, POLL_S, BrokerFolder, Ports
-from connectors.kafka.loopback import HOST, free_port, is_ready, require_free
+from connectors.kafka.readiness import is_ready
+from connectors.local_servers.loopback import HOST, free_port, require_free
+from connectors.local_servers.watched_process import WatchedProcess
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
@@ -32,7 +32,6 @@ __all__ = ["SHORT_LIVED", "EmbeddedKafka"]
 
 LOG_BYTES_MAX = 4 * 1024 * 1024
 STOP_GRACE_S = 20.0
-KILL_GRACE_S = 10.0
 STARTS_MAX = 4
 PORT_TAKEN_SIGN = "Address already in use"
 SHORT_LIVED: Final = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC")
@@ -81,8 +80,7 @@ class EmbeddedKafka:
         self._java_options = list(java_options)
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
-        self._watchdog: subprocess.Popen[bytes] | None = None
-        self._pid = 0
+        self._process: WatchedProcess | None = None
 
     @property
     def folder(self) -> Path:
@@ -117,15 +115,15 @@ class EmbeddedKafka:
         Raises:
             Unavailable: The broker does not run.
         """
-        if not self.is_running:
+        if self._process is None or self._process.exit_code is not None:
             message = "the broker does not run"
             raise Unavailable(message, subject=str(self.folder))
-        return self._pid
+        return self._process.pid
 
     @property
     def is_running(self) -> bool:
         """Whether the broker's process exists; it may be starting or stopping."""
-        return self._watchdog is not None and self._watchdog.poll() is None
+        return self._process is not None and self._process.exit_code is None
 
     @property
     def log_file(self) -> Path:
@@ -153,11 +151,15 @@ class EmbeddedKafka:
 
     def stop(self) -> None:
         """Shut the broker down; after `stop_grace_s` kill it. Does nothing if it does not run."""
-        self._end(watchdog.STOP, self._stop_grace_s + KILL_GRACE_S)
+        process, self._process = self._process, None
+        if process is not None:
+            process.stop()
 
     def kill(self) -> None:
         """Kill the broker by SIGKILL, like a crash. Does nothing if it does not run."""
-        self._end(watchdog.KILL, KILL_GRACE_S)
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
 
     def restart(self) -> None:
         """Stop and start with the same folder and ports.
@@ -261,28 +263,22 @@ class EmbeddedKafka:
             os.pathsep.join(str(jar.resolve()) for jar in jars),
         ]
 
-    def _launch(self, lock: int) -> subprocess.Popen[bytes]:
+    def _launch(self, lock: int) -> WatchedProcess:
         properties = self._files.write_server_properties(self._ports)
-        command = [*self._java(self._heap_mb, self._java_options), "kafka.Kafka", str(properties)]
-        with self.log_file.open("ab") as log:
-            self._watchdog = subprocess.Popen(  # noqa: S603 - the command is ours
-                watchdog.watchdog_command(self.log_file, LOG_BYTES_MAX, self._stop_grace_s, command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                pass_fds=[lock],
-                # Ctrl-C must not reach it: `finally` blocks of this process may need the broker before they stop it.
-                start_new_session=True,
-                cwd=self.folder,
-            )
-        # The watchdog prints nothing when it could not start Java: it has ended, and the log has the error.
-        self._pid = int(cast("IO[bytes]", self._watchdog.stdout).readline() or 0)
-        return self._watchdog
+        self._process = WatchedProcess(
+            [*self._java(self._heap_mb, self._java_options), "kafka.Kafka", str(properties)],
+            self.log_file,
+            log_bytes_max=LOG_BYTES_MAX,
+            grace_s=self._stop_grace_s,
+            cwd=self.folder,
+            pass_fds=[lock],
+        )
+        return self._process
 
-    def _wait_until_ready(self, running: subprocess.Popen[bytes], cluster_id: str) -> None:
+    def _wait_until_ready(self, running: WatchedProcess, cluster_id: str) -> None:
         deadline = time.monotonic() + self._start_timeout_s
         while not self._is_ready(cluster_id):
-            code = running.poll()
+            code = running.exit_code
             if code is not None:
                 what = f"ended while starting, with exit code {code}"
                 raise self._not_started(what)
@@ -310,24 +306,3 @@ class EmbeddedKafka:
         with self.log_file.open("rb") as log:
             log.seek(log_start)
             return PORT_TAKEN_SIGN.encode() in log.read()
-
-    def _end(self, order: bytes, timeout_s: float) -> None:
-        running, self._watchdog = self._watchdog, None
-        if running is None:
-            return
-        orders, answers = cast("IO[bytes]", running.stdin), cast("IO[bytes]", running.stdout)
-        # A broken pipe means that broker and watchdog have ended already.
-        with contextlib.suppress(BrokenPipeError):
-            orders.write(order)
-            orders.flush()
-        try:
-            running.wait(timeout_s)
-        except BaseException:
-            # The watchdog hangs, or Ctrl-C came while waiting. Its death ends the broker, too.
-            running.kill()
-            running.wait()
-            raise
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                orders.close()
-            answers.close()

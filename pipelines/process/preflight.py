@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from connectors.jars.resolve import JarError, java, kafka_jars, spark_jars
-from connectors.kafka.loopback import is_free
+from connectors.local_servers.loopback import is_free
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["require_ready"]

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Self, cast
+from typing import Self
 
-from connectors.kafka import watchdog
-from connectors.kafka.loopback import HOST, is_free
+from connectors.local_servers.loopback import HOST, is_free
+from connectors.local_servers.watched_process import WatchedProcess
 from tests.benchmarks.peers.contender import PeerError
 
 __all__ = ["PeerProcess", "free_ports", "is_open"]
 
 START_LIMIT_S = 120.0
 GRACE_S = 30.0
-KILL_GRACE_S = 10.0
 LOG_BYTES_MAX = 64 * 1024 * 1024
 LOG_LINES_SHOWN = 12
 POLL_S = 0.1
 PORTS = range(20_000, 30_000, 10)
-"""As `connectors.kafka.loopback`: below the ports from which a client gets its own."""
+"""As `connectors.local_servers.loopback`: below the ports from which a client gets its own."""
 
 
 class PeerProcess:
-    """From entry to exit; the watchdog of the embedded broker runs it, and stops it alone, by its own process id.
+    """From entry to exit; a watchdog runs it, and stops it alone, by its own process id.
 
     Args:
         name: Names its log.
@@ -50,52 +47,38 @@ class PeerProcess:
     ) -> None:
         self._name = name
         self._log = folder / f"{name}.log"
-        self._command = watchdog.watchdog_command(self._log, LOG_BYTES_MAX, GRACE_S, command)
+        self._command = command
         self._cwd = cwd or folder
         self._environment = {**os.environ, **(environment or {})}
         self._read_bytes = 0
-        self.pid = 0
 
     def __enter__(self) -> Self:
         """Start it."""
-        self._log.touch()
-        self._watchdog = subprocess.Popen(
+        self._process = WatchedProcess(
             self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            self._log,
+            log_bytes_max=LOG_BYTES_MAX,
+            grace_s=GRACE_S,
             cwd=self._cwd,
-            env=self._environment,
-            # Ctrl-C must not reach it: it is stopped when the report is written.
-            start_new_session=True,
+            environment=self._environment,
         )
-        self.pid = int(cast("IO[bytes]", self._watchdog.stdout).readline() or 0)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Stop it; kill it when it does not end in time."""
-        orders, answers = cast("IO[bytes]", self._watchdog.stdin), cast("IO[bytes]", self._watchdog.stdout)
-        try:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already
-                orders.write(watchdog.STOP)
-                orders.flush()
-            self._watchdog.wait(GRACE_S + KILL_GRACE_S)
-        except BaseException as stuck:
-            # The watchdog hangs, or a signal came while waiting. Its death ends the process, too.
-            self._watchdog.kill()
-            self._watchdog.wait()
-            if not isinstance(stuck, subprocess.TimeoutExpired):
-                raise
-        finally:
-            with contextlib.suppress(BrokenPipeError):
-                orders.close()
-            answers.close()
+        self._process.stop()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
 
     @property
     def exit_code(self) -> int | None:
         """None while it runs."""
-        return self._watchdog.poll()
+        return self._process.exit_code
 
     def new_lines(self) -> list[str]:
         """The whole lines that it has printed since the last call."""

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from connectors.kafka.loopback import HOST
+from connectors.local_servers.loopback import HOST
 from tests.benchmarks.peers.contender import Contender, PeerOptions
 from tests.benchmarks.peers.java_load import compile_java, java_command
 from tests.benchmarks.peers.peer_jars import rocketmq_jars

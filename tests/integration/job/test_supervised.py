@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.kafka.loopback import free_port
+from connectors.local_servers.loopback import free_port
 from pipelines.process.logs import FILE_BYTES_MAX
 from tests.support.processes.job_process import ROOT
 from tests.support.processes.up_process import Up

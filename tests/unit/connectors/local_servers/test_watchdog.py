@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from connectors.kafka import watchdog
+from connectors.local_servers import watchdog
 
 if TYPE_CHECKING:
     from pathlib import Path
