@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean
+.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -35,7 +35,7 @@ example: environment ## play docs/examples/coffee_bar: a worker that is killed, 
 test: environment ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
 	@$(PYTEST) $(PARALLEL) -m "not crash and not long and not cluster"
 
-NOT_QUICK = tests/integration tests/fuzz tests/packaging tests/conformance/test_conformance_mutants.py
+NOT_QUICK = tests/cluster tests/integration tests/fuzz tests/packaging tests/conformance/test_conformance_mutants.py
 quick: environment ## in 90 seconds: tests without Spark and Kafka, but for fuzzing, seeded mistakes and the wheel
 	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long and not cluster"
 
@@ -102,6 +102,12 @@ fuzz: environment ## fuzz five targets with FUZZ_INPUTS inputs each, and search 
 mutants: environment ## each of the seeded mistakes in the kernel has to fail the suite
 	@$(PYTEST) -n $(WORKERS) tests/mutants tests/conformance/test_conformance_mutants.py
 
+cluster-test: setup ## what a job needs on a Spark cluster, on one of this machine
+	@$(PYTEST) tests/cluster -m "not long"
+
+s3-jars: environment ## the optional jars for s3a://, 13 MB
+	@$(BIN)/python -m connectors.jars.resolve --s3
+
 crash: environment ## kill the job at its fail-points and compare what it left
 	@export TEST_KILLS=500 TEST_WAL_DAMAGES=900 TEST_CRASHES=60 TEST_DAMAGES=200 TEST_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
 
@@ -111,9 +117,12 @@ cluster-test: setup ## the job on a Spark cluster: equal decisions, poison recor
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt
 	$(COMPILE) --extra pipeline --group dev --constraints requirements/pipeline.txt --output-file requirements/dev.txt
+	$(COMPILE) --extra cluster --constraints requirements/pipeline.txt --no-emit-package pyspark --no-emit-package py4j \
+		--output-file connectors/spark_cluster/requirements.txt
 
-lock-jars: ## rewrite connectors/jars/sha256.txt after a change of ivy.xml
+lock-jars: ## rewrite connectors/jars/sha256.txt, and that of s3/, after a change of ivy.xml
 	$(BIN)/python -m connectors.jars.resolve --lock
+	$(BIN)/python -m connectors.jars.resolve --lock --s3
 
 clean: ## remove caches and run-time data; keeps .venv and the jars
 	find $(PYTHON_DIRS) -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -8,6 +8,7 @@ Ivy, run once at set-up, needs no other tool and names no repository: it uses th
 var/jars/spark/*.jar     added to a SparkSession
 var/jars/kafka/*.jar     the class path of an embedded broker
 var/jars/resolved        hash of ivy.xml and sha256.txt; exists only while the jars are verified
+var/jars-s3/s3/*.jar     for s3a://, of s3/ivy.xml; only `make s3-jars` fetches them
 var/ivy/                 Ivy's cache: an interrupted download resumes from here
 ```
 """
@@ -24,11 +25,9 @@ import sys
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 _HERE: Final = Path(__file__).parent
-IVY_FILE: Final = _HERE / "ivy.xml"
-SUMS_FILE: Final = _HERE / "sha256.txt"
 
 _ATTEMPTS: Final = 4
 _SECONDS_BEFORE_RETRY: Final = 5
@@ -46,10 +45,40 @@ class JarError(Exception):
     """The jars are missing or differ from the locked ones; the message says what to do."""
 
 
-def jars_dir(var: Path) -> Path:
-    """Return the folder of the jars: `var/jars`, or `POPSTREAM_JARS` in an image with jars outside its data volume."""
-    override = os.environ.get("POPSTREAM_JARS")
-    return Path(override) if override else var / "jars"
+class JarSet(NamedTuple):
+    """Jars that are fetched together.
+
+    Attributes:
+        place: Folder with `ivy.xml`, which names them, and `sha256.txt`.
+        folder: Name of the folder below that of run-time data into which they are put.
+        command: What fetches them.
+    """
+
+    place: Path
+    folder: str
+    command: str
+
+    @property
+    def ivy_file(self) -> Path:
+        """Their names."""
+        return self.place / "ivy.xml"
+
+    @property
+    def sums_file(self) -> Path:
+        """Their hashes."""
+        return self.place / "sha256.txt"
+
+    def target(self, var: Path) -> Path:
+        """Return their folder, which `POPSTREAM_JARS` moves in an image with jars outside its data volume."""
+        moved = os.environ.get("POPSTREAM_JARS")
+        return Path(moved).parent / self.folder if moved and self is not JOB else Path(moved or var / self.folder)
+
+
+JOB: Final = JarSet(_HERE, "jars", "make setup")
+"""Of every job: for Spark, and an embedded Kafka."""
+
+S3: Final = JarSet(_HERE / "s3", "jars-s3", "make s3-jars")
+"""Of jobs on a cluster whose checkpoint or tables are on S3."""
 
 
 def spark_jars(var: Path) -> list[Path]:
@@ -58,7 +87,7 @@ def spark_jars(var: Path) -> list[Path]:
     Raises:
         JarError: One of them is missing.
     """
-    return _resolved_jars(var, "spark")
+    return resolved_jars(var, JOB, "spark")
 
 
 def kafka_jars(var: Path) -> list[Path]:
@@ -67,37 +96,47 @@ def kafka_jars(var: Path) -> list[Path]:
     Raises:
         JarError: One of them is missing.
     """
-    return _resolved_jars(var, "kafka")
+    return resolved_jars(var, JOB, "kafka")
 
 
-def resolve(var: Path) -> None:
-    """Download and verify the jars. Costs a few `stat` calls when they are verified already.
+def s3_jars(var: Path) -> list[Path]:
+    """Return the jars to add besides those of Spark where files are on S3.
+
+    Raises:
+        JarError: One of them is missing.
+    """
+    return resolved_jars(var, S3, "s3")
+
+
+def resolve(var: Path, jars: JarSet) -> None:
+    """Download and verify jars. Costs a few `stat` calls when they are verified already.
 
     Raises:
         JarError: A download failed repeatedly, or a file has another hash than the locked one. Wrong files are removed
             here and from the cache, so that the next run downloads them again.
     """
-    sums = read_sums(SUMS_FILE)
-    target = jars_dir(var)
+    sums = read_sums(jars.sums_file)
+    target = jars.target(var)
     stamp = target / "resolved"
-    wanted = lock_digest(IVY_FILE, SUMS_FILE)
+    wanted = lock_digest(jars.ivy_file, jars.sums_file)
     is_stamped = stamp.is_file() and stamp.read_text(encoding="ascii") == wanted
     if is_stamped and not missing_jars(target, sums):
         return
     stamp.unlink(missing_ok=True)
     if is_wrong(target, sums):
-        _download_with_retries(var, target, expected_count=len(sums))
-    verify(target, sums, cache=var / "ivy")
+        _download_with_retries(var, jars, target, expected_count=len(sums))
+    verify(target, sums, cache=var / "ivy", command=jars.command)
     stamp.write_text(wanted, encoding="ascii")
 
 
-def lock(var: Path) -> None:
+def lock(var: Path, jars: JarSet) -> None:
     """Rewrite `sha256.txt` from a download, after a change of `ivy.xml`; review the difference."""
-    target = var / "jars-to-lock"
+    target = var / f"{jars.folder}-to-lock"
     shutil.rmtree(target, ignore_errors=True)
-    _download_with_retries(var, target, expected_count=len(read_sums(SUMS_FILE)))
+    expected_count = len(read_sums(jars.sums_file)) if jars.sums_file.exists() else 0
+    _download_with_retries(var, jars, target, expected_count)
     lines = [f"{sha256_of(jar)}  {_name(jar, target)}\n" for jar in _jars_in(target)]
-    SUMS_FILE.write_text(_SUMS_HEADER + "".join(lines), encoding="ascii")
+    jars.sums_file.write_text(_SUMS_HEADER + "".join(lines), encoding="ascii")
     shutil.rmtree(target)
 
 
@@ -122,7 +161,7 @@ def is_wrong(target: Path, sums: Mapping[str, str]) -> bool:
     return {_name(jar, target): sha256_of(jar) for jar in _jars_in(target)} != dict(sums)
 
 
-def verify(target: Path, sums: Mapping[str, str], cache: Path, *, command: str = "make setup") -> None:
+def verify(target: Path, sums: Mapping[str, str], cache: Path, *, command: str) -> None:
     """Compare every jar in `target` with `sums`, and remove those that differ.
 
     Args:
@@ -138,7 +177,7 @@ def verify(target: Path, sums: Mapping[str, str], cache: Path, *, command: str =
     for jar in _jars_in(target):
         name = _name(jar, target)
         if name not in sums:
-            wrong.append(f"{name}: not in {SUMS_FILE.name}")
+            wrong.append(f"{name}: not in sha256.txt")
         elif (digest := sha256_of(jar)) != sums[name]:
             wrong.append(f"{name}: SHA-256 is {digest}, locked is {sums[name]}")
         else:
@@ -175,18 +214,23 @@ def java() -> str:
     return found
 
 
-def _resolved_jars(var: Path, conf: str) -> list[Path]:
-    target = jars_dir(var)
-    sums = {name: digest for name, digest in read_sums(SUMS_FILE).items() if name.startswith(f"{conf}/")}
+def resolved_jars(var: Path, jars: JarSet, conf: str) -> list[Path]:
+    """Return the jars of one configuration of an Ivy file.
+
+    Raises:
+        JarError: One of them is missing.
+    """
+    target = jars.target(var)
+    sums = {name: digest for name, digest in read_sums(jars.sums_file).items() if name.startswith(f"{conf}/")}
     if missing := missing_jars(target, sums):
-        message = f"{target} lacks {_counted(missing, 'jar')}, such as {missing[0]}; run `make setup`"
+        message = f"{target} lacks {_counted(missing, 'jar')}, such as {missing[0]}; run `{jars.command}`"
         raise JarError(message)
     return [target / name for name in sorted(sums)]
 
 
-def _download_with_retries(var: Path, target: Path, expected_count: int) -> None:
+def _download_with_retries(var: Path, jars: JarSet, target: Path, expected_count: int) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
-        failure = _download(var, target, expected_count)
+        failure = _download(var, jars, target, expected_count)
         if failure is None:
             return
         if attempt < _ATTEMPTS:
@@ -196,9 +240,9 @@ def _download_with_retries(var: Path, target: Path, expected_count: int) -> None
     raise JarError(message)
 
 
-def _download(var: Path, target: Path, expected_count: int) -> str | None:
+def _download(var: Path, jars: JarSet, target: Path, expected_count: int) -> str | None:
     """Run Ivy once, and return the end of its output if it fails."""
-    command = ivy_command(IVY_FILE, cache=var / "ivy", target=target)
+    command = ivy_command(jars.ivy_file, cache=var / "ivy", target=target)
     with subprocess.Popen(  # noqa: S603 - every argument is ours.
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
     ) as ivy:
@@ -291,15 +335,17 @@ def main(arguments: list[str] | None = None) -> int:
     """Run `python -m connectors.jars.resolve`."""
     parser = argparse.ArgumentParser(prog="python -m connectors.jars.resolve", description="Fetch and check the jars.")
     parser.add_argument("--var", type=Path, default=Path("var"), help="directory of run-time data (default: var)")
+    parser.add_argument("--s3", action="store_true", help="the optional jars for s3a:// instead of those of every job")
     parser.add_argument("--lock", action="store_true", help="rewrite sha256.txt after a change of ivy.xml")
     options = parser.parse_args(arguments)
+    jars = S3 if options.s3 else JOB
     try:
-        (lock if options.lock else resolve)(options.var.resolve())
+        (lock if options.lock else resolve)(options.var.resolve(), jars)
     except JarError as error:
         print(f"popstream: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("\npopstream: interrupted; run `make setup` again to continue", file=sys.stderr)
+        print(f"\npopstream: interrupted; run `{jars.command}` again to continue", file=sys.stderr)
         return _EXIT_INTERRUPTED
     return 0
 

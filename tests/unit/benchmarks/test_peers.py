@@ -29,7 +29,7 @@ from tests.benchmarks.peers.cpu_samples import CpuSamples
 from tests.benchmarks.peers.java_load import compile_java
 from tests.benchmarks.peers.load import Ledger, load_parser, run_load
 from tests.benchmarks.peers.page import page
-from tests.benchmarks.peers.peer_jars import IVY_FILE, SUMS_FILE
+from tests.benchmarks.peers.peer_jars import PEERS
 from tests.benchmarks.peers.report import failures, summary, table
 from tests.benchmarks.peers.turn import load_arguments, result_of
 from tests.benchmarks.peers.turn import run_load as run_load_process
@@ -449,6 +449,6 @@ def test_without_a_jdk_the_loads_in_java_are_not_measured(tmp_path: Path, monkey
 
 
 def test_committed_sums_are_of_the_versions_of_the_ivy_file() -> None:
-    versions = {each.get("name"): each.get("rev") for each in ET.parse(IVY_FILE).iter("dependency")}  # noqa: S314
-    names = set(read_sums(SUMS_FILE))
+    versions = {each.get("name"): each.get("rev") for each in ET.parse(PEERS.ivy_file).iter("dependency")}  # noqa: S314
+    names = set(read_sums(PEERS.sums_file))
     assert {f"rocketmq/{name}-{revision}.jar" for name, revision in versions.items()} <= names

@@ -1,6 +1,7 @@
 """Verification of the jars without a network: Ivy is replaced by a function that writes files."""
 
 import hashlib
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,12 +23,12 @@ def write(target: Path, content: dict[str, bytes]) -> None:
 @pytest.fixture
 def var(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run-time directory, with lock files of its own."""
-    sums = tmp_path / "sha256.txt"
+    place = tmp_path / "place"
+    place.mkdir()
+    sums = place / "sha256.txt"
     sums.write_text("# a comment\n" + "".join(f"{digest}  {name}\n" for name, digest in SUMS.items()), encoding="ascii")
-    ivy = tmp_path / "ivy.xml"
-    ivy.write_text("<ivy-module/>", encoding="ascii")
-    monkeypatch.setattr(jars, "SUMS_FILE", sums)
-    monkeypatch.setattr(jars, "IVY_FILE", ivy)
+    (place / "ivy.xml").write_text("<ivy-module/>", encoding="ascii")
+    monkeypatch.setattr(jars, "JOB", jars.JarSet(place, "jars", "make setup"))
     monkeypatch.setattr(jars, "_SECONDS_BEFORE_RETRY", 0)
     monkeypatch.delenv("POPSTREAM_JARS", raising=False)
     return tmp_path / "var"
@@ -40,7 +41,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     def plan(*answers: dict[str, bytes] | str) -> list[int]:
         calls: list[int] = []
 
-        def download(_var: Path, target: Path, _expected_count: int) -> str | None:
+        def download(_var: Path, _jars: jars.JarSet, target: Path, _expected_count: int) -> str | None:
             answer = answers[len(calls)]
             calls.append(1)
             if isinstance(answer, str):
@@ -56,7 +57,7 @@ def downloads(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
 
 def test_resolved_jars_are_listed_by_configuration(var: Path, downloads: Callable[..., list[int]]) -> None:
     downloads(CONTENT)
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
     assert jars.spark_jars(var) == [var / "jars/spark/a-1.jar", var / "jars/spark/b-1.jar"]
     assert jars.kafka_jars(var) == [var / "jars/kafka/a-2.jar"]
 
@@ -65,26 +66,28 @@ def test_second_resolve_downloads_and_hashes_nothing(
     var: Path, downloads: Callable[..., list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = downloads(CONTENT)
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
     monkeypatch.setattr(jars, "sha256_of", lambda _: pytest.fail("hashed again"))
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
     assert len(calls) == 1
 
 
 def test_changed_lock_verifies_again_but_keeps_valid_jars(var: Path, downloads: Callable[..., list[int]]) -> None:
     calls = downloads(CONTENT)
-    jars.resolve(var)
-    jars.IVY_FILE.write_text("<ivy-module><!-- --></ivy-module>", encoding="ascii")
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
+    jars.JOB.ivy_file.write_text("<ivy-module><!-- --></ivy-module>", encoding="ascii")
+    jars.resolve(var, jars.JOB)
     assert len(calls) == 1
-    assert (var / "jars/resolved").read_text(encoding="ascii") == jars.lock_digest(jars.IVY_FILE, jars.SUMS_FILE)
+    assert (var / "jars/resolved").read_text(encoding="ascii") == jars.lock_digest(
+        jars.JOB.ivy_file, jars.JOB.sums_file
+    )
 
 
 def test_removed_jar_is_downloaded_again_despite_the_stamp(var: Path, downloads: Callable[..., list[int]]) -> None:
     calls = downloads(CONTENT, CONTENT)
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
     (var / "jars/spark/a-1.jar").unlink()
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
     assert len(calls) == 2
     assert (var / "jars/spark/a-1.jar").read_bytes() == b"a"
 
@@ -94,7 +97,7 @@ def test_wrong_bytes_are_removed_here_and_from_the_cache(var: Path, downloads: C
     cached = var / "ivy/cache/org/b/jars/b-1.jar"
     write(var, {"ivy/cache/org/b/jars/b-1.jar": b"tampered"})
     with pytest.raises(jars.JarError, match=r"spark/b-1\.jar: SHA-256 is .*, locked is") as error:
-        jars.resolve(var)
+        jars.resolve(var, jars.JOB)
     assert SUMS["spark/b-1.jar"] in str(error.value)
     assert not (var / "jars/spark/b-1.jar").exists()
     assert not cached.exists()
@@ -105,27 +108,27 @@ def test_wrong_bytes_are_removed_here_and_from_the_cache(var: Path, downloads: C
 def test_unknown_jar_is_refused_and_removed(var: Path, downloads: Callable[..., list[int]]) -> None:
     downloads(CONTENT | {"spark/c-1.jar": b"c"})
     with pytest.raises(jars.JarError, match=r"spark/c-1\.jar: not in sha256\.txt"):
-        jars.resolve(var)
+        jars.resolve(var, jars.JOB)
     assert not (var / "jars/spark/c-1.jar").exists()
 
 
 def test_missing_jar_is_named(var: Path, downloads: Callable[..., list[int]]) -> None:
     downloads({name: data for name, data in CONTENT.items() if name != "kafka/a-2.jar"})
     with pytest.raises(jars.JarError, match=r"1 jar missing[\s\S]*kafka/a-2\.jar"):
-        jars.resolve(var)
+        jars.resolve(var, jars.JOB)
     assert not (var / "jars/resolved").exists()
 
 
 def test_failed_download_is_retried(var: Path, downloads: Callable[..., list[int]]) -> None:
     calls = downloads("timed out", "timed out", CONTENT)
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
     assert len(calls) == 3
 
 
 def test_permanent_failure_shows_the_output_of_ivy(var: Path, downloads: Callable[..., list[int]]) -> None:
     downloads(*["unresolved dependency: org#x;1"] * 4)
     with pytest.raises(jars.JarError, match=r"online\?[\s\S]*org#x;1"):
-        jars.resolve(var)
+        jars.resolve(var, jars.JOB)
 
 
 def test_without_jars_the_error_names_the_command(var: Path) -> None:
@@ -138,7 +141,7 @@ def test_an_image_can_have_its_jars_elsewhere(
 ) -> None:
     monkeypatch.setenv("POPSTREAM_JARS", str(tmp_path / "baked"))
     downloads(CONTENT)
-    jars.resolve(var)
+    jars.resolve(var, jars.JOB)
     assert jars.kafka_jars(var) == [tmp_path / "baked/kafka/a-2.jar"]
 
 
@@ -153,7 +156,25 @@ def test_interrupt_says_how_to_continue(
     assert "run `make setup` again" in capsys.readouterr().err
 
 
-def test_committed_sums_cover_both_configurations() -> None:
-    sums = jars.read_sums(jars.SUMS_FILE)
-    assert {name.split("/")[0] for name in sums} == {"spark", "kafka"}
+def test_the_other_jars_of_an_image_are_beside_those_of_the_job(
+    var: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert jars.S3.target(var) == var / "jars-s3"
+    monkeypatch.setenv("POPSTREAM_JARS", str(tmp_path / "baked" / "jars"))
+    assert jars.S3.target(var) == tmp_path / "baked" / "jars-s3"
+    with pytest.raises(jars.JarError, match=r"jars-s3 lacks .* run `make s3-jars`"):
+        jars.s3_jars(var)
+
+
+@pytest.mark.parametrize(("chosen", "confs"), [(jars.JOB, {"spark", "kafka"}), (jars.S3, {"s3"})])
+def test_committed_sums_cover_each_configuration(chosen: jars.JarSet, confs: set[str]) -> None:
+    sums = jars.read_sums(chosen.sums_file)
+    assert {name.split("/")[0] for name in sums} == confs
     assert all(len(digest) == 64 for digest in sums.values())
+
+
+def test_no_jar_for_s3_is_one_that_spark_has() -> None:
+    """A second copy of a library on the class path breaks the first one."""
+    own = {re.sub(r"-\d[\w.-]*\.jar$", "", jar.name) for jar in jars.pyspark_jars().iterdir()}
+    ours = {re.sub(r"-\d[\w.-]*\.jar$", "", name.split("/")[1]) for name in jars.read_sums(jars.S3.sums_file)}
+    assert own & ours == set()
