@@ -21,8 +21,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import KafkaAdminClient, NewTopic
 
 from connectors.kafka.embedded import EmbeddedKafka
-from connectors.local_servers.loopback import free_port
 from connectors.kafka.topic_admin import create_message_topic
+from connectors.local_servers.loopback import free_port
 from popstream.kafka_connection import KafkaConnection
 from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.payload.partition_reader import PartitionReader

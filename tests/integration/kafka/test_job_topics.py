@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from connectors.kafka import topic_admin as admin_module
-from connectors.local_servers.loopback import free_port
 from connectors.kafka.own_topics import DAY_MS, Topics, TopicSettings, ensure_topics
 from connectors.kafka.topic_admin import create_message_topic, describe
+from connectors.local_servers.loopback import free_port
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, Unavailable
 
