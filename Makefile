@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars
+.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars s3-test
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -103,7 +103,12 @@ mutants: environment ## each of the seeded mistakes in the kernel has to fail th
 	@$(PYTEST) -n $(WORKERS) tests/mutants tests/conformance/test_conformance_mutants.py
 
 cluster-test: setup ## what a job needs on a Spark cluster, on one of this machine
-	@$(PYTEST) tests/cluster -m "not long"
+	@$(PYTEST) tests/cluster --ignore=tests/cluster/s3 -m "not long"
+
+s3-test: setup s3-jars ## checkpoint and tables of a job on a cluster in an S3 that runs here
+	@[[ -x var/s3-server/bin/moto_server ]] || { $(BIN)/python -m venv --clear var/s3-server && var/s3-server/bin/python -m pip install \
+		--disable-pip-version-check --no-input --quiet --require-hashes -r requirements/s3_server.txt; }
+	@$(PYTEST) tests/cluster/s3
 
 s3-jars: environment ## the optional jars for s3a://, 13 MB
 	@$(BIN)/python -m connectors.jars.resolve --s3
@@ -119,6 +124,7 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group dev --constraints requirements/pipeline.txt --output-file requirements/dev.txt
 	$(COMPILE) --extra cluster --constraints requirements/pipeline.txt --no-emit-package pyspark --no-emit-package py4j \
 		--output-file connectors/spark_cluster/requirements.txt
+	$(COMPILE) --group s3-server --output-file requirements/s3_server.txt
 
 lock-jars: ## rewrite connectors/jars/sha256.txt, and that of s3/, after a change of ivy.xml
 	$(BIN)/python -m connectors.jars.resolve --lock

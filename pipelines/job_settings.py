@@ -154,6 +154,24 @@ class JobSettings(BaseSettings):
         default="", description="id of the key that signs; handles signed by the others stay valid"
     )
     driver_memory: str = Field(default="1g", description="heap of Spark's JVM")
+    executors: Annotated[int, Field(ge=1, le=10_000)] = Field(
+        default=2, description="on a cluster: executors; more: more partitions of the ops topic are decided at once"
+    )
+    executor_cores: Annotated[int, Field(ge=1, le=64)] = Field(
+        default=1,
+        description="on a cluster: cores of each executor; with one, a partition stays with its decoded state",
+    )
+    executor_memory: str = Field(default="1g", description="on a cluster: heap of each executor; Python comes besides")
+    spark_conf: dict[str, str] = Field(
+        default_factory=dict, description="on a cluster: more settings of Spark, by their names; no secrets"
+    )
+    hadoop_conf: dict[str, SecretStr] = Field(
+        default_factory=dict,
+        description=(
+            "on a cluster: settings of Hadoop, such as fs.s3a.endpoint, fs.s3a.access.key and fs.s3a.secret.key;"
+            " values are not shown"
+        ),
+    )
     metrics_port: Annotated[int, Field(ge=0, le=65535)] = Field(
         default=0, description="port of Prometheus metrics; 0: none"
     )

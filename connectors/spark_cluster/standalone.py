@@ -249,7 +249,7 @@ class StandaloneCluster:
             return None
         finally:
             connection.close()
-        return sum(worker["state"] == "ALIVE" for worker in answer["workers"])
+        return len([worker for worker in answer["workers"] if worker["state"] == "ALIVE"])
 
     def _not_started(self, name: str, what: str) -> Unavailable:
         log = self.folder / f"{name}.log"

@@ -13,6 +13,7 @@ from pipelines.cli.clients.dead_commands import dead
 from pipelines.cli.clients.group_commands import group
 from pipelines.cli.clients.message_commands import consume, ops, perf, release, send
 from pipelines.cli.cluster.state_commands import migrate, rescale
+from pipelines.cli.cluster.submit_commands import package, submit
 from pipelines.cli.exits import EPILOG, Group, interrupt
 from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
@@ -34,10 +35,10 @@ app = typer.Typer(
 
 COMMANDS = (
     *(up, demo),
+    *(package, submit, rescale),
     *(ops, send, consume, perf, release),
     *(status, queue, snapshot, restore, verify),
     *(query, why, maintain, check),
-    rescale,
 )
 for command in COMMANDS:
     app.command(epilog=EPILOG)(command)

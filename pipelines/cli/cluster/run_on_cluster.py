@@ -1,4 +1,4 @@
-"""The driver of a job on a Spark cluster, as `popstream submit` starts it: `python -m pipelines.cli.run_on_cluster`.
+"""The driver of a job on a Spark cluster: what `popstream submit` lets Spark run.
 
 It ends with the exit codes of `popstream up`, so that a supervisor (`spark-submit --supervise`, YARN's attempts, a
 Kubernetes restart policy) can tell what a new start may heal.
@@ -44,7 +44,7 @@ def _run(options: argparse.Namespace) -> int:
     cluster = ClusterSettings(
         checkpoint=options.checkpoint.rstrip("/"),
         tables=(options.tables or f"{options.checkpoint.rstrip('/')}/tables"),
-        tasks=options.tasks,
+        tasks=settings.executors * settings.executor_cores,
     )
     spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks)
     try:
@@ -65,7 +65,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--settings", type=Path, help="settings file, as for `popstream up`")
     parser.add_argument("--checkpoint", required=True, help="path or URL of the state; all nodes must reach it")
     parser.add_argument("--tables", help="path or URL of the Delta tables; default: `tables` in that of the state")
-    parser.add_argument("--tasks", type=int, default=2, help="tasks of a micro-batch: the cores of all executors")
     parser.add_argument("--take-over", action="store_true", help="take the prefix from a job that owns it")
     return parser
 

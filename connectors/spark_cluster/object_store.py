@@ -1,0 +1,48 @@
+"""What Spark needs for a checkpoint and tables at a URL, by its scheme."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["S3_SCHEME", "hadoop_conf", "is_on_s3", "object_store_conf"]
+
+S3_SCHEME: Final = "s3a"
+
+_CHECKPOINT_MANAGER: Final = "spark.sql.streaming.checkpointFileManagerClass"
+_ON_S3: Final = {
+    # Files become visible when they are whole. The default manager renames them, which S3 does by a copy.
+    _CHECKPOINT_MANAGER: "org.apache.spark.internal.io.cloud.AbortableStreamBasedCheckpointFileManager",
+    # Of its names the last one is that of the class: Delta's own for S3, where one driver alone writes a table.
+    "spark.delta.logStore.s3a.impl": "io.delta.storage.S3SingleDriverLogStore",
+}
+
+
+def is_on_s3(url: str) -> bool:
+    """Return whether a path or URL is on S3.
+
+    >>> is_on_s3("s3a://bucket/job"), is_on_s3("/data/job")
+    (True, False)
+    """
+    return urlsplit(url).scheme == S3_SCHEME
+
+
+def object_store_conf(url: str) -> dict[str, str]:
+    """Return Spark's settings for a checkpoint and tables at a path or URL.
+
+    >>> object_store_conf("/data/job")
+    {}
+    """
+    return dict(_ON_S3) if is_on_s3(url) else {}
+
+
+def hadoop_conf(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return Spark's settings for settings of Hadoop. They may hold secrets: set them on the session, and log none.
+
+    >>> hadoop_conf({"fs.s3a.endpoint": "https://s3.example.org"})
+    {'spark.hadoop.fs.s3a.endpoint': 'https://s3.example.org'}
+    """
+    return {f"spark.hadoop.{name}": value for name, value in settings.items()}
