@@ -38,9 +38,10 @@ def eventually(holds: Callable[[], bool]) -> bool:
 def test_a_process_ends_when_it_is_asked_to_and_stays_ended(ending: str, exit_code: int, tmp_path: Path) -> None:
     process = started(SLEEPER, tmp_path)
     assert process.pid > 0
-    assert process.exit_code is None
+    codes = [process.exit_code]
     getattr(process, ending)()
-    assert process.exit_code == exit_code
+    codes.append(process.exit_code)
+    assert codes == [None, exit_code]
     process.stop()
     assert not Path(f"/proc/{process.pid}").exists()
 
