@@ -120,6 +120,10 @@ class DuckDbTables:
         while rows := cursor.fetchmany(_ROWS_AT_ONCE):
             yield from rows
 
+    def keep(self, name: str, sql: str, parameters: Mapping[str, object] | None = None) -> None:
+        """Run a query, and keep its rows as a table of this connection, within its limits of memory and disk."""
+        self._connection.execute(f"CREATE TEMP TABLE {quoted_name(name)} AS {sql}", parameters or {})
+
     def arrow_reader(self, sql: str) -> pa.RecordBatchReader:
         """Run a query, and return its rows in batches as they come."""
         return self._connection.sql(sql).to_arrow_reader()  # of `execute` it would hold all rows at once

@@ -7,21 +7,15 @@ from pathlib import Path
 
 import duckdb
 
-from connectors.delta.duckdb_tables import (
-    MEMORY,
-    SPILLED_MAX,
-    DuckDbTables,
-    described_error,
-    require_reading,
-    tables_in,
-)
+from connectors.delta.duckdb_errors import query_error
+from connectors.delta.duckdb_tables import DuckDbTables, require_reading, tables_in
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import TABLES, table_path
 from connectors.delta.views import by_message_views
 from pipelines.cli.tables.query_options import EVERY_TABLE
 from pipelines.cli.tables.query_result import QueryResult
 from pipelines.process.signals import interrupted_by_signals
-from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["duckdb_result"]
 
@@ -58,7 +52,7 @@ def duckdb_result(
             names_of_all = [*existing, *by_message_views(existing)]
             yield QueryResult(tables.columns(sql), tables.rows(sql), names_of_all, lambda: tables.arrow_reader(sql))
     except duckdb.Error as error:
-        raise _error_of(error, delta_root, names) from error
+        raise query_error(error, [table_path(delta_root, name) for name in names]) from error
 
 
 def _chosen_versions(versions: Mapping[str, int], names: list[str]) -> dict[str, int]:
@@ -72,27 +66,3 @@ def _chosen_versions(versions: Mapping[str, int], names: list[str]) -> dict[str,
             raise Invalid(message)
         chosen[names[0]] = versions[EVERY_TABLE]
     return chosen
-
-
-def _error_of(error: duckdb.Error, delta_root: Path, names: list[str]) -> PopstreamError:
-    text = described_error(error)
-    if isinstance(error, duckdb.OutOfMemoryException):
-        message = f"the query takes more than {MEMORY} of memory, or {SPILLED_MAX} of disk: ask for less at a time"
-        return Invalid(message)
-    if isinstance(error, duckdb.PermissionException):
-        message = "queries read the tables of the job alone, and no other file"
-        return Invalid(message)
-    if _may_be_of_a_file(error):
-        # It imports Spark's classes, which takes a while.
-        from connectors.delta.spark_errors import damage_in  # noqa: PLC0415
-
-        damage = next(filter(None, (damage_in(table_path(delta_root, name)) for name in names)), None)
-        return damage or (Unavailable(text) if isinstance(error, duckdb.IOException) else Invalid(text))
-    return Invalid(text)
-
-
-def _may_be_of_a_file(error: duckdb.Error) -> bool:
-    """Return whether a damaged file may be behind an error; those of the decoder of Parquet have no class."""
-    if isinstance(error, duckdb.InvalidInputException):
-        return "file" in str(error)
-    return type(error) is duckdb.Error or isinstance(error, duckdb.IOException)
