@@ -2,7 +2,7 @@
 
 from datetime import datetime, tzinfo
 
-__all__ = ["clock_text", "day_text", "duration_text", "zone_text"]
+__all__ = ["clock_text", "day_text", "duration_text", "moment_text", "zone_text"]
 
 
 def clock_text(at_ms: int, zone: tzinfo) -> str:
@@ -25,6 +25,16 @@ def day_text(at_ms: int, zone: tzinfo) -> str:
     """
     moment = _moment(at_ms, zone)
     return "" if moment is None else moment.strftime("%Y-%m-%d")
+
+
+def moment_text(at_ms: int, zone: tzinfo) -> str:
+    """Return a moment with its day, its milliseconds only if it has some.
+
+    >>> from datetime import UTC
+    >>> moment_text(1_795_638_863_761, UTC), moment_text(1_795_638_863_000, UTC)
+    ('2026-11-25 20:34:23.761', '2026-11-25 20:34:23')
+    """
+    return f"{day_text(at_ms, zone)} {clock_text(at_ms, zone).removesuffix('.000')}".strip()
 
 
 def zone_text(at_ms: int, zone: tzinfo) -> str:

@@ -7,7 +7,7 @@ from datetime import UTC
 from xml.etree import ElementTree as ET
 
 from pipelines.explain.story import story_of
-from pipelines.explain.timeline import WIDTH, timeline_svg
+from pipelines.explain.timeline import timeline_svg
 from tests.support.kernel_history import NOON_MS, KernelHistory
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -36,25 +36,26 @@ def slow_then_done() -> KernelHistory:
 def test_each_lease_is_a_bar_and_each_ack_a_mark() -> None:
     svg = drawn(slow_then_done())
     first, second = of_class(svg, "lease")
-    # From noon until the last ack, which is refused: 61 s on 366 units. Then the second lease would have ended, too.
-    assert (first.get("x"), first.get("width")) == ("18.0", "180.0")
-    assert (second.get("x"), second.get("width")) == ("198.0", "120.0")
+    # From noon until the last ack, which is refused: 61 s on 94 % of the width. Then the second lease would have ended.
+    assert (first.get("x"), first.get("width")) == ("4.54%", "46.23%")
+    assert (second.get("x"), second.get("width")) == ("50.77%", "30.82%")
     (rest,) = of_class(svg, "ended")
-    assert (rest.get("x"), rest.get("width")) == ("318.0", "60.0")
-    assert [each.get("cx") for each in of_class(svg, "ack")] == ["318.0"]
+    assert (rest.get("x"), rest.get("width")) == ("81.59%", "15.41%")
+    assert [each.get("cx") for each in of_class(svg, "ack")] == ["81.59%"]
     assert (len(of_class(svg, "refused")), len(of_class(svg, "after"))) == (2, 1)
 
 
-def test_it_fits_a_phone_and_follows_the_colours_of_the_system() -> None:
+def test_it_fits_any_width_and_follows_the_colours_of_the_system() -> None:
     svg = drawn(slow_then_done())
-    assert (svg.get("viewBox") or "").split()[:3] == ["0", "0", str(WIDTH)]
-    assert WIDTH == 390
+    assert (svg.get("width"), svg.get("viewBox")) == ("100%", None)
     style = svg.findtext(f"{SVG}style") or ""
     assert "@media (prefers-color-scheme: dark)" in style
-    height = float((svg.get("viewBox") or "").split()[3])
-    for shape in svg.iter():
-        assert float(shape.get("x", 0)) + float(shape.get("width", "0").rstrip("%") if shape is not svg else 0) <= WIDTH
-        assert float(shape.get("y", 0)) + float(shape.get("height", 0)) <= height
+    for shape in list(svg.iter())[1:]:
+        x, width = (shape.get(name, "0%") for name in ("x", "width"))
+        assert {x[-1], width[-1]} == {"%"}
+        assert float(x[:-1]) + float(width[:-1]) <= 97.01
+        assert float(shape.get("y", 0)) + float(shape.get("height", 0)) <= float(svg.get("height", 0))
+    assert max(len(text.text or "") for text in svg.iter(f"{SVG}text")) <= 56
 
 
 def test_dead_letters_and_messages_given_back_have_marks_of_their_own() -> None:

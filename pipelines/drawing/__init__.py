@@ -1,0 +1,1 @@
+"""Pictures as SVG: of any width, in light and dark, with nothing from elsewhere, and readable without a script."""
