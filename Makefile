@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars s3-test
+.PHONY: help browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars s3-test
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -33,11 +33,11 @@ example: environment ## play docs/examples/coffee_bar: a worker that is killed, 
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py
 
 test: environment ## every kind of test in 10 minutes: unit, property and doc tests, and those with Spark and a real Kafka
-	@$(PYTEST) $(PARALLEL) -m "not crash and not long and not cluster"
+	@$(PYTEST) $(PARALLEL) -m "not crash and not long and not cluster and not browser"
 
 NOT_QUICK = tests/cluster tests/integration tests/fuzz tests/packaging tests/conformance/test_conformance_mutants.py
 quick: environment ## in 90 seconds: tests without Spark and Kafka, but for fuzzing, seeded mistakes and the wheel
-	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long and not cluster"
+	@$(PYTEST) $(PARALLEL) $(addprefix --ignore=,$(NOT_QUICK)) -m "not integration and not crash and not long and not cluster and not browser"
 
 compiled-test: setup ## the tests of the kernel, with the kernel compiled
 	@TEST_FORM=compiled $(PYTEST) $(PARALLEL) tests/property tests/unit/broker_state tests/conformance -m "not pure and not long"
@@ -68,6 +68,9 @@ format: environment ## rewrite the code the way `check` wants it
 
 integration: environment ## tests with Spark and a real Kafka broker, the longest among them
 	@$(PYTEST) $(PARALLEL) -m "integration and not crash and not cluster"
+
+browser-test: environment ## the pages in a headless Chromium (BROWSER=/path/to/chromium), with screenshots in var/browser
+	@$(PYTEST) tests/browser
 
 bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends
 	@$(BIN)/python -m tests.benchmarks $(PART)

@@ -29,7 +29,7 @@ from connectors.delta.tables import TABLES
 from tests.support.delta_files import create_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 POPSTREAM = Path(sys.executable).with_name("popstream")
 QUEUES = 8
@@ -98,12 +98,14 @@ def pieces(total: int) -> Iterator[tuple[int, int]]:
         yield compacted + number * ROWS_PER_SMALL_FILE, ROWS_PER_SMALL_FILE
 
 
-def generate(root: Path, total: int) -> None:
+def generate(root: Path, total: int, rows_of: Callable[[str, int, int], pa.Table] = rows) -> None:
     """Write the tables: 4 of 9 rows each in `operations` and `deliveries`, the rest in `commit_positions`."""
     for name, parts in (("operations", 4), ("deliveries", 4), ("commit_positions", 1)):
         path = create_table(root, name)
         for version, (first, count) in enumerate(pieces(total * parts // 9)):
-            groups = (rows(name, at, min(131_072, first + count - at)) for at in range(first, first + count, 131_072))
+            groups = (
+                rows_of(name, at, min(131_072, first + count - at)) for at in range(first, first + count, 131_072)
+            )
             files = write_data_files(path, TABLES[name], groups, durable=False)
             added = [add_action(file, data_change=True) for file in files]
             write_commit(path, version, [commit_info(version, "WRITE"), *added], lambda _: None, durable=False)

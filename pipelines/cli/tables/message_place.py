@@ -3,10 +3,11 @@
 from typing import NamedTuple
 
 from checkpoints.layout import JobFolder
+from pipelines.report.report_data import Lane
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
 
-__all__ = ["Place", "parsed_place", "place_of_message_id"]
+__all__ = ["Place", "lane_of", "parsed_place", "place_of_message_id"]
 
 OFFSET_MAX = (1 << 63) - 1
 
@@ -35,6 +36,19 @@ def parsed_place(text: str) -> Place:
         message = f"{text!r} is no place: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
         raise Invalid(message)
     return Place(topic, *map(int, plain))
+
+
+def lane_of(group: str, queue: str) -> Lane:
+    """Return the lane of a group in the queue that `TOPIC/QUEUE` names.
+
+    Raises:
+        Invalid: It names no queue.
+    """
+    place = parsed_place(queue)
+    if place.queue_id is None or place.queue_offset is not None:
+        message = "name the queue of the lane by TOPIC/QUEUE"
+        raise Invalid(message)
+    return Lane(group, place.topic, place.queue_id)
 
 
 def place_of_message_id(folder: JobFolder, place: Place, message_id: str) -> tuple[Place, str]:

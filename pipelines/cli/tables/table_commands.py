@@ -1,4 +1,4 @@
-"""The commands on the Delta tables of a job: `query`, `why`, `maintain` and `check`."""
+"""The commands on the Delta tables of a job: `query`, `why`, `report`, `maintain` and `check`."""
 
 # ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
 from pathlib import Path
@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import DEFAULT_VAR, JobOptions, JsonOutput, Var, moment_ms, with_options
+from pipelines.cli.options import DEFAULT_VAR, JobOptions, JsonOutput, Var, moment_ms, since_ms, with_options
 from pipelines.cli.tables.query_options import Engine, Output, QueryOptions, versions_by_table
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["check", "maintain", "query", "why"]
+__all__ = ["check", "maintain", "query", "report", "why"]
 
 DEFAULT_DATA_DOCS = Path("var/data_docs")
 
@@ -105,6 +105,49 @@ def why(
     from pipelines.cli.tables.why_lane import run_why_lane
 
     run_why_lane(folder, named, lane, as_json=as_json)
+
+
+@with_options(job=JobOptions)
+def report(
+    out: Annotated[Path, typer.Option(metavar="FILE", help="the file to write; one of this name is replaced")] = Path(
+        "popstream-report.html"
+    ),
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|DURATION",
+            help="begin there: ISO 8601 (UTC if it names no zone), ms since 1970, or as in 2h before now",
+        ),
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME|DURATION", help="end there, likewise")] = None,
+    lane: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="GROUP TOPIC/QUEUE", help="draw the last leases of this lane, too"),
+    ] = None,
+    group: Annotated[str | None, typer.Option(help="only this group")] = None,
+    topic: Annotated[str | None, typer.Option(help="only queues of this topic")] = None,
+    *,
+    job: JobOptions,
+) -> None:
+    """Write what happened as one HTML file. Works while the job is running.
+
+    Throughput, latency, messages in flight and redeliveries over time, lanes
+    by lag, slow and redelivered messages, dead letters, refusals and results
+    of `check`. The file needs no network and no script.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.tables.message_place import lane_of
+    from pipelines.cli.tables.report import run_report
+    from pipelines.report.report_data import Scope
+
+    scope = Scope(
+        since_ms=None if since is None else since_ms(since),
+        until_ms=None if until is None else since_ms(until),
+        group=group,
+        topic=topic,
+        lane=None if lane is None else lane_of(*lane),
+    )
+    run_report(JobFolder(job.load().folder), scope, out)
 
 
 @with_options(job=JobOptions)
