@@ -69,7 +69,7 @@ format: environment ## rewrite the code the way `check` wants it
 integration: environment ## tests with Spark and a real Kafka broker, the longest among them
 	@$(PYTEST) $(PARALLEL) -m "integration and not crash and not cluster"
 
-browser-test: environment ## the pages in a headless Chromium (BROWSER=/path/to/chromium), with screenshots in var/browser
+browser-test: environment ## the pages in a headless Chromium (CHROMIUM=/path/to/it), with screenshots in var/browser
 	@$(PYTEST) tests/browser
 
 bench: setup ## measure all, or PART=drain, or PART="kernel latency"; results are written as each part ends

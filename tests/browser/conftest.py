@@ -1,4 +1,4 @@
-"""A headless Chromium of the system: `make browser-test`, with `BROWSER=/path/to/chromium` for another one.
+"""A headless Chromium of this machine: `make browser-test`, with `CHROMIUM=/path/to/chromium` for another one.
 
 Only these tests need the package playwright, and only they import it: `make test` leaves them out.
 """
@@ -7,39 +7,29 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-QUIET = (
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
-SCREENSHOTS = Path(__file__).parents[2] / "var" / "browser"
+    from playwright.sync_api import Browser
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
-    """The browser, as Playwright's."""
+def browser() -> Iterator[Browser]:
+    """Start Chromium; without one the tests fail, for a skipped test says nothing about the page."""
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - see above
 
-    found = os.environ.get("BROWSER") or shutil.which("chromium") or shutil.which("google-chrome")
-    assert found, "there is no Chromium: install the package chromium, or set BROWSER"
+    program = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if program is None:
+        pytest.fail(f"there is no {' or '.join(NAMES)} on PATH: install Chromium, or name it by CHROMIUM=/path")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=list(QUIET))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="session")
-def screenshots() -> Path:
-    """The folder for pictures, to be looked at."""
-    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
-    return SCREENSHOTS
+        # Without its own sandbox where root runs it, as in containers.
+        options = ["--no-sandbox"] if os.geteuid() == 0 else []
+        opened = playwright.chromium.launch(executable_path=program, args=options)
+        yield opened
+        opened.close()

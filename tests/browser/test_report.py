@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,12 +19,15 @@ from tests.support.kernel_history import NOON_MS, KernelHistory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.browser
 
 WIDTHS = (1280, 390)
 SCHEMES = ("light", "dark")
+SCREENSHOTS = Path("var/browser")
+"""To be looked at."""
 
 STICKING_OUT = """() => [...document.querySelectorAll("body *, svg text")].filter(each => {
     const box = each.getBoundingClientRect();
@@ -78,10 +82,10 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(
     params=[(width, scheme) for width in WIDTHS for scheme in SCHEMES], ids=lambda each: f"{each[0]}-{each[1]}"
 )
-def page(request: pytest.FixtureRequest, chromium: Any) -> Iterator[Any]:
+def page(request: pytest.FixtureRequest, browser: Browser) -> Iterator[Any]:
     width, scheme = request.param
-    context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
-    opened = context.new_page()
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    opened: Any = context.new_page()
     opened.name = f"{width}-{scheme}"
     opened.said = []
     opened.on("console", lambda message: opened.said.append(message.text))
@@ -91,9 +95,9 @@ def page(request: pytest.FixtureRequest, chromium: Any) -> Iterator[Any]:
     context.close()
 
 
-def test_a_report_looks_right(page: Any, page_file: Path, screenshots: Path) -> None:
+def test_a_report_looks_right(page: Any, page_file: Path) -> None:
     page.goto(page_file.as_uri())
-    page.screenshot(path=screenshots / f"report-{page.name}.png", full_page=True)
+    page.screenshot(path=SCREENSHOTS / f"report-{page.name}.png", full_page=True)
     assert page.said == [page_file.as_uri()], "it asks for nothing else, and says nothing"
     assert page.evaluate(STICKING_OUT) == []
     assert page.evaluate(OVERLAPPING) == []
@@ -102,9 +106,9 @@ def test_a_report_looks_right(page: Any, page_file: Path, screenshots: Path) -> 
     assert (background == "rgb(13, 17, 23)") == page.name.endswith("dark")
 
 
-def test_values_are_there_without_a_script(chromium: Any, page_file: Path) -> None:
-    context = chromium.new_context(java_script_enabled=False, viewport={"width": 390, "height": 900})
-    opened = context.new_page()
+def test_values_are_there_without_a_script(browser: Browser, page_file: Path) -> None:
+    context = browser.new_context(java_script_enabled=False, viewport={"width": 390, "height": 900})
+    opened: Any = context.new_page()
     opened.goto(page_file.as_uri())
     table = opened.get_by_role("table", name="Throughput, by 30 s")
     assert not table.is_visible()
@@ -116,7 +120,7 @@ def test_values_are_there_without_a_script(chromium: Any, page_file: Path) -> No
     context.close()
 
 
-def test_the_time_line_of_a_message_looks_right(page: Any, tmp_path: Path, screenshots: Path) -> None:
+def test_the_time_line_of_a_message_looks_right(page: Any, tmp_path: Path) -> None:
     history = KernelHistory()
     slow, other = history.pop(1, "a-client-with-quite-a-long-name@host-17"), history.pop(31, "b")
     history.ack(45, "a-client-with-quite-a-long-name@host-17", slow)
@@ -124,7 +128,7 @@ def test_the_time_line_of_a_message_looks_right(page: Any, tmp_path: Path, scree
     made = tmp_path / "life.svg"
     made.write_text(timeline_svg(story_of(history.rows(), None, NOON_MS + 600_000, UTC), UTC), encoding="utf-8")
     page.goto(made.as_uri())
-    page.screenshot(path=screenshots / f"time-line-{page.name}.png")
+    page.screenshot(path=SCREENSHOTS / f"time-line-{page.name}.png")
     out = page.evaluate(
         """() => [...document.querySelectorAll("text, rect.lease")].map(each => each.getBoundingClientRect())
         .filter(box => box.left < 0 || box.right > window.innerWidth || box.height > 20).length"""
