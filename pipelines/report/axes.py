@@ -6,6 +6,8 @@ import math
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
+from pipelines.explain.clock import clock_text
+
 if TYPE_CHECKING:
     from datetime import tzinfo
 
@@ -13,6 +15,7 @@ __all__ = ["durations", "moments", "number_text", "round_steps"]
 
 _S, _MIN, _HOUR, _DAY = 1_000, 60_000, 3_600_000, 86_400_000
 _STEPS_MS: Final = (
+    *(1, 2, 5, 10, 20, 50, 100, 200, 500),
     *(_S, 2 * _S, 5 * _S, 10 * _S, 20 * _S, 30 * _S),
     *(_MIN, 2 * _MIN, 5 * _MIN, 10 * _MIN, 20 * _MIN, 30 * _MIN),
     *(_HOUR, 2 * _HOUR, 3 * _HOUR, 6 * _HOUR, 12 * _HOUR),
@@ -26,13 +29,19 @@ def moments(begin_ms: int, end_ms: int, zone: tzinfo) -> list[tuple[int, str]]:
     >>> from datetime import UTC
     >>> moments(1_795_262_400_000, 1_795_262_441_000, UTC)[1:3]
     [(1795262410000, '12:00:10'), (1795262420000, '12:00:20')]
+    >>> moments(1_795_262_400_010, 1_795_262_400_160, UTC)[0]
+    (1795262400050, '12:00:00.050')
     """
     length_ms = end_ms - begin_ms
     step_ms = next(
         (step for step in _STEPS_MS if length_ms < step * _fitting(step, length_ms)),
         length_ms // (_fitting(_DAY, 0) - 1),
     )
-    began = datetime.fromtimestamp(begin_ms / 1000, zone)
+    try:
+        began = datetime.fromtimestamp(begin_ms / 1000, zone)
+        datetime.fromtimestamp(end_ms / 1000, zone)
+    except (ValueError, OverflowError, OSError):  # times of records are chosen by their producers
+        return [(begin_ms, f"{begin_ms} ms since 1970")]
     offset_ms = round((began.utcoffset() or began - began).total_seconds() * 1000)
     first = -(-(begin_ms + offset_ms) // step_ms) * step_ms - offset_ms
     if step_ms >= _DAY:
@@ -41,14 +50,15 @@ def moments(begin_ms: int, end_ms: int, zone: tzinfo) -> list[tuple[int, str]]:
         form = "%m-%d %H:%M"
     else:
         form = "%H:%M:%S" if step_ms < _MIN else "%H:%M"
-    return [
-        (at_ms, datetime.fromtimestamp(at_ms / 1000, zone).strftime(form)) for at_ms in range(first, end_ms, step_ms)
-    ]
+    found = range(first, end_ms, step_ms)
+    if step_ms < _S:
+        return [(at_ms, clock_text(at_ms, zone)) for at_ms in found]
+    return [(at_ms, datetime.fromtimestamp(at_ms / 1000, zone).strftime(form)) for at_ms in found]
 
 
 def _fitting(step_ms: int, length_ms: int) -> int:
     """Return how many texts fit: a time of day is shorter than one with seconds, and that than one with its day."""
-    if length_ms > _DAY:
+    if length_ms > _DAY or step_ms < _S:
         return 4
     return 5 if step_ms < _MIN else 7
 

@@ -14,7 +14,7 @@ from pipelines.report.report_data import (
     SlowLease,
 )
 from pipelines.report.report_tables import IN_PERIOD, STEPS
-from pipelines.report.time_series import POPS
+from pipelines.report.time_series import POPS, RESET_POPS
 
 if TYPE_CHECKING:
     from pipelines.report.report_tables import ReportTables
@@ -46,7 +46,10 @@ _LANES: Final = f"""
         FROM commit_positions WHERE "group" IS NOT NULL AND now_ms < $until_ms AND {{scope}} GROUP BY {_LANE}
     ),
     named AS (SELECT {_LANE}, any_value(lane) AS lane, min(first_offset) AS first FROM steps GROUP BY {_LANE}),
-    held AS (SELECT lane, sum(leased - ended) AS in_flight FROM {POPS} WHERE leased > ended GROUP BY lane),
+    held AS (
+        SELECT lane, sum(leased - ended) AS in_flight FROM {POPS} ANTI JOIN {RESET_POPS} USING (lane, epoch)
+        WHERE leased > ended GROUP BY lane
+    ),
     lanes AS (
         SELECT coalesce(moved.topic, named.topic) AS topic, coalesce(moved.queue_id, named.queue_id) AS queue_id,
                coalesce(moved."group", named."group") AS "group", last.o AS commit_offset,

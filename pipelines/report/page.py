@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pipelines.drawing.lease_bars import LEASE_STYLE
 from pipelines.explain.clock import day_text, duration_text, moment_text, zone_text
+from pipelines.report.axes import number_text
 from pipelines.report.charts import Chart, Series, figure
 from pipelines.report.gantt import gantt, leases_table
 from pipelines.report.html import document, element
@@ -122,7 +123,7 @@ def _figures(report: Report) -> ET.Element:
 
 
 def _rate(count: int, period: Period) -> str:
-    return f"{1000 * count / (period.until_ms - period.since_ms):,.3g} messages/s"
+    return f"{number_text(1000 * count / (period.until_ms - period.since_ms))} messages/s"
 
 
 def _duration(ms: float | None) -> str:

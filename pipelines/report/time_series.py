@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pipelines.report.report_tables import ReportTables
 
-__all__ = ["POPS", "keep_pops", "read_latencies", "read_traffic"]
+__all__ = ["POPS", "RESET_POPS", "keep_pops", "read_latencies", "read_traffic"]
 
 POPS: Final = "pops"
 """A kept table: of each pop of a lane when it began, how many messages it leased, how many leases ended, and when."""
@@ -29,6 +29,20 @@ _POPS: Final = f"""
            max(at_ms) FILTER ({ENDS_LEASE}) AS ended_ms
     FROM steps GROUP BY lane, epoch
 """  # noqa: S608 - constants
+
+RESET_POPS: Final = "reset_pops"
+"""A kept table: of each pop of which the end of an era ended leases, how many, and when."""
+
+# Epochs go on through eras: a pop is of the first one that ended at its epoch or a later one.
+_RESET_POPS: Final = f"""
+    WITH eras AS (
+        SELECT hash(topic, queue_id, "group") AS lane, epoch, min(at_ms) AS reset_ms FROM deliveries
+        WHERE now_ms < $until_ms AND {{scope}} AND {ENDS_ERA} GROUP BY topic, queue_id, "group", epoch
+    )
+    SELECT held.lane, held.epoch, reset_ms, leased - ended AS messages
+    FROM (SELECT * FROM {POPS} WHERE leased > ended) AS held
+    ASOF JOIN eras ON held.lane = eras.lane AND held.epoch <= eras.epoch
+"""  # noqa: S608
 
 _TRAFFIC: Final = f"""
     WITH {STEPS}
@@ -57,10 +71,6 @@ _POPPABLE: Final = f"""
 # end of the pop. What the tables lack the beginning of was in flight from the first. The end of an era ends the rest.
 _IN_FLIGHT: Final = f"""
     WITH {STEPS},
-    eras AS (
-        SELECT hash(topic, queue_id, "group") AS lane, epoch, at_ms FROM deliveries
-        WHERE now_ms < $until_ms AND {{scope}} AND {ENDS_ERA}
-    ),
     changes AS (
         SELECT at_ms, messages AS change FROM steps WHERE step = 'leased'
         UNION ALL
@@ -70,9 +80,7 @@ _IN_FLIGHT: Final = f"""
         UNION ALL
         SELECT $begin_ms - 1, ended FROM {POPS} WHERE leased IS NULL
         UNION ALL
-        SELECT min(eras.at_ms), -any_value(leased - ended)
-        FROM {POPS} JOIN eras ON eras.lane = pops.lane AND eras.epoch >= pops.epoch
-        WHERE ended < leased GROUP BY pops.lane, pops.epoch
+        SELECT reset_ms, -messages FROM {RESET_POPS}
     )
     SELECT CASE WHEN at_ms < $begin_ms THEN -1 ELSE {INTERVAL} END AS interval_no, CAST(sum(change) AS BIGINT)
     FROM changes WHERE at_ms < $until_ms GROUP BY interval_no
@@ -110,8 +118,9 @@ _SINCE_POPPABLE: Final = f"""
 
 
 def keep_pops(tables: ReportTables) -> None:
-    """Keep the table `POPS`, which others of these queries read."""
+    """Keep the tables `POPS` and `RESET_POPS`, which others of these queries read."""
     tables.keep(POPS, _POPS)
+    tables.keep(RESET_POPS, _RESET_POPS)
 
 
 def read_traffic(tables: ReportTables) -> Traffic:

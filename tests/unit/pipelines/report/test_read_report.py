@@ -224,6 +224,7 @@ def test_a_lane_that_is_reset_holds_nothing(tmp_path: Path, kind: type[ResetOffs
     history.pop(12, "b", 2)
     report = report_of(saved(tmp_path, history), lane=Lane("g", "orders", 0))
     assert list(report.traffic.in_flight) == [0, *[4] * 9, 0, 0, 2]
+    assert [facts.in_flight for facts in report.lanes] == [2]
     assert report.leases is not None
     assert [event.kind for event in report.leases.pops[0].events] == [EventKind.RESET]
 

@@ -146,6 +146,11 @@ def test_a_period_of_any_length_has_a_bounded_number_of_intervals(length_ms: int
     assert len(moments(period.begin_ms, period.start_ms(period.intervals), UTC)) <= 7
 
 
+def test_a_time_that_no_calendar_has_is_a_number() -> None:
+    assert moments(NOON_MS, 1 << 62, UTC) == [(NOON_MS, f"{NOON_MS} ms since 1970")]
+    assert Period(NOON_MS, 1 << 62).intervals <= 121
+
+
 def test_round_moments_are_those_of_the_zone() -> None:
     found = moments(NOON_MS, NOON_MS + 40 * 3_600_000, ZoneInfo("Asia/Kolkata"))
     assert [text for _, text in found] == ["11-22 00:00", "11-22 12:00", "11-23 00:00"]
