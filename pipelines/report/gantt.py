@@ -84,7 +84,7 @@ def _bar(pop: Pop, until_ms: int, zone: tzinfo) -> LeaseBar:
     client = pop.client_id or "a client without an id"
     again = f", attempt {pop.attempt}" if pop.attempt > 1 else ""
     return LeaseBar(
-        label=f"{_offsets(pop)}{again} · {client} · {how}",
+        label=f"{_offsets(pop)}{again} · {how} · {client}",
         title=f"{clock_text(pop.began_ms, zone)}, for {duration_text(ended_ms - pop.began_ms)}",
         began_ms=pop.began_ms,
         ended_ms=ended_ms,
