@@ -11,7 +11,7 @@ from pathlib import Path
 
 from popstream.wire.base_errors import Unavailable
 
-__all__ = ["SparkPlans", "fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
+__all__ = ["SparkPlans", "committed_end", "fresh_checkpoint", "planned_end", "planned_ends", "query_id"]
 
 
 class SparkPlans:
@@ -42,6 +42,17 @@ def planned_end(checkpoint: Path, batch_id: int, topic: str) -> dict[int, int]:
     if ends is None:
         raise _no_plan(checkpoint, batch_id)
     return ends
+
+
+def committed_end(checkpoint: Path, topic: str) -> dict[int, int]:
+    """Return the end offsets of the last committed micro-batch of one topic; empty: none is committed.
+
+    Raises:
+        Unavailable: The checkpoint has no readable plan for it.
+    """
+    commits = checkpoint / "commits"
+    committed = [int(path.name) for path in commits.iterdir() if path.name.isdigit()] if commits.is_dir() else []
+    return planned_end(checkpoint, max(committed), topic) if committed else {}
 
 
 def planned_ends(checkpoint: Path, batch_id: int) -> dict[str, dict[int, int]]:

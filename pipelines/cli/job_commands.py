@@ -103,6 +103,12 @@ def demo(
         typer.Option(help="an existing Kafka; by default an embedded one", metavar="HOST:PORT,...", show_default=False),
     ] = "",
     kafka_config: KafkaConfig = None,
+    on_cluster: Annotated[  # noqa: FBT002 - a flag
+        bool,
+        typer.Option(
+            "--on-cluster", help="on a Spark cluster of this machine, of which an executor, a worker and the driver die"
+        ),
+    ] = False,
     var: Var = DEFAULT_VAR,
     *,
     as_json: JsonOutput = False,
@@ -121,5 +127,6 @@ def demo(
         var=var,
         connection=chosen_connection(bootstrap_servers, kafka_config),
         json_output=as_json,
+        on_cluster=on_cluster,
     )
     raise typer.Exit(code)

@@ -7,6 +7,7 @@ repeated commit by its transaction id.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pyarrow as pa
@@ -16,6 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.log.transactions import app_id
 from connectors.delta.rows import completed_rows
+from connectors.delta.session import join_pool
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES
 from connectors.kafka.cluster_topics import ClusterTopics
@@ -131,15 +133,22 @@ class AuditQuery:
                 else:
                     letters.append(letter)
             fresh = _without(self._spark, frame, repeated)
-            for table, number in TABLE_NUMBERS.items():
-                if number in numbers:
-                    self._append(table, _entries_of(fresh, number), batch_id)
+            with ThreadPoolExecutor(len(TABLE_NUMBERS), "audit-commit") as pool:
+                # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
+                commits = [
+                    pool.submit(self._append, table, _entries_of(fresh, number), batch_id)
+                    for table, number in TABLE_NUMBERS.items()
+                    if number in numbers
+                ]
+            for commit in commits:
+                commit.result()
             copy_dead_letters(self._spark, self._connection, self._prefix, letters)
             self._store_cursors(batch_id + 1, cursors)
         finally:
             frame.unpersist()
 
     def _append(self, table: str, entries: DataFrame, batch_id: int) -> None:
+        join_pool(self._spark, QUERY)
         epoch, topic_id = self._state_epoch, self._ops_topic_id
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -15,6 +15,7 @@ from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
 from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
+from pipelines.cluster.audit_query import QUERY as AUDIT
 from pipelines.cluster.audit_query import AuditQuery
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
 from pipelines.cluster.deadline_ticker import DeadlineTicker
@@ -122,7 +123,7 @@ class ClusterJob:
                     tables=tables,
                     state_epoch=identity.state_epoch,
                     ops_topic_id=identity.ops_topic_id,
-                    checkpoint=f"{self.cluster.checkpoint}/audit",
+                    checkpoint=f"{self.cluster.checkpoint}/{AUDIT}",
                     interval_s=self.settings.flush_interval_s,
                 ).start()
             )

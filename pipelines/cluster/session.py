@@ -16,6 +16,10 @@ CLUSTER_CONF: Final = {
     "spark.sql.streaming.stateStore.providerClass": f"{_STREAMING}.state.RocksDBStateStoreProvider",
     # A micro-batch stores what it changed; whole snapshots follow in the background.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+    # A commit to Delta must not queue behind the micro-batches of the deciding query.
+    "spark.scheduler.mode": "FAIR",
+    # A snapshot of a table's log is a Spark job with this number of tasks (default 50): most of the time of a commit.
+    "spark.databricks.delta.snapshotPartitions": "2",
     # Shards live in the memory of Python workers: these must outlive a task.
     "spark.python.worker.reuse": "true",
     # A record under which a worker ends is found by the sixth attempt (shard_attempts.py).

@@ -1,7 +1,6 @@
 """The demo from beginning to end."""
 
 import contextlib
-import os
 import resource
 import secrets
 import shutil
@@ -12,15 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from pydantic import SecretStr
 
 from checkpoints.ownership import Ownership
 from connectors.kafka.topic_admin import create_message_topic
-from pipelines.control.client import ask
-from pipelines.control.messages import Status, StatusRequest
+from pipelines.demo.cluster_site import ClusterSite
 from pipelines.demo.demo_summary import DemoSummary, Findings, Measurements, examine, summarize
 from pipelines.demo.demo_verdict import Evidence, Expected
 from pipelines.demo.evidence import (
@@ -31,14 +29,13 @@ from pipelines.demo.evidence import (
     read_refusals,
     read_rejected,
 )
+from pipelines.demo.job_site import EmbeddedSite, JobSite, Progress
 from pipelines.demo.message_source import MessageSource
 from pipelines.demo.planted import read_planted
-from pipelines.demo.processes import WorkerProcesses, peak_mib
+from pipelines.demo.processes import WorkerProcesses
 from pipelines.demo.tasks import ORDERLY_GROUP, Task, group_names, limited_group, tasks_of
 from pipelines.demo.view import View
 from pipelines.job_settings import JobSettings
-from pipelines.process.host import Host
-from pipelines.process.jvm import jvm_pid
 from pipelines.process.signals import STOP_SIGNALS, handled_signals
 from popstream import ClientSettings, Refused, Transport
 from popstream.history.check import check_history
@@ -59,8 +56,14 @@ FLUSH_INTERVAL_S = 3.0
 CLIENT = "demo"
 
 STALLED_S = 120.0
-SETTLE_TIMEOUT_S = 120.0
 LOOK_EVERY_S = 0.25
+
+
+class SiteFactory(Protocol):
+    """Makes the place where the job of a demo runs."""
+
+    def __call__(self, settings: JobSettings, *, var: Path, view: View) -> JobSite:
+        """Make it; nothing is started."""
 
 
 def run_demo(
@@ -74,6 +77,7 @@ def run_demo(
     json_output: bool = False,
     rejected_count: int = MALFORMED_COUNT,
     refused_count: int = REFUSED_COUNT,
+    on_cluster: bool = False,
 ) -> int:
     r"""Run the demo, print its summary, and return the exit code: 0 when every check held, 130 after Ctrl-C, else 1.
 
@@ -87,6 +91,7 @@ def run_demo(
         json_output: Print the summary as JSON, everything else to standard error.
         rejected_count: Malformed records to write.
         refused_count: Operations to send that must be refused.
+        on_cluster: Run the job on a Spark cluster of this machine, parts of which are killed.
     """
     source = MessageSource(count=messages_count, file=None if messages_file is None else str(messages_file.absolute()))
     view = View(json_output=json_output)
@@ -106,6 +111,7 @@ def run_demo(
                 var=var.absolute(),
                 connection=connection,
                 view=view,
+                site=ClusterSite if on_cluster else EmbeddedSite,
             )
             summary = demo.run()
         except KeyboardInterrupt as interrupt:
@@ -122,7 +128,14 @@ class _Demo:
     """One run; the parameters are those of `run_demo`."""
 
     def __init__(
-        self, source: MessageSource, expected: Expected, *, var: Path, connection: KafkaConnection | None, view: View
+        self,
+        source: MessageSource,
+        expected: Expected,
+        *,
+        var: Path,
+        connection: KafkaConnection | None,
+        view: View,
+        site: SiteFactory,
     ) -> None:
         self._source = source
         self._expected = expected
@@ -131,6 +144,7 @@ class _Demo:
         self._workers_folder = self._folder / "workers"
         self._existing = connection
         self._view = view
+        self._site = site
         # Nobody empties the topics of a Kafka that is not ours.
         self._prefix = f"popstream-demo-{secrets.token_hex(4)}" if connection else "popstream-demo"
         self._topic = f"{self._prefix}.messages"
@@ -143,14 +157,14 @@ class _Demo:
             _empty(self._folder)
             with contextlib.ExitStack() as stack:
                 with self._phase("start"):
-                    host = stack.enter_context(Host(self._settings(), var=self._var, on_progress=self._view.say))
-                # The host's own handlers, which are back for the stop, do not interrupt.
+                    site = stack.enter_context(self._site(self._settings(), var=self._var, view=self._view))
+                # The site's own handlers, which are back for the stop, do not interrupt.
                 with handled_signals(_interrupt):
-                    findings = self._run_and_judge(host)
+                    findings = self._run_and_judge(site)
                     self._view.say("running the quality suites")
                     with self._phase("quality"):
-                        quality = _import_validate()(host.spark, host.job.folder.delta)
-                    self._measure_memory(host)
+                        quality = _import_validate()(site.spark, site.delta)
+                    self._measure_memory(site)
                 with self._phase("stop"):
                     stack.close()
         self._measured.seconds = time.monotonic() - self._started_s
@@ -181,22 +195,22 @@ class _Demo:
         yield
         setattr(self._measured.phase_seconds, name, time.monotonic() - began_s)
 
-    def _run_and_judge(self, host: Host) -> Findings:
-        expected, connection, delta = self._expected, host.connection, host.job.folder.delta
-        tasks = self._tasks(connection)
+    def _run_and_judge(self, site: JobSite) -> Findings:
+        expected, connection, delta = self._expected, site.connection, site.delta
+        tasks = self._tasks(site)
         with self._phase("load"):
             create_message_topic(connection, self._topic, expected.queues)
             self._declare(connection)
             self._view.say(f"starting {len(tasks)} processes")
             with WorkerProcesses(tasks, self._workers_folder) as workers:
-                self._run_workers(host, workers)
+                self._run_workers(site, workers)
                 self._view.say("every message is done; the consumers stop, and their operations go to Delta")
                 workers.stop()
             self._measured.memory_mib.workers = sum(worker.peak_mib for worker in workers.started)
         with self._phase("settle"):
-            self._measured.ops = count_records(connection, host.job.topics.ops)
-            letter_count = self._settle(host)
-            letters = read_letters(connection, host.job.topics.dead_letters, letter_count)
+            self._measured.ops = count_records(connection, site.topics.ops)
+            letter_count = self._settle(site)
+            letters = read_letters(connection, site.topics.dead_letters, letter_count)
         self._view.say("checking the clients' histories")
         with self._phase("verdict"):
             lengths = Counter(queue_id for queue_id, _ in expected.sent.contents)
@@ -204,9 +218,9 @@ class _Demo:
             histories = sorted(self._workers_folder.glob("*.history"))
             evidence = Evidence(
                 history=check_history(read_history(*histories), drained=True, written=written),
-                counts=read_counts(host.spark, delta),
-                refusals=read_refusals(host.spark, delta),
-                rejected=read_rejected(host.spark, delta),
+                counts=read_counts(site.spark, delta),
+                refusals=read_refusals(site.spark, delta),
+                rejected=read_rejected(site.spark, delta),
                 processed=read_processed(tasks, expected.sent),
                 letters=letters,
                 planted=[p for task in tasks if task.role == "intruder" for p in read_planted(task.planted_file)],
@@ -214,9 +228,10 @@ class _Demo:
             del self._expected  # it and the evidence take 500 bytes for each message, and the suites need the memory
             return examine(expected, evidence)
 
-    def _tasks(self, connection: KafkaConnection) -> list[Task]:
+    def _tasks(self, site: JobSite) -> list[Task]:
         common = {
-            "connection": connection,
+            "connection": site.connection,
+            "dispatches": not site.dispatches,
             "prefix": self._prefix,
             "topic": self._topic,
             "queues": self._expected.queues,
@@ -244,7 +259,7 @@ class _Demo:
                 if future.result().code:
                     raise Refused(future.result())
 
-    def _run_workers(self, host: Host, workers: WorkerProcesses) -> None:
+    def _run_workers(self, site: JobSite, workers: WorkerProcesses) -> None:
         """Let the workers run until every message is done in every group.
 
         Raises:
@@ -254,46 +269,41 @@ class _Demo:
         done = last_done = 0
         moved_s = time.monotonic()
         while done < wanted or not workers.have_sent_all:
-            _require_running(host)
+            site.require_running()
             workers.step()
-            status = self._status(host)
-            done = sum(lane.commit_offset for queue in status.queues for lane in queue.lanes)
-            self._view.show(status)
+            progress = self._progress(site)
+            done = progress.done
+            self._view.show(progress.line)
+            site.disturb(done / wanted)
             if done > last_done:
                 last_done, moved_s = done, time.monotonic()
             elif time.monotonic() - moved_s > STALLED_S:
                 message = f"nothing has moved for {STALLED_S:.0f} s"
                 raise Unavailable(message)
             time.sleep(LOOK_EVERY_S)
-        self._view.show(status)
+        self._view.show(progress.line)
 
-    def _settle(self, host: Host) -> int:
+    def _settle(self, site: JobSite) -> int:
         """Wait until the whole log is decided and in Delta; return the number of dead letters.
 
         Raises:
             Unavailable: It takes too long.
         """
-        deadline_s = time.monotonic() + SETTLE_TIMEOUT_S
+        deadline_s = time.monotonic() + site.settle_s
         while time.monotonic() < deadline_s:
-            _require_running(host)
-            is_decided = sum(host.job.applied.next_offset.values()) >= self._measured.ops
-            status = self._status(host)
-            if is_decided and (status.delta_seq or 0) >= status.apply_seq:
-                return sum(lane.dead_lettered for queue in status.queues for lane in queue.lanes)
+            site.require_running()
+            if site.is_settled(self._measured.ops):
+                return self._progress(site).dead_lettered
             time.sleep(0.1)
-        message = f"the tables are not complete after {SETTLE_TIMEOUT_S:.0f} s"
+        message = f"the tables are not complete after {site.settle_s:.0f} s"
         raise Unavailable(message)
 
-    def _status(self, host: Host) -> Status:
-        assert host.job_file is not None, "the job runs"
-        lane_count = self._expected.queues * len(self._expected.groups)
-        return ask(host.job_file, StatusRequest(topic=self._topic, limit=lane_count), Status)
+    def _progress(self, site: JobSite) -> Progress:
+        return site.progress(self._topic, self._expected.queues * len(self._expected.groups))
 
-    def _measure_memory(self, host: Host) -> None:
-        memory = self._measured.memory_mib
-        memory.python = peak_mib(os.getpid())
-        memory.jvm = peak_mib(jvm_pid())
-        memory.kafka = 0 if host.kafka is None else peak_mib(host.kafka.pid)
+    def _measure_memory(self, site: JobSite) -> None:
+        workers_mib = self._measured.memory_mib.workers
+        self._measured.memory_mib = msgspec.structs.replace(site.peak_memory(), workers=workers_mib)
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
@@ -311,18 +321,6 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(entry)
         else:
             entry.unlink()
-
-
-def _require_running(host: Host) -> None:
-    """Raise when the job has ended.
-
-    Raises:
-        Unavailable: It has.
-    """
-    if host.job.wait(0):
-        failure = host.job.failure
-        message = f"the job has ended: {failure or 'the streaming query stopped by itself'}"
-        raise Unavailable(message) from failure
 
 
 def _import_validate() -> Any:  # noqa: ANN401 - a function of a module that is imported here

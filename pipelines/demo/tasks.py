@@ -32,6 +32,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         name: Name of the process, and its client id.
         folder: Gets the history of its client, and the files below.
         set_size: Messages that a steady consumer processes and acks together.
+        dispatches: Senders tell the job what they have written, because it does not find out by itself.
         releases_poison: Release poison messages until the attempt limit makes them dead letters; else process them.
         malformed_count: Malformed records that the intruder writes.
         refused_count: Operations of the intruder that the job must refuse.
@@ -44,6 +45,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     queues: int
     ops_partitions: int
+    dispatches: bool = False
     source: MessageSource
     folder: str
     group: str = ""

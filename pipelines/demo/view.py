@@ -43,8 +43,8 @@ class View:
         """Print the step that begins."""
         print(f"  {text}", file=self._file, flush=True)
 
-    def show(self, status: Status) -> None:
+    def show(self, line: str) -> None:
         """Print the progress, unless that was done a moment ago."""
         if time.monotonic() - self._last_line_s >= LINE_EVERY_S:
             self._last_line_s = time.monotonic()
-            print(as_line(status), file=self._file, flush=True)
+            print(line, file=self._file, flush=True)

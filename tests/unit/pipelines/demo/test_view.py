@@ -58,8 +58,8 @@ def test_a_line_has_every_number() -> None:
 def test_lines_come_seldom_and_not_on_standard_output_when_that_is_json(capsys: pytest.CaptureFixture[str]) -> None:
     view = View(json_output=True)
     view.say("hello")
-    view.show(STATUS)
-    view.show(STATUS)
+    view.show(as_line(STATUS))
+    view.show(as_line(STATUS))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("ops/s") == 1

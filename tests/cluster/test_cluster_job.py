@@ -1,0 +1,140 @@
+"""A job on a cluster for clients and operators: messages are consumed, leases end, tables follow; what is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import pytest
+
+from connectors.kafka.topic_admin import create_message_topic, open_admin
+from pipelines.cluster.checkpoint_identity import stored_identity, write_identity
+from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.hadoop_file import HadoopFile
+from pipelines.job_settings import JobSettings
+from popstream import Consumer, Producer
+from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from connectors.kafka.embedded import EmbeddedKafka
+    from popstream.message import Message
+
+MESSAGES = 60
+LIMIT_S = 120.0
+
+
+def until(holds: Callable[[], bool], job: ClusterJob) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not holds():
+        assert job.failure is None, job.failure
+        assert time.monotonic() < deadline_s, "it takes too long"
+        time.sleep(0.1)
+
+
+def job_of(spark: SparkSession, kafka: EmbeddedKafka, prefix: str, root: Path) -> ClusterJob:
+    settings = JobSettings(folder=root, topic_prefix=prefix, ops_partitions=2, results_partitions=2, flush_interval_s=1)
+    cluster = ClusterSettings(checkpoint=str(root / "state"), tables=str(root / "tables"))
+    return ClusterJob(settings, cluster, KafkaConnection(kafka.bootstrap_servers), spark)
+
+
+def test_messages_are_consumed_leases_end_and_the_tables_follow(
+    cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    connection, topic = KafkaConnection(kafka.bootstrap_servers), f"{topic_prefix}.orders"
+    create_message_topic(connection, topic, 2)
+    client = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": topic_prefix}
+    with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job:
+        with Producer(**client, dispatch=True) as producer:
+            for number in range(MESSAGES):
+                producer.send(topic, b"%d" % number, key=b"%d" % number)
+        seen: list[bytes] = []
+        with Consumer(**client, group="g", topics=[topic], invisible_time_ms=2_000) as consumer:
+            forgotten = consumer.pop(max_messages=1)
+            assert forgotten, "there are messages"
+
+            def handle(message: Message) -> None:
+                seen.append(message.value or b"")
+
+            # Of the lease that is forgotten nobody tells the job: a tick ends it.
+            with Consumer(**client, group="g", topics=[topic]) as other:
+                worker = threading.Thread(target=other.run, args=(handle,), daemon=True)
+                worker.start()
+                until(lambda: len({*seen}) == MESSAGES, job)
+                other.stop()
+                worker.join(LIMIT_S)
+        deliveries = str(tmp_path / "tables" / "deliveries")
+
+        def steps() -> dict[str, int]:
+            rows = cluster_spark.read.format("delta").load(deliveries).groupBy("step")
+            return {row[0]: row[1] for row in rows.count().collect()}
+
+        until(lambda: steps().get("expired", 0) >= 1 and steps().get("acked", 0) >= 1, job)
+        with pytest.raises(Fenced):
+            job_of(cluster_spark, kafka, topic_prefix, tmp_path / "other").start()
+    # The same state goes on.
+    with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job, Producer(**client, dispatch=True) as producer:
+        producer.send(topic, b"later", key=b"1").result(LIMIT_S)
+        with Consumer(**client, group="g", topics=[topic]) as consumer:
+            popped: list[bytes | None] = []
+
+            def pop() -> bool:
+                popped.extend(message.value for message in consumer.pop(wait_ms=1_000))
+                return bool(popped)
+
+            until(pop, job)
+            assert popped == [b"later"]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"prefix": "another"}, Invalid, "is the state of prefix 'another'"),
+        ({"ops_topic_id": "gone"}, Corrupt, "was made anew since"),
+        ({"ops_partitions": 7}, Corrupt, "queues would move between partitions"),
+        ({"format": 2}, Invalid, "made by another version"),
+    ],
+)
+def test_a_state_of_another_job_is_refused(
+    change: dict[str, object],
+    error: type[PopstreamError],
+    text: str,
+    cluster_spark: SparkSession,
+    kafka: EmbeddedKafka,
+    topic_prefix: str,
+    tmp_path: Path,
+) -> None:
+    job_of(cluster_spark, kafka, topic_prefix, tmp_path).start().stop()
+    state = str(tmp_path / "state")
+    identity = stored_identity(cluster_spark, state)
+    assert identity is not None
+    HadoopFile(cluster_spark, f"{state}/popstream.json").delete()
+    write_identity(cluster_spark, state, msgspec.structs.replace(identity, **change))
+    with pytest.raises(error, match=text):
+        job_of(cluster_spark, kafka, topic_prefix, tmp_path).start()
+
+
+def test_a_checkpoint_without_an_identity_is_refused(
+    cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    job_of(cluster_spark, kafka, topic_prefix, tmp_path).start().stop()
+    HadoopFile(cluster_spark, f"{tmp_path / 'state'}/popstream.json").delete()
+    with pytest.raises(Invalid, match="was deleted: name another place"):
+        job_of(cluster_spark, kafka, topic_prefix, tmp_path).start()
+
+
+def test_a_log_that_was_deleted_under_the_state_is_refused(
+    cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
+) -> None:
+    job_of(cluster_spark, kafka, topic_prefix, tmp_path).start().stop()
+    with open_admin(KafkaConnection(kafka.bootstrap_servers)) as admin:
+        admin.delete(f"{topic_prefix}.ops")
+    with pytest.raises(Corrupt, match="was made anew since"):
+        job_of(cluster_spark, kafka, topic_prefix, tmp_path).start()
