@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 import uuid
 from typing import Self
 
@@ -32,6 +33,8 @@ from popstream.kafka_connection import KafkaConnection
 __all__ = ["ClusterJob", "ClusterSettings"]
 
 _log = structlog.get_logger(__name__)
+
+STOP_S = 20.0
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,7 +143,7 @@ class ClusterJob:
         self.stop()
 
     def stop(self) -> None:
-        """Stop the ticker and the queries; a micro-batch that runs is abandoned, and the next start repeats it."""
+        """Stop the ticker and the queries. What a micro-batch has begun and not committed, the next start repeats."""
         self._is_stopping = True
         self._stack.close()
 
@@ -192,7 +195,7 @@ class ClusterJob:
             self._stack.callback(ticker.stop)
 
     def _watch(self, query: StreamingQuery) -> None:
-        self._stack.callback(query.stop)
+        self._stack.callback(_stop, query)
         threading.Thread(target=self._await, args=(query,), name="query-watch", daemon=True).start()
 
     def _await(self, query: StreamingQuery) -> None:
@@ -201,3 +204,11 @@ class ClusterJob:
         except Exception as error:  # noqa: BLE001 - py4j raises errors of many types; the job has ended either way
             self._fail(error)
         self._ended.set()
+
+
+def _stop(query: StreamingQuery) -> None:
+    """Stop a query between two micro-batches, if that does not take long: one in the middle would be repeated."""
+    deadline_s = time.monotonic() + STOP_S
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    query.stop()

@@ -16,7 +16,7 @@ from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.job_settings import JobSettings
 from popstream import Consumer, Producer
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError
+from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +56,8 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
             for number in range(MESSAGES):
                 producer.send(topic, b"%d" % number, key=b"%d" % number)
         seen: list[bytes] = []
-        with Consumer(**client, group="g", topics=[topic], invisible_time_ms=2_000) as consumer:
-            forgotten = consumer.pop(max_messages=1)
+        with Consumer(**client, group="g", topics=[topic]) as consumer:
+            forgotten = consumer.pop(topic, max_messages=1, invisible_time_ms=2_000)
             assert forgotten, "there are messages"
 
             def handle(message: Message) -> None:
@@ -77,7 +77,7 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
             return {row[0]: row[1] for row in rows.count().collect()}
 
         until(lambda: steps().get("expired", 0) >= 1 and steps().get("acked", 0) >= 1, job)
-        with pytest.raises(Fenced):
+        with pytest.raises(Invalid, match="belongs to another state"):
             job_of(cluster_spark, kafka, topic_prefix, tmp_path / "other").start()
     # The same state goes on.
     with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job, Producer(**client, dispatch=True) as producer:
@@ -86,7 +86,7 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
             popped: list[bytes | None] = []
 
             def pop() -> bool:
-                popped.extend(message.value for message in consumer.pop(wait_ms=1_000))
+                popped.extend(message.value for message in consumer.pop(topic, poll_time_ms=1_000))
                 return bool(popped)
 
             until(pop, job)
