@@ -38,11 +38,13 @@ from pipelines.demo.processes import peak_mib
 from pipelines.demo.view import View
 from pipelines.job_settings import JobSettings
 from pipelines.process.jvm import ended_jvm, jvm_pid
-from popstream.cli import JOB_CODE
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 
 __all__ = ["ClusterSite"]
+
+JOB_CODE = Path(__file__).parents[2]
+"""Where the packages of the job are."""
 
 _READ = ("deliveries", "commit_positions")
 _DONE = """

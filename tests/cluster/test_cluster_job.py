@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
@@ -50,7 +50,7 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
 ) -> None:
     connection, topic = KafkaConnection(kafka.bootstrap_servers), f"{topic_prefix}.orders"
     create_message_topic(connection, topic, 2)
-    client = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": topic_prefix}
+    client: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": topic_prefix}
     with job_of(cluster_spark, kafka, topic_prefix, tmp_path) as job:
         with Producer(**client, dispatch=True) as producer:
             for number in range(MESSAGES):
