@@ -42,6 +42,8 @@ fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `
 redrive       dead letters of 1,000 bytes a second: `listed`, and `redriven` to their group
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
+cluster       the job on a standalone Spark cluster with executors of one core: records a second and
+              `cpu_us_per_record` of single operations and of acks of 1,000 entries; `ten_operations_ms` send -> answers
 fairness      milliseconds send -> answer of pops from other queues, by the partition of the ops topic: in calm, beside
               150,000 pops of one client, without and with a quota, and beside 2,000 resets of a lane; `flood_s`
 """
@@ -65,6 +67,7 @@ from tests.benchmarks.batch_change import measure_batch_change
 from tests.benchmarks.benchmark_options import BenchOptions
 from tests.benchmarks.build import measure_build
 from tests.benchmarks.client_cost import measure_client
+from tests.benchmarks.cluster import measure_cluster
 from tests.benchmarks.consume import measure_consume
 from tests.benchmarks.drain import measure_batches, measure_drain
 from tests.benchmarks.fairness import measure_fairness
@@ -111,6 +114,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "redrive": measure_redrive,
     "timeline": measure_timeline,
     "fairness": measure_fairness,
+    "cluster": measure_cluster,
 }
 PARTS = (*_PARTS, *_PARTS_WITH_KAFKA)
 

@@ -1,0 +1,128 @@
+"""A job on a cluster that decides a filled log and prints what that took: `python -m tests.benchmarks.cluster_driver`.
+
+The measurement begins when two micro-batches are committed, and ends with the last record; its report is one line of
+JSON. Then the job goes on until standard input ends.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import psutil
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.delta.session import QUICK_COMPILER
+from connectors.jars.resolve import spark_jars
+from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.decide_query import QUERY
+from pipelines.cluster.session import cluster_session
+from pipelines.job_settings import JobSettings
+from popstream.kafka_connection import KafkaConnection
+from tests.benchmarks.cpu_use import cpu_s
+
+EXECUTOR = "CoarseGrainedExecutorBackend"
+WARM_UP_BATCHES = 2
+_POLL_S = 0.05
+
+
+def main() -> None:
+    """Run the job, and print the report."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--servers", required=True)
+    parser.add_argument("--prefix", required=True)
+    parser.add_argument("--master", required=True)
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--var", type=Path, required=True)
+    parser.add_argument("--executors", type=int, required=True)
+    parser.add_argument("--records", type=int, required=True)
+    parser.add_argument("--records-per-batch", type=int, required=True)
+    options = parser.parse_args()
+    jars = ":".join(str(jar) for jar in spark_jars(options.var))
+    java = f"{QUICK_COMPILER} -XX:+UseSerialGC -Duser.timezone=UTC"
+    spark = cluster_session(
+        "popstream-bench",
+        options.executors,
+        {
+            "spark.master": options.master,
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.memory": "1g",
+            "spark.executor.memory": "1g",
+            "spark.executor.cores": "1",
+            "spark.cores.max": str(options.executors),
+            "spark.driver.extraClassPath": jars,
+            "spark.executor.extraClassPath": jars,
+            "spark.driver.extraJavaOptions": java,
+            "spark.executor.extraJavaOptions": java,
+        },
+    )
+    settings = JobSettings(
+        folder=options.folder, topic_prefix=options.prefix, records_per_batch_max=options.records_per_batch
+    )
+    cluster = ClusterSettings(
+        checkpoint=str(options.folder / "state"), tables=str(options.folder / "tables"), tasks=options.executors
+    )
+    with ClusterJob(settings, cluster, KafkaConnection(options.servers), spark) as job:
+        query = next(each for each in spark.streams.active if each.name == QUERY)
+        print(json.dumps(_measured(job, query, options.records)), flush=True)
+        sys.stdin.read()
+    spark.stop()
+
+
+def _measured(job: ClusterJob, query: StreamingQuery, records: int) -> dict[str, object]:
+    decided = 0
+    begin: tuple[int, float, dict[str, float]] | None = None
+    last_batch = -1
+    while decided < records:
+        if job.failure is not None:
+            raise job.failure
+        progress = query.lastProgress
+        if progress is not None and progress["batchId"] > last_batch:
+            last_batch = progress["batchId"]
+            decided = sum(each["numInputRows"] for each in query.recentProgress)
+            if begin is None and last_batch + 1 >= WARM_UP_BATCHES:
+                begin = decided, time.perf_counter(), _cpu_by_kind()
+        time.sleep(_POLL_S)
+    assert begin is not None, "there are more records than in the micro-batches of the warm-up"
+    warm = decided - begin[0]
+    used = {name: (seconds - begin[2].get(name, 0.0)) * 1e6 / warm for name, seconds in _cpu_by_kind().items()}
+    last = query.lastProgress
+    assert last is not None, "micro-batches were committed"
+    state = last["stateOperators"][0]
+    return {
+        "records": warm,
+        "records_per_s": round(warm / (time.perf_counter() - begin[1])),
+        "cpu_us_per_record": {name: round(us, 1) for name, us in used.items()},
+        "cpu_us_per_record_without_kafka": round(sum(us for name, us in used.items() if name != "kafka"), 1),
+        "state_keys": state["numRowsTotal"],
+    }
+
+
+def _cpu_by_kind() -> dict[str, float]:
+    """Return the seconds of CPU of the processes of this job and of its broker, by kind."""
+    own = psutil.Process()
+    seconds = {"driver_python": cpu_s(own)}
+    for process in psutil.process_iter(["cmdline", "ppid"]):
+        command = " ".join(process.info["cmdline"] or [])
+        if EXECUTOR in command:
+            kind = "executor_jvm"
+        elif "pyspark.daemon" in command or "pyspark/daemon" in command:
+            kind = "executor_python"
+        elif "kafka.Kafka" in command:
+            kind = "kafka"
+        elif process.info["ppid"] == own.pid and "java" in command:
+            kind = "driver_jvm"
+        else:
+            continue
+        try:
+            seconds[kind] = seconds.get(kind, 0.0) + cpu_s(process)
+        except psutil.NoSuchProcess:
+            continue
+    return seconds
+
+
+if __name__ == "__main__":
+    main()
