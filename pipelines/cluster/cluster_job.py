@@ -8,6 +8,7 @@ from typing import Self
 
 import msgspec
 import structlog
+from prometheus_client import CollectorRegistry, start_http_server
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -19,6 +20,7 @@ from connectors.kafka.owner_log import OwnerLog
 from pipelines.cluster.audit_query import QUERY as AUDIT
 from pipelines.cluster.audit_query import AuditQuery
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
+from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.deadline_ticker import DeadlineTicker
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
 from pipelines.cluster.migration.to_cluster import beginning_of
@@ -29,6 +31,7 @@ from pipelines.process.job import signer_of
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.prefix_ownership import PrefixOwnership
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["ClusterJob", "ClusterSettings"]
 
@@ -131,6 +134,7 @@ class ClusterJob:
                 ).start()
             )
             self._start_ticker(ops.partition_count)
+            self._serve_metrics()
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
             self._stack = self._stack.pop_all()
         return self
@@ -193,6 +197,20 @@ class ClusterJob:
             )
             ticker.start()
             self._stack.callback(ticker.stop)
+
+    def _serve_metrics(self) -> None:
+        if not self.settings.metrics_port:
+            return
+        registry = CollectorRegistry()
+        registry.register(ClusterMetrics(lambda: self._spark.streams.active))
+        port, host = self.settings.metrics_port, self.settings.metrics_host
+        try:
+            server, _ = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            message = f"metrics cannot be served on {host}:{port}: {error.strerror}"
+            raise Invalid(message) from error
+        self._stack.callback(server.server_close)
+        self._stack.callback(server.shutdown)
 
     def _watch(self, query: StreamingQuery) -> None:
         self._stack.callback(_stop, query)

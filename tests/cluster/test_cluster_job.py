@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from connectors.kafka.topic_admin import create_message_topic, open_admin
 from pipelines.cluster.checkpoint_identity import stored_identity, write_identity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.job_settings import JobSettings
 from popstream import Consumer, Producer
@@ -77,6 +79,12 @@ def test_messages_are_consumed_leases_end_and_the_tables_follow(
             return {row[0]: row[1] for row in rows.count().collect()}
 
         until(lambda: steps().get("expired", 0) >= 1 and steps().get("acked", 0) >= 1, job)
+        registry = CollectorRegistry()
+        registry.register(ClusterMetrics(lambda: cluster_spark.streams.active))
+        shown = generate_latest(registry).decode()
+        for partition in range(2):
+            assert f'popstream_shard_lag_records{{partition="{partition}",query="decide_ops"}} ' in shown
+        assert 'popstream_cluster_batch_id{query="audit"} ' in shown
         with pytest.raises(Invalid, match="belongs to another state"):
             job_of(cluster_spark, kafka, topic_prefix, tmp_path / "other").start()
     # The same state goes on.
