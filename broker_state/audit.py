@@ -95,6 +95,7 @@ class OperationRow(NamedTuple):
     deadline_after_ms: int | None
     attempt: int | None
     detail: str | None
+    admin_key: str | None = None
 
 
 class DeliveryRow(NamedTuple):
@@ -173,7 +174,7 @@ class OrderInfoRow(NamedTuple):
 
 
 class RejectedRow(NamedTuple):
-    """One record of the ops topic that could not be read; `value_head` is its first 4 KiB."""
+    """One record of the ops topic that could not be read, or lacks a valid signature; `value_head`: its first 4 KiB."""
 
     partition: int
     kafka_offset: int

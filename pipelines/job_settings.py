@@ -1,25 +1,38 @@
 """The settings of a job: from `POPSTREAM_...` variables, a settings file, or options of the command line."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    StringConstraints,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.kafka_connection import KafkaConnection, chosen_connection
 from popstream.wire.command import QueueType
 from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
+from popstream.wire.signing import KEY_ID, SECRET_BYTES_MIN, AdminKey, KeyRing, SigningKey
 
-__all__ = ["OTHER_VARIABLES", "PREFIX", "JobSettings", "LogFormat", "unknown_variables"]
+__all__ = ["OTHER_VARIABLES", "PREFIX", "JobSettings", "KeySetting", "LogFormat", "unknown_variables"]
 
 PREFIX = "POPSTREAM_"
 """What the name of each environment variable begins with; the settings' follow it in capitals."""
 
 OTHER_VARIABLES = {
+    "POPSTREAM_ADMIN_KEY_FILE": "as the option `--admin-key-file`",
     "POPSTREAM_IVY_SETTINGS": "settings file of Ivy for `make setup`, where the jars come from a mirror",
     "POPSTREAM_JARS": "folder of the jars, for images; default: `jars` in that of POPSTREAM_VAR",
     "POPSTREAM_PURE": "1: the Python sources of the kernel decide, although it is compiled",
@@ -34,6 +47,30 @@ class LogFormat(StrEnum):
     AUTO = "auto"
     JSON = "json"
     TEXT = "text"
+
+
+def _in_utc(moment: datetime) -> datetime:
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+Moment = Annotated[datetime, AfterValidator(_in_utc)]
+KeyId = Annotated[str, StringConstraints(pattern=f"^{KEY_ID}$")]
+
+
+class KeySetting(BaseModel):
+    """A secret, and the time until which it is in use; also written as the secret alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    secret: Annotated[SecretStr, Field(min_length=1)]
+    until: Moment | None = None
+
+
+def _as_key(value: Any) -> Any:  # noqa: ANN401 - pydantic checks it
+    return {"secret": value} if isinstance(value, (str, SecretStr)) else value
+
+
+Keys = dict[KeyId, Annotated[KeySetting, BeforeValidator(_as_key)]]
 
 
 class JobSettings(BaseSettings):
@@ -147,11 +184,37 @@ class JobSettings(BaseSettings):
     maintain_interval_s: Annotated[float, Field(ge=0)] = Field(
         default=86_400.0, description="seconds between compactions of the tables; 0: only `popstream maintain`"
     )
-    handle_keys: dict[str, SecretStr] = Field(
-        default_factory=dict, description="secret by key id, to sign receipt handles; empty: they are not signed"
+    handle_keys: Keys = Field(
+        default_factory=dict,
+        description=(
+            "secret by key id, to sign receipt handles; `{secret, until}`: the key is in use until then; empty: they"
+            " are not signed"
+        ),
     )
     handle_key_active: str = Field(
-        default="", description="id of the key that signs; handles signed by the others stay valid"
+        default="",
+        validate_default=True,
+        description="id of the key that signs; handles signed by the others stay valid; empty: the only one",
+    )
+    handle_keys_since: Moment | None = Field(
+        default=None,
+        description="time from which on handles must be signed: when keys were first set; empty: they always must",
+    )
+    admin_keys: Keys = Field(
+        default_factory=dict,
+        description=(
+            "secret by key id, as `handle_keys`, one of which must sign operations on queues and groups; empty: they"
+            " need no signature"
+        ),
+    )
+    admin_key_active: str = Field(
+        default="",
+        validate_default=True,
+        description="id of the key that signs the job's own operations; empty: the only one",
+    )
+    admin_keys_since: Moment | None = Field(
+        default=None,
+        description="time from which on they must be signed: when keys were first set; empty: they always must",
     )
     driver_memory: str = Field(default="1g", description="heap of Spark's JVM")
     executors: Annotated[int, Field(ge=1, le=10_000)] = Field(
@@ -189,6 +252,45 @@ class JobSettings(BaseSettings):
         description="json: a line of JSON for each event; text: for people; auto: json in job.log, text on a terminal",
     )
 
+    @field_validator("admin_keys")
+    @classmethod
+    def _require_long_secrets(cls, keys: dict[str, KeySetting]) -> dict[str, KeySetting]:
+        for key_id, key in keys.items():
+            if len(key.secret.get_secret_value().encode()) < SECRET_BYTES_MIN:
+                message = f"the secret of {key_id} has less than {SECRET_BYTES_MIN} bytes"
+                raise ValueError(message)
+        return keys
+
+    @field_validator("handle_key_active", "admin_key_active")
+    @classmethod
+    def _require_active_key(cls, active: str, info: ValidationInfo) -> str:
+        keys: Mapping[str, KeySetting] = info.data.get(f"{str(info.field_name).removesuffix('_active')}s", {})
+        if not active and len(keys) == 1:
+            active = next(iter(keys))
+        if keys and active not in keys:
+            message = f"must be one of the keys {', '.join(sorted(keys))}"
+            raise ValueError(message)
+        if keys and keys[active].until is not None:
+            message = f"{active} signs, and cannot have an end: let another key sign first"
+            raise ValueError(message)
+        return active
+
+    @property
+    def handle_ring(self) -> KeyRing | None:
+        """The keys of receipt handles, if they are signed."""
+        return _ring(self.handle_keys, self.handle_key_active, self.handle_keys_since)
+
+    @property
+    def admin_ring(self) -> KeyRing | None:
+        """The keys of operations on queues and groups, if they need a signature."""
+        return _ring(self.admin_keys, self.admin_key_active, self.admin_keys_since)
+
+    @property
+    def admin_key(self) -> AdminKey | None:
+        """The key that signs the job's own operations."""
+        active = self.admin_key_active
+        return AdminKey(active, self.admin_keys[active].secret.get_secret_value()) if self.admin_keys else None
+
     @property
     def connection(self) -> KafkaConnection | None:
         """The existing Kafka; None: an embedded one.
@@ -219,6 +321,20 @@ class JobSettings(BaseSettings):
     def message_globs(self) -> list[str]:
         """The names and patterns of `message_topics`."""
         return [glob.strip() for glob in (self.message_topics or "").split(",") if glob.strip()]
+
+
+def _ring(keys: Mapping[str, KeySetting], active: str, since: datetime | None) -> KeyRing | None:
+    if not keys:
+        return None
+    found = {
+        key_id: SigningKey(key.secret.get_secret_value().encode(), None if key.until is None else _ms(key.until))
+        for key_id, key in keys.items()
+    }
+    return KeyRing(found, active, 0 if since is None else _ms(since))
+
+
+def _ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
 
 
 def unknown_variables(names: Iterable[str]) -> list[str]:

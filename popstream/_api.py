@@ -37,9 +37,11 @@ from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError,
 from popstream.wire.command import QueueType
 from popstream.wire.letter_handling import LetterHandling
 from popstream.wire.reason import Reason
+from popstream.wire.signing import AdminKey
 from popstream.wire.tag import tag_hash
 
 __all__ = [
+    "AdminKey",
     "AnswerTimeout",
     "AnswerUnreadable",
     "AsyncConsumer",

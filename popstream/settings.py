@@ -14,8 +14,9 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid
 from popstream.wire.limits import RECORD_BYTES_MAX
+from popstream.wire.signing import AdminKey
 
-__all__ = ["ClientSettings", "new_client_id"]
+__all__ = ["ClientSettings", "new_client_id", "read_admin_key"]
 
 RESEND_WINDOW_MS = 8 * 60_000
 """Operations are not sent again later than this after the first send.
@@ -36,6 +37,29 @@ def new_client_id() -> str:
     """
     number = next(_made_ids)
     return f"{socket.gethostname()}-{os.getpid()}" + (f"-{number}" if number > 1 else "")
+
+
+def read_admin_key(path: Path) -> AdminKey:
+    """Read a file of one line, `ID:SECRET`.
+
+    Raises:
+        Invalid: It cannot be read, or has something else. The message does not quote it.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not UTF-8"
+        message = f"the admin key {path} cannot be read: {why}"
+        raise Invalid(message, subject=str(path)) from error
+    key_id, separator, secret = lines[0].strip().partition(":") if len(lines) == 1 else ("", "", "")
+    if not separator:
+        message = f"{path} must have one line: the id of the admin key, a colon, and its secret"
+        raise Invalid(message, subject=str(path))
+    try:
+        return AdminKey(key_id, secret)
+    except Invalid as error:
+        message = f"{path}: {error.message}"
+        raise Invalid(message, subject=str(path)) from error
 
 
 FetchClient = Literal["kafka-python", "librdkafka"]
@@ -71,6 +95,9 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
         fetch_client: Which Kafka client a consumer reads the records of messages with: "kafka-python", or "librdkafka",
             which takes less CPU time and needs `popstream[librdkafka]`. Operations, answers and sends go through
             kafka-python with both.
+        admin_key: Signs operations on queues and groups, for a job that has `admin_keys`: an `AdminKey`, or the path
+            of a file with one line, `ID:SECRET`, which is read when the client is made. Consumers need none; a producer
+            with `dispatch=True` does.
         history_file: File to record every operation and its answer in, for `popstream history check`; None: no record.
     """
 
@@ -89,6 +116,7 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
     kafka_config: str | Path | None = None
     kafka: dict[str, Any] = {}
     fetch_client: FetchClient = "kafka-python"
+    admin_key: AdminKey | str | Path | None = None
     history_file: Path | None = None
 
     def __post_init__(self) -> None:
@@ -133,6 +161,15 @@ class ClientSettings(msgspec.Struct, frozen=True, kw_only=True):
             Unavailable: No broker does in time.
         """
         reach_kafka(self.connection, timeout_s=self.connect_timeout_ms / 1000)
+
+    def find_admin_key(self) -> AdminKey | None:
+        """Return the admin key, read from its file if it is in one.
+
+        Raises:
+            Invalid: The file cannot be read, or has no key.
+        """
+        found = self.admin_key
+        return read_admin_key(Path(found)) if isinstance(found, (str, Path)) else found
 
     @property
     def connection(self) -> KafkaConnection:

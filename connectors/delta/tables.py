@@ -156,6 +156,11 @@ _OPERATIONS: Final = Table(
         _long("deadline_after_ms", "Deadline of the lease after the operation, ms since 1970.", required=False),
         _int("attempt", "Number of the delivery, 1 for the first.", required=False),
         _text("detail", "Free-text detail, such as the reject reason.", required=False),
+        _word(
+            "admin_key",
+            "Id of the admin key that signed the operation; null: it is not signed, or the job had no keys.",
+            required=False,
+        ),
         *FLUSHER_COLUMNS,
     ),
     OperationRow,
@@ -247,7 +252,8 @@ _ORDER_INFO: Final = Table(
 
 REJECTED: Final = Table(
     "rejected",
-    "One row for each record of the ops topic that is not readable as an operation, or is quarantined.",
+    "One row for each record of the ops topic that is not readable as an operation, lacks a valid signature, or is"
+    " quarantined.",
     (
         *_CAUSE,
         _word("reason", "The reason, in one word."),

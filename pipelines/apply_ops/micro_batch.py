@@ -10,6 +10,7 @@ from the outbox, which is part of the WriteBatch.
 
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -59,7 +60,7 @@ class MicroBatchReport:
         records: Records applied.
         operations: Records that were decided.
         refused: Rows of `operations` with an error code.
-        rejected: Records that could not be read, or are quarantined.
+        rejected: By reason, records that could not be read, lack a valid signature, or are quarantined.
         newest_ms: Timestamp of the newest record.
         touched: Queues whose state was read or changed.
         write_batch_bytes: Size of the last WriteBatch.
@@ -83,7 +84,7 @@ class MicroBatchReport:
         self.records = 0
         self.operations = 0
         self.refused = 0
-        self.rejected = 0
+        self.rejected: Counter[str] = Counter()
         self.newest_ms = 0
         self.touched: set[QueueState] = set()
         self.write_batch_bytes = 0
@@ -110,7 +111,7 @@ class MicroBatchReport:
         self.touched |= decided.touched
         self.records += decided.records
         self.operations += decided.records - len(decided.rejected)
-        self.rejected += len(decided.rejected)
+        self.rejected.update(each.row.reason for each in decided.rejected)
         self.refused += decided.refused
 
 

@@ -1,8 +1,8 @@
 """Sends operations from the builder's outbox to the ops topic, until the job has answered each of them.
 
 A dispatch is idempotent, so an operation without an answer is sent again. So is one that is refused because the queue's
-window is not there yet (AHEAD_OF_WINDOW), or because the queue is not declared (TOPIC_NOT_EXIST), which is declared
-first.
+window is not there yet (AHEAD_OF_WINDOW), because the queue is not declared (TOPIC_NOT_EXIST), which is declared
+first, or because it was signed with an admin key that is not one any more (NO_PERMISSION): it gets a new signature.
 """
 
 import contextlib
@@ -31,6 +31,8 @@ from popstream.wire.reason import Reason
 __all__ = ["DispatchSender"]
 
 _log = structlog.get_logger(__name__)
+
+_SEND_AGAIN = TRY_AGAIN | {Reason.NO_PERMISSION}
 
 OPEN_MAX = 512
 """Open operations at which the builder stops reading."""
@@ -135,7 +137,7 @@ class DispatchSender:
             return
         answer = answered.result()
         reasons = {run.reason for run in answer.runs} or {answer.reason}
-        if reasons & TRY_AGAIN:
+        if reasons & _SEND_AGAIN:
             self._retry_later(operation, str(answer.reason))
             return
         queue = _queue(operation.command)

@@ -139,7 +139,10 @@ class BuilderService:
     def _start_sender(self) -> None:
         """Connect to the job, and send what an earlier process left in the outbox."""
         client = ClientSettings(
-            **self._connection.client_options, client_id="popstream-builder", prefix=self._settings.topic_prefix
+            **self._connection.client_options,
+            client_id="popstream-builder",
+            prefix=self._settings.topic_prefix,
+            admin_key=self._settings.admin_key,
         )
         transport = self._stack.enter_context(Transport(client))
         self.sender = DispatchSender(transport, self.outbox, self._declare_of)

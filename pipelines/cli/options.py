@@ -21,9 +21,20 @@ from pipelines.printed_commands import remember_job, remember_var
 from popstream.dead_letters.letter import parse_place
 from popstream.dead_letters.selection import LetterSelection
 from popstream.wire.base_errors import Invalid
+from popstream.wire.limits import (
+    ATTEMPTS_MAX,
+    IN_FLIGHT_MAX,
+    PARKED_DEFAULT,
+    PARKED_MAX,
+    QUOTA_MAX,
+    WINDOW_OFFSETS_DEFAULT,
+    WINDOW_OFFSETS_MAX,
+    WINDOW_OFFSETS_MIN,
+)
 
 __all__ = [
     "DEFAULT_VAR",
+    "AdminKeyFile",
     "Duration",
     "Folder",
     "JobOptions",
@@ -32,6 +43,8 @@ __all__ = [
     "JsonOutput",
     "KafkaConfig",
     "LetterOptions",
+    "PolicyOptions",
+    "QueuePolicyOptions",
     "RecoveryOptions",
     "ServerOptions",
     "SettingsFile",
@@ -98,6 +111,15 @@ JobServers = Annotated[
 KafkaConfig = Annotated[Path | None, typer.Option("--kafka-config", metavar="FILE", help=meaning("kafka_config"))]
 JobPrefix = Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))]
 Snapshots = Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))]
+AdminKeyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--admin-key-file",
+        metavar="FILE",
+        envvar="POPSTREAM_ADMIN_KEY_FILE",
+        help="file with ID:SECRET of an admin key, to sign operations where the job has `admin_keys`",
+    ),
+]
 JsonOutput = Annotated[bool, typer.Option("--json", help="print JSON, for scripts")]
 Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
 Var = Annotated[
@@ -137,8 +159,9 @@ class ServerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetOptions(ServerOptions):
-    """Options that choose the job to send operations to."""
+    """Options that choose the job to send operations to, and sign them."""
 
+    admin_key_file: AdminKeyFile = None
     history_file: Annotated[
         Path | None,
         typer.Option("--history", metavar="FILE", help="record operations and answers there; see `history check`"),
@@ -216,8 +239,73 @@ class LetterOptions:
         )
 
 
+def _limit(text: str, greatest: int) -> Any:  # noqa: ANN401 - typer's
+    return typer.Option(help=text, min=0, max=greatest, show_default=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyOptions:
+    """The rules of a policy; those that are not given are none. Without any, the policies are shown."""
+
+    max_attempts: Annotated[
+        int | None, _limit("deliveries of a message before it is a dead letter; 0: no limit", ATTEMPTS_MAX)
+    ] = None
+    back_off: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION,...",
+            help="time after the first, second, ... failed delivery, of which the last one repeats; by default none",
+            show_default=False,
+        ),
+    ] = None
+    parked_max: Annotated[int | None, _limit(f"pops of a group that wait; by default {PARKED_DEFAULT}", PARKED_MAX)] = (
+        None
+    )
+    in_flight_max: Annotated[int | None, _limit("leased messages of a group; 0: no limit", IN_FLIGHT_MAX)] = None
+    pops_per_s_max: Annotated[int | None, _limit("pops of a group in a second; 0: no limit", QUOTA_MAX)] = None
+    client_pops_per_s_max: Annotated[int | None, _limit("the same of one client; 0: no limit", QUOTA_MAX)] = None
+    client_parked_max: Annotated[int | None, _limit("pops of one client that wait; 0: no limit", PARKED_MAX)] = None
+
+    def rules(self) -> dict[str, Any] | None:
+        """Return fields of a `Policy`; None: none was given.
+
+        Raises:
+            typer.BadParameter: The number of attempts is not among them.
+        """
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if not given:
+            return None
+        if "max_attempts" not in given:
+            message = "say --max-attempts, too (0: no limit): a policy replaces the one before as a whole"
+            raise typer.BadParameter(message)
+        if "back_off" in given:
+            given["back_off_ms"] = durations_ms(given.pop("back_off"))
+        return given
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueuePolicyOptions(PolicyOptions):
+    """The rules of the policy of a queue: for the groups without a policy of their own, and for all together."""
+
+    window_max: Annotated[
+        int | None,
+        typer.Option(
+            help=f"offsets between the first hole and the last one written; by default {WINDOW_OFFSETS_DEFAULT:,}",
+            min=WINDOW_OFFSETS_MIN,
+            max=WINDOW_OFFSETS_MAX,
+            show_default=False,
+        ),
+    ] = None
+    queue_pops_per_s_max: Annotated[int | None, _limit("pops of all groups in a second; 0: no limit", QUOTA_MAX)] = None
+    queue_parked_max: Annotated[int | None, _limit("pops of all groups that wait; 0: no limit", QUOTA_MAX)] = None
+    new_lanes_per_min_max: Annotated[int | None, _limit("new groups in a minute; 0: no limit", QUOTA_MAX)] = None
+    resets_per_min_max: Annotated[
+        int | None, _limit("resets and deletions of groups in a minute; 0: no limit", QUOTA_MAX)
+    ] = None
+
+
 def with_options(
-    **groups: type[ServerOptions | JobOptions | RecoveryOptions | LetterOptions],
+    **groups: type[ServerOptions | JobOptions | RecoveryOptions | LetterOptions | PolicyOptions],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of a class above as one parameter, named as here."""
 

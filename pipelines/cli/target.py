@@ -14,7 +14,7 @@ from pipelines.control.job_file import JobFile
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
-from popstream.settings import ClientSettings, new_client_id
+from popstream.settings import ClientSettings, new_client_id, read_admin_key
 from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, Unavailable
 
 __all__ = [
@@ -34,6 +34,7 @@ class Target(msgspec.Struct, frozen=True):
 
     Attributes:
         history_file: Where a client records its operations, if anywhere.
+        admin_key_file: The admin key that signs operations, if any.
         job: The job file, if the job runs on this machine and its folder is known.
     """
 
@@ -41,6 +42,7 @@ class Target(msgspec.Struct, frozen=True):
     prefix: str
     history_file: Path | None = None
     job: JobFile | None = None
+    admin_key_file: Path | None = None
 
     def client_settings(self, kind: str) -> ClientSettings:
         """Return settings of a client whose id names the command."""
@@ -53,13 +55,15 @@ class Target(msgspec.Struct, frozen=True):
             "client_id": f"popstream-{kind}-{new_client_id()}",
             "prefix": self.prefix,
             "history_file": self.history_file,
+            "admin_key": self.admin_key_file,
         }
 
 
-def find_target(options: ServerOptions) -> Target:
+def find_target(options: ServerOptions, admin_key_file: Path | None = None) -> Target:
     """Return which Kafka and topics to work with: as options and settings say, by default as the job file says.
 
     Raises:
+        Invalid: A setting, or the file of the admin key, is wrong.
         Unavailable: No job runs in the folder, and no option or setting names a Kafka; or that Kafka does not listen.
     """
     settings = load_settings(
@@ -79,10 +83,14 @@ def find_target(options: ServerOptions) -> Target:
             " or name its Kafka with --bootstrap-servers"
         )
         raise Unavailable(message, subject=str(settings.folder))
-    history_file = options.history_file if isinstance(options, TargetOptions) else None
+    history_file = None
+    if isinstance(options, TargetOptions):
+        history_file, admin_key_file = options.history_file, options.admin_key_file
+    if admin_key_file is not None:
+        read_admin_key(admin_key_file)  # before anything is sent
     is_its = job is not None and (str(connection), settings.topic_prefix) == (job.bootstrap_servers, job.prefix)
     reach_kafka(connection)
-    return Target(connection, settings.topic_prefix, history_file, job if is_its else None)
+    return Target(connection, settings.topic_prefix, history_file, job if is_its else None, admin_key_file)
 
 
 def _completed(settings: JobSettings, job: JobFile) -> JobSettings:

@@ -27,11 +27,12 @@ from pipelines.cluster.migration.to_cluster import beginning_of
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
 from pipelines.job_settings import JobSettings
-from pipelines.process.job import signer_of
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.prefix_ownership import PrefixOwnership
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid
+from popstream.wire.handle import Signer
+from popstream.wire.signing import OperationVerifier
 
 __all__ = ["ClusterJob", "ClusterSettings"]
 
@@ -172,7 +173,8 @@ class ClusterJob:
             run_id=uuid.uuid4().hex,
             ops_partitions=identity.ops_partitions,
             results_partitions=results_partitions,
-            signer=signer_of(self.settings),
+            signer=Signer.of(self.settings.handle_ring),
+            verifier=OperationVerifier.of(self.settings.admin_ring, self.topics.ops),
             seed=identity.seed,
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
         )

@@ -19,6 +19,7 @@ from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.decide_ops.order import in_one_turn, order
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
+from popstream.wire.signing import OperationVerifier
 
 __all__ = ["QueueDeadline", "Shard", "ShardMeta", "ShardSettings"]
 
@@ -37,6 +38,7 @@ class ShardSettings(NamedTuple):
         signer: Signs and verifies handles; None: they are not signed.
         seed: Of the hashes of op_ids.
         cache_bytes: Bytes of decoded state, as stored, that each shard keeps.
+        verifier: Verifies operations on queues and groups; None: they need no signature.
     """
 
     run_id: str
@@ -45,6 +47,7 @@ class ShardSettings(NamedTuple):
     signer: Signer | None
     seed: int
     cache_bytes: int
+    verifier: OperationVerifier | None = None
 
 
 class ShardMeta(msgspec.Struct, array_like=True, frozen=True):
@@ -94,7 +97,7 @@ class Shard:
     def __init__(self, settings: ShardSettings, maps: ShardMaps, meta: ShardMeta) -> None:
         self.meta = meta
         self._state = ShardState(maps, settings.seed, meta.first_chunk, meta.end_chunk)
-        self._decoder = Decoder(settings.ops_partitions, settings.signer)
+        self._decoder = Decoder(settings.ops_partitions, settings.signer, settings.verifier)
         self._quarantined = dict(meta.quarantined)
         self._decider = OpsDecider(
             self._state,

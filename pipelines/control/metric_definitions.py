@@ -102,8 +102,10 @@ class Metric(Enum):
     REJECTED = MetricDefinition(
         "popstream_rejected_total",
         MetricKind.COUNTER,
-        "Records that are not readable as operations, or are quarantined",
-        "it rises: a client writes invalid operations. The table `rejected` holds them",
+        "Records that are not readable as operations, lack a valid signature, or are quarantined, by reason",
+        "it rises: a client writes invalid operations (with NOT_SIGNED or BAD_SIGNATURE: such as it may not send). The"
+        " table `rejected` holds them",
+        labels=("reason",),
     )
     RECORDS = MetricDefinition(
         "popstream_records_total", MetricKind.COUNTER, "Records of the ops topic that were decided"

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.control.lane_metrics import LaneMetrics
 from pipelines.control.metric_definitions import LANE_METRICS, Metric, MetricKind
+from pipelines.decide_ops.decode import RejectReason
 
 if TYPE_CHECKING:
     from pipelines.apply_ops.micro_batch import MicroBatchReport
@@ -76,6 +77,9 @@ class Metrics:
             else:
                 self._histograms[metric] = Histogram(name, text, labels, registry=self.registry)
 
+        for reason in RejectReason:  # each from 0 on: the first increase is one
+            self._counters[Metric.REJECTED].labels(reason.value)
+
     def bind_gauges(self, gauges: Mapping[Metric, Callable[[], float]]) -> None:
         """Read these gauges from functions, each time that the metrics are scraped."""
         for metric, read in gauges.items():
@@ -98,7 +102,7 @@ class Metrics:
             totals.records += report.records
             totals.operations += report.operations
             totals.refused += report.refused
-            totals.rejected += report.rejected
+            totals.rejected += report.rejected.total()
             totals.apply_seq = max(totals.apply_seq, report.apply_seq)
             totals.delta_seq = delta_seq
             totals.outbox_bytes = outbox.undelivered_bytes
@@ -112,7 +116,8 @@ class Metrics:
                 self._seconds[step] = self._seconds.get(step, 0.0) + seconds
         self._counters[Metric.RECORDS].inc(report.records)
         self._counters[Metric.REFUSED].inc(report.refused)
-        self._counters[Metric.REJECTED].inc(report.rejected)
+        for reason, count in report.rejected.items():
+            self._counters[Metric.REJECTED].labels(reason).inc(count)
         for step, seconds in report.seconds.items():
             self._histograms[Metric.STEP_SECONDS].labels(step).observe(seconds)
 

@@ -1,8 +1,8 @@
 """Step 1, decode: records of the ops topic to commands, strictly. Nothing in a record can fail a micro-batch.
 
-A record is *rejected* if no command can be read from it. Its row keeps the coordinates, the reason and the first bytes
-of the value; the sender is answered if op_id and reply_to can be read. A command with a value out of range is not
-rejected: it is decided, and refused there.
+A record is *rejected* if no command can be read from it, or if it needs the signature of an admin key and has no valid
+one. Its row keeps the coordinates, the reason and the first bytes of the value; the sender is answered if op_id and
+reply_to can be read. A command with a value out of range is not rejected: it is decided, and refused there.
 """
 
 import enum
@@ -21,17 +21,20 @@ from popstream.wire.command import (
     COMMAND_TYPES,
     WIRE_VERSION,
     AckEntry,
+    AdminCommand,
     ChangeEntry,
     Command,
     Entry,
     EntryCommand,
     HandleRef,
     RejectEntry,
+    kind_of,
 )
 from popstream.wire.decode_errors import DECODE_ERRORS
 from popstream.wire.handle import Signer
 from popstream.wire.limits import ENTRIES_MAX, RECORD_BYTES_MAX
 from popstream.wire.reason import Reason, code_of
+from popstream.wire.signing import OperationVerifier
 
 __all__ = [
     "Decoder",
@@ -72,7 +75,7 @@ class KafkaRecord(NamedTuple):
 
 
 class RejectReason(enum.StrEnum):
-    """Why no command can be read."""
+    """Why no command can be read, or why it may not be sent."""
 
     TOO_LARGE = "TOO_LARGE"
     EMPTY = "EMPTY"
@@ -82,6 +85,17 @@ class RejectReason(enum.StrEnum):
     UNKNOWN_TYPE = "UNKNOWN_TYPE"
     BAD_FIELD = "BAD_FIELD"
     QUARANTINED = "QUARANTINED"
+    NOT_SIGNED = "NOT_SIGNED"
+    BAD_SIGNATURE = "BAD_SIGNATURE"
+
+
+_ANSWERED = {
+    RejectReason.UNKNOWN_VERSION: Reason.NOT_SUPPORTED,
+    RejectReason.UNKNOWN_TYPE: Reason.NOT_SUPPORTED,
+    RejectReason.NOT_SIGNED: Reason.NO_PERMISSION,
+    RejectReason.BAD_SIGNATURE: Reason.NO_PERMISSION,
+}
+"""The reason in the answer; INVALID_PARAMETER to all others."""
 
 
 class Rejected(NamedTuple):
@@ -100,11 +114,15 @@ class Decoder:
     Args:
         partition_count: Partitions of the topic; a record on another partition than its queue's is misrouted.
         signer: Checks the signatures of handles; None: handles are not signed.
+        verifier: Checks the signatures of operations on queues and groups; None: they need none.
     """
 
-    def __init__(self, partition_count: int, signer: Signer | None = None) -> None:
+    def __init__(
+        self, partition_count: int, signer: Signer | None = None, verifier: OperationVerifier | None = None
+    ) -> None:
         self._partition_count = partition_count
         self._signer = signer
+        self._verifier = verifier
         self._decode = msgspec.json.Decoder(Command).decode
         self._routes: dict[tuple[str, int], tuple[bytes, int]] = {}
 
@@ -124,8 +142,14 @@ class Decoder:
                 return _reject_unreadable(record, value, detail)
             command = entry_by_entry
         forged: frozenset[int] = frozenset()
+        admin_key = None
         if self._signer is not None and isinstance(command, EntryCommand):
-            command, forged = _verify(command, self._signer)
+            command, forged = _verify(command, self._signer, record.timestamp_ms)
+        elif self._verifier is not None and isinstance(command, AdminCommand):
+            try:
+                admin_key = _admin_key(command, record, value, self._verifier)
+            except _NotPermittedError as error:
+                return _reject(record, error.reason, str(error), msgspec.json.decode(value))
         return OpRecord(
             record.partition,
             record.kafka_offset,
@@ -134,6 +158,7 @@ class Decoder:
             xxhash.xxh3_64_digest(value),
             self._misrouted(record, command.topic, command.queue_id),
             forged,
+            admin_key,
         )
 
     def _decode_entry_by_entry(self, value: bytes) -> Command | None:
@@ -175,16 +200,42 @@ class Decoder:
         return ""
 
 
-def _verify(command: EntryCommand, signer: Signer) -> tuple[EntryCommand, frozenset[int]]:
+def _verify(command: EntryCommand, signer: Signer, at_ms: int) -> tuple[EntryCommand, frozenset[int]]:
     """Return the command with unsigned handles, as the kernel knows them, and the indexes of forged handles."""
     handles = []
     forged = set()
+    is_needed = signer.is_needed(at_ms)
     for index, ref in enumerate(command.handles):
-        unsigned = signer.verify(ref.handle)
-        if unsigned is None:
+        unsigned = signer.verify(ref.handle, at_ms)
+        if unsigned is None and is_needed:
             forged.add(index)
         handles.append(HandleRef(ref.group, unsigned if unsigned is not None else ref.handle))
     return msgspec.structs.replace(command, handles=handles), frozenset(forged)
+
+
+class _NotPermittedError(ValueError):
+    def __init__(self, reason: RejectReason, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+def _admin_key(command: AdminCommand, record: KafkaRecord, value: bytes, verifier: OperationVerifier) -> str | None:
+    """Return the id of the key that signed an operation; None: it is from a time without keys.
+
+    Raises:
+        _NotPermittedError: It has no valid signature.
+    """
+    if not verifier.is_needed(record.timestamp_ms):
+        return None
+    kind = kind_of(command)
+    if command.signature is None:
+        raise _NotPermittedError(RejectReason.NOT_SIGNED, f"{kind} needs the signature of an admin key")
+    if command.op_id is None:  # a copy could not be told from it
+        raise _NotPermittedError(RejectReason.BAD_SIGNATURE, f"a signed {kind} needs an op_id")
+    try:
+        return verifier.key_of(command.signature, value, record.timestamp_ms)
+    except ValueError as error:
+        raise _NotPermittedError(RejectReason.BAD_SIGNATURE, f"{kind}: {error}") from error
 
 
 def _decode_entry(raw: msgspec.Raw, unreadable: Entry) -> Entry:
@@ -245,9 +296,8 @@ def _reject(record: KafkaRecord, reason: RejectReason, detail: str, fields: dict
 def _answer_to_rejected(
     op_id: str, fields: dict[str, Any], reject_reason: RejectReason, detail: str, now_ms: int
 ) -> Answer:
-    """Answer a record that is no command, with those of its fields that can be read."""
-    is_unknown = reject_reason in {RejectReason.UNKNOWN_VERSION, RejectReason.UNKNOWN_TYPE}
-    reason = Reason.NOT_SUPPORTED if is_unknown else Reason.INVALID_PARAMETER
+    """Answer a rejected record, with those of its fields that can be read."""
+    reason = _ANSWERED.get(reject_reason, Reason.INVALID_PARAMETER)
     kind, topic, queue_id = fields.get("type"), fields.get("topic"), fields.get("queue_id")
     return Answer(
         op_id=op_id,

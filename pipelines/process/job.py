@@ -70,8 +70,9 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.handle import Signer
+from popstream.wire.signing import OperationVerifier
 
-__all__ = ["Job", "signer_of"]
+__all__ = ["Job"]
 
 _log = structlog.get_logger(__name__)
 
@@ -352,7 +353,8 @@ class Job:
         self._source = OpsSource(
             self._spark, source_options(self.connection), self.topics.ops, settings.records_per_batch_max
         )
-        signer = signer_of(settings)
+        signer = Signer.of(settings.handle_ring)
+        verifier = OperationVerifier.of(settings.admin_ring, self.topics.ops)
         self.apply_ops = MicroBatchApplier(
             store=self.store,
             require_ownership=self._require_ownership,
@@ -360,7 +362,7 @@ class Job:
             attempts=Attempts(self.folder.attempts),
             quarantine=self.quarantine,
             applied=applied,
-            decoder=Decoder(self.ops.partition_count, signer),
+            decoder=Decoder(self.ops.partition_count, signer, verifier),
             source=self._source,
             plans=SparkPlans(checkpoint, self.topics.ops),
             results_partitions=self.results.partition_count,
@@ -535,11 +537,3 @@ class Job:
     def _send_tick(self, queue: tuple[str, int], value: bytes, answered: Callable[[int | None], None]) -> None:
         self.metrics.count_tick()
         self._tick_producer.send(queue, value, answered)
-
-
-def signer_of(settings: JobSettings) -> Signer | None:
-    """Return the signer of receipt handles, or None when they are not signed."""
-    if not settings.handle_keys:
-        return None
-    keys = {key_id: secret.get_secret_value().encode() for key_id, secret in settings.handle_keys.items()}
-    return Signer(keys, settings.handle_key_active)

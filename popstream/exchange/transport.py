@@ -26,7 +26,8 @@ from popstream.exchange.pending_operations import PendingOperation, PendingOpera
 from popstream.exchange.send_window import SendWindow
 from popstream.history.recorder import HistoryRecorder
 from popstream.wire.base_errors import Invalid, Unavailable
-from popstream.wire.command import Command, Pop, encode_command
+from popstream.wire.command import AdminCommand, Command, Pop, encode_command
+from popstream.wire.signing import sign_operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,7 +87,7 @@ class Transport:
 
     Raises:
         Unavailable: Kafka does not answer.
-        Invalid: The topics of the job do not exist, or the history file cannot be opened.
+        Invalid: The topics of the job do not exist, the history file cannot be opened, or the admin key cannot be read.
     """
 
     def __init__(
@@ -95,6 +96,7 @@ class Transport:
         """Connect, seek to the end of a partition of answers, and start the background thread."""
         self.settings = settings
         self._clock = clock
+        self._admin_key = settings.find_admin_key()
         self._link: Link = KafkaLink(settings) if link is None else link
         self._pending = PendingOperations(settings.resend_after_ms_max / 1000)
         self._window = SendWindow()
@@ -241,6 +243,9 @@ class Transport:
 
     def _encode(self, command: Command) -> bytes:
         value = encode_command(command)
+        if self._admin_key is not None and isinstance(command, AdminCommand):
+            now_ms = int(time.time() * 1000)
+            value = sign_operation(value, self._admin_key, ops_topic=self.settings.operations, at_ms=now_ms)
         if len(value) > self.settings.ops_bytes_max:
             name = type(command).__name__
             message = f"{name} takes {len(value)} bytes, more than the {self.settings.ops_bytes_max} allowed"

@@ -172,5 +172,7 @@ def _log_returned(answered: Future[Answer]) -> None:
     error = answered.exception()
     if error is not None:
         LOG.warning("could not release the messages that an earlier process held: %s", error)
+    elif answered.result().reason is Reason.NO_PERMISSION:
+        LOG.info("the job lets only an admin key release what an earlier process held: its leases expire")
     elif answered.result().released:
         LOG.info("released the messages that an earlier process held: %s", answered.result().released)

@@ -15,6 +15,7 @@ __all__ = [
     "WIRE_VERSION",
     "Ack",
     "AckEntry",
+    "AdminCommand",
     "Cancel",
     "ChangeEntry",
     "ChangeInvisible",
@@ -67,6 +68,17 @@ class CommandBase(
     v: Literal[1]
     op_id: str | None = None
     reply_to: int | None = None
+
+
+class AdminBase(CommandBase, frozen=True, kw_only=True):
+    """The fields of an operation on queues and groups, which needs the signature of an admin key where there are any.
+
+    `signature` is the last field of the JSON, added by `signing.sign_operation`.
+    """
+
+    signature: (
+        Annotated[str, msgspec.Meta(description="<key id>.<signed at, ms>.<HMAC>, the last field of the object")] | None
+    ) = None
 
 
 class WrittenRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -127,7 +139,7 @@ class RejectEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 Entry = AckEntry | ChangeEntry | RejectEntry
 
 
-class Declare(CommandBase, frozen=True, tag="declare"):
+class Declare(AdminBase, frozen=True, tag="declare"):
     """Declare a queue: `topic_id` is Kafka's id of the message topic, `min_offset` the first offset of its log."""
 
     topic_id: str
@@ -135,7 +147,7 @@ class Declare(CommandBase, frozen=True, tag="declare"):
     min_offset: int = 0
 
 
-class Policy(CommandBase, frozen=True, tag="policy"):
+class Policy(AdminBase, frozen=True, tag="policy"):
     """Set the rules of a lane, or (without `group`) of the queue and of its lanes without a policy of their own.
 
     A policy replaces the one before it as a whole. `max_attempts` 0: no limit. `back_off_ms[i]` holds a message
@@ -163,7 +175,7 @@ class Policy(CommandBase, frozen=True, tag="policy"):
     resets_per_min_max: int = 0
 
 
-class Dispatch(CommandBase, frozen=True, tag="dispatch"):
+class Dispatch(AdminBase, frozen=True, tag="dispatch"):
     """Offsets are written, or (`skip`) never will be. Any number of builders may send them, in any order, repeatedly.
 
     `topic_id`, if given, is that of the topic with these offsets: a queue of another topic id refuses them.
@@ -228,21 +240,21 @@ class Cancel(CommandBase, frozen=True, tag="cancel"):
     target_op_id: str
 
 
-class ReturnClient(CommandBase, frozen=True, tag="return_client"):
+class ReturnClient(AdminBase, frozen=True, tag="return_client"):
     """Release every lease of the queue that `client_id` holds in `group`, and cancel its parked pops."""
 
     group: str
     client_id: str
 
 
-class ResetOffset(CommandBase, frozen=True, tag="reset_offset"):
+class ResetOffset(AdminBase, frozen=True, tag="reset_offset"):
     """Continue the lane at `queue_offset`, forwards or backwards."""
 
     group: str
     queue_offset: int
 
 
-class ForgetLane(CommandBase, frozen=True, tag="forget_lane"):
+class ForgetLane(AdminBase, frozen=True, tag="forget_lane"):
     """Delete the lane of `group`, its leases and positions."""
 
     group: str
@@ -250,6 +262,10 @@ class ForgetLane(CommandBase, frozen=True, tag="forget_lane"):
 
 class Tick(CommandBase, frozen=True, tag="tick"):
     """Let due deadlines of the queue take effect; carries no time, the record's own timestamp is the time."""
+
+
+AdminCommand = Declare | Policy | Dispatch | ReturnClient | ResetOffset | ForgetLane
+"""What an administrator, a builder or a dispatching producer sends; everything else is the work of consumers."""
 
 
 Command = (

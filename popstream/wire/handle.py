@@ -17,10 +17,11 @@ import binascii
 import hmac
 import struct
 import zlib
-from collections.abc import Mapping
 from functools import lru_cache
 
 import msgspec
+
+from popstream.wire.signing import KeyRing, from_text, to_text
 
 __all__ = [
     "BROKER_NAME",
@@ -85,7 +86,7 @@ def encode_handle(handle: Handle) -> str:
         handle.revision,
         handle.lane_check,
     )
-    return f"{_VERSION}.{_to_text(payload + handle.broker_name.encode())}"
+    return f"{_VERSION}.{to_text(payload + handle.broker_name.encode())}"
 
 
 def decode_handle(text: str) -> Handle | None:
@@ -98,7 +99,7 @@ def decode_handle(text: str) -> Handle | None:
     if len(parts) < 2 or parts[0] != _VERSION:
         return None
     try:
-        payload = _from_text(parts[1])
+        payload = from_text(parts[1])
         start, pop_time, invisible_time, revive, queue_id, epoch, revision, check = _LAYOUT.unpack_from(payload)
         name = payload[_LAYOUT.size :].decode()
         return Handle(start, pop_time, invisible_time, revive, queue_id, epoch, revision, check, name)
@@ -111,46 +112,43 @@ read_handle = lru_cache(maxsize=65_536)(decode_handle)
 
 
 class Signer:
-    """Adds and checks the HMAC-SHA256 of handles. Several keys are valid at once, so that keys can be rotated.
+    """Adds and checks the HMAC-SHA256 of handles.
 
-    >>> signer = Signer({"a": b"secret"}, active="a")
-    >>> signer.verify(signer.sign("1.AAAA")), signer.verify("1.AAAA.a.forged"), signer.verify("1.AAAA")
+    Args:
+        ring: The keys of handles.
+
+    >>> signer = Signer(KeyRing.of({"a": b"secret"}, active="a"))
+    >>> signer.verify(signer.sign("1.AAAA"), 0), signer.verify("1.AAAA.a.forged", 0), signer.verify("1.AAAA", 0)
     ('1.AAAA', None, None)
-    >>> signer.verify("1.AAAA.a.\u00e9") is None
+    >>> signer.verify("1.AAAA.a.\u00e9", 0) is None
     True
     """
 
-    def __init__(self, keys: Mapping[str, bytes], active: str) -> None:
-        if active not in keys:
-            msg = f"the active handle key {active!r} is not among the keys {sorted(keys)}"
-            raise ValueError(msg)
-        self._keys = dict(keys)
-        self._active = active
+    def __init__(self, ring: KeyRing) -> None:
+        self._ring = ring
+
+    @classmethod
+    def of(cls, ring: KeyRing | None) -> "Signer | None":
+        """Return the signer of these keys, if there are any."""
+        return None if ring is None else cls(ring)
+
+    def is_needed(self, at_ms: int) -> bool:
+        """Return whether a handle in a record of this time needs a signature."""
+        return at_ms >= self._ring.since_ms
 
     def sign(self, unsigned: str) -> str:
         """Append key id and signature to `unsigned`. The handle's lane check binds it to its lane."""
-        return f"{unsigned}.{self._active}.{self._signature(self._active, unsigned)}"
+        key_id = self._ring.active
+        return f"{unsigned}.{key_id}.{self._signature(key_id, unsigned)}"
 
-    def verify(self, signed: str) -> str | None:
-        """Return the unsigned text; None if the signature is missing or not ours."""
+    def verify(self, signed: str, at_ms: int) -> str | None:
+        """Return the unsigned text; None if the signature is missing, or not of a key of ours that was valid then."""
         parts = signed.split(".")
-        if len(parts) != 4 or parts[2] not in self._keys:
+        if len(parts) != 4 or not self._ring.is_valid(parts[2], at_ms):
             return None
         unsigned = f"{parts[0]}.{parts[1]}"
         wanted = self._signature(parts[2], unsigned).encode()  # as bytes: a forged one may be non-ASCII
         return unsigned if hmac.compare_digest(wanted, parts[3].encode()) else None
 
     def _signature(self, key_id: str, unsigned: str) -> str:
-        return _to_text(hmac.digest(self._keys[key_id], unsigned.encode(), "sha256")[:_SIGNATURE_BYTES])
-
-
-_TO_URL, _FROM_URL = bytes.maketrans(b"+/", b"-_"), bytes.maketrans(b"-_+/", b"+/--")
-
-
-def _to_text(data: bytes) -> str:
-    return binascii.b2a_base64(data, newline=False).translate(_TO_URL).rstrip(b"=").decode()
-
-
-def _from_text(text: str) -> bytes:
-    # The translation maps "+" and "/" to "-", which the decoder refuses: they are not in our alphabet.
-    return binascii.a2b_base64(text.encode().translate(_FROM_URL) + b"==="[(len(text) + 3) % 4 :], strict_mode=True)
+        return to_text(self._ring.mac(key_id, unsigned.encode())[:_SIGNATURE_BYTES])

@@ -56,6 +56,7 @@ from popstream.wire.command import encode_command
 from popstream.wire.handle import Handle, Signer, decode_handle, encode_handle
 from popstream.wire.headers import BATCH_BASE_HEADER, BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.limits import RECORD_BYTES_MAX
+from popstream.wire.signing import KeyRing
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.histories import compare_history
 
@@ -73,7 +74,7 @@ __all__ = [
 Target = Callable[[bytes], None]
 
 _KEYS = {"a": b"first secret", "b": b"second secret"}
-SIGNERS = {key_id: Signer(_KEYS, key_id) for key_id in _KEYS}
+SIGNERS = {key_id: Signer(KeyRing.of(_KEYS, key_id)) for key_id in _KEYS}
 """One for each of the keys, all of which are good."""
 
 _PARTITIONS = 4
@@ -123,14 +124,14 @@ def handle_parser(data: bytes) -> None:
         # The kernel's own handles have two parts, and none of them has any other letter.
         text = f"1.{urlsafe_b64encode(rest).rstrip(b'=').decode()}"
         signed = SIGNERS["a" if how == 2 else "b"].sign(text)
-        assert SIGNERS["a"].verify(signed) == text
-        assert SIGNERS["a"].verify(signed[:-1]) is None
+        assert SIGNERS["a"].verify(signed, 0) == text
+        assert SIGNERS["a"].verify(signed[:-1], 0) is None
         text = signed
     handle = decode_handle(text)
     assert handle is None or isinstance(handle, Handle)
     if handle is not None:
         assert decode_handle(encode_handle(handle)) == handle
-    unsigned = SIGNERS["a"].verify(text)
+    unsigned = SIGNERS["a"].verify(text, 0)
     assert unsigned is None or isinstance(unsigned, str)
     if unsigned is not None:
         assert text in [signer.sign(unsigned) for signer in SIGNERS.values()]

@@ -49,6 +49,7 @@ class AuditTrail:
         kind: Type of the record's own operation.
         op_id: Its op_id.
         client_id: Client id of the operation; None if it has none.
+        admin_key: Id of the admin key that signed it; None if it is not signed.
     """
 
     __slots__ = (
@@ -57,6 +58,7 @@ class AuditTrail:
         "_operations",
         "_order_info",
         "_step_end",
+        "admin_key",
         "client_id",
         "kafka_offset",
         "kind",
@@ -79,6 +81,7 @@ class AuditTrail:
         kind: str,
         op_id: str | None,
         client_id: str | None,
+        admin_key: str | None = None,
     ) -> None:
         self.rows = rows
         self.partition = partition
@@ -89,6 +92,7 @@ class AuditTrail:
         self.kind = kind
         self.op_id = op_id
         self.client_id = client_id
+        self.admin_key = admin_key
         self._operations = 0
         self._deliveries = 0
         self._commit_positions = 0
@@ -139,9 +143,9 @@ class AuditTrail:
     ) -> None:
         """Add a row of `operations` for each run of offsets of an answer."""
         if origin is None:
-            kind, op_id, client_id = self.kind, self.op_id, self.client_id
+            kind, op_id, client_id, admin_key = self.kind, self.op_id, self.client_id, self.admin_key
         else:
-            kind, op_id, client_id = origin.kind, origin.op_id, origin.client_id
+            kind, op_id, client_id, admin_key = origin.kind, origin.op_id, origin.client_id, None
         partition, kafka_offset, now_ms = self.partition, self.kafka_offset, self.now_ms
         topic, queue_id = self.topic, self.queue_id
         append, ordinal = self.rows.operations.append, self._operations
@@ -173,6 +177,7 @@ class AuditTrail:
                         outcome.deadline_after_ms,
                         outcome.attempt,
                         detail,
+                        admin_key,
                     ),
                 )
             )

@@ -84,6 +84,7 @@ class OpContext:
             self.kind,
             self.op_id,
             self.client_id,
+            record.admin_key,
         )
         self.is_undecided = False
         """Whether the command could not be decided yet: it is not known when it comes again."""
@@ -261,6 +262,7 @@ def refuse_without_queue(record: OpRecord, decision: Decision, reason: Reason, d
         kind=kind_of(command),
         op_id=shortened(command.op_id),
         client_id=shortened(getattr(command, "client_id", None)),
+        admin_key=record.admin_key,
     )
     # The row of a misrouted record says where it was, and must be equal in a replay of records decided long ago.
     audit.operation(reason, detail=None if record.misrouted else detail)

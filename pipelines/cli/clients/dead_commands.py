@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.exits import EPILOG, command_group
-from pipelines.cli.options import JsonOutput, LetterOptions, ServerOptions, with_options
+from pipelines.cli.options import AdminKeyFile, JsonOutput, LetterOptions, ServerOptions, with_options
 
 __all__ = ["dead"]
 
@@ -85,6 +85,7 @@ def redrive(
     limit: LetterLimit = 0,
     comment: Comment = "",
     dry_run: DryRun = False,
+    admin_key_file: AdminKeyFile = None,
     server: ServerOptions,
 ) -> None:
     """Send the messages of dead letters again; their attempts count from 1.
@@ -92,7 +93,8 @@ def redrive(
     All that nobody has handled, or those that are selected. A redrive
     that was stopped or killed has lost nothing: the same command goes on
     where it ended, and sends nothing twice. Exit code 1: some could not
-    be redriven; they stay.
+    be redriven; they stay. A topic that the job does not build needs
+    --admin-key-file where the job has admin keys.
 
     popstream dead redrive --group billing --reason '*Timeout*'
     """
@@ -100,7 +102,8 @@ def redrive(
     from pipelines.cli.target import find_target
 
     selection = selected.selection(letters or ())
-    run_redrive(find_target(server), selection, to=to.value, limit=limit or None, comment=comment, dry_run=dry_run)
+    target = find_target(server, admin_key_file)
+    run_redrive(target, selection, to=to.value, limit=limit or None, comment=comment, dry_run=dry_run)
 
 
 @dead.command(epilog=EPILOG)

@@ -106,7 +106,8 @@ def _inputs(
         log=log_of(connection, settings.topic_prefix),
         connection=connection,
         snapshots=snapshots_of(settings),
-        handle_keys={key_id: secret.get_secret_value() for key_id, secret in settings.handle_keys.items()},
+        handle_ring=settings.handle_ring,
+        admin_ring=settings.admin_ring,
     )
 
 

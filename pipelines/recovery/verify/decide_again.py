@@ -27,7 +27,6 @@ from pipelines.recovery.verify.state_comparison import KeyComparison, compare_st
 from pipelines.recovery.verify.table_rows import PieceReader, audit_readers
 from popstream.exchange.partitioner import partition_of
 from popstream.wire.base_errors import PopstreamError
-from popstream.wire.handle import Signer
 
 __all__ = ["Records", "RowResult", "ShareResult", "run_share"]
 
@@ -66,7 +65,7 @@ def run_share(
     plan: VerifyPlan,
     share: int,
     folder: Path,
-    signer: Signer | None,
+    decoder: Decoder,
     records: Records,
     on_progress: Callable[[str, int, int], None],
 ) -> ShareResult:
@@ -76,7 +75,7 @@ def run_share(
         plan: The verification.
         share: The number of the share.
         folder: Folder of its store; it may be a copy of the base.
-        signer: The signer of the job, by which forged handles are recognised.
+        decoder: Decodes records as the job's does, with its keys.
         records: Reads the log.
         on_progress: Called with what is being done, and offsets done and in all.
 
@@ -85,7 +84,7 @@ def run_share(
         Unavailable: Kafka does not answer, or the disk is full.
     """
     with RocksStore(Path(plan.state), read_only=True) as state, RocksStore(folder) as again:
-        verifier = _Share(plan, plan.shares[share], state, again, signer, records)
+        verifier = _Share(plan, plan.shares[share], state, again, decoder, records)
         total = plan.total(share)
         while verifier.decide_slice():
             on_progress("deciding the log again", verifier.offsets_done, total)
@@ -110,13 +109,13 @@ class _Share:
         partitions: list[int],
         state: RocksStore,
         again: RocksStore,
-        signer: Signer | None,
+        decoder: Decoder,
         records: Records,
     ) -> None:
         self._plan = plan
         self._partitions = partitions
         self._store = again
-        decoder, quarantine = Decoder(len(plan.first), signer), Quarantine(state)
+        quarantine = Quarantine(state)
         self._decider = OpsDecider(again, lambda record: quarantine.decode(record, decoder))
         self._in_delta, self._waiting = audit_readers(plan, partitions, state)
         self._records = records

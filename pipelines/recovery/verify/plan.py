@@ -11,7 +11,7 @@ from connectors.delta.pieces import PiecedTable, TablePiece
 
 __all__ = ["FORMAT", "TablePlan", "VerifyPlan", "read_plan", "unit_source", "unit_sources"]
 
-FORMAT = 1
+FORMAT = 2
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,7 +45,7 @@ class VerifyPlan(msgspec.Struct, frozen=True, kw_only=True):
         queues: Folder of the builder's store; None: there is none.
         delta: Folder of the tables.
         applied: How far that state is.
-        signer: Digest of the keys of handles.
+        keys: Digest of the keys of handles and operations.
         quarantine: Records that are rejected undecided.
         tables: The audit tables.
         units: The table `consume_queue`; sources are queues (`unit_source`).
@@ -64,7 +64,7 @@ class VerifyPlan(msgspec.Struct, frozen=True, kw_only=True):
     queues: str | None
     delta: str
     applied: Applied
-    signer: str
+    keys: str
     quarantine: list[tuple[int, int, str]]
     tables: dict[str, TablePlan]
     units: PiecedTable

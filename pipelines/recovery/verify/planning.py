@@ -25,8 +25,9 @@ from pipelines.recovery.verify.base import Base
 from pipelines.recovery.verify.plan import TablePlan, VerifyPlan, unit_sources
 from pipelines.recovery.verify.slices import slices_of
 from popstream.wire.base_errors import RESTORE, Corrupt
+from popstream.wire.signing import KeyRing
 
-__all__ = ["StateFacts", "facts_of_state", "make_plan", "require_undamaged", "signer_digest", "why_unusable"]
+__all__ = ["StateFacts", "facts_of_state", "keys_digest", "make_plan", "require_undamaged", "why_unusable"]
 
 SLICE_OFFSETS = 20_000
 """Offsets of a share in a slice: what is decided, compared and noted at once."""
@@ -75,7 +76,7 @@ def make_plan(
     queues: Path | None,
     delta: Path,
     since: str | None,
-    signer: str,
+    keys: str,
     processes: int,
 ) -> VerifyPlan:
     """Read the logs of the tables, and say what is compared with what.
@@ -118,7 +119,7 @@ def make_plan(
         queues=None if queues is None else str(queues.absolute()),
         delta=str(delta.absolute()),
         applied=facts.applied,
-        signer=signer,
+        keys=keys,
         quarantine=facts.quarantine,
         tables=tables,
         units=units,
@@ -128,7 +129,7 @@ def make_plan(
 
 
 def why_unusable(
-    plan: VerifyPlan, facts: StateFacts, log: LogFound, *, is_running: bool, since: str | None, signer: str
+    plan: VerifyPlan, facts: StateFacts, log: LogFound, *, is_running: bool, since: str | None, keys: str
 ) -> str | None:
     """Return why a plan that was kept does not hold any more; None: it does.
 
@@ -138,7 +139,7 @@ def why_unusable(
         log: The ops topic as it is now.
         is_running: The state goes on while it is verified, in a copy.
         since: The snapshot that is asked for.
-        signer: Digest of the keys of handles.
+        keys: Digest of the keys of handles and operations.
     """
     now, then = facts.applied, plan.applied
     decided = [each for each in facts.quarantine if each[1] < then.next_offset.get(each[0], 0)]
@@ -148,7 +149,7 @@ def why_unusable(
     reasons = (
         (plan.since == since, "it began elsewhere"),
         (plan.topic_id == log.topic_id and len(plan.end) == len(log.end_offset), "the ops topic is another one"),
-        (plan.signer == signer, "the keys of handles are other ones"),
+        (plan.keys == keys, "the keys of handles or operations are other ones"),
         (Path(plan.state).is_dir(), "the copy of the state is gone"),
         (is_same_state, "the state is another one"),
         (decided == plan.quarantine, "the quarantine is another one"),
@@ -173,9 +174,9 @@ def _changed_tables(plan: VerifyPlan) -> Iterator[str]:
             yield f"{name} was changed"
 
 
-def signer_digest(keys: Mapping[str, str]) -> str:
-    """Return a digest of the keys of handles."""
-    return hashlib.sha256(msgspec.json.encode(dict(keys), order="sorted")).hexdigest()
+def keys_digest(*rings: KeyRing | None) -> str:
+    """Return a digest of the keys of handles and operations."""
+    return hashlib.sha256(msgspec.json.encode(rings, order="sorted")).hexdigest()
 
 
 def _partitions(topic_id: str) -> Callable[[pa.Table], pa.ChunkedArray]:

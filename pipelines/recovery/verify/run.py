@@ -7,8 +7,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
@@ -24,7 +24,7 @@ from pipelines.recovery.verify import worker
 from pipelines.recovery.verify.base import choose_base
 from pipelines.recovery.verify.decide_again import ShareResult
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
-from pipelines.recovery.verify.planning import facts_of_state, make_plan, require_undamaged, signer_digest, why_unusable
+from pipelines.recovery.verify.planning import facts_of_state, keys_digest, make_plan, require_undamaged, why_unusable
 from pipelines.recovery.verify.progress import Progress, ProgressReport
 from pipelines.recovery.verify.units import UnitResult
 from pipelines.recovery.verify.verdict import Verified, verdict
@@ -32,6 +32,7 @@ from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, repla
 from pipelines.recovery.verify.worker import UNITS, Done, Failed, Message, Noted, VerifyTask
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
+from popstream.wire.signing import KeyRing
 
 __all__ = ["Inputs", "verify"]
 
@@ -54,7 +55,8 @@ class Inputs:
         log: The ops topic.
         connection: The Kafka with the ops topic and the message topics.
         snapshots: Snapshots to begin with, if the log has lost its first records.
-        handle_keys: Secrets by which the job signs handles, by id.
+        handle_ring: The job's keys of handles.
+        admin_ring: Its keys of operations.
     """
 
     state: Path
@@ -64,7 +66,8 @@ class Inputs:
     log: LogFound
     connection: KafkaConnection
     snapshots: SnapshotStore
-    handle_keys: Mapping[str, str] = field(default_factory=dict)
+    handle_ring: KeyRing | None = None
+    admin_ring: KeyRing | None = None
 
 
 def verify(
@@ -102,7 +105,8 @@ def verify(
             work=str(folder.root),
             number=number,
             connection=inputs.connection,
-            handle_keys=dict(inputs.handle_keys),
+            handle_ring=inputs.handle_ring,
+            admin_ring=inputs.admin_ring,
             with_messages=with_messages,
         )
         for number in [*range(len(plan.shares)), *([UNITS] if plan.queues is not None else [])]
@@ -125,10 +129,10 @@ def _plan(
     progress.begin("verifying the files of the state")
     facts = facts_of_state(inputs.state)
     require_same_log(facts.applied, inputs.log)
-    signer = signer_digest(inputs.handle_keys)
+    keys = keys_digest(inputs.handle_ring, inputs.admin_ring)
     kept = None if fresh else read_plan(folder.plan)
     if kept is not None:
-        reason = why_unusable(kept, facts, inputs.log, is_running=inputs.is_copy, since=since, signer=signer)
+        reason = why_unusable(kept, facts, inputs.log, is_running=inputs.is_copy, since=since, keys=keys)
         if reason is None:
             progress.begin("going on with the verification that was stopped")
             facts_of_state(Path(kept.state))
@@ -155,7 +159,7 @@ def _plan(
         queues=queues,
         delta=inputs.delta,
         since=since,
-        signer=signer,
+        keys=keys,
         processes=processes,
     )
     if not base.is_empty:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from connectors.kafka.topic_admin import describe
-from pipelines.decide_ops.decode import KafkaRecord
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.recovery.ops_log import LostRecords, OpsPartitionReader, found_log, ops_record
 from pipelines.recovery.verify.decide_again import ShareResult, run_share
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
@@ -24,6 +24,7 @@ from pipelines.recovery.verify.work_folder import WorkFolder
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
 from popstream.wire.handle import Signer
+from popstream.wire.signing import KeyRing, OperationVerifier
 
 __all__ = ["Done", "Failed", "Message", "Noted", "VerifyTask", "run_task"]
 
@@ -33,12 +34,13 @@ UNITS = -1
 
 
 class VerifyTask(msgspec.Struct, frozen=True, kw_only=True):
-    """What a process does: the share of this number, or `UNITS`. `handle_keys`: secrets by id."""
+    """What a process does: the share of this number, or `UNITS`. The rings are the job's."""
 
     work: str
     number: int
     connection: KafkaConnection
-    handle_keys: dict[str, str] = {}
+    handle_ring: KeyRing | None = None
+    admin_ring: KeyRing | None = None
     with_messages: bool = True
 
 
@@ -109,10 +111,10 @@ def _run(
     with _readers(task.connection) as between:
         if task.number == UNITS:
             return _compare_units(task, plan, folder, between, on_progress)
-        keys = {key_id: secret.encode() for key_id, secret in task.handle_keys.items()}
-        signer = Signer(keys, next(iter(keys))) if keys else None
+        verifier = OperationVerifier.of(task.admin_ring, plan.topic)
+        decoder = Decoder(len(plan.first), Signer.of(task.handle_ring), verifier)
         try:
-            return _decide_share(task, plan, folder, signer, between, on_progress)
+            return _decide_share(task, plan, folder, decoder, between, on_progress)
         except LostRecords as error:
             message = f"{error.message}: begin after a newer snapshot, `popstream verify --fresh --since newest`"
             raise Corrupt(message, subject=error.subject) from error
@@ -122,14 +124,14 @@ def _decide_share(
     task: VerifyTask,
     plan: VerifyPlan,
     folder: WorkFolder,
-    signer: Signer | None,
+    decoder: Decoder,
     between: Callable[[str, int, int, int], Iterator[object]],
     on_progress: Callable[[str, int, int], None],
 ) -> ShareResult:
     def records(partition: int, first: int, end: int) -> Iterator[KafkaRecord]:
         return map(ops_record, between(plan.topic, partition, first, end))
 
-    return run_share(plan, task.number, folder.share(task.number), signer, records, on_progress)
+    return run_share(plan, task.number, folder.share(task.number), decoder, records, on_progress)
 
 
 def _compare_units(

@@ -106,6 +106,8 @@ class VerifyScene:
         self.reports: list[ProgressReport] = []
         self.decided: list[tuple[int, int]] = []
         """(partition, offset) of each record that a verification has read."""
+        self.decoder = Decoder(PARTITIONS)
+        """Of the job and of the verification."""
         self.on_read: Callable[[int], None] = lambda _: None
         for command in commands(messages):
             self.send(command)
@@ -122,7 +124,7 @@ class VerifyScene:
 
     def decide(self, *, micro_batches: int = 6, in_delta: int = 4, snapshot_after: int | None = None) -> None:
         """Decide the log as a job does; the rows of the first `in_delta` micro-batches are flushed, two at a time."""
-        decoder = Decoder(PARTITIONS)
+        decoder = self.decoder
         applied = Applied(state_epoch="epoch", ops_topic="ops", ops_topic_id=TOPIC_ID)
         with RocksStore(self.state) as store:
             outbox, overlay = Outbox(store), Overlay(store)
@@ -214,7 +216,7 @@ class VerifyScene:
             def note(doing: str, done: int, total: int, number: int = task.number) -> None:
                 progress.note(str(number), doing, done, total)
 
-            found = run_share(plan, task.number, self.work().share(task.number), None, self.read, note)
+            found = run_share(plan, task.number, self.work().share(task.number), self.decoder, self.read, note)
             results[task.number] = msgspec.Raw(msgspec.json.encode(found))
         return results
 

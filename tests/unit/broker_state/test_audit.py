@@ -18,7 +18,7 @@ from broker_state.store.facts import Delivery, DeliveryState
 from broker_state.store.state_records import LaneRecord, QueueRecord
 from popstream.wire.reason import Reason
 
-ORIGIN = {"kind": "kind", "op_id": "op_id", "client_id": "client_id"}
+ORIGIN = {"kind": "kind", "op_id": "op_id", "client_id": "client_id", "admin_key": "admin_key"}
 CAUSE = {"partition": 101, "kafka_offset": 102, "now_ms": 103, "topic": "topic", "queue_id": 104}
 
 
@@ -34,6 +34,7 @@ def trail() -> tuple[AuditRows, AuditTrail]:
         kind="kind",
         op_id="op_id",
         client_id="client_id",
+        admin_key="admin_key",
     )
 
 
@@ -145,8 +146,11 @@ def test_columns_of_an_operation_of_one_row() -> None:
             deadline_after_ms=403,
             attempt=404,
             detail="detail",
+            admin_key=None,
         )
     ]
+    audit.operation(Reason.OK)
+    assert (rows.operations[1].op_id, rows.operations[1].admin_key) == ("op_id", "admin_key")
 
 
 def test_an_offset_that_no_column_can_hold_is_left_out() -> None:

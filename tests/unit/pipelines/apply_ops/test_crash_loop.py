@@ -110,7 +110,7 @@ def test_a_record_that_raises_is_found_and_quarantined(tmp_path: Path, monkeypat
     assert (refused["code"], refused["applied"]) == (29, False)
     assert refused["detail"].startswith("QUARANTINED: KeyError")
     assert job.reports[-1].records == len(LOG)
-    assert job.reports[-1].rejected == 1
+    assert job.reports[-1].rejected.total() == 1
 
 
 def test_two_failures_that_do_not_repeat_quarantine_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ memory (MemoryJob), behind the real transport.
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,11 @@ from pipelines.decide_ops.entry import EntryKind
 from popstream import Transport
 from popstream.testing.memory_job import MemoryJob
 from popstream.topics.message_topics import MessageTopic
+from popstream.wire.answer import Answer
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Declare, Dispatch, Policy, Pop, WrittenRange
 from popstream.wire.key_hash import key_hash
+from popstream.wire.reason import Reason
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -327,6 +330,26 @@ def test_dispatches_of_a_killed_builder_are_sent_by_the_next_one(lab: Lab, job: 
     job.sender.send(lab.outbox.undelivered(EntryKind.DISPATCH))
     settled(lab, job)
     assert job.position() == 10
+
+
+def test_what_was_signed_with_a_former_key_is_sent_again_with_another_signature(lab: Lab, job: Job) -> None:
+    transport, refused = job.transport, list[Any]()
+
+    class OfARotation:
+        def submit(self, command: Any) -> Future[Answer]:
+            if len(refused) > 1:
+                return transport.submit(command)
+            refused.append(command)
+            answered: Future[Answer] = Future()
+            fields = {"topic": command.topic, "queue_id": command.queue_id, "now_ms": 1, "applied": False}
+            answered.set_result(Answer(op_id="x", type="dispatch", code=16, reason=Reason.NO_PERMISSION, **fields))
+            return answered
+
+    job.sender._transport = OfARotation()  # type: ignore[assignment]
+    job.sender.send(lab.builder.update_topics(topic(), {}))
+    job.sender.send([e for e in lab.builder.append({QUEUE: scan(0, 10)}) if e.kind == EntryKind.DISPATCH])
+    settled(lab, job)
+    assert (job.position(), len(refused), job.sender.refused) == (10, 2, {})
 
 
 def test_a_queue_that_the_job_does_not_know_is_declared(lab: Lab, job: Job) -> None:

@@ -54,6 +54,7 @@ from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
 from popstream.wire.command import COMMAND_TYPES
+from popstream.wire.signing import AdminKey, KeyRing, SigningKey
 from tests.support.logging_state import logging_as_it_was
 
 if TYPE_CHECKING:
@@ -310,6 +311,47 @@ def test_all_invalid_settings_are_reported_at_once_without_secrets(
     assert len(caught.value.details) == 3
     assert "metrics_port (from POPSTREAM_METRICS_PORT)" in str(caught.value)
     assert "very secret" not in str(caught.value)
+
+
+def test_keys_are_read_with_their_ends_and_the_only_one_signs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "popstream.toml"
+    file.write_text(
+        'admin_key_active = "2031"\nadmin_keys_since = 2030-01-01T00:00:00Z\n[admin_keys]\n'
+        '2030 = { secret = "a secret of 24 characters", until = 2031-01-01T00:00:00 }\n'
+        '2031 = "another secret of mine"\n'
+    )
+    monkeypatch.setenv("POPSTREAM_HANDLE_KEYS", '{"a": "b"}')
+    settings = load_settings(file)
+    admin = settings.admin_ring
+    assert admin is not None
+    assert (admin.active, admin.since_ms) == ("2031", 1_893_456_000_000)
+    assert admin.keys == {
+        "2030": SigningKey(b"a secret of 24 characters", 1_924_992_000_000),
+        "2031": SigningKey(b"another secret of mine"),
+    }
+    assert settings.admin_key == AdminKey("2031", "another secret of mine")
+    assert settings.handle_ring == KeyRing.of({"a": b"b"}, "a")
+    assert "secret of" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[admin_keys]\na = "too short"\n', "less than 16 bytes"),
+        ('[admin_keys]\n"a.b" = "a secret of 24 characters"\n', "admin_keys.a.b"),
+        ('[admin_keys]\na = "a secret of 24 characters"\nb = "a secret of 24 characters"\n', "one of the keys a, b"),
+        ('admin_key_active = "c"\n[admin_keys]\na = "a secret of 24 characters"\n', "one of the keys a"),
+        ('[handle_keys]\na = { secret = "s", until = 2031-01-01T00:00:00Z }\n', "a signs, and cannot have an end"),
+        ('[handle_keys]\na = { secrets = "a secret of 24 characters" }\n', "handle_keys.a"),
+    ],
+)
+def test_wrong_keys_are_named_without_their_secrets(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "popstream.toml"
+    file.write_text(text)
+    with pytest.raises(Invalid, match=said) as caught:
+        load_settings(file)
+    assert "secret of 24" not in str(caught.value)
+    assert "too short" not in str(caught.value)
 
 
 def test_a_variable_that_means_nothing_is_refused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,9 @@ from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind
 from popstream.wire.answer import Answer, LeasedRange, Run, decode_frame, encode_answer
 from popstream.wire.handle import Signer
 from popstream.wire.reason import Reason
+from popstream.wire.signing import KeyRing
 
-SIGNER = Signer({"a": b"secret"}, "a")
+SIGNER = Signer(KeyRing.of({"a": b"secret"}, "a"))
 RESULTS_PARTITIONS = 2
 
 
@@ -52,8 +53,8 @@ def test_every_handle_is_signed() -> None:
         signer=SIGNER,
     )
     assert pop.handle is not None
-    assert SIGNER.verify(pop.handle) == "1.AAAA"
-    assert [SIGNER.verify(handle) for handle in change.handles] == ["1.BBBB", "1.CCCC"]
+    assert SIGNER.verify(pop.handle, 0) == "1.AAAA"
+    assert [SIGNER.verify(handle, 0) for handle in change.handles] == ["1.BBBB", "1.CCCC"]
     assert plain == answer("plain", detail='"handle":"1.DDDD"')
 
 
@@ -73,7 +74,7 @@ def test_a_long_answer_comes_in_parts_that_join_to_it(signer: Signer | None) -> 
     assert [each for part in parts for each in part.runs] == long.runs
     assert {group: at for part in parts for group, at in part.commit_offsets.items()} == long.commit_offsets
     handles = [handle for part in parts for handle in part.handles]
-    assert [handle if signer is None else signer.verify(handle) for handle in handles] == long.handles
+    assert [handle if signer is None else signer.verify(handle, 0) for handle in handles] == long.handles
     assert msgspec.structs.replace(parts[0], messages=[], runs=[], handles=[], commit_offsets={}, part=0, parts=1) == (
         answer("long")
     )

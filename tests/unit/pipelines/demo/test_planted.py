@@ -24,9 +24,10 @@ from popstream.wire.command import (
 )
 from popstream.wire.handle import Signer
 from popstream.wire.reason import Reason
+from popstream.wire.signing import KeyRing
 
 PARTITIONS = 4
-SIGNER = Signer({"demo": b"secret"}, "demo")
+SIGNER = Signer(KeyRing.of({"demo": b"secret"}, "demo"))
 KEY = ops_key("orders", 0)
 
 

@@ -131,7 +131,7 @@ class UnitScene:
             queues=str(self.root / "queues"),
             delta=str(self.root / "delta"),
             applied=Applied(state_epoch="e", ops_topic="", ops_topic_id=""),
-            signer="",
+            keys="",
             quarantine=[],
             tables={},
             units=find_pieces(self.table.path, columns, "queue_offset", unit_sources),

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from popstream import AnswerTimeout, ClientClosed, ClientSettings, Transport
+from popstream import AdminKey, AnswerTimeout, ClientClosed, ClientSettings, Transport
 from popstream.exchange import transport as transport_module
 from popstream.exchange.pending_operations import PendingOperation, PendingOperations, join_parts
 from popstream.exchange.send_window import SendWindow
@@ -20,8 +20,9 @@ from popstream.settings import RESEND_WINDOW_MS
 from popstream.testing._memory_link import MemoryLink, frame_of
 from popstream.wire.answer import Answer, LeasedRange, Run
 from popstream.wire.base_errors import Invalid
-from popstream.wire.command import Command, Pop, Tick
+from popstream.wire.command import Command, Policy, Pop, Tick
 from popstream.wire.reason import Reason
+from popstream.wire.signing import KeyRing, OperationVerifier
 from tests.support.threads import eventually
 
 TICK = Tick(v=1, topic="orders", queue_id=5)
@@ -268,3 +269,21 @@ def test_a_post_that_is_too_large_is_lost_and_logged(caplog: pytest.LogCaptureFi
         transport.post(TICK)
         assert link.sent == []
     assert "Tick on orders/5 was lost: Tick takes" in caplog.text
+
+
+def test_an_admin_key_signs_what_needs_it_once_and_the_same_bytes_are_sent_again() -> None:
+    key = AdminKey("2030", "a secret of 24 characters")
+    policy = Policy(v=1, topic="orders", queue_id=5, group="billing")
+    with transport_with(admin_key=key, prefix="shop", resend_after_ms=1) as (transport, link):
+        transport.submit(TICK)
+        transport.submit(policy)
+        transport.post(policy)
+        eventually(lambda: len(link.sent) >= 5)
+        sent = [value for _, value in link.sent]
+    ticks = [value for value in sent if b'"tick"' in value]
+    policies = [value for value in sent if b'"policy"' in value]
+    assert all(b"signature" not in value for value in ticks)
+    assert len(set(policies)) == 2
+    verifier = OperationVerifier(KeyRing.of({"2030": key.secret.encode()}, "2030"), "shop.ops")
+    for value in policies:
+        assert verifier.key_of(decode(value).signature, value, int(time.time() * 1000)) == "2030"
