@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.clients.dead_commands import dead
-from pipelines.cli.clients.group_commands import group
+from pipelines.cli.clients.group_commands import group, policy
 from pipelines.cli.clients.message_commands import consume, ops, perf, release, send
 from pipelines.cli.cluster.state_commands import migrate, rescale
 from pipelines.cli.cluster.submit_commands import package, submit
@@ -37,7 +37,7 @@ COMMANDS = (
     *(up, demo),
     *(package, submit, rescale),
     *(ops, send, consume, perf, release),
-    *(status, queue, snapshot, restore, verify),
+    *(status, queue, policy, snapshot, restore, verify),
     *(query, why, report, maintain, check),
 )
 for command in COMMANDS:

@@ -16,14 +16,24 @@ from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest, views_of
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import selected_queues
-from pipelines.control.messages import Failure, Image, Rebuilt, Request, Status, StatusRequest
+from pipelines.control.messages import (
+    Failure,
+    Image,
+    Policies,
+    PoliciesRequest,
+    Rebuilt,
+    Request,
+    Status,
+    StatusRequest,
+)
+from pipelines.control.policy_views import policies_in
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
-__all__ = ["ask", "is_owned", "stored_queues", "stored_status"]
+__all__ = ["ask", "is_owned", "stored_policies", "stored_queues", "stored_status"]
 
 TIMEOUT_S = 15.0
 
-Reply = TypeVar("Reply", Status, list[ConsumeQueueView], Rebuilt, Snapshot, Image)
+Reply = TypeVar("Reply", Status, Policies, list[ConsumeQueueView], Rebuilt, Snapshot, Image)
 
 
 def ask(job: JobFile, request: Request, reply: type[Reply], *, timeout_s: float = TIMEOUT_S) -> Reply:
@@ -69,6 +79,17 @@ def stored_status(folder: JobFolder, request: StatusRequest) -> Status:
         queues=queues,
         is_cut=is_cut,
     )
+
+
+def stored_policies(folder: JobFolder, request: PoliciesRequest) -> Policies:
+    """Return the rules in the stored state. No process may own the folder (`is_owned`).
+
+    Raises:
+        Invalid: The state cannot be opened.
+        Corrupt: A stored value cannot be decoded.
+    """
+    with RocksStore(folder.state, read_only=True) as store:
+        return Policies(policies_in(store, request.topic, request.group))
 
 
 def stored_queues(folder: JobFolder, request: QueueRequest) -> list[ConsumeQueueView]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from broker_state.kernel.context.queue_state import LaneState, load_queue
+from broker_state.kernel.context.queue_state import LaneState, QueueState, load_queue
 from broker_state.store.keys import QueueTag, end_of_prefix
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
@@ -23,9 +23,14 @@ __all__ = [
     "StoredQueue",
     "lane_detail",
     "queues_in",
+    "quotas_of",
+    "quotas_of_queue",
     "scan_queues",
     "selected_queues",
 ]
+
+_OF_QUEUE = {"pops_per_s_max": "queue_pops_per_s_max", "parked_max": "queue_parked_max"}
+"""Names of quotas of a queue that lanes have, too."""
 
 LANES_SHOWN = 1000
 RUNS_SHOWN = 100
@@ -223,7 +228,7 @@ def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> Lan
     ]
     info = lane.order_info
     head = info.head
-    held_back = (lane.record.paused_until_ms, lane.limits.in_flight_max, _quotas(lane))
+    held_back = (lane.record.paused_until_ms, lane.limits.in_flight_max, quotas_of(lane))
     if not head.member_count:
         return LaneDetail(None, waiting, *held_back)
     unacked = [
@@ -245,14 +250,25 @@ def lane_detail(store: RocksStore, topic: str, queue_id: int, group: str) -> Lan
     return LaneDetail(batch, waiting, *held_back)
 
 
-def _quotas(lane: LaneState) -> dict[str, int]:
+def quotas_of(lane: LaneState) -> dict[str, int]:
+    """Return the quotas that hold in a lane, and those of its queue, by their names in a `Policy`."""
     of_lane, of_queue = lane.usage, lane.queue.usage
     own = None if of_lane is None else of_lane.quota
-    chosen = own or (None if of_queue is None else of_queue.lane_quota)
-    set_of_lane = {} if chosen is None else dict(_set_in(chosen))
-    set_of_queue = {} if of_queue is None else {f"queue_{name}": limit for name, limit in _set_in(of_queue.quota)}
-    return set_of_lane | set_of_queue
+    inherited = None if of_queue is None or lane.record.policy is not None else of_queue.lane_quota
+    return dict(_set_in(own or inherited)) | _of_whole_queue(lane.queue)
 
 
-def _set_in(quota: msgspec.Struct) -> Iterator[tuple[str, int]]:
-    return ((name, limit) for name, limit in msgspec.structs.asdict(quota).items() if limit)
+def quotas_of_queue(queue: QueueState) -> dict[str, int]:
+    """Return the quotas that the policy of a queue has, likewise: for its lanes, and as a whole."""
+    usage = queue.usage
+    return dict(_set_in(None if usage is None else usage.lane_quota)) | _of_whole_queue(queue)
+
+
+def _of_whole_queue(queue: QueueState) -> dict[str, int]:
+    usage = queue.usage
+    return {} if usage is None else {_OF_QUEUE.get(name, name): limit for name, limit in _set_in(usage.quota)}
+
+
+def _set_in(quota: msgspec.Struct | None) -> Iterator[tuple[str, int]]:
+    fields = {} if quota is None else msgspec.structs.asdict(quota)
+    return ((name, limit) for name, limit in fields.items() if limit)

@@ -11,6 +11,7 @@ from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
 from pipelines.control.lane_views import LANES_SHOWN, QueueView
 from pipelines.control.metrics import Totals
+from pipelines.control.policy_views import PolicyView
 
 __all__ = [
     "Answer",
@@ -19,6 +20,8 @@ __all__ = [
     "ImageRequest",
     "JobReport",
     "OwnerView",
+    "Policies",
+    "PoliciesRequest",
     "RebuildRequest",
     "Rebuilt",
     "Request",
@@ -50,6 +53,16 @@ class StatusRequest(
     limit: int = LANES_SHOWN
 
 
+class PoliciesRequest(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="policies"
+):
+    """Asks for the rules of queues and lanes: of this topic alone, and of this group alone."""
+
+    token: str = ""
+    topic: str | None = None
+    group: str | None = None
+
+
 class RebuildRequest(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="rebuild"
 ):
@@ -75,7 +88,7 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token: str = ""
 
 
-Request = StatusRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest
+Request = StatusRequest | PoliciesRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest
 
 
 class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,6 +193,12 @@ class Status(JobReport, frozen=True, kw_only=True):
     is_cut: bool = False
 
 
+class Policies(msgspec.Struct, frozen=True):
+    """The rules of each queue and lane, by key."""
+
+    policies: list[PolicyView]
+
+
 class Rebuilt(msgspec.Struct, frozen=True):
     """The queue offset from which the queue is read again."""
 
@@ -207,4 +226,4 @@ class Failure(msgspec.Struct, frozen=True):
     is_corrupt: bool = False
 
 
-Answer = Status | list[ConsumeQueueView] | Rebuilt | Snapshot | Image
+Answer = Status | Policies | list[ConsumeQueueView] | Rebuilt | Snapshot | Image

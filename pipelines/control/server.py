@@ -24,12 +24,15 @@ from pipelines.control.messages import (
     Image,
     ImageRequest,
     JobReport,
+    Policies,
+    PoliciesRequest,
     RebuildRequest,
     Rebuilt,
     Request,
     SnapshotRequest,
     StatusRequest,
 )
+from pipelines.control.policy_views import policies_in
 from pipelines.control.status_report import StatusReporter
 from pipelines.recovery.take_snapshot import take_image
 from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
@@ -185,6 +188,8 @@ class ControlServer:
         if isinstance(request, StatusRequest):
             queues, is_cut = selected_queues(job.store, request.group, request.topic, request.limit)
             return msgspec.structs.replace(self._reporter.status_of(job.report()), queues=queues, is_cut=is_cut)
+        if isinstance(request, PoliciesRequest):
+            return Policies(policies_in(job.store, request.topic, request.group))
         if isinstance(request, SnapshotRequest):
             return job.take_snapshot()
         if isinstance(request, ImageRequest):

@@ -1,4 +1,4 @@
-"""The commands `popstream group list`, `policy`, `reset` and `forget`."""
+"""The commands `popstream policy` and `popstream group list`, `policy`, `reset` and `forget`."""
 
 # ruff: noqa: PLC0415 - so that `--help` imports little
 from typing import Annotated
@@ -6,10 +6,17 @@ from typing import Annotated
 import typer
 
 from pipelines.cli.exits import EPILOG, command_group
-from pipelines.cli.options import JobOptions, JsonOutput, Topic, durations_ms, with_options
-from popstream.wire.limits import ATTEMPTS_MAX, IN_FLIGHT_MAX, PARKED_DEFAULT, PARKED_MAX, QUOTA_MAX
+from pipelines.cli.options import (
+    AdminKeyFile,
+    JobOptions,
+    JsonOutput,
+    PolicyOptions,
+    QueuePolicyOptions,
+    Topic,
+    with_options,
+)
 
-__all__ = ["group"]
+__all__ = ["group", "policy"]
 
 group = command_group("group", "List the consumer groups of a job, set their policies, move and delete them.")
 
@@ -34,39 +41,21 @@ def list_groups(
     run_list(JobFolder(job.load().folder), topic, as_json=as_json)
 
 
-@group.command(epilog=EPILOG)
-@with_options(job=JobOptions)
-def policy(
+@group.command("policy", epilog=EPILOG)
+@with_options(rules=PolicyOptions, job=JobOptions)
+def group_policy(
     group_name: GroupName,
     topics: Annotated[list[str], typer.Argument(help="message topics", metavar="TOPIC...")],
-    max_attempts: Annotated[
-        int,
-        typer.Option(help="deliveries of a message before it is a dead letter; 0: no limit", max=ATTEMPTS_MAX, min=0),
-    ],
-    back_off: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION,...",
-            help="time after the first, second, ... failed delivery, of which the last one repeats; by default none",
-            show_default=False,
-        ),
-    ] = "",
-    parked_max: Annotated[int, typer.Option(help="pops that wait", min=0, max=PARKED_MAX)] = PARKED_DEFAULT,
-    in_flight_max: Annotated[int, typer.Option(help="leased messages; 0: no limit", min=0, max=IN_FLIGHT_MAX)] = 0,
-    pops_per_s_max: Annotated[int, typer.Option(help="pops in a second; 0: no limit", min=0, max=QUOTA_MAX)] = 0,
-    client_pops_per_s_max: Annotated[
-        int, typer.Option(help="the same of one client; 0: no limit", min=0, max=QUOTA_MAX)
-    ] = 0,
-    client_parked_max: Annotated[
-        int, typer.Option(help="pops of one client that wait; 0: no limit", min=0, max=PARKED_MAX)
-    ] = 0,
+    rules: PolicyOptions,
     new_group: Annotated[  # noqa: FBT002
         bool, typer.Option("--new-group", help="do not ask or warn if the group has never popped the topic")
     ] = False,
+    admin_key_file: AdminKeyFile = None,
     *,
     job: JobOptions,
+    as_json: JsonOutput = False,
 ) -> None:
-    """Set the policy of a group in all queues of topics, whatever its consumers declare.
+    """Set the policy of a group in all queues of topics, whatever its consumers declare; without limits, show it.
 
     All numbers are of each queue. The policy replaces the one before as a whole; `group forget` ends it, with the
     positions of the group. A queue that is added later has none.
@@ -74,21 +63,41 @@ def policy(
     popstream group policy billing orders --max-attempts 5 --back-off 1s,10s,5m
     """
     from checkpoints.layout import JobFolder
-    from pipelines.cli.clients.groups import run_policy
+    from pipelines.cli.clients.policies import run_policy, run_show_policies
 
-    run_policy(
-        JobFolder(job.load().folder),
-        group_name,
-        topics,
-        is_new=new_group,
-        max_attempts=max_attempts,
-        back_off_ms=durations_ms(back_off),
-        parked_max=parked_max,
-        in_flight_max=in_flight_max,
-        pops_per_s_max=pops_per_s_max,
-        client_pops_per_s_max=client_pops_per_s_max,
-        client_parked_max=client_parked_max,
-    )
+    fields = rules.rules()
+    folder = JobFolder(job.load().folder)
+    if fields is None:
+        run_show_policies(folder, topics, group_name, as_json=as_json)
+    else:
+        run_policy(folder, group_name, topics, is_new=new_group, admin_key_file=admin_key_file, **fields)
+
+
+@with_options(rules=QueuePolicyOptions, job=JobOptions)
+def policy(
+    topics: Annotated[list[str], typer.Argument(help="message topics", metavar="TOPIC...")],
+    rules: QueuePolicyOptions,
+    admin_key_file: AdminKeyFile = None,
+    *,
+    job: JobOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Show the limits of topics: of each queue, group and client. With limits, set those of all their queues.
+
+    All numbers are of each queue. Those of groups and clients hold for groups without a policy of their own, which
+    `group policy` sets. The policy replaces the one before as a whole. A queue that is added later has none.
+
+    popstream policy orders --max-attempts 0 --client-pops-per-s-max 50 --new-lanes-per-min-max 10
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.clients.policies import run_policy, run_show_policies
+
+    fields = rules.rules()
+    folder = JobFolder(job.load().folder)
+    if fields is None:
+        run_show_policies(folder, topics, None, as_json=as_json)
+    else:
+        run_policy(folder, None, topics, is_new=True, admin_key_file=admin_key_file, **fields)
 
 
 @group.command(epilog=EPILOG)
@@ -98,6 +107,7 @@ def reset(
     topic: Topic,
     to: Annotated[str, typer.Option(metavar="PLACE", help="earliest, latest, or with --queue a queue offset")],
     queue_id: Annotated[int | None, typer.Option("--queue", help="only this queue", min=0)] = None,
+    admin_key_file: AdminKeyFile = None,
     *,
     job: JobOptions,
 ) -> None:
@@ -109,7 +119,7 @@ def reset(
     from checkpoints.layout import JobFolder
     from pipelines.cli.clients.groups import run_reset
 
-    run_reset(JobFolder(job.load().folder), group_name, topic, to, queue_id)
+    run_reset(JobFolder(job.load().folder), group_name, topic, to, queue_id, admin_key_file)
 
 
 @group.command(epilog=EPILOG)
@@ -119,6 +129,7 @@ def forget(
     topics: Annotated[
         list[str] | None, typer.Argument(help="message topics; by default all", metavar="TOPIC...")
     ] = None,
+    admin_key_file: AdminKeyFile = None,
     *,
     job: JobOptions,
 ) -> None:
@@ -129,4 +140,4 @@ def forget(
     from checkpoints.layout import JobFolder
     from pipelines.cli.clients.groups import run_forget
 
-    run_forget(JobFolder(job.load().folder), group_name, topics or ())
+    run_forget(JobFolder(job.load().folder), group_name, topics or (), admin_key_file)

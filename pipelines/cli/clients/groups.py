@@ -1,9 +1,9 @@
-"""`popstream group`: list the consumer groups, set policies, reset and forget them. And: is a group new to a topic?"""
+"""`popstream group`: list the consumer groups, reset and forget them. And: is a group new to a topic?"""
 
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from pathlib import Path
 
 import msgspec
 import typer
@@ -21,10 +21,10 @@ from pipelines.control.lane_views import QueueView
 from pipelines.control.messages import Status, StatusRequest
 from popstream import Refused, Transport
 from popstream.wire.base_errors import Invalid, Unavailable
-from popstream.wire.command import Command, ForgetLane, Policy, ResetOffset
+from popstream.wire.command import Command, ForgetLane, ResetOffset
 from popstream.wire.reason import Reason
 
-__all__ = ["require_meant", "run_forget", "run_list", "run_policy", "run_reset"]
+__all__ = ["queues_of", "require_meant", "run_forget", "run_list", "run_reset", "send_all"]
 
 ALL_LANES = 1_000_000
 PLACES: dict[str, Callable[[QueueView], int]] = {
@@ -69,37 +69,9 @@ def run_list(folder: JobFolder, topic: str | None, *, as_json: bool) -> None:
         end_without_job(folder, "these are the stored groups")
 
 
-def run_policy(folder: JobFolder, group: str, topics: Sequence[str], *, is_new: bool, **rules: Any) -> None:  # noqa: ANN401 - Policy's
-    """Set the policy of a group in all queues of the topics.
-
-    Args:
-        folder: The folder of the job.
-        group: The consumer group.
-        topics: The topics.
-        is_new: It is meant that the group has never popped one of them.
-        **rules: Fields of `Policy`.
-
-    Raises:
-        Invalid: The job does not know a topic.
-        Refused: The job refuses an operation.
-        Unavailable: No job runs, or it does not answer.
-        typer.Exit: A group that is new to a topic was not meant.
-    """
-    job = require_running_job(folder, "change groups")
-    commands: list[Command] = []
-    for topic in topics:
-        queues = _queues_of(job, None, topic)
-        if not queues:
-            message = f"the job has no queue of {topic}"
-            raise Invalid(message, subject=topic)
-        if not is_new:
-            require_meant(Target(job.connection, job.prefix, job=job), topic, group)
-        commands += [Policy(v=1, topic=topic, queue_id=queue.queue_id, group=group, **rules) for queue in queues]
-    _send_all(job, commands)
-    say(f"the policy of {group} holds in {counted(len(commands), 'queue')} of {', '.join(topics)}")
-
-
-def run_reset(folder: JobFolder, group: str, topic: str, to: str, queue_id: int | None) -> None:
+def run_reset(
+    folder: JobFolder, group: str, topic: str, to: str, queue_id: int | None, admin_key_file: Path | None = None
+) -> None:
     """Let the group continue elsewhere: at the start or the end of each queue, or at an offset of one queue.
 
     Raises:
@@ -114,7 +86,7 @@ def run_reset(folder: JobFolder, group: str, topic: str, to: str, queue_id: int 
         message = f"name the queue with --queue: {to} is an offset of one queue"
         raise Invalid(message, subject=topic)
     job = require_running_job(folder, "change groups")
-    queues = [queue for queue in _queues_of(job, group, topic) if queue_id in (None, queue.queue_id)]
+    queues = [queue for queue in queues_of(job, group, topic) if queue_id in (None, queue.queue_id)]
     if not queues:
         where = topic if queue_id is None else f"{topic}/{queue_id}"
         message = f"the group {group} has never popped {where}; `popstream group list` shows the groups"
@@ -129,11 +101,11 @@ def run_reset(folder: JobFolder, group: str, topic: str, to: str, queue_id: int 
         )
         for queue in queues
     ]
-    _send_all(job, commands)
+    send_all(job, commands, admin_key_file)
     say(f"{group} continues at {to} in {counted(len(commands), 'queue')} of {topic}")
 
 
-def run_forget(folder: JobFolder, group: str, topics: Sequence[str]) -> None:
+def run_forget(folder: JobFolder, group: str, topics: Sequence[str], admin_key_file: Path | None = None) -> None:
     """Delete the lanes of a group, in these topics or in all.
 
     Raises:
@@ -142,11 +114,12 @@ def run_forget(folder: JobFolder, group: str, topics: Sequence[str]) -> None:
         Unavailable: No job runs, or it does not answer.
     """
     job = require_running_job(folder, "change groups")
-    queues = [queue for topic in (topics or (None,)) for queue in _queues_of(job, group, topic)]
+    queues = [queue for topic in (topics or (None,)) for queue in queues_of(job, group, topic)]
     if not queues:
         message = f"the group {group} has no lanes there; `popstream group list` shows the groups"
         raise Invalid(message, subject=group)
-    _send_all(job, [ForgetLane(v=1, topic=queue.topic, queue_id=queue.queue_id, group=group) for queue in queues])
+    commands = [ForgetLane(v=1, topic=queue.topic, queue_id=queue.queue_id, group=group) for queue in queues]
+    send_all(job, commands, admin_key_file)
     say(f"{counted(len(queues), 'lane')} of {group} forgotten")
 
 
@@ -179,7 +152,7 @@ def require_meant(target: Target, topic: str, group: str) -> None:
         typer.Exit: It was not meant.
     """
     try:
-        queues = None if target.job is None else _queues_of(target.job, group, topic)
+        queues = None if target.job is None else queues_of(target.job, group, topic)
     except Unavailable:
         queues = None
     if queues is None:
@@ -194,12 +167,25 @@ def require_meant(target: Target, topic: str, group: str) -> None:
         raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
-def _queues_of(job: JobFile, group: str | None, topic: str | None) -> list[QueueView]:
+def queues_of(job: JobFile, group: str | None, topic: str | None) -> list[QueueView]:
+    """Return the queues of a running job, of this topic, and with lanes of this group.
+
+    Raises:
+        Unavailable: The job does not answer.
+    """
     return ask(job, StatusRequest(group=group, topic=topic, limit=ALL_LANES), Status).queues
 
 
-def _send_all(job: JobFile, commands: Sequence[Command]) -> None:
-    with Transport(Target(job.connection, job.prefix).client_settings("group")) as transport:
+def send_all(job: JobFile, commands: Sequence[Command], admin_key_file: Path | None) -> None:
+    """Send operations to a running job, signed if there is a key.
+
+    Raises:
+        Invalid: The file of the key is wrong.
+        Refused: The job refuses one of them.
+        Unavailable: Kafka or the job does not answer.
+    """
+    target = Target(job.connection, job.prefix, admin_key_file=admin_key_file)
+    with Transport(target.client_settings("group")) as transport:
         answers = [future.result() for future in [transport.submit(command) for command in commands]]
     for answer in answers:
         if answer.reason is not Reason.OK:

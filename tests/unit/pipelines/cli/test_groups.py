@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -13,11 +14,13 @@ from typer.testing import CliRunner
 from checkpoints.layout import JobFolder
 from pipelines.cli import target
 from pipelines.cli.app import app
-from pipelines.cli.clients import groups
+from pipelines.cli.clients import groups, policies
+from pipelines.cli.clients.policies import run_policy, run_show_policies
 from pipelines.cli.target import Target
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import LaneView, QueueView
-from pipelines.control.messages import Status
+from pipelines.control.messages import Policies, PoliciesRequest, Status
+from pipelines.control.policy_views import PolicyView
 from popstream import Refused
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing.memory_job import MemoryJob
@@ -57,8 +60,9 @@ def job(known: list[QueueView], monkeypatch: pytest.MonkeyPatch) -> MemoryJob:
         return [one for one in found if group is None or any(lane.group == group for lane in one.lanes)]
 
     monkeypatch.setattr(target, "running_job", lambda _: JOB)
-    monkeypatch.setattr(groups, "_queues_of", queues_of)
-    monkeypatch.setattr(groups, "Transport", lambda _: memory.transport())
+    for module in (groups, policies):
+        monkeypatch.setattr(module, "queues_of", queues_of)
+    monkeypatch.setattr(groups, "Transport", lambda settings: memory.transport(admin_key=settings.admin_key))
     return memory
 
 
@@ -176,21 +180,21 @@ def test_a_job_that_does_not_say_which_groups_it_has_stops_nobody(
     def no_answer(*_: object) -> list[QueueView]:
         raise Unavailable("busy")
 
-    monkeypatch.setattr(groups, "_queues_of", no_answer)
+    monkeypatch.setattr(groups, "queues_of", no_answer)
     groups.require_meant(Target(KafkaConnection("kafka:9092"), "p", job=JOB), "orders", "biling")
     assert "not known here" in capsys.readouterr().err
 
 
-def policies(job: MemoryJob) -> list[Policy]:
+def policies_in(job: MemoryJob) -> list[Policy]:
     return [record for record in job.records if isinstance(record, Policy)]
 
 
 def test_a_policy_is_set_in_all_queues_of_the_topics(job: MemoryJob, capsys: pytest.CaptureFixture[str]) -> None:
-    groups.run_policy(
+    run_policy(
         FOLDER, "billing", ["orders", "parcels"], is_new=False, max_attempts=3, back_off_ms=[1_000], in_flight_max=7
     )
-    assert {(one.topic, one.queue_id) for one in policies(job)} == {("orders", 0), ("orders", 1), ("parcels", 0)}
-    assert {(one.group, one.max_attempts, *one.back_off_ms, one.in_flight_max) for one in policies(job)} == {
+    assert {(one.topic, one.queue_id) for one in policies_in(job)} == {("orders", 0), ("orders", 1), ("parcels", 0)}
+    assert {(one.group, one.max_attempts, *one.back_off_ms, one.in_flight_max) for one in policies_in(job)} == {
         ("billing", 3, 1_000, 7)
     }
     assert "the policy of billing holds in 3 queues of orders, parcels" in capsys.readouterr().err
@@ -202,22 +206,97 @@ def test_a_policy_is_set_in_all_queues_of_the_topics(job: MemoryJob, capsys: pyt
 def test_a_policy_of_a_new_group_warns_of_a_typo(
     job: MemoryJob, capsys: pytest.CaptureFixture[str], *, is_new: bool
 ) -> None:
-    groups.run_policy(FOLDER, "biling", ["orders"], is_new=is_new, max_attempts=3)
-    assert len(policies(job)) == 2
+    run_policy(FOLDER, "biling", ["orders"], is_new=is_new, max_attempts=3)
+    assert len(policies_in(job)) == 2
     assert ("has never popped orders" in capsys.readouterr().err) is not is_new
 
 
 def test_a_policy_for_a_topic_that_the_job_does_not_know_is_sent_nowhere(job: MemoryJob) -> None:
     with pytest.raises(Invalid, match="no queue of ordres"):
-        groups.run_policy(FOLDER, "billing", ["orders", "ordres"], is_new=False, max_attempts=3)
+        run_policy(FOLDER, "billing", ["orders", "ordres"], is_new=False, max_attempts=3)
     with pytest.raises(Refused, match="INVALID_PARAMETER"):
-        groups.run_policy(FOLDER, "billing", ["orders"], is_new=False, max_attempts=3, back_off_ms=[-1])
-    assert {one.back_off_ms[0] for one in policies(job)} == {-1}
+        run_policy(FOLDER, "billing", ["orders"], is_new=False, max_attempts=3, back_off_ms=[-1])
+    assert {one.back_off_ms[0] for one in policies_in(job)} == {-1}
+
+
+def test_the_policy_of_queues_has_limits_of_their_own(job: MemoryJob) -> None:
+    arguments = ["policy", "orders", "--folder", "anywhere", "--max-attempts", "0", "--new-lanes-per-min-max", "9"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert {(one.group, one.new_lanes_per_min_max, one.queue_id) for one in policies_in(job)} == {
+        (None, 9, 0),
+        (None, 9, 1),
+    }
+
+
+@pytest.mark.parametrize("command", [["policy"], ["group", "policy", "billing"]])
+def test_limits_without_the_number_of_attempts_are_no_policy(job: MemoryJob, command: list[str]) -> None:
+    found = CliRunner().invoke(app, [*command, "orders", "--folder", "anywhere", "--pops-per-s-max", "5"])
+    assert (found.exit_code, policies_in(job)) == (2, [])
+    assert "say --max-attempts, too" in " ".join(found.stderr.split())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["policy", "orders", "--max-attempts", "5"],
+        ["group", "policy", "billing", "orders", "--max-attempts", "5"],
+        ["group", "reset", "billing", "orders", "--to", "latest"],
+        ["group", "forget", "billing", "orders"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_an_admin_key_signs(job: MemoryJob, tmp_path: Path, command: list[str]) -> None:
+    file = tmp_path / "admin.key"
+    file.write_text("2030:a secret of 24 characters")
+    count = len(job.records)
+    arguments = [*command, "--folder", "anywhere", "--admin-key-file", str(file)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert [str(getattr(one, "signature", None))[:5] for one in job.records[count:]] == ["2030.", "2030."]
+    file.write_text("2030")
+    refused = CliRunner().invoke(app, arguments)
+    assert (refused.exit_code, "must have one line" in refused.stderr) == (2, True)
+
+
+RULES: dict[str, Any] = {
+    "origin": "queue",
+    "max_attempts": 0,
+    "back_off_ms": [],
+    "parked_max": 1024,
+    "in_flight_max": 0,
+}
+VIEWS = [
+    PolicyView(topic="orders", queue_id=0, group=None, window_max=4_194_304, **RULES),
+    PolicyView(topic="orders", queue_id=1, group=None, window_max=4_194_304, **RULES),
+    PolicyView(
+        topic="orders", queue_id=1, group="g", quotas={"pops_per_s_max": 5}, **{**RULES, "back_off_ms": [5_000]}
+    ),
+]
+
+
+def test_policies_are_shown_once_for_all_queues_that_share_them(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[PoliciesRequest] = []
+
+    def answer(_job: JobFile, request: PoliciesRequest, _reply: type) -> Policies:
+        asked.append(request)
+        return Policies(VIEWS if request.topic == "orders" else [])
+
+    monkeypatch.setattr(policies, "running_job", lambda _: JOB)
+    monkeypatch.setattr(policies, "ask", answer)
+    run_show_policies(FOLDER, ["orders"], None, as_json=False)
+    shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert any("orders │ 0-1 │ │ queue │ no limit │ none │ 1,024 │ no limit │ none" in line for line in shown), shown
+    assert any("orders │ 1 │ g │ queue │ no limit │ 5s │" in line for line in shown), shown
+    run_show_policies(FOLDER, ["orders"], "g", as_json=True)
+    assert msgspec.json.decode(capsys.readouterr().out, type=list[PolicyView]) == VIEWS
+    assert [(one.topic, one.group) for one in asked] == [("orders", None), ("orders", "g")]
+    with pytest.raises(Invalid, match="no queue of ordres"):
+        run_show_policies(FOLDER, ["ordres"], None, as_json=False)
 
 
 def test_the_command_reads_its_options(job: MemoryJob) -> None:
     arguments = ["group", "policy", "billing", "orders", "--folder", "anywhere", "--max-attempts", "5"]
     assert CliRunner().invoke(app, [*arguments, "--back-off", "1s,10s,5m"]).exit_code == 0
-    assert [one.back_off_ms for one in policies(job)] == [[1_000, 10_000, 300_000]] * 2
+    assert [one.back_off_ms for one in policies_in(job)] == [[1_000, 10_000, 300_000]] * 2
     assert CliRunner().invoke(app, [*arguments, "--back-off", "soon"]).exit_code == 2
-    assert CliRunner().invoke(app, arguments[:-2]).exit_code == 2

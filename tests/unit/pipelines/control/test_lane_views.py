@@ -14,6 +14,7 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from pipelines.cli.app import app
 from pipelines.control.lane_views import lane_detail, queues_in
+from pipelines.control.policy_views import PolicyView, policies_in
 from popstream.wire.command import Ack, AckEntry, Command, Declare, Dispatch, HandleRef, Policy, Pop, WrittenRange
 
 QUEUE: dict[str, Any] = {"topic": "orders", "queue_id": 0, "v": 1}
@@ -122,3 +123,28 @@ def test_a_lane_shows_what_holds_pops_back(tmp_path: Path) -> None:
         assert detail is not None
         assert detail.in_flight_max == 3
         assert detail.quotas == {"pops_per_s_max": 9, "queue_pops_per_s_max": 50}
+
+
+def test_policies_say_whose_rules_hold(tmp_path: Path) -> None:
+    def shown(view: PolicyView) -> tuple[object, ...]:
+        return view.group, view.origin, view.max_attempts, view.in_flight_max, view.quotas
+
+    with RocksStore(JobFolder(tmp_path).state) as store:
+        job = Writer(store)
+        job.do(Declare(**QUEUE, topic_id="t"))
+        job.do(Policy(**QUEUE, in_flight_max=7, queue_pops_per_s_max=50, pops_per_s_max=5, new_lanes_per_min_max=9))
+        job.pop()
+        job.do(Policy(**QUEUE, group="own", max_attempts=3))
+        job.do(Pop(**QUEUE, group="declares", max_messages=1, invisible_time_ms=1, max_attempts=2))
+        of_queue = {"queue_pops_per_s_max": 50, "new_lanes_per_min_max": 9}
+        assert [shown(view) for view in policies_in(store, "orders", None)] == [
+            (None, "queue", 0, 7, {"pops_per_s_max": 5, **of_queue}),
+            ("declares", "consumers", 2, 7, {"pops_per_s_max": 5, **of_queue}),
+            ("g", "queue", 0, 7, {"pops_per_s_max": 5, **of_queue}),
+            ("own", "group", 3, 0, of_queue),
+        ]
+        assert [view.group for view in policies_in(store, None, "own")] == ["own"]
+        assert policies_in(store, "parcels", None) == []
+    result = CliRunner().invoke(app, ["policy", "orders", "--folder", str(tmp_path), "--json"])
+    assert result.exit_code == 3
+    assert len(msgspec.json.decode(result.stdout, type=list[PolicyView])) == 4
