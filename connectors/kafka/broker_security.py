@@ -17,7 +17,7 @@ import msgspec
 
 from popstream.client_properties import read_client_properties
 
-__all__ = ["ADMIN", "BrokerSecurity"]
+__all__ = ["ADMIN", "SCRAM", "BrokerSecurity"]
 
 ADMIN = "admin"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"

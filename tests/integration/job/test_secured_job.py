@@ -20,12 +20,13 @@ import pytest
 from kafka import KafkaConsumer, TopicPartition
 
 from connectors.kafka.own_topics import Topics
+from connectors.kafka.secured_kafka import SecuredKafka, running
 from connectors.kafka.topic_admin import create_message_topic
 from popstream import Consumer, Producer
 from popstream.settings import FetchClient
+from tests.support.acl_lines import rights_in
 from tests.support.processes.job_process import ROOT
 from tests.support.processes.up_process import Up, run, run_for, status_of
-from tests.support.secured_kafka import SecuredKafka, rights_in, running
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:

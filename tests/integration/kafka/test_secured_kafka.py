@@ -17,8 +17,12 @@ from typing import TYPE_CHECKING, get_args
 import pytest
 from kafka import TopicPartition
 
+from connectors.kafka.access_rules import Right
+from connectors.kafka.broker_security import SCRAM
+from connectors.kafka.certificates import Authority
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
+from connectors.kafka.secured_kafka import SecuredKafka, running
 from connectors.kafka.topic_admin import create_message_topic, open_admin
 from pipelines.job_settings import JobSettings
 from pipelines.process.job_topics import ensure_job_topics
@@ -28,9 +32,8 @@ from popstream.payload.payload_reader import make_reader
 from popstream.reach_kafka import reach_kafka
 from popstream.settings import ClientSettings, FetchClient
 from popstream.topics.access_rights import require_rights
-from tests.support.certificates import Authority
+from tests.support.acl_lines import rights_in
 from tests.support.processes.up_process import run_for
-from tests.support.secured_kafka import SCRAM, Right, SecuredKafka, rights_in, running
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

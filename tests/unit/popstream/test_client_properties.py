@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from connectors.kafka.certificates import Authority
 from popstream.client_properties import ClientProperties, read_client_properties
 from popstream.wire.base_errors import Invalid
-from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,11 @@ import pytest
 from kafka import KafkaConsumer, KafkaProducer
 from kafka.admin import KafkaAdminClient
 
+from connectors.kafka.certificates import Authority
 from connectors.kafka.spark_source import source_options
 from popstream import ClientSettings
 from popstream.kafka_connection import KafkaConnection, chosen_connection
 from popstream.wire.base_errors import Invalid
-from tests.support.certificates import Authority
 
 SECRET = "canary-51c0"  # noqa: S105 - not one
 JAAS = f'org.apache.kafka.common.security.scram.ScramLoginModule required username="job" password="{SECRET}";'

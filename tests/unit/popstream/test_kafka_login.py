@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from connectors.kafka.certificates import Authority
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid, Unavailable
-from tests.support.certificates import Authority
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

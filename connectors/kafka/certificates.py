@@ -1,4 +1,4 @@
-"""Certificates and keys of a certificate authority that is made for a test."""
+"""A certificate authority with its certificates and keys in files: for trials and tests, such as `SecuredKafka`."""
 
 from __future__ import annotations
 
