@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars s3-test cluster-demo
+.PHONY: help browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars s3-test cluster-demo secure-demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -31,6 +31,9 @@ demo: environment ## run the whole pipeline once, on this machine
 
 cluster-demo: setup ## the same on a Spark cluster of this machine: an executor, a worker and the driver are killed meanwhile
 	@$(BIN)/popstream demo --on-cluster --count 20000
+
+secure-demo: environment ## two tenants on a secured Kafka, what one tries against the other, and a verdict; in 3 minutes
+	@$(BIN)/python -m pipelines.demo.secured_demo
 
 example: environment ## play docs/examples/coffee_bar: a worker that is killed, and the account of every delivery
 	@rm -rf var/coffee_bar && $(BIN)/python docs/examples/coffee_bar/play.py

@@ -45,6 +45,7 @@ from popstream.send.dispatch_requests import declare_of
 from popstream.topics.describe import describe_topic
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
 from popstream.wire.command import Policy
+from popstream.wire.signing import AdminKey
 
 __all__ = ["run_demo"]
 
@@ -148,6 +149,7 @@ class _Demo:
         # Nobody empties the topics of a Kafka that is not ours.
         self._prefix = f"popstream-demo-{secrets.token_hex(4)}" if connection else "popstream-demo"
         self._topic = f"{self._prefix}.messages"
+        self._admin_key = AdminKey("demo", secrets.token_hex(16))
         self._measured = Measurements()
         self._started_s = time.monotonic()
 
@@ -180,9 +182,9 @@ class _Demo:
             "message_topics": self._topic,
             "ops_partitions": OPS_PARTITIONS,
             "flush_interval_s": FLUSH_INTERVAL_S,
-            # Signed handles, so that a forged one is refused as such.
+            # Signed handles and operations, so that forged and unsigned ones are refused as such.
             "handle_keys": {"demo": SecretStr(secrets.token_hex(16))},
-            "handle_key_active": "demo",
+            "admin_keys": {"demo": SecretStr(self._admin_key.secret)},
         }
         if self._existing is not None:
             settings["bootstrap_servers"] = self._existing.bootstrap_servers
@@ -247,7 +249,11 @@ class _Demo:
         """Declare the queues, and give one group its attempt limit, before the first pop."""
         history_file = self._workers_folder / f"{CLIENT}.history"
         settings = ClientSettings(
-            **connection.client_options, client_id=CLIENT, prefix=self._prefix, history_file=history_file
+            **connection.client_options,
+            client_id=CLIENT,
+            prefix=self._prefix,
+            history_file=history_file,
+            admin_key=self._admin_key,
         )
         topic, group = describe_topic(settings, self._topic), self._expected.limited_group
         with Transport(settings) as transport:

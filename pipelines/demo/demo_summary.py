@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from pipelines.demo.demo_verdict import Check, Evidence, Expected, GroupCounts, judge, lost
+from pipelines.demo.checks import Check, failure_lines, verdict_line
+from pipelines.demo.demo_verdict import Evidence, Expected, GroupCounts, judge, lost
 from popstream.history.check import ViolationKind
 
 if TYPE_CHECKING:
@@ -87,12 +88,9 @@ class DemoSummary(msgspec.Struct, frozen=True, kw_only=True):
         }
         width = max(map(len, numbers))
         lines = [f"  {name:<{width}}  {value}" for name, value in numbers.items()]
-        for check in self.checks_failed:
-            lines.append(f"  FAILED: {check.name} ({check.failures} times)")
-            lines += (f"    {sample}" for sample in check.samples)
+        lines += failure_lines(self.checks_failed)
         lines += (f"  FAILED: {name}" for name in self.expectations_not_met)
-        held = self.checks - len(self.checks_failed)
-        return "\n".join([*lines, f"verdict: {self.verdict} ({held} of {self.checks} checks hold)"])
+        return "\n".join([*lines, verdict_line(self.verdict, self.checks, self.checks_failed)])
 
 
 class Findings(NamedTuple):

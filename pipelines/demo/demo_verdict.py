@@ -6,19 +6,16 @@ planted, and that tables, dead letters and workers agree.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
-import msgspec
-
+from pipelines.demo.checks import Check, checks_of
 from pipelines.demo.message_source import Position, Sent
 from pipelines.demo.planted import Planted
 from popstream.history.check import Report
 
-__all__ = ["Check", "Contents", "Evidence", "Expected", "GroupCounts", "Letter", "Refusal", "judge"]
-
-SAMPLES_MAX = 5
+__all__ = ["Contents", "Evidence", "Expected", "GroupCounts", "Letter", "Refusal", "judge"]
 
 Contents = AbstractSet[tuple[Position, str]]
 """Messages: position and content hash."""
@@ -73,14 +70,6 @@ class Evidence(NamedTuple):
     planted: Sequence[Planted]
 
 
-class Check(msgspec.Struct, frozen=True):
-    """One claim, how often it does not hold, and examples of that."""
-
-    name: str
-    failures: int
-    samples: list[str] = []
-
-
 def judge(expected: Expected, evidence: Evidence) -> list[Check]:
     """Return every check."""
     claims = {
@@ -92,7 +81,7 @@ def judge(expected: Expected, evidence: Evidence) -> list[Check]:
         "every malformed record is in rejected": _rejected(expected, evidence),
         "every refusal is in operations with its code": _refused(expected, evidence),
     }
-    return [_check(name, findings) for name, findings in claims.items()]
+    return checks_of(claims)
 
 
 def lost(expected: Expected, evidence: Evidence) -> Iterator[str]:
@@ -102,11 +91,6 @@ def lost(expected: Expected, evidence: Evidence) -> Iterator[str]:
         missing = expected.sent.contents.items() - evidence.processed.get(group, set()) - dead
         for (queue_id, queue_offset), _ in sorted(missing):
             yield f"{group}/{queue_id} offset {queue_offset} was sent, and is neither processed nor a dead letter"
-
-
-def _check(name: str, findings: Iterable[str]) -> Check:
-    samples = [*findings]
-    return Check(name, len(samples), samples[:SAMPLES_MAX])
 
 
 def _history(expected: Expected, evidence: Evidence) -> Iterator[str]:

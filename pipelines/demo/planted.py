@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from popstream.wire.command import Ack, AckEntry, Command, HandleRef, Pop, Tick, encode_command
+from popstream.wire.command import Ack, AckEntry, Command, HandleRef, Policy, Pop, Tick, encode_command
 from popstream.wire.limits import INVISIBLE_TIME_MS_MAX, OP_ID_BYTES_MAX, POP_MESSAGES_MAX
 from popstream.wire.reason import Reason, code_of
 
@@ -48,7 +48,7 @@ def operation(queue_id: int, command: Command, reason: Reason) -> PlantedRecord:
 
 
 def malformed(topic: str, group: str, queues: int, count: int) -> Iterator[PlantedRecord]:
-    """Yield `count` malformed records, every kind in turn; a few of them are huge."""
+    """Yield `count` records to reject, every kind in turn: malformed ones, and unsigned policies; a few are huge."""
     good = encode_command(_pop(topic, 0, group))
     fields = msgspec.json.decode(good)
 
@@ -66,6 +66,7 @@ def malformed(topic: str, group: str, queues: int, count: int) -> Iterator[Plant
         (b"[" + good + b"]", "NOT_AN_OBJECT"),
         (b"", "EMPTY"),
         (None, "EMPTY"),
+        (encode_command(Policy(v=1, topic=topic, queue_id=0, group=group, max_attempts=1)), "NOT_SIGNED"),
     ]
     huge = b'{"v":1,"type":"pop","topic":"' + b"x" * HUGE_BYTES + b'"}', "TOO_LARGE"
     huge_every = max(10, -(-count // HUGE_COUNT_MAX))

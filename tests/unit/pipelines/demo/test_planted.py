@@ -24,16 +24,16 @@ from popstream.wire.command import (
 )
 from popstream.wire.handle import Signer
 from popstream.wire.reason import Reason
-from popstream.wire.signing import KeyRing
+from popstream.wire.signing import KeyRing, OperationVerifier
 
 PARTITIONS = 4
 SIGNER = Signer(KeyRing.of({"demo": b"secret"}, "demo"))
 KEY = ops_key("orders", 0)
 
 
-def decoded(value: bytes | None, number: int = 0) -> OpRecord | Rejected:
+def decoded(value: bytes | None, number: int = 0, *, verifier: OperationVerifier | None = None) -> OpRecord | Rejected:
     record = KafkaRecord(partition_of(KEY, PARTITIONS), number, 1_000 + number, KEY, value, len(value or b""))
-    return Decoder(PARTITIONS, SIGNER).decode(record)
+    return Decoder(PARTITIONS, SIGNER, verifier).decode(record)
 
 
 def decided(commands: list[Command]) -> Decision:
@@ -70,10 +70,11 @@ def test_every_malformed_record_is_rejected_for_its_reason() -> None:
     assert {record.queue_id for record in records} == {0, 1, 2, 3}
     reasons = {record.reason for record in records}
     assert reasons == {
-        "NOT_JSON", "BAD_FIELD", "UNKNOWN_TYPE", "UNKNOWN_VERSION", "NOT_AN_OBJECT", "EMPTY", "TOO_LARGE"
+        "NOT_JSON", "BAD_FIELD", "UNKNOWN_TYPE", "UNKNOWN_VERSION", "NOT_AN_OBJECT", "EMPTY", "TOO_LARGE", "NOT_SIGNED"
     }  # fmt: skip
+    verifier = OperationVerifier(KeyRing.of({"demo": b"another secret"}, "demo"), "ops")
     for record in records:
-        found = decoded(record.value)
+        found = decoded(record.value, verifier=verifier)
         assert isinstance(found, Rejected)
         assert (found.row.reason, record.code) == (record.reason, 0)
 
