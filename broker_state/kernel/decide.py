@@ -31,7 +31,7 @@ from broker_state.kernel.parked_pops import (
     serve_new,
     touch_waiting_lanes,
 )
-from broker_state.kernel.validation import is_op_id, is_queue_name, what_is_invalid
+from broker_state.kernel.validation import is_op_id, is_queue_name, known_group, what_is_invalid
 from broker_state.store.keys import op_key
 from broker_state.store.overlay import Overlay
 from popstream.wire.command import (
@@ -67,6 +67,10 @@ def decide(overlay: Overlay, record: OpRecord, decision: Decision) -> QueueState
     command = record.command
     if record.misrouted:
         refuse_without_queue(record, decision, Reason.MISROUTED, record.misrouted)
+        return None
+    if record.forbidden:
+        group = known_group(group_of(command))
+        refuse_without_queue(record, decision, Reason.NO_PERMISSION, record.forbidden, group)
         return None
     is_name = is_queue_name(command.topic, command.queue_id)
     queue = load_queue(overlay, command.topic, command.queue_id) if is_name else None

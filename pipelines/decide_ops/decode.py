@@ -28,6 +28,7 @@ from popstream.wire.command import (
     EntryCommand,
     HandleRef,
     RejectEntry,
+    ReturnClient,
     kind_of,
 )
 from popstream.wire.decode_errors import DECODE_ERRORS
@@ -142,14 +143,17 @@ class Decoder:
                 return _reject_unreadable(record, value, detail)
             command = entry_by_entry
         forged: frozenset[int] = frozenset()
-        admin_key = None
+        forbidden, admin_key = "", None
         if self._signer is not None and isinstance(command, EntryCommand):
             command, forged = _verify(command, self._signer, record.timestamp_ms)
         elif self._verifier is not None and isinstance(command, AdminCommand):
             try:
                 admin_key = _admin_key(command, record, value, self._verifier)
             except _NotPermittedError as error:
-                return _reject(record, error.reason, str(error), msgspec.json.decode(value))
+                # A consumer may ask for what it held when it was killed: it does not know that the job has keys.
+                if error.reason is not RejectReason.NOT_SIGNED or not isinstance(command, ReturnClient):
+                    return _reject(record, error.reason, str(error), msgspec.json.decode(value))
+                forbidden = str(error)
         return OpRecord(
             record.partition,
             record.kafka_offset,
@@ -158,6 +162,7 @@ class Decoder:
             xxhash.xxh3_64_digest(value),
             self._misrouted(record, command.topic, command.queue_id),
             forged,
+            forbidden,
             admin_key,
         )
 

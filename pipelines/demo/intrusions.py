@@ -40,6 +40,8 @@ __all__ = [
     "Stolen",
     "flood",
     "forge_handles",
+    "held_handle",
+    "release_others",
     "send_copies",
     "send_foreign_operations",
     "send_unsigned_operations",
@@ -84,15 +86,21 @@ def held_handle(tenant: Tenant) -> Iterator[Stolen]:
         consumer.ack([message])
 
 
+def release_others(tenant: Tenant) -> Answer:
+    """Ask for the release of what another client holds, without a signature."""
+    client_id = f"{tenant.name}-client"
+    with Transport(tenant.client_settings(client_id="intruder")) as transport:
+        return transport.request(ReturnClient(v=1, topic=tenant.topic, queue_id=0, group=GROUP, client_id=client_id))
+
+
 def send_unsigned_operations(tenant: Tenant) -> list[Answer]:
-    """Send each kind of operation on queues and groups without a signature."""
+    """Send each kind of operation on queues and groups but releases without a signature."""
     queue: dict[str, Any] = {"v": 1, "topic": tenant.topic, "queue_id": 0}
     commands: list[Command] = [
         Policy(**queue, group=GROUP, max_attempts=1),
         Policy(**queue, queue_pops_per_s_max=1),
         ResetOffset(**queue, group=GROUP, queue_offset=0),
         ForgetLane(**queue, group=GROUP),
-        ReturnClient(**queue, group=GROUP, client_id=f"{tenant.name}-client"),
         Declare(**queue, topic_id="another topic of this name"),
         Dispatch(**queue, ranges=[WrittenRange(1_000_000, 1_000_000)]),
         Dispatch(**queue, skip=[(0, 0)]),

@@ -25,6 +25,7 @@ from pipelines.demo.intrusions import (
     flood,
     forge_handles,
     held_handle,
+    release_others,
     send_copies,
     send_foreign_operations,
     send_unsigned_operations,
@@ -119,7 +120,7 @@ def _use_and_judge(tenants: list[Tenant], folder: Path, messages: int, view: Vie
     }
     view.say("somebody forges handles, sends operations that nobody signed, and floods the job with pops")
     with held_handle(bank) as stolen:
-        forged = forge_handles(shop, stolen.handle)
+        forged = [*forge_handles(shop, stolen.handle), release_others(shop)]
     unsigned, foreign = send_unsigned_operations(shop), send_foreign_operations(shop, bank)
     copied_op_id, late_op_id = send_copies(shop)
     flooded = flood(shop, FLOODERS, FLOODER)

@@ -25,7 +25,7 @@ class Found(NamedTuple):
         done: By tenant, the messages that its consumers acked.
         tried: By who tried where, what was told, see `try_topics_of_another`.
         commands: By command of an administrator, its exit code.
-        forged: Answers to acks with forged handles.
+        forged: Answers to acks with forged handles, and to a release of what others hold.
         unsigned: Answers to operations without a signature.
         foreign: Answers to operations that the other administrator signed.
         copied_op_id: Of a signed operation that was written several times.
@@ -71,7 +71,9 @@ def claims_of(tenants: Sequence[Tenant], found: Found) -> dict[str, Iterator[str
     return {
         "every message of each tenant is done, and its tables name no other topic": _done(tenants, found),
         "Kafka refuses each tenant in all topics of the other": _apart(found),
-        "a forged handle, and one of the other tenant, are refused with NO_PERMISSION (16)": _forged(shop, found),
+        "forged handles, one of the other tenant, and a release of others are refused with NO_PERMISSION (16)": _forged(
+            shop, found
+        ),
         "an unsigned policy, and every other unsigned operation, are rejected with NO_PERMISSION (16)": _rejected(
             shop, found, found.unsigned, "NOT_SIGNED", "unsigned operations"
         ),

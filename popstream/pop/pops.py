@@ -102,7 +102,7 @@ class Pops:
             if self._returns_first is not None and queue not in self._returned:
                 group, client_id = self._returns_first
                 returned = ReturnClient(v=1, topic=queue[0], queue_id=queue[1], group=group, client_id=client_id)
-                self._transport.submit(returned).add_done_callback(_log_returned)
+                self._transport.submit(returned).add_done_callback(self._on_returned)
                 self._returned.add(queue)
             declaring = self._retries.declared_by(msgspec.structs.replace(command, op_id=op_id))
             answered = self._transport.submit(declaring, timeout_ms=timeout_ms)
@@ -167,12 +167,13 @@ class Pops:
         self._leases.observers.popped(self._leases.group, answer.topic, len(messages))
         return messages
 
-
-def _log_returned(answered: Future[Answer]) -> None:
-    error = answered.exception()
-    if error is not None:
-        LOG.warning("could not release the messages that an earlier process held: %s", error)
-    elif answered.result().reason is Reason.NO_PERMISSION:
-        LOG.info("the job lets only an admin key release what an earlier process held: its leases expire")
-    elif answered.result().released:
-        LOG.info("released the messages that an earlier process held: %s", answered.result().released)
+    def _on_returned(self, answered: Future[Answer]) -> None:
+        error = answered.exception()
+        if error is not None:
+            LOG.warning("could not release the messages that an earlier process held: %s", error)
+        elif answered.result().reason is Reason.NO_PERMISSION:
+            if self._returns_first is not None:
+                LOG.info("only an administrator may release what an earlier process held: its leases expire")
+            self._returns_first = None  # nor of the other queues
+        elif answered.result().released:
+            LOG.info("released the messages that an earlier process held: %s", answered.result().released)

@@ -26,6 +26,8 @@ class OpRecord(NamedTuple):
     """In which way the record is not where those of its queue belong: its key, its partition; empty: it is there."""
     forged: frozenset[int] = frozenset()
     """Indexes of handles whose signature is missing or not ours."""
+    forbidden: str = ""
+    """Why its sender may not send it, although it is well-formed; empty: he may."""
     admin_key: str | None = None
     """Id of the admin key that signed the operation; None: it is not signed, or no keys are set."""
 

@@ -249,8 +249,10 @@ class OpContext:
         letters.append(letter)
 
 
-def refuse_without_queue(record: OpRecord, decision: Decision, reason: Reason, detail: str | None = None) -> None:
-    """Refuse a record whose queue is not declared, or that is on the wrong partition: one row, one answer."""
+def refuse_without_queue(
+    record: OpRecord, decision: Decision, reason: Reason, detail: str | None = None, group: str | None = None
+) -> None:
+    """Refuse a record whose queue is not declared, or that nobody may send so: one row, one answer."""
     command = record.command
     audit = AuditTrail(
         decision,
@@ -265,7 +267,7 @@ def refuse_without_queue(record: OpRecord, decision: Decision, reason: Reason, d
         admin_key=record.admin_key,
     )
     # The row of a misrouted record says where it was, and must be equal in a replay of records decided long ago.
-    audit.operation(reason, detail=None if record.misrouted else detail)
+    audit.operation(reason, group=group, detail=None if record.misrouted else detail)
     if audit.op_id is None or command.reply_to is None:
         return
     answer = Answer(

@@ -94,7 +94,10 @@ def test_every_kind_is_here() -> None:
     assert {type(command) for command in ADMINISTRATION} == set(get_args(AdminCommand))
 
 
-@pytest.mark.parametrize("command", ADMINISTRATION, ids=lambda command: type(command).__name__)
+REJECTED = [command for command in ADMINISTRATION if not isinstance(command, ReturnClient)]
+
+
+@pytest.mark.parametrize("command", REJECTED, ids=lambda command: type(command).__name__)
 def test_without_a_signature_it_is_rejected_and_its_sender_told(command: Command) -> None:
     found = decoder().decode(record(with_op_id(command)))
     assert isinstance(found, Rejected)
@@ -102,6 +105,24 @@ def test_without_a_signature_it_is_rejected_and_its_sender_told(command: Command
     answer = json.loads(found.answer or b"")
     assert (answer["code"], answer["reason"], answer["applied"]) == (16, "NO_PERMISSION", False)
     assert answer["detail"] == f"NOT_SIGNED: {answer['type']} needs the signature of an admin key"
+
+
+def test_a_release_without_a_signature_is_refused_and_no_alarm() -> None:
+    """Each consumer with a client id of its own asks for one when it starts."""
+    found = decoder().decode(record(with_op_id(ReturnClient(**QUEUE, group="g", client_id="c"))))
+    assert isinstance(found, OpRecord)
+    decision, kv = Decision(), MemoryKv()
+    overlay = Overlay(kv)
+    before: list[Command] = [Declare(**QUEUE, topic_id="t"), Dispatch(**QUEUE, ranges=[WrittenRange(0, 9)])]
+    pop = Pop(**QUEUE, group="g", max_messages=1, invisible_time_ms=60_000, client_id="c")
+    fold(overlay, [OpRecord(0, n, NOON_MS, each, bytes(8)) for n, each in enumerate((*before, pop))], decision)
+    assert fold(overlay, [found], decision) == set()
+    row = decision.operations[-1]
+    assert (row.kind, row.reason, row.code, row.applied) == ("return_client", "NO_PERMISSION", 16, False)
+    assert (row.group, row.client_id) == ("g", "c")
+    assert "needs the signature of an admin key" in str(row.detail)
+    assert [(row.step, row.cause) for row in decision.deliveries] == [("leased", "pop")]
+    assert json.loads(decision.answers[-1][1])["reason"] == "NO_PERMISSION"
 
 
 @pytest.mark.parametrize("command", ADMINISTRATION, ids=lambda command: type(command).__name__)

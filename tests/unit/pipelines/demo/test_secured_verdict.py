@@ -21,7 +21,7 @@ from popstream.wire.reason import Reason, code_of
 
 DONE = "every message of each tenant is done, and its tables name no other topic"
 APART = "Kafka refuses each tenant in all topics of the other"
-FORGED = "a forged handle, and one of the other tenant, are refused with NO_PERMISSION (16)"
+FORGED = "forged handles, one of the other tenant, and a release of others are refused with NO_PERMISSION (16)"
 UNSIGNED = "an unsigned policy, and every other unsigned operation, are rejected with NO_PERMISSION (16)"
 FOREIGN = "an operation of the other tenant is rejected with NO_PERMISSION (16)"
 COPIED = "a copy of a signed operation changes nothing, and an old one is rejected"

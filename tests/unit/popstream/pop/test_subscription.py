@@ -8,11 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 import pytest
 
 from popstream import Consumer, FilterVerdict, Message, Refused, RenewalPolicy
 from popstream.pop.subscription import SubscriptionOptions
+from popstream.testing._memory_link import frame_of
 from popstream.testing.memory_job import MemoryJob
+from popstream.wire.answer import Answer
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import Ack, ChangeInvisible, Command, Pop, Reject, ReturnClient
 from popstream.wire.reason import Reason
@@ -517,6 +520,27 @@ def test_the_next_start_of_a_client_gives_back_what_its_killed_process_held(job:
     with job.consumer("billing", client_id="c1", return_first=True) as started:
         assert [message.attempt for message in started.pop("orders", 0, 10)] == [2] * 10
         started.pop("orders", 0, 10)
+    assert len(sent(job, ReturnClient)) == 1
+
+
+def test_a_consumer_that_may_not_release_asks_no_more(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job with admin keys: what an earlier process held stays leased, and everything else works."""
+    decide = job._decide
+
+    def refusing(key: bytes, value: bytes) -> list[bytes]:
+        command = msgspec.json.decode(value, type=Command)
+        if not isinstance(command, ReturnClient):
+            return list(decide(key, value))
+        job.records.append(command)
+        fields = {"code": 16, "reason": Reason.NO_PERMISSION, "applied": False, "now_ms": 1}
+        answer = Answer(op_id=str(command.op_id), type="return_client", topic="orders", queue_id=0, **fields)  # type: ignore[arg-type]
+        return [frame_of([answer])]
+
+    monkeypatch.setattr(job, "_decide", refusing)
+    with job.consumer("billing", client_id="c1", return_first=True) as started:
+        assert len(started.pop("orders", 0, 10)) == 10
+        eventually(lambda: started._pops._returns_first is None)
+        assert len(started.pop("orders", 1, 10)) == 10
     assert len(sent(job, ReturnClient)) == 1
 
 
