@@ -22,8 +22,10 @@ from connectors.delta.rows import encode_rows
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
 from pipelines.decide_ops.entries import TABLE_NUMBERS
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
+from popstream.wire.command import Policy, encode_command
 from popstream.wire.handle import Handle, encode_handle, lane_check
-from tests.fuzz.targets import CODECS, SIGNERS
+from popstream.wire.signing import AdminKey, sign_operation
+from tests.fuzz.targets import CODECS, OPS_TOPIC, SIGNERS
 from tests.model.generator import PARTITIONS, World, iterate
 from tests.model.kernel_subject import KernelSubject
 
@@ -104,6 +106,9 @@ def _records() -> Iterator[bytes]:
     for flags in (b"\0", b"\x08"):
         yield from (flags + plain[1:] + value for value in _RECORDS)
     yield from (b"\x01" + plain[1:], b"\x02" + plain[1:] + b"{}", b"\x04" + plain[1:] + b"{}")
+    policy = encode_command(Policy(v=1, topic="orders", queue_id=0, op_id="x", reply_to=0))
+    signed = sign_operation(policy, AdminKey("a", "first secret of fuzz"), ops_topic=OPS_TOPIC, at_ms=0)
+    yield from (b"\x40" + plain[1:] + value for value in (policy, signed, signed[:-2] + b'A"}', signed[:-1] + b" }"))
     for record in iterate(_SEED, 120):
         if len(record.value) < 2_000:
             head = bytes((record.partition << 4,)) + record.timestamp_ms.to_bytes(8, "big")

@@ -52,18 +52,20 @@ from popstream.exchange.pending_operations import answers_of
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch, unwrap
 from popstream.wire.answer import Answer
 from popstream.wire.base_errors import Corrupt, Invalid
-from popstream.wire.command import encode_command
+from popstream.wire.command import AdminCommand, encode_command
 from popstream.wire.handle import Handle, Signer, decode_handle, encode_handle
 from popstream.wire.headers import BATCH_BASE_HEADER, BATCH_BYTES_HEADER, BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.limits import RECORD_BYTES_MAX
-from popstream.wire.signing import KeyRing
+from popstream.wire.signing import KeyRing, OperationVerifier
 from tests.fuzz.byte_reader import ByteReader
 from tests.fuzz.histories import compare_history
 
 __all__ = [
     "CODECS",
+    "OPS_TOPIC",
     "SIGNERS",
     "TARGETS",
+    "VERIFIER",
     "Target",
     "handle_parser",
     "record_decoder",
@@ -73,9 +75,13 @@ __all__ = [
 
 Target = Callable[[bytes], None]
 
-_KEYS = {"a": b"first secret", "b": b"second secret"}
+_KEYS = {"a": b"first secret of fuzz", "b": b"second secret"}
 SIGNERS = {key_id: Signer(KeyRing.of(_KEYS, key_id)) for key_id in _KEYS}
 """One for each of the keys, all of which are good."""
+
+OPS_TOPIC = "shop.ops"
+VERIFIER = OperationVerifier(KeyRing.of(_KEYS, "a"), OPS_TOPIC)
+"""Of operations, with the same keys."""
 
 _PARTITIONS = 4
 _decode_answer = msgspec.json.Decoder(Answer).decode
@@ -96,7 +102,7 @@ def record_decoder(data: bytes) -> None:
         RECORD_BYTES_MAX + 1 if flags & 4 else len(value),
     )
     # A decoder of its own: what one keeps of the records before would make an input fail that does not fail alone.
-    found = Decoder(_PARTITIONS, SIGNERS["a"] if flags & 8 else None).decode(record)
+    found = Decoder(_PARTITIONS, SIGNERS["a"] if flags & 8 else None, VERIFIER if flags & 64 else None).decode(record)
     if isinstance(found, Rejected):
         assert (found.answer is None) == (found.reply_to is None) == (found.row.op_id is None)
         if found.answer is not None:
@@ -106,6 +112,9 @@ def record_decoder(data: bytes) -> None:
             assert decode_rows("rejected", encode_rows("rejected", [found.row])).num_rows == 1
         return
     assert isinstance(found, OpRecord)
+    if flags & 64 and timestamp_ms >= 0 and isinstance(found.command, AdminCommand) and not found.forbidden:
+        assert found.admin_key in _KEYS
+        assert value.endswith(b'"}')
     encoded = encode_command(found.command)
     again = Decoder(_PARTITIONS).decode(record._replace(value=encoded, value_bytes=len(encoded)))
     assert isinstance(again, OpRecord)
