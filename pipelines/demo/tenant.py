@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import signal
 import subprocess
 import sys
 import time
@@ -19,9 +18,10 @@ from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import AUDIT_TABLES, table_path
 from connectors.kafka.access_rules import Right, rights_of_tenant
-from connectors.kafka.loopback import HOST, free_port
 from connectors.kafka.secured_kafka import SecuredKafka
 from connectors.kafka.topic_admin import create_message_topic
+from connectors.local_servers.loopback import HOST, free_port
+from connectors.local_servers.watched_process import WatchedProcess
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Status, StatusRequest
@@ -39,9 +39,10 @@ KEY_IDS = ("2030", "2031")
 
 START_TIMEOUT_S = 300.0
 SETTLE_TIMEOUT_S = 120.0
-STOP_TIMEOUT_S = 120.0
+STOP_GRACE_S = 120.0
 COMMAND_TIMEOUT_S = 300.0
 LOG_LINES_SHOWN = 10
+LOG_BYTES_MAX = 4 * 1024 * 1024
 POLL_S = 0.2
 
 
@@ -67,7 +68,7 @@ class Tenant:
         self._passwords = {user: secrets.token_hex(16) for user in ("job", "app")}
         self._handle_secret = secrets.token_hex(32)
         self._admin_secrets = {key_id: secrets.token_hex(32) for key_id in KEY_IDS}
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: WatchedProcess | None = None
 
     @property
     def rights(self) -> list[Right]:
@@ -133,16 +134,14 @@ class Tenant:
 
     def start(self) -> None:
         """Start its job, which `wait_until_ready` waits for."""
-        with self.log.open("wb") as output:
-            self._process = subprocess.Popen(  # noqa: S603 - the command is ours
-                [*_POPSTREAM, "up", "--settings", str(self._settings_file), "--var", str(self._var)],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                env=_environment(),
-                # Ctrl-C is for the demo alone.
-                start_new_session=True,
-            )
+        self._process = WatchedProcess(
+            [*_POPSTREAM, "up", "--settings", str(self._settings_file), "--var", str(self._var)],
+            self.log,
+            log_bytes_max=LOG_BYTES_MAX,
+            grace_s=STOP_GRACE_S,
+            cwd=Path.cwd(),
+            environment=_environment(),
+        )
 
     def wait_until_ready(self) -> None:
         """Wait until the job decides and delivers.
@@ -205,19 +204,12 @@ class Tenant:
 
     def stop(self) -> int:
         """Stop its job, and return the exit code; kill it if it does not end."""
-        process = self._process
-        if process is None:
+        if self._process is None:
             return 0
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_TIMEOUT_S)
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                raise
-        self._process = None
-        return process.returncode
+        self._process.stop()
+        code = self._process.exit_code
+        assert code is not None, "it has ended"
+        return code
 
     @property
     def _settings_file(self) -> Path:
@@ -230,7 +222,7 @@ class Tenant:
         assert self._process is not None, "the job was started"
         deadline_s = time.monotonic() + timeout_s
         while not any(map(is_so, self._status())):
-            code = self._process.poll()
+            code = self._process.exit_code
             if code is not None or time.monotonic() > deadline_s:
                 how = f"has ended with exit code {code}" if code is not None else f"{what} after {timeout_s:.0f} s"
                 lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
