@@ -186,7 +186,6 @@ class ClusterSite:
             f'topic_prefix = "{settings.topic_prefix}"\n'
             f"ops_partitions = {settings.ops_partitions}\n"
             f"flush_interval_s = {settings.flush_interval_s}\n"
-            f'handle_key_active = "{settings.handle_key_active}"\n'
             "[spark_conf]\n"
             '"spark.ui.enabled" = "false"\n'
             '"spark.driver.host" = "127.0.0.1"\n'
@@ -259,4 +258,4 @@ class ClusterSite:
 
 def _secrets(settings: JobSettings) -> Mapping[str, Mapping[str, Any]]:
     """Return the settings that map ids to secrets, by name."""
-    return {"handle_keys": settings.handle_keys}
+    return {"handle_keys": settings.handle_keys, "admin_keys": settings.admin_keys}
