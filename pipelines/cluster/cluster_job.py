@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 import uuid
 from typing import Self
 
@@ -23,6 +22,7 @@ from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_o
 from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.deadline_ticker import DeadlineTicker
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
+from pipelines.cluster.kept_query import KeptQuery, stop_between_batches
 from pipelines.cluster.migration.to_cluster import beginning_of
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
@@ -37,8 +37,6 @@ from popstream.wire.signing import OperationVerifier
 __all__ = ["ClusterJob", "ClusterSettings"]
 
 _log = structlog.get_logger(__name__)
-
-STOP_S = 20.0
 
 
 class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,7 +120,8 @@ class ClusterJob:
                     beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
                 )
             )
-            self._watch(
+            # While Delta or its place is away, rows wait in the audit topic, and deciding goes on.
+            audit = KeptQuery(
                 AuditQuery(
                     self._spark,
                     self.connection,
@@ -132,8 +131,11 @@ class ClusterJob:
                     ops_topic_id=identity.ops_topic_id,
                     checkpoint=f"{self.cluster.checkpoint}/{AUDIT}",
                     interval_s=self.settings.flush_interval_s,
-                ).start()
+                ).start,
+                AUDIT,
             )
+            audit.start()
+            self._stack.callback(audit.stop)
             self._start_ticker(ops.partition_count)
             self._serve_metrics()
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
@@ -215,7 +217,7 @@ class ClusterJob:
         self._stack.callback(server.shutdown)
 
     def _watch(self, query: StreamingQuery) -> None:
-        self._stack.callback(_stop, query)
+        self._stack.callback(stop_between_batches, query)
         threading.Thread(target=self._await, args=(query,), name="query-watch", daemon=True).start()
 
     def _await(self, query: StreamingQuery) -> None:
@@ -224,11 +226,3 @@ class ClusterJob:
         except Exception as error:  # noqa: BLE001 - py4j raises errors of many types; the job has ended either way
             self._fail(error)
         self._ended.set()
-
-
-def _stop(query: StreamingQuery) -> None:
-    """Stop a query between two micro-batches, if that does not take long: one in the middle would be repeated."""
-    deadline_s = time.monotonic() + STOP_S
-    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < deadline_s:
-        time.sleep(0.05)
-    query.stop()
