@@ -6,7 +6,7 @@ var/job/
   spark/        Spark's checkpoint, which says what a micro-batch contains; new at every start
   queues/       RocksDB of the builder: the consume queues of the message topics
   spark_build/  Spark's checkpoint of the builder's query; new with every query
-  delta/        the audit tables
+  delta/        the audit tables, unless the settings name another place
   snapshots/    snapshots, unless the settings name another place
   replaced/     states and tables that a restore replaced
   scratch/      temporary files
@@ -29,9 +29,19 @@ __all__ = ["JobFolder"]
 
 
 class JobFolder(msgspec.Struct, frozen=True):
-    """The paths below the folder of one job."""
+    """The paths below the folder of one job.
+
+    Attributes:
+        root: The folder.
+        tables: Where the audit tables are; None: in the folder.
+    """
 
     root: Path
+    tables: Path | None = None
+
+    def absolute(self) -> "JobFolder":
+        """Return the same with absolute paths."""
+        return JobFolder(self.root.absolute(), None if self.tables is None else self.tables.absolute())
 
     @property
     def state(self) -> Path:
@@ -56,7 +66,7 @@ class JobFolder(msgspec.Struct, frozen=True):
     @property
     def delta(self) -> Path:
         """The audit tables."""
-        return self.root / "delta"
+        return self.root / "delta" if self.tables is None else self.tables
 
     @property
     def snapshots(self) -> Path:
@@ -67,6 +77,11 @@ class JobFolder(msgspec.Struct, frozen=True):
     def replaced(self) -> Path:
         """States and tables that a restore replaced, in a folder for each time."""
         return self.root / "replaced"
+
+    @property
+    def replaced_tables(self) -> Path:
+        """Tables that a restore replaced, likewise: on their own disk."""
+        return self.replaced if self.tables is None else self.tables / "replaced"
 
     @property
     def scratch(self) -> Path:

@@ -1,6 +1,7 @@
 """The settings of a job: from `POPSTREAM_...` variables, a settings file, or options of the command line."""
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -20,8 +21,10 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from checkpoints.layout import JobFolder
 from checkpoints.snapshot_retention import SnapshotRetention
 from popstream.kafka_connection import KafkaConnection, chosen_connection
+from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
 from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
 from popstream.wire.signing import KEY_ID, SECRET_BYTES_MIN, AdminKey, KeyRing, SigningKey
@@ -33,12 +36,16 @@ PREFIX = "POPSTREAM_"
 
 OTHER_VARIABLES = {
     "POPSTREAM_ADMIN_KEY_FILE": "as the option `--admin-key-file`",
+    "POPSTREAM_API": "as the option `--api` of commands",
     "POPSTREAM_IVY_SETTINGS": "settings file of Ivy for `make setup`, where the jars come from a mirror",
     "POPSTREAM_JARS": "folder of the jars, for images; default: `jars` in that of POPSTREAM_VAR",
     "POPSTREAM_PURE": "1: the Python sources of the kernel decide, although it is compiled",
     "POPSTREAM_VAR": "as the option `--var`",
 }
 """The variables that are no settings of a job, with their meanings. No others begin with the prefix."""
+
+API_TOKEN_MIN = 16
+"""Characters of a token of the API at least."""
 
 
 class LogFormat(StrEnum):
@@ -79,6 +86,13 @@ class JobSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_file=None, frozen=True, extra="forbid")
 
     folder: Path = Field(default=Path("var/job"), description="folder of the job: state, checkpoints, Delta tables")
+    tables: Path | None = Field(
+        default=None, description="folder of the Delta tables, also on another disk; empty: `delta` in the job's folder"
+    )
+    tables_group_readable: bool = Field(
+        default=False,
+        description="true: the group of the job's user may read the tables, which need a place of their own (`tables`)",
+    )
     bootstrap_servers: str = Field(default="", description="servers of an existing Kafka; empty: an embedded one")
     kafka_config: Path | None = Field(
         default=None,
@@ -246,6 +260,21 @@ class JobSettings(BaseSettings):
         default=200,
         description="groups of topics that metrics show one by one, those with the greatest lag; the others are summed",
     )
+    api_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        default=0, description="port of the HTTP API and the status page; 0: none"
+    )
+    api_host: str = Field(
+        default="127.0.0.1",
+        description="address that the API is served on; any but those of this machine needs a token",
+    )
+    api_token: SecretStr = Field(
+        default=SecretStr(""),
+        description=(
+            "secret of at least 16 characters that requests to the API carry; empty: on this machine everybody may look"
+            " at the job, and nobody may change anything. Commands with `--api` send it"
+        ),
+    )
+    api_token_file: Path | None = Field(default=None, description="file with the `api_token`, in place of it")
     log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,
@@ -299,6 +328,38 @@ class JobSettings(BaseSettings):
             Invalid: The file `kafka_config` is wrong, or nothing names the servers that it is for.
         """
         return chosen_connection(self.bootstrap_servers, self.kafka_config)
+
+    @property
+    def job_folder(self) -> JobFolder:
+        """The folder of the job, with the place of its tables."""
+        return JobFolder(self.folder, self.tables)
+
+    @property
+    def api_secret(self) -> str:
+        """The token of the API, from the setting or its file; empty: there is none.
+
+        Raises:
+            Invalid: Both are given, the file cannot be read, or the token is too short or has other characters than
+                visible ones of ASCII.
+        """
+        token, file = self.api_token.get_secret_value(), self.api_token_file
+        if file is not None:
+            if token:
+                message = "api_token and api_token_file are both given: choose one"
+                raise Invalid(message)
+            try:
+                token = file.read_text(encoding="utf-8").strip()
+            except (OSError, UnicodeError) as error:
+                why = error.strerror if isinstance(error, OSError) else "it is no text"
+                message = f"api_token_file {file} cannot be read: {why}"
+                raise Invalid(message, subject=str(file)) from error
+        elif not token:
+            return ""
+        if len(token) < API_TOKEN_MIN or not re.fullmatch(r"[!-~]+", token):
+            characters = f"{API_TOKEN_MIN} or more visible ASCII characters"
+            message = f"the token of the API takes {characters}, as `openssl rand -hex 32` makes them"
+            raise Invalid(message)
+        return token
 
     @property
     def snapshot_retention(self) -> SnapshotRetention:

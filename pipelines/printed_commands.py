@@ -17,15 +17,34 @@ __all__ = ["remember_job", "remember_var", "with_options"]
 _DEFAULT_VAR = Path("var")
 _FIELDS = {
     "--folder": "folder",
+    "--tables": "tables",
     "--bootstrap-servers": "bootstrap_servers",
     "--kafka-config": "kafka_config",
     "--prefix": "topic_prefix",
     "--at": "snapshots",
 }
 _TAKES = {
-    "up": ("--settings", "--folder", "--bootstrap-servers", "--kafka-config", "--prefix", "--var"),
-    "restore": ("--settings", "--folder", "--bootstrap-servers", "--kafka-config", "--prefix", "--at", "--var"),
-    "verify": ("--settings", "--folder", "--bootstrap-servers", "--kafka-config", "--prefix", "--at", "--var"),
+    "up": ("--settings", "--folder", "--tables", "--bootstrap-servers", "--kafka-config", "--prefix", "--var"),
+    "restore": (
+        "--settings",
+        "--folder",
+        "--tables",
+        "--bootstrap-servers",
+        "--kafka-config",
+        "--prefix",
+        "--at",
+        "--var",
+    ),
+    "verify": (
+        "--settings",
+        "--folder",
+        "--tables",
+        "--bootstrap-servers",
+        "--kafka-config",
+        "--prefix",
+        "--at",
+        "--var",
+    ),
     "snapshot": ("--settings", "--folder", "--at"),
 }
 """The options of each command that choose the job."""
@@ -51,7 +70,7 @@ def remember_job(settings: JobSettings, file: Path | None = None) -> None:
     for option, field in _FIELDS.items():
         value = str(getattr(settings, field) or "")
         if value and value != str(default[field] or ""):
-            is_path = option in {"--folder", "--kafka-config"} or (option == "--at" and "://" not in value)
+            is_path = option in {"--folder", "--tables", "--kafka-config"} or (option == "--at" and "://" not in value)
             _options[option] = str(Path(value).absolute()) if is_path else value
 
 

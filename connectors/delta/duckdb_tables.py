@@ -63,16 +63,17 @@ class DuckDbTables:
 
     Args:
         snapshots: The tables; each gets a view of its name, and `<table>_by_message` where its rows are about ranges.
+        memory: What a query may take.
 
     Attributes:
         snapshots: The tables by name.
     """
 
-    def __init__(self, snapshots: Iterable[Snapshot]) -> None:
+    def __init__(self, snapshots: Iterable[Snapshot], *, memory: str = MEMORY) -> None:
         self._spill = tempfile.TemporaryDirectory(prefix="popstream-")
         self._connection = duckdb.connect(
             config={
-                "memory_limit": MEMORY,
+                "memory_limit": memory,
                 "temp_directory": self._spill.name,
                 "max_temp_directory_size": SPILLED_MAX,
                 "autoinstall_known_extensions": False,

@@ -100,12 +100,12 @@ class BuilderService:
         Raises:
             Invalid: The builder has no such queue.
         """
+        return views_of(self.store, state, request, log_end=self.log_end, problem=self.sender.refused.get)
 
-        def log_end(queue: Queue) -> int | None:
-            topic = self.query.topics.get(queue[0])
-            return None if topic is None else topic.ends.get(queue[1])
-
-        return views_of(self.store, state, request, log_end=log_end, problem=self.sender.refused.get)
+    def log_end(self, queue: Queue) -> int | None:
+        """Return the end of a queue's log when Kafka was last asked; None: it is not known."""
+        topic = self.query.topics.get(queue[0])
+        return None if topic is None else topic.ends.get(queue[1])
 
     def stop(self) -> None:
         """Stop the query, flush, and close the store. Does nothing unless it was started."""

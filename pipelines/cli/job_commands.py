@@ -8,6 +8,7 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
+    ApiTokenFile,
     Duration,
     Folder,
     JobPrefix,
@@ -15,6 +16,7 @@ from pipelines.cli.options import (
     JsonOutput,
     KafkaConfig,
     SettingsFile,
+    Tables,
     Var,
     load_settings,
     meaning,
@@ -27,6 +29,7 @@ __all__ = ["demo", "up"]
 
 def up(
     folder: Folder = None,
+    tables: Tables = None,
     bootstrap_servers: JobServers = None,
     kafka_config: KafkaConfig = None,
     prefix: JobPrefix = None,
@@ -43,6 +46,9 @@ def up(
     driver_memory: Annotated[str | None, typer.Option(help=meaning("driver_memory"))] = None,
     metrics_port: Annotated[int | None, typer.Option(help=meaning("metrics_port"))] = None,
     metrics_host: Annotated[str | None, typer.Option(help=meaning("metrics_host"))] = None,
+    api_port: Annotated[int | None, typer.Option(help=meaning("api_port"))] = None,
+    api_host: Annotated[str | None, typer.Option(help=meaning("api_host"))] = None,
+    api_token_file: ApiTokenFile = None,
     kafka_port: Annotated[int | None, typer.Option(help=meaning("kafka_port"))] = None,
     log_level: Annotated[str | None, typer.Option(help=meaning("log_level"))] = None,
     log_to_terminal: Annotated[  # noqa: FBT002 - a flag
@@ -65,6 +71,7 @@ def up(
     chosen = load_settings(
         settings,
         folder=folder,
+        tables=tables,
         bootstrap_servers=bootstrap_servers,
         kafka_config=kafka_config,
         topic_prefix=prefix,
@@ -76,6 +83,9 @@ def up(
         driver_memory=driver_memory,
         metrics_port=metrics_port,
         metrics_host=metrics_host,
+        api_port=api_port,
+        api_host=api_host,
+        api_token_file=api_token_file,
         kafka_port=kafka_port,
         log_level=log_level,
     )

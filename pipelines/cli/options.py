@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -32,9 +32,13 @@ from popstream.wire.limits import (
     WINDOW_OFFSETS_MIN,
 )
 
+if TYPE_CHECKING:
+    from pipelines.cli.target import JobPlace
+
 __all__ = [
     "DEFAULT_VAR",
     "AdminKeyFile",
+    "ApiTokenFile",
     "Duration",
     "Folder",
     "JobOptions",
@@ -49,6 +53,9 @@ __all__ = [
     "ServerOptions",
     "SettingsFile",
     "Snapshots",
+    "StoryOptions",
+    "TableOptions",
+    "Tables",
     "TargetOptions",
     "Topic",
     "Var",
@@ -104,6 +111,21 @@ SettingsFile = Annotated[
     Path | None,
     typer.Option("--settings", help="TOML file with settings; POPSTREAM_... variables and options override it"),
 ]
+Tables = Annotated[Path | None, typer.Option("--tables", metavar="FOLDER", help=meaning("tables"), show_default=False)]
+Api = Annotated[
+    str | None,
+    typer.Option(
+        "--api",
+        metavar="URL",
+        help="ask the job by its HTTP API, as in http://host:9465, and not by its folder",
+        envvar="POPSTREAM_API",
+        show_default=False,
+    ),
+]
+ApiTokenFile = Annotated[
+    Path | None,
+    typer.Option("--api-token-file", metavar="FILE", help=meaning("api_token_file"), show_default=False),
+]
 JobServers = Annotated[
     str | None,
     typer.Option("--bootstrap-servers", help=meaning("bootstrap_servers"), metavar="HOST:PORT,...", show_default=False),
@@ -142,9 +164,11 @@ def since_ms(text: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Options that choose a job by its folder, or by its Kafka and its prefix."""
+    """Options that choose a job by its folder, by its API, or by its Kafka and its prefix."""
 
     folder: Folder = None
+    api: Api = None
+    api_token_file: ApiTokenFile = None
     bootstrap_servers: Annotated[
         str | None,
         typer.Option(
@@ -169,7 +193,7 @@ class TargetOptions(ServerOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions:
+class FolderOptions:
     """Options that choose a job by its folder."""
 
     folder: Folder = None
@@ -183,11 +207,42 @@ class JobOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class JobOptions(FolderOptions):
+    """Options that choose a job by its folder, or by its API."""
+
+    api: Api = None
+    api_token_file: ApiTokenFile = None
+
+    def place(self, **options: Any) -> "JobPlace":  # noqa: ANN401 - as the settings are
+        """Return where the job is. Raises Invalid."""
+        from pipelines.cli.target import place_of  # noqa: PLC0415 - the help needs it not
+
+        return place_of(self.load(api_token_file=self.api_token_file, **options), self.api)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions(FolderOptions):
+    """Options that choose the tables of a job."""
+
+    tables: Tables = None
+
+    def load(self, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are
+        """Return the settings of the job. Raises Invalid."""
+        return super().load(tables=self.tables, **options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoryOptions(JobOptions, TableOptions):
+    """Options that choose a job and its tables."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class RecoveryOptions:
     """Options of the commands that read the log of a job and its snapshots."""
 
     snapshots: Snapshots = None
     folder: Folder = None
+    tables: Tables = None
     bootstrap_servers: JobServers = None
     kafka_config: KafkaConfig = None
     prefix: JobPrefix = None
@@ -198,6 +253,7 @@ class RecoveryOptions:
         settings = load_settings(
             self.settings_file,
             folder=self.folder,
+            tables=self.tables,
             bootstrap_servers=self.bootstrap_servers,
             kafka_config=self.kafka_config,
             topic_prefix=self.prefix,
@@ -305,7 +361,7 @@ class QueuePolicyOptions(PolicyOptions):
 
 
 def with_options(
-    **groups: type[ServerOptions | JobOptions | RecoveryOptions | LetterOptions | PolicyOptions],
+    **groups: type[ServerOptions | FolderOptions | RecoveryOptions | LetterOptions | PolicyOptions],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take the options of a class above as one parameter, named as here."""
 

@@ -1,6 +1,5 @@
 """Output of results to a terminal, a file or a pipe."""
 
-import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -8,7 +7,7 @@ from rich.console import Console
 
 from pipelines.printed_commands import with_options
 
-__all__ = ["bytes_fields", "counted", "print_facts", "standard_output", "time_text"]
+__all__ = ["counted", "print_facts", "standard_output", "time_text"]
 
 WIDTH_IN_FILES = 200
 
@@ -20,20 +19,6 @@ def counted(count: int, noun: str) -> str:
     ('1 message', '0 messages')
     """
     return f"{count} {noun}{'' if count == 1 else 's'}"
-
-
-def bytes_fields(name: str, value: bytes | None) -> dict[str, str | None]:
-    r"""Return bytes for JSON: as text if they are UTF-8, otherwise in base 64 under another name.
-
-    >>> bytes_fields("key", b"table-3"), bytes_fields("key", b"\xff")
-    ({'key': 'table-3'}, {'key_base64': '/w=='})
-    """
-    if value is None:
-        return {name: None}
-    try:
-        return {name: value.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(value).decode()}
 
 
 def time_text(time_ms: int) -> str:

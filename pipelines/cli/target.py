@@ -9,8 +9,9 @@ import typer
 from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.options import ServerOptions, TargetOptions, load_settings
-from pipelines.control.client import is_owned
+from pipelines.control.client import ask, is_owned
 from pipelines.control.job_file import JobFile
+from pipelines.control.messages import Status, StatusRequest
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
@@ -18,9 +19,12 @@ from popstream.settings import ClientSettings, new_client_id, read_admin_key
 from popstream.wire.base_errors import RESTORE, Corrupt, Invalid, Unavailable
 
 __all__ = [
+    "JobApi",
+    "JobPlace",
     "Target",
     "end_without_job",
     "find_target",
+    "place_of",
     "require_job_folder",
     "require_left_alone",
     "require_running_job",
@@ -29,13 +33,46 @@ __all__ = [
 ]
 
 
+class JobApi(msgspec.Struct, frozen=True):
+    """The HTTP API of a job that may run on another machine.
+
+    Attributes:
+        url: Its address.
+        token: What it takes; empty: nothing.
+        connection: The Kafka of the job as this machine reaches it; None: as the job itself does.
+    """
+
+    url: str
+    token: str
+    connection: KafkaConnection | None = None
+
+    def __str__(self) -> str:
+        """Return the address."""
+        return self.url
+
+
+JobPlace = JobFolder | JobApi
+"""Where a command finds a job."""
+
+
+def place_of(settings: JobSettings, api: str | None) -> JobPlace:
+    """Return where the job is: its API if an address is given, else its folder.
+
+    Raises:
+        Invalid: The token or the Kafka is not given as it should be.
+    """
+    if not api:
+        return settings.job_folder
+    return JobApi(api.rstrip("/"), settings.api_secret, settings.connection)
+
+
 class Target(msgspec.Struct, frozen=True):
     """The Kafka and the topics of a job.
 
     Attributes:
         history_file: Where a client records its operations, if anywhere.
         admin_key_file: The admin key that signs operations, if any.
-        job: The job file, if the job runs on this machine and its folder is known.
+        job: How to reach the job, if its folder on this machine or its API is known.
     """
 
     connection: KafkaConnection
@@ -69,11 +106,12 @@ def find_target(options: ServerOptions, admin_key_file: Path | None = None) -> T
     settings = load_settings(
         None,
         folder=options.folder,
+        api_token_file=options.api_token_file,
         bootstrap_servers=options.bootstrap_servers,
         kafka_config=options.kafka_config,
         topic_prefix=options.prefix,
     )
-    job = running_job(JobFolder(settings.folder))
+    job = running_job(place_of(settings, options.api))
     if job is not None:
         settings = _completed(settings, job)
     connection = settings.connection
@@ -104,34 +142,62 @@ def _completed(settings: JobSettings, job: JobFile) -> JobSettings:
     return settings.model_copy(update=found)
 
 
-def running_job(folder: JobFolder) -> JobFile | None:
-    """Return the job file of the job that runs in the folder, once it is ready, or None."""
-    job = JobFile.read(folder.job_file)
-    return job if job is not None and is_owned(folder) else None
-
-
-def require_running_job(folder: JobFolder, what: str = "") -> JobFile:
-    """Return the job file of the job that runs in the folder; `what` says what it is to do.
+def running_job(place: JobPlace) -> JobFile | None:
+    """Return how to reach the job that runs in a folder, once it is ready, or None; or the job behind an API.
 
     Raises:
-        Unavailable: No job runs in it, or it is not ready.
+        Unavailable: The API does not answer, or no job runs behind it.
+        Invalid: The API refuses the request, as it does without its token.
     """
-    job = running_job(folder)
+    if isinstance(place, JobApi):
+        return _job_behind(place)
+    job = JobFile.read(place.job_file)
+    return job if job is not None and is_owned(place) else None
+
+
+def _job_behind(api: JobApi) -> JobFile:
+    unknown = JobFile(
+        pid=0, bootstrap_servers="", prefix="", folder="", address=api.url, token=api.token, started_at=0.0
+    )
+    status = ask(unknown, StatusRequest(limit=1), Status)
+    # Where this machine reaches Kafka by another address or login than the job, the settings here say so.
+    kafka = api.connection or KafkaConnection(status.bootstrap_servers or "", "")
+    return msgspec.structs.replace(
+        unknown,
+        pid=status.pid or 0,
+        bootstrap_servers=kafka.bootstrap_servers,
+        kafka_config=kafka.config_file,
+        prefix=status.prefix or "",
+        folder=status.folder,
+    )
+
+
+def require_running_job(place: JobPlace, what: str = "") -> JobFile:
+    """Return how to reach the running job; `what` says what it is to do.
+
+    Raises:
+        Unavailable: No job runs there, or it is not ready.
+    """
+    job = running_job(place)
     if job is None:
         hint = f": start one, which can {what} while it runs" if what else ""
-        message = f"no job runs in {folder.root}{hint}"
-        raise Unavailable(message, subject=str(folder.root))
+        message = f"no job runs in {_name(place)}{hint}"
+        raise Unavailable(message, subject=_name(place))
     return job
 
 
-def end_without_job(folder: JobFolder, what: str) -> NoReturn:
+def end_without_job(place: JobPlace, what: str) -> NoReturn:
     """End a command that has printed `what` is stored, because no job runs.
 
     Raises:
         typer.Exit: Always.
     """
-    say(f"no job runs in {folder.root}; {what}")
+    say(f"no job runs in {_name(place)}; {what}")
     raise typer.Exit(Exit.UNAVAILABLE)
+
+
+def _name(place: JobPlace) -> str:
+    return str(place.root) if isinstance(place, JobFolder) else place.url
 
 
 def require_job_folder(folder: JobFolder) -> None:
@@ -159,12 +225,13 @@ def require_state(folder: JobFolder) -> None:
         raise Corrupt(message, subject=str(folder.root))
 
 
-def require_left_alone(folder: JobFolder) -> None:
-    """Check that the folder holds a state that no process owns, so that it can be read.
+def require_left_alone(folder: JobPlace) -> JobFolder:
+    """Return the folder, which holds a state that no process owns, so that it can be read.
 
     Raises:
         Unavailable: A process owns it, or there is no state.
     """
+    assert isinstance(folder, JobFolder), "an API is of a running job"
     if is_owned(folder):
         message = f"the job in {folder.root} is starting or stopping: ask again in a few seconds"
         raise Unavailable(message, subject=str(folder.root))
@@ -173,3 +240,4 @@ def require_left_alone(folder: JobFolder) -> None:
             f"no job runs in {folder.root}, and none ever ran: start one with `popstream up`, or name its --folder"
         )
         raise Unavailable(message, subject=str(folder.root))
+    return folder

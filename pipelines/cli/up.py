@@ -85,6 +85,9 @@ def _introduce(console: Console, host: Host) -> None:
     }
     if host.settings.metrics_port:
         facts["metrics"] = f"http://{host.settings.metrics_host}:{host.settings.metrics_port}/metrics"
+    if host.settings.api_port:
+        shown = f"[{host.settings.api_host}]" if ":" in host.settings.api_host else host.settings.api_host
+        facts["status page"] = f"http://{shown}:{host.settings.api_port}/"
     print_facts(console, facts)
 
 
@@ -97,7 +100,7 @@ def _summary(host: Host) -> str:
     totals = host.metrics.totals()
     behind = max(0, report.apply_seq - (report.delta_seq or 0))
     took_ms = sum(totals.last_batch_ms.values())
-    rate = host.control_server.operations_per_s()
+    rate = host.answers.operations_per_s()
     return (
         f"{totals.operations:,} operations, {rate:,.0f}/s · last micro-batch {took_ms:.0f} ms"
         f" · Delta {behind} micro-batches behind · outbox {(report.outbox_bytes or 0) / 1024:,.0f} KiB"

@@ -14,6 +14,7 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest, views_of
+from pipelines.control.http_client import asked_by_http
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import selected_queues
 from pipelines.control.messages import (
@@ -27,7 +28,7 @@ from pipelines.control.messages import (
     StatusRequest,
 )
 from pipelines.control.policy_views import policies_in
-from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Invalid, Unavailable
 
 __all__ = ["ask", "is_owned", "stored_policies", "stored_queues", "stored_status"]
 
@@ -39,26 +40,33 @@ Reply = TypeVar("Reply", Status, Policies, list[ConsumeQueueView], Rebuilt, Snap
 def ask(job: JobFile, request: Request, reply: type[Reply], *, timeout_s: float = TIMEOUT_S) -> Reply:
     """Send a request to the job of a job file, and decode its answer as `reply`.
 
+    If the address of the job is a URL, the request goes to its HTTP API.
+
     Raises:
         Unavailable: The job does not answer, or cannot serve the request now.
         Invalid: The job refuses the request.
     """
-    try:
-        with _connected(job.address, timeout_s) as connection:
-            connection.sendall(msgspec.json.encode(msgspec.structs.replace(request, token=job.token)) + b"\n")
-            with connection.makefile("rb") as stream:
-                line = stream.readline()
-    except OSError as error:
-        message = f"the job of process {job.pid} does not answer at {job.address}: {error}"
-        raise Unavailable(message, subject=job.address) from error
+    if "://" in job.address:
+        line = asked_by_http(job.address, job.token, request, timeout_s)
+    else:
+        line = _asked_by_socket(job, request, timeout_s)
     try:
         return msgspec.json.decode(line, type=reply)
     except msgspec.DecodeError as error:
         with contextlib.suppress(msgspec.DecodeError):
-            failure = msgspec.json.decode(line, type=Failure)
-            kind = Unavailable if failure.is_transient else Corrupt if failure.is_corrupt else Invalid
-            raise kind(failure.error) from None
-        message = f"the answer of process {job.pid} cannot be read: {line[:200].decode(errors='replace')}"
+            raise msgspec.json.decode(line, type=Failure).to_error() from None
+        message = f"the answer of {job.address} cannot be read: {line[:200].decode(errors='replace')}"
+        raise Unavailable(message, subject=job.address) from error
+
+
+def _asked_by_socket(job: JobFile, request: Request, timeout_s: float) -> bytes:
+    try:
+        with _connected(job.address, timeout_s) as connection:
+            connection.sendall(msgspec.json.encode(msgspec.structs.replace(request, token=job.token)) + b"\n")
+            with connection.makefile("rb") as stream:
+                return stream.readline()
+    except OSError as error:
+        message = f"the job of process {job.pid} does not answer at {job.address}: {error}"
         raise Unavailable(message, subject=job.address) from error
 
 

@@ -9,9 +9,12 @@ import msgspec
 from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import Snapshot
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
+from pipelines.control.batch_history import RatePoint
 from pipelines.control.lane_views import LANES_SHOWN, QueueView
 from pipelines.control.metrics import Totals
+from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
 from pipelines.control.policy_views import PolicyView
+from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
 
 __all__ = [
     "Answer",
@@ -56,7 +59,13 @@ class StatusRequest(
 class PoliciesRequest(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask", tag="policies"
 ):
-    """Asks for the rules of queues and lanes: of this topic alone, and of this group alone."""
+    """Asks for the rules of queues and lanes.
+
+    Attributes:
+        token: Token of the job file.
+        topic: Those of this topic alone.
+        group: Those of this group alone.
+    """
 
     token: str = ""
     topic: str | None = None
@@ -88,7 +97,17 @@ class ImageRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     token: str = ""
 
 
-Request = StatusRequest | PoliciesRequest | QueueRequest | RebuildRequest | SnapshotRequest | ImageRequest
+Request = (
+    StatusRequest
+    | PoliciesRequest
+    | QueueRequest
+    | RebuildRequest
+    | SnapshotRequest
+    | ImageRequest
+    | LanesRequest
+    | QueuesRequest
+    | RatesRequest
+)
 
 
 class OwnerView(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,5 +244,25 @@ class Failure(msgspec.Struct, frozen=True):
     is_transient: bool = False
     is_corrupt: bool = False
 
+    @classmethod
+    def of(cls, error: PopstreamError) -> "Failure":
+        """Return what a caller gets to know of an error."""
+        return cls(str(error), is_transient=isinstance(error, Unavailable), is_corrupt=isinstance(error, Corrupt))
 
-Answer = Status | Policies | list[ConsumeQueueView] | Rebuilt | Snapshot | Image
+    def to_error(self) -> PopstreamError:
+        """Return the error, for the caller to raise."""
+        kind = Unavailable if self.is_transient else Corrupt if self.is_corrupt else Invalid
+        return kind(self.error)
+
+
+Answer = (
+    Status
+    | Policies
+    | list[ConsumeQueueView]
+    | Rebuilt
+    | Snapshot
+    | Image
+    | LanePage
+    | QueuePage
+    | list[RatePoint]
+)

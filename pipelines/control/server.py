@@ -1,4 +1,4 @@
-"""The control socket of a running job: answers `popstream status`, `queue`, `snapshot` and `verify`.
+"""The control socket of a running job: answers the commands of its user on the same machine.
 
 The socket is a Unix domain socket in the job's folder, which only its user may enter. Where its path is longer than the
 system allows, it is a port of 127.0.0.1 instead.
@@ -12,42 +12,21 @@ import os
 import secrets
 import socketserver
 import threading
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 import structlog
 
-from pipelines.control.lane_views import selected_queues
-from pipelines.control.messages import (
-    Answer,
-    Failure,
-    Image,
-    ImageRequest,
-    JobReport,
-    Policies,
-    PoliciesRequest,
-    RebuildRequest,
-    Rebuilt,
-    Request,
-    SnapshotRequest,
-    StatusRequest,
-)
-from pipelines.control.policy_views import policies_in
-from pipelines.control.status_report import StatusReporter
-from pipelines.recovery.take_snapshot import take_image
-from popstream.wire.base_errors import Corrupt, Invalid, PopstreamError, Unavailable
+from pipelines.control.messages import Failure, Request
+from popstream.wire.base_errors import PopstreamError
 
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from broker_state.store.rocks_store import RocksStore
-    from checkpoints.layout import JobFolder
-    from checkpoints.snapshot_store import Snapshot
-    from pipelines.build_consume_queue.service import BuilderService
-    from pipelines.control.metrics import Metrics
+    from pipelines.control.answers import JobAnswers
 
-__all__ = ["ControlServer", "ControlledJob"]
+__all__ = ["ControlServer"]
 
 _log = structlog.get_logger(__name__)
 
@@ -57,52 +36,24 @@ SOCKET_PATH_BYTES_MAX = 103
 REQUEST_BYTES_MAX = 64 * 1024
 REQUEST_TIMEOUT_S = 5.0
 POLL_S = 0.5
-DETACH_S_MAX = 30.0
-
-
-class ControlledJob(Protocol):
-    """The part of a job that its control socket needs."""
-
-    @property
-    def folder(self) -> JobFolder:
-        """The job's folder."""
-
-    @property
-    def store(self) -> RocksStore:
-        """The state. RocksDB shows other threads a whole micro-batch or nothing of it."""
-
-    @property
-    def builder(self) -> BuilderService | None:
-        """The builder of consume queues, if the job has one."""
-
-    def report(self) -> JobReport:
-        """Return the progress of the job. Also works after the job has stopped."""
-
-    def take_snapshot(self) -> Snapshot:
-        """Take a snapshot and store it."""
 
 
 class ControlServer:
     """Answers requests to a running job, from entry to exit.
 
     Args:
-        job: The job that answers; `detach` and `attach` replace it.
-        metrics: Counts of the process, which outlive its jobs.
+        answers: What answers them.
+        folder: The job's folder, for the socket.
 
     Attributes:
         address: Path of the socket, or `127.0.0.1:port`.
         token: Secret that each request must carry.
     """
 
-    def __init__(self, job: ControlledJob, metrics: Metrics) -> None:
+    def __init__(self, answers: JobAnswers, folder: Path) -> None:
         self.token = secrets.token_urlsafe(24)
-        self._job = job
-        self._reporter = StatusReporter(metrics)
-        self._answering = threading.Condition()
-        self._in_flight = 0
-        self._not_ready_reason: str | None = None
-        """Why no job runs; None: a job is attached."""
-        path = job.folder.root / SOCKET_FILE
+        self._answers = answers
+        path = folder / SOCKET_FILE
         if len(os.fsencode(path)) <= SOCKET_PATH_BYTES_MAX:
             path.unlink(missing_ok=True)
             self.address = str(path)
@@ -129,21 +80,6 @@ class ControlServer:
         if self._socket_file is not None:
             self._socket_file.unlink(missing_ok=True)
 
-    def detach(self, reason: str) -> None:
-        """From now on report `reason` as why no job runs, and refuse every other request.
-
-        Waits until the requests in flight are answered, at most 30 s.
-        """
-        with self._answering:
-            self._not_ready_reason = reason
-            if not self._answering.wait_for(lambda: not self._in_flight, DETACH_S_MAX):
-                _log.warning("control_requests_abandoned", count=self._in_flight)
-
-    def attach(self, job: ControlledJob) -> None:
-        """Answer for another job."""
-        with self._answering:
-            self._job, self._not_ready_reason = job, None
-
     def answer(self, line: bytes) -> bytes:
         """Return the answer to one request line."""
         try:
@@ -153,55 +89,13 @@ class ControlServer:
         if not hmac.compare_digest(request.token.encode(), self.token.encode()):
             return msgspec.json.encode(Failure("wrong token"))
         try:
-            return msgspec.json.encode(self._answer(request))
+            return msgspec.json.encode(self._answers.answer(request))
         except PopstreamError as error:
-            failure = Failure(
-                str(error), is_transient=isinstance(error, Unavailable), is_corrupt=isinstance(error, Corrupt)
-            )
-            return msgspec.json.encode(failure)
+            return msgspec.json.encode(Failure.of(error))
 
     def sample(self) -> None:
-        """Sample the number of operations; the server does it twice a second."""
-        self._reporter.rate.sample()
-
-    def operations_per_s(self) -> float:
-        """Return the operations decided per second, over the last ten seconds."""
-        return self._reporter.rate.per_s()
-
-    def _answer(self, request: Request) -> Answer:
-        with self._answering:
-            reason = self._not_ready_reason
-            self._in_flight += reason is None
-        if reason is not None:
-            if isinstance(request, StatusRequest):
-                return self._reporter.status_without_job(self._job.report(), reason)
-            raise Unavailable(reason)
-        try:
-            return self._answer_for_job(request)
-        finally:
-            with self._answering:
-                self._in_flight -= 1
-                self._answering.notify_all()
-
-    def _answer_for_job(self, request: Request) -> Answer:
-        job = self._job
-        if isinstance(request, StatusRequest):
-            queues, is_cut = selected_queues(job.store, request.group, request.topic, request.limit)
-            return msgspec.structs.replace(self._reporter.status_of(job.report()), queues=queues, is_cut=is_cut)
-        if isinstance(request, PoliciesRequest):
-            return Policies(policies_in(job.store, request.topic, request.group))
-        if isinstance(request, SnapshotRequest):
-            return job.take_snapshot()
-        if isinstance(request, ImageRequest):
-            # The builder's store first: what has left its outbox is then in the state.
-            built = None if job.builder is None else str(take_image(job.builder.store, job.folder.scratch))
-            return Image(folder=str(take_image(job.store, job.folder.scratch)), queues=built)
-        if job.builder is None:
-            message = "this job builds no queues: it has no message_topics"
-            raise Invalid(message)
-        if isinstance(request, RebuildRequest):
-            return Rebuilt(job.builder.query.rebuild((request.topic, request.queue_id), request.from_offset))
-        return job.builder.views(job.store, request)
+        """Sample the counts of the process; the server does it twice a second."""
+        self._answers.sample()
 
 
 class _Handler(socketserver.StreamRequestHandler):

@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow
-from connectors.delta.duckdb_tables import DuckDbTables
+from connectors.delta.duckdb_tables import MEMORY, DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import table_path
 from pipelines.explain.message_events import MessageRows, UnitRow, of_present_topic
@@ -38,16 +38,18 @@ _HAS_IT = {
 _IN_ORDER = "now_ms, kafka_offset, ordinal"
 
 
-def read_message_rows(delta_root: Path, topic: str, queue_id: int, queue_offset: int) -> MessageRows:
+def read_message_rows(
+    delta_root: Path, topic: str, queue_id: int, queue_offset: int, *, memory: str = MEMORY
+) -> MessageRows:
     """Return the rows about a message. A table that does not exist has none.
 
-    If the topic was recreated, they are those of the present topic.
+    If the topic was recreated, they are those of the present topic. `memory` is the limit of DuckDB.
 
     Raises:
         Invalid: There are no tables, or one needs another reader.
         Corrupt: A file of a table is damaged or missing.
     """
-    with DuckDbTables(_files_about(delta_root, topic, queue_id, queue_offset)) as tables:
+    with DuckDbTables(_files_about(delta_root, topic, queue_id, queue_offset), memory=memory) as tables:
         found = {
             name: _rows(tables, name, topic, queue_id, _HAS_IT[name], offset=queue_offset)
             for name in _ROW_TYPES

@@ -1,7 +1,7 @@
 """Everything that `popstream up` and the demo start, in the order that recovery needs, and its shutdown.
 
 ```
-preflight ─> ownership ─> Kafka (embedded, unless one is given) ─> Spark ─> Job ─> metrics ─> control socket ─> job file
+preflight ─> ownership ─> Kafka (embedded, unless one is given) ─> Spark ─> Job ─> HTTP ─> control socket ─> job file
           <──────────────────────────────── stopped in reverse ────────────────────────────────
 ```
 
@@ -21,21 +21,23 @@ from types import FrameType, TracebackType
 from typing import Any, Self
 
 import structlog
-from prometheus_client import make_wsgi_app, start_http_server
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from connectors.delta.session import QUICK_COMPILER, build_session
 from connectors.delta.spark_errors import spark_errors_kept
 from connectors.jars.resolve import JarError, kafka_jars, spark_jars
 from connectors.kafka.embedded import EmbeddedKafka
+from pipelines.control.answers import JobAnswers
 from pipelines.control.job_file import JobFile
 from pipelines.control.metric_definitions import Metric
 from pipelines.control.metrics import Metrics
-from pipelines.control.probes import with_probes
 from pipelines.control.server import ControlServer
+from pipelines.http_api.access import is_loopback
+from pipelines.http_api.api_app import api_app
+from pipelines.http_api.http_server import HttpServer, Listener
+from pipelines.http_api.metrics_app import metrics_app
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
 from pipelines.process.job import Job
@@ -65,6 +67,9 @@ POLL_S = 0.25
 KAFKA_STARTS_S = 15.0
 """How long a start waits for a Kafka that may be starting at the same time, as after a machine has been started."""
 TRIM_INTERVAL_S = 60.0
+UMASK = 0o077
+"""State and tables hold message keys."""
+UMASK_FOR_GROUP = 0o027
 JVM_LOG_INTERVAL_S = 10.0
 
 
@@ -93,7 +98,7 @@ class Host:
     job: Job
     spark: SparkSession
     connection: KafkaConnection
-    control_server: ControlServer
+    answers: JobAnswers
     kafka: EmbeddedKafka | None = None
 
     def __init__(
@@ -106,7 +111,7 @@ class Host:
         take_over: bool = False,
     ) -> None:
         self.settings = settings
-        self.folder = JobFolder(settings.folder.absolute())
+        self.folder = settings.job_folder.absolute()
         self.job_file: JobFile | None = None
         self.metrics = Metrics()
         self._var = var.absolute()
@@ -186,20 +191,24 @@ class Host:
 
     def _start(self) -> None:
         settings, enter = self.settings, self._stack.enter_context
-        enter(_umask(0o077))
+        _require_safe(settings)
+        enter(_umask(UMASK_FOR_GROUP if settings.tables_group_readable else UMASK))
         enter(handled_signals(self._on_signal))
         self._step("checking Java, jars and disk space")
         require_ready(
             self.folder.root,
             self._var,
+            tables=self.folder.tables,
             with_kafka=settings.connection is None,
             ports={
                 "--kafka-port": 0 if settings.connection else settings.kafka_port,
                 "--metrics-port": settings.metrics_port,
+                "--api-port": settings.api_port,
             },
         )
         self._ownership = Ownership(self.folder.lock)
         self._stack.callback(self._release_ownership, self._ownership)
+        self.folder.root.chmod(0o700)  # also where the group may read tables, which are elsewhere
         limit_arenas()
         # A killed job left its job file behind. This process owns the folder now.
         self.folder.job_file.unlink(missing_ok=True)
@@ -221,24 +230,24 @@ class Host:
         self.job = self._start_job()
         self._stack.callback(self._stop_last_job)
         self.metrics.bind_gauges({Metric.READY: lambda: not self.not_ready_reasons})
-        if settings.metrics_port:
-            self._serve_metrics(settings.metrics_host, settings.metrics_port)
-        self.control_server = enter(ControlServer(self.job, self.metrics))
-        self._write_job_file()
+        self.answers = JobAnswers(self.job, self.metrics)
+        if listeners := self._listeners():
+            enter(HttpServer(listeners))
+        self._write_job_file(enter(ControlServer(self.answers, self.folder.root)))
 
     def _start_periodic(self, periodic: Periodic) -> None:
         periodic.start()
         self._stack.callback(periodic.stop)
 
-    def _write_job_file(self) -> None:
+    def _write_job_file(self, control_server: ControlServer) -> None:
         self.job_file = JobFile(
             pid=os.getpid(),
             bootstrap_servers=self.connection.bootstrap_servers,
             kafka_config=self.connection.config_file,
             prefix=self.settings.topic_prefix,
             folder=str(self.folder.root),
-            address=self.control_server.address,
-            token=self.control_server.token,
+            address=control_server.address,
+            token=control_server.token,
             started_at=time.time(),
         )
         self.job_file.write(self.folder.job_file)
@@ -280,11 +289,12 @@ class Host:
             raise Invalid(str(error)) from error
         if is_ours:
             self._stack.enter_context(ended_jvm())
+        umask = UMASK_FOR_GROUP if self.settings.tables_group_readable else UMASK
         conf = {
             # Spark would create it in the working directory, which may be read-only.
             "spark.sql.warehouse.dir": str(self.folder.root / "warehouse"),
             # Hadoop sets permissions itself, whatever the umask of the process.
-            "spark.hadoop.fs.permissions.umask-mode": "077",
+            "spark.hadoop.fs.permissions.umask-mode": f"{umask:03o}",
         }
         os.environ.update(JVM_ENVIRONMENT)
         with held_signals(), output_in(self.jvm_log_file):
@@ -299,7 +309,7 @@ class Host:
 
     def _start_job(self) -> Job:
         assert self._ownership is not None
-        resolved: dict[str, Any] = {"folder": self.folder.root}
+        resolved: dict[str, Any] = {"folder": self.folder.root, "tables": self.folder.tables}
         if self.settings.message_topics is None:
             resolved["message_topics"] = "" if self.kafka is None else "*"
         settings = self.settings.model_copy(update=resolved)
@@ -320,7 +330,7 @@ class Host:
             if pause_s is None:
                 return failure
             self._restart_reason = f"starting again after: {failure}"
-            self.control_server.detach(self._restart_reason)
+            self.answers.detach(self._restart_reason)
             self._report_progress(f"the job failed and is started again: {failure}")
             _log.warning("job_restarting", error=str(failure), kind=type(failure).__name__, pause_s=pause_s)
             if not self._stop_job(STOP_TO_RESTART_S_MAX):
@@ -334,7 +344,7 @@ class Host:
                 continue
             self._job_since = time.monotonic()
             self.metrics.count_restart()
-            self.control_server.attach(self.job)
+            self.answers.attach(self.job)
             self._restart_reason = None
             self._report_progress("ready again")
             return None
@@ -346,7 +356,7 @@ class Host:
                 reach_kafka(self.connection, timeout_s=POLL_S)
             except Unavailable as error:
                 self._restart_reason = str(error)
-                self.control_server.detach(self._restart_reason)
+                self.answers.detach(self._restart_reason)
                 self._stop_requested.wait(POLL_S)
             else:
                 return True
@@ -384,20 +394,16 @@ class Host:
         if not self._is_stop_abandoned:
             ownership.release()
 
-    def _serve_metrics(self, host: str, port: int) -> None:
-        try:
-            server, thread = start_http_server(port, addr=host, registry=self.metrics.registry)
-        except OSError as error:
-            message = (
-                f"metrics cannot be served on {host}:{port}: {error.strerror};"
-                " choose another --metrics-port or --metrics-host"
-            )
-            raise Invalid(message, subject=str(port)) from error
-        server.set_app(with_probes(make_wsgi_app(self.metrics.registry), lambda: self.not_ready_reasons))
-        thread.name = "metrics"
-        self._stack.callback(thread.join)
-        self._stack.callback(server.server_close)
-        self._stack.callback(server.shutdown)
+    def _listeners(self) -> list[Listener]:
+        settings, registry = self.settings, self.metrics.registry
+        found = []
+        if settings.metrics_port:
+            app = metrics_app(registry, lambda: self.not_ready_reasons)
+            found.append(Listener(settings.metrics_host, settings.metrics_port, app, "metrics_port"))
+        if settings.api_port:
+            app = api_app(self.answers, registry, lambda: self.not_ready_reasons, token=settings.api_secret)
+            found.append(Listener(settings.api_host, settings.api_port, app, "api_port"))
+        return found
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         is_first = not self._stop_requested.is_set()
@@ -414,9 +420,29 @@ def _stop_quietly(what: str, stop: Callable[[], Any]) -> None:
         _log.exception("stop_failed", what=what)
 
 
+def _require_safe(settings: JobSettings) -> None:
+    """Refuse settings that would show the job or its tables to others than they are meant for.
+
+    Raises:
+        Invalid: It says which.
+    """
+    if not settings.api_secret and settings.api_port and not is_loopback(settings.api_host):
+        message = (
+            f"api_host {settings.api_host} is reached from other machines, for which the API takes a token:"
+            " set api_token_file or api_token"
+        )
+        raise Invalid(message, subject=settings.api_host)
+    if settings.api_port and settings.api_port == settings.metrics_port:
+        message = f"api_port and metrics_port are both {settings.api_port}: the port of the API has the metrics, too"
+        raise Invalid(message, subject=str(settings.api_port))
+    if settings.tables_group_readable and settings.tables is None:
+        message = "tables_group_readable takes a folder of their own for the tables: set tables"
+        raise Invalid(message)
+
+
 @contextlib.contextmanager
 def _umask(mask: int) -> Iterator[None]:
-    """Create files for this user only: state and tables hold message keys."""
+    """Create files for this user only, or for its group as well."""
     before = os.umask(mask)
     try:
         yield

@@ -19,7 +19,6 @@ from broker_state.kernel.context.queue_state import QueueState
 from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, NOTED_KEY, Applied, decode_noted
-from checkpoints.layout import JobFolder
 from checkpoints.micro_batch_attempts import Attempts
 from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
@@ -125,7 +124,7 @@ class Job:
         take_over: bool = False,
     ) -> None:
         self.settings = settings
-        self.folder = JobFolder(settings.folder)
+        self.folder = settings.job_folder
         self.connection = connection
         self.metrics = metrics or Metrics()
         self._spark = spark
@@ -519,7 +518,7 @@ class Job:
         failpoint("commit")
 
     def _watch_lanes(self, queues: Collection[StoredQueue]) -> None:
-        if self.settings.metrics_port:
+        if self.settings.metrics_port or self.settings.api_port:
             watch = LaneWatch(self.store, self.metrics.lanes, self.settings.metrics_groups_max)
             self._stack.callback(watch.stop)
             watch.start(queues)

@@ -18,11 +18,14 @@ DISK_FREE_BYTES_MIN = 2 << 30
 JAVA_TIMEOUT_S = 20
 
 
-def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str, int]) -> None:
+def require_ready(
+    folder: Path, var: Path, *, tables: Path | None = None, with_kafka: bool, ports: dict[str, int]
+) -> None:
     """Check Java, jars, disk space and free ports.
 
     Args:
         folder: Folder of the job, on whose disk the space is checked.
+        tables: Folder of the tables, likewise; None: in that of the job.
         var: Folder into which `make setup` has put the jars.
         with_kafka: Whether the jars of a broker are needed as well.
         ports: The port that must be free on this machine, by option; 0: none.
@@ -34,7 +37,8 @@ def require_ready(folder: Path, var: Path, *, with_kafka: bool, ports: dict[str,
         *_java_findings(),
         *_finding(lambda: spark_jars(var)),
         *(_finding(lambda: kafka_jars(var)) if with_kafka else ()),
-        *_disk_findings(folder),
+        *_disk_findings(folder, "--folder"),
+        *(() if tables is None else _disk_findings(tables, "--tables")),
         *(
             f"port {port} is taken: stop the process that listens on it, or choose another {option}"
             for option, port in ports.items()
@@ -83,10 +87,10 @@ def _finding(look: Callable[[], object]) -> list[str]:
     return []
 
 
-def _disk_findings(folder: Path) -> list[str]:
+def _disk_findings(folder: Path, option: str) -> list[str]:
     there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not os.access(there, os.W_OK | os.X_OK) or not there.is_dir():
-        return [f"{there} cannot be written to: choose another --folder"]
+        return [f"{there} cannot be written to: choose another {option}"]
     free = shutil.disk_usage(there).free
     if free >= DISK_FREE_BYTES_MIN:
         return []

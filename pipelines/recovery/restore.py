@@ -94,7 +94,7 @@ def move_tables_away(folder: JobFolder, tables: Iterable[str]) -> None:
     for name in wanted:
         present = table_path(folder.delta, name)
         if present.exists():
-            replaced = _new_folder_for_replaced(folder)
+            replaced = _new_folder_for_replaced(folder.replaced_tables)
             replaced.mkdir(parents=True)
             present.rename(replaced / name)
             _log.warning("table_moved_away", table=name, to=str(replaced / name))
@@ -302,7 +302,7 @@ def _swap(folder: JobFolder, restored: Path, *, keep_queues: bool) -> Path | Non
         keep_queues: Keep the present builder's store unless it is damaged: it continues at its own ends, whatever the
             state is.
     """
-    replaced = _new_folder_for_replaced(folder)
+    replaced = _new_folder_for_replaced(folder.replaced)
     moved_to = None
     for source, present in ((restored / "queues", folder.queues), (restored / "state", folder.state)):
         if present == folder.queues and keep_queues and _is_undamaged(present):
@@ -316,9 +316,9 @@ def _swap(folder: JobFolder, restored: Path, *, keep_queues: bool) -> Path | Non
     return moved_to
 
 
-def _new_folder_for_replaced(folder: JobFolder) -> Path:
+def _new_folder_for_replaced(folder: Path) -> Path:
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    return folder.replaced / f"{stamp}-{uuid.uuid4().hex[:6]}"
+    return folder / f"{stamp}-{uuid.uuid4().hex[:6]}"
 
 
 def _is_undamaged(queues: Path) -> bool:

@@ -3,7 +3,6 @@
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import typer
@@ -13,10 +12,11 @@ from rich.table import Table
 
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.printing import bytes_fields, counted, print_facts, standard_output, time_text
+from pipelines.cli.printing import counted, print_facts, standard_output, time_text
 from pipelines.cli.state.queue import unit_text
 from pipelines.cli.target import Target
 from pipelines.control.client import ask
+from pipelines.control.letter_facts import LetterContent, LetterFacts
 from popstream import DeadLetters, Invalid, Letter, LetterHandling, LetterSelection, LettersReport, PopstreamError
 from popstream.wire.letter_handling import RedriveTarget
 
@@ -42,7 +42,7 @@ def run_list(target: Target, selection: LetterSelection, *, limit: int, handled:
             if count <= limit or not limit:
                 shown.append(msgspec.structs.replace(letter, value=None))
     if as_json:
-        print(msgspec.json.encode([_facts(letter) for letter in shown]).decode())
+        print(msgspec.json.encode([LetterFacts.of(letter) for letter in shown]).decode())
         return
     console = standard_output()
     if shown:
@@ -63,7 +63,7 @@ def run_show(target: Target, place: tuple[int, int], *, bytes_max: int, as_json:
     with _opened(target) as dead_letters:
         letter = dead_letters.get(place)
     if as_json:
-        print(msgspec.json.encode({**_facts(letter), **_content(letter)}).decode())
+        print(msgspec.json.encode(LetterContent.whole(letter)).decode())
         return
     console = standard_output()
     print_facts(console, _shown_facts(letter, target))
@@ -214,19 +214,6 @@ def _handled_text(handling: LetterHandling | None) -> str:
     how = handling.action if handling.to is None else f"{handling.action} to the {handling.to}"
     comment = f": {handling.comment}" if handling.comment else ""
     return f"{how} {time_text(handling.at_ms)} by {handling.by}{comment}"
-
-
-def _facts(letter: Letter) -> dict[str, Any]:
-    """Return a letter for JSON, without its message."""
-    found = msgspec.to_builtins(letter)
-    return {"letter": letter.place, **{name: found[name] for name in found if name not in {"key", "value", "headers"}}}
-
-
-def _content(letter: Letter) -> dict[str, Any]:
-    headers = [
-        [name, None if value is None else value.decode("utf-8", "backslashreplace")] for name, value in letter.headers
-    ]
-    return {"headers": headers, **bytes_fields("key", letter.key), **bytes_fields("value", letter.value)}
 
 
 def _shown_facts(letter: Letter, target: Target) -> dict[str, str]:

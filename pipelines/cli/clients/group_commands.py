@@ -35,10 +35,9 @@ def list_groups(
 
     If no job runs, shows the stored groups, and exits with code 3.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.clients.groups import run_list
 
-    run_list(JobFolder(job.load().folder), topic, as_json=as_json)
+    run_list(job.place(), topic, as_json=as_json)
 
 
 @group.command("policy", epilog=EPILOG)
@@ -62,15 +61,14 @@ def group_policy(
 
     popstream group policy billing orders --max-attempts 5 --back-off 1s,10s,5m
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.clients.policies import run_policy, run_show_policies
 
     fields = rules.rules()
-    folder = JobFolder(job.load().folder)
+    place = job.place()
     if fields is None:
-        run_show_policies(folder, topics, group_name, as_json=as_json)
+        run_show_policies(place, topics, group_name, as_json=as_json)
     else:
-        run_policy(folder, group_name, topics, is_new=new_group, admin_key_file=admin_key_file, **fields)
+        run_policy(place, group_name, topics, is_new=new_group, admin_key_file=admin_key_file, **fields)
 
 
 @with_options(rules=QueuePolicyOptions, job=JobOptions)
@@ -89,15 +87,14 @@ def policy(
 
     popstream policy orders --max-attempts 0 --client-pops-per-s-max 50 --new-lanes-per-min-max 10
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.clients.policies import run_policy, run_show_policies
 
     fields = rules.rules()
-    folder = JobFolder(job.load().folder)
+    place = job.place()
     if fields is None:
-        run_show_policies(folder, topics, None, as_json=as_json)
+        run_show_policies(place, topics, None, as_json=as_json)
     else:
-        run_policy(folder, None, topics, is_new=True, admin_key_file=admin_key_file, **fields)
+        run_policy(place, None, topics, is_new=True, admin_key_file=admin_key_file, **fields)
 
 
 @group.command(epilog=EPILOG)
@@ -116,10 +113,9 @@ def reset(
     Its leases there end: acks of messages that it has got before are
     refused, and the messages from that offset on are delivered again.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.clients.groups import run_reset
 
-    run_reset(JobFolder(job.load().folder), group_name, topic, to, queue_id, admin_key_file)
+    run_reset(job.place(), group_name, topic, to, queue_id, admin_key_file)
 
 
 @group.command(epilog=EPILOG)
@@ -137,7 +133,6 @@ def forget(
 
     If it pops again, it begins as a new group.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.clients.groups import run_forget
 
-    run_forget(JobFolder(job.load().folder), group_name, topics or (), admin_key_file)
+    run_forget(job.place(), group_name, topics or (), admin_key_file)

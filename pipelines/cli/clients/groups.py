@@ -10,11 +10,10 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
-from checkpoints.layout import JobFolder
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.state.status import status_of
-from pipelines.cli.target import Target, end_without_job, require_running_job
+from pipelines.cli.target import JobPlace, Target, end_without_job, require_running_job
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import QueueView
@@ -45,14 +44,14 @@ class GroupView(msgspec.Struct, frozen=True, kw_only=True):
     dead_lettered: int
 
 
-def run_list(folder: JobFolder, topic: str | None, *, as_json: bool) -> None:
+def run_list(place: JobPlace, topic: str | None, *, as_json: bool) -> None:
     """Print the groups of the running job, or of the stored state.
 
     Raises:
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; the stored groups were printed.
     """
-    status = status_of(folder, StatusRequest(topic=topic, limit=ALL_LANES))
+    status = status_of(place, StatusRequest(topic=topic, limit=ALL_LANES))
     groups = _groups_in(status.queues)
     if as_json:
         print(msgspec.json.encode(groups).decode())
@@ -66,11 +65,11 @@ def run_list(folder: JobFolder, topic: str | None, *, as_json: bool) -> None:
             table.add_row(escape(one.topic), escape(one.group), *(f"{number:,}" for number in numbers))
         standard_output().print(table if groups else "no groups to show")
     if not status.running:
-        end_without_job(folder, "these are the stored groups")
+        end_without_job(place, "these are the stored groups")
 
 
 def run_reset(
-    folder: JobFolder, group: str, topic: str, to: str, queue_id: int | None, admin_key_file: Path | None = None
+    place: JobPlace, group: str, topic: str, to: str, queue_id: int | None, admin_key_file: Path | None = None
 ) -> None:
     """Let the group continue elsewhere: at the start or the end of each queue, or at an offset of one queue.
 
@@ -85,7 +84,7 @@ def run_reset(
     if to.isdigit() and queue_id is None:
         message = f"name the queue with --queue: {to} is an offset of one queue"
         raise Invalid(message, subject=topic)
-    job = require_running_job(folder, "change groups")
+    job = require_running_job(place, "change groups")
     queues = [queue for queue in queues_of(job, group, topic) if queue_id in (None, queue.queue_id)]
     if not queues:
         where = topic if queue_id is None else f"{topic}/{queue_id}"
@@ -105,7 +104,7 @@ def run_reset(
     say(f"{group} continues at {to} in {counted(len(commands), 'queue')} of {topic}")
 
 
-def run_forget(folder: JobFolder, group: str, topics: Sequence[str], admin_key_file: Path | None = None) -> None:
+def run_forget(place: JobPlace, group: str, topics: Sequence[str], admin_key_file: Path | None = None) -> None:
     """Delete the lanes of a group, in these topics or in all.
 
     Raises:
@@ -113,7 +112,7 @@ def run_forget(folder: JobFolder, group: str, topics: Sequence[str], admin_key_f
         Refused: The job refuses an operation.
         Unavailable: No job runs, or it does not answer.
     """
-    job = require_running_job(folder, "change groups")
+    job = require_running_job(place, "change groups")
     queues = [queue for topic in (topics or (None,)) for queue in queues_of(job, group, topic)]
     if not queues:
         message = f"the group {group} has no lanes there; `popstream group list` shows the groups"

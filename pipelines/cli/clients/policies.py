@@ -9,12 +9,11 @@ import msgspec
 from rich.markup import escape
 from rich.table import Table
 
-from checkpoints.layout import JobFolder
 from pipelines.cli.clients.groups import queues_of, require_meant, send_all
 from pipelines.cli.exits import say
 from pipelines.cli.options import Duration
 from pipelines.cli.printing import counted, standard_output
-from pipelines.cli.target import Target, end_without_job, require_left_alone, require_running_job, running_job
+from pipelines.cli.target import JobPlace, Target, end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_policies
 from pipelines.control.messages import Policies, PoliciesRequest
 from pipelines.control.policy_views import PolicyView
@@ -24,7 +23,7 @@ from popstream.wire.command import Command, Policy
 __all__ = ["run_policy", "run_show_policies"]
 
 
-def run_show_policies(folder: JobFolder, topics: Sequence[str], group: str | None, *, as_json: bool) -> None:
+def run_show_policies(place: JobPlace, topics: Sequence[str], group: str | None, *, as_json: bool) -> None:
     """Print the rules of the queues of topics and of their groups, or of one group, from the job or the stored state.
 
     Raises:
@@ -32,13 +31,11 @@ def run_show_policies(folder: JobFolder, topics: Sequence[str], group: str | Non
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; the stored rules were printed.
     """
-    job = running_job(folder)
-    if job is None:
-        require_left_alone(folder)
+    job = running_job(place)
     found: list[PolicyView] = []
     for topic in topics:
         request = PoliciesRequest(topic=topic, group=group)
-        policies = stored_policies(folder, request) if job is None else ask(job, request, Policies)
+        policies = ask(job, request, Policies) if job is not None else stored_policies(require_left_alone(place), request)
         if not policies.policies:
             what = f"queue of {topic}" if group is None else f"group {group} in {topic}"
             message = f"the job has no {what}"
@@ -49,11 +46,11 @@ def run_show_policies(folder: JobFolder, topics: Sequence[str], group: str | Non
     else:
         _print(found)
     if job is None:
-        end_without_job(folder, "these are the stored policies")
+        end_without_job(place, "these are the stored policies")
 
 
 def run_policy(
-    folder: JobFolder,
+    place: JobPlace,
     group: str | None,
     topics: Sequence[str],
     *,
@@ -64,7 +61,7 @@ def run_policy(
     """Set the policy of a group, or that of the queues, in all queues of the topics.
 
     Args:
-        folder: The folder of the job.
+        place: Where the job is.
         group: The consumer group; None: the policy of the queues.
         topics: The topics.
         is_new: It is meant that the group has never popped one of them.
@@ -77,7 +74,7 @@ def run_policy(
         Unavailable: No job runs, or it does not answer.
         typer.Exit: A group that is new to a topic was not meant.
     """
-    job = require_running_job(folder, "change policies")
+    job = require_running_job(place, "change policies")
     commands: list[Command] = []
     for topic in topics:
         queues = queues_of(job, None, topic)

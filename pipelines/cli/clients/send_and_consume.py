@@ -12,8 +12,9 @@ import msgspec
 import typer
 
 from connectors.kafka.topic_admin import TopicFacts, create_message_topic, describe
+from pipelines.bytes_as_json import bytes_fields
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.printing import bytes_fields, counted
+from pipelines.cli.printing import counted
 from pipelines.cli.target import Target
 from popstream import Consumer, Message, NotDeclared, Producer, SendResult
 from popstream.wire.base_errors import Invalid

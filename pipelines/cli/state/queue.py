@@ -8,10 +8,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from broker_state.consume_queue import NO_DUPLICATE, Unit
-from checkpoints.layout import JobFolder
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit, QueueRequest
 from pipelines.cli.printing import standard_output, time_text
-from pipelines.cli.target import end_without_job, require_left_alone, require_running_job, running_job
+from pipelines.cli.target import JobApi, JobPlace, end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_queues
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import RebuildRequest, Rebuilt
@@ -28,7 +27,7 @@ REBUILD_TIMEOUT_S = 300.0
 READ_TIMEOUT_S = 10.0
 
 
-def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> None:
+def run_queue(place: JobPlace, request: QueueRequest, *, as_json: bool) -> None:
     """Print the queues of the running job, or the stored queues.
 
     Raises:
@@ -36,30 +35,32 @@ def run_queue(folder: JobFolder, request: QueueRequest, *, as_json: bool) -> Non
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; the stored queues were printed.
     """
-    views, is_running = queues_of(folder, request)
+    views, is_running = queues_of(place, request)
     if as_json:
         print(msgspec.json.encode(views).decode())
     else:
         print_queues(standard_output(), views)
     if not is_running:
-        end_without_job(folder, "these are the stored queues")
+        end_without_job(place, "these are the stored queues")
 
 
-def queues_of(folder: JobFolder, request: QueueRequest) -> tuple[list[ConsumeQueueView], bool]:
+def queues_of(place: JobPlace, request: QueueRequest) -> tuple[list[ConsumeQueueView], bool]:
     """Return the queues of the running job and True, or the stored queues and False.
 
     Raises:
         Invalid: No such queue is built.
         Unavailable: There is neither job nor state, or the job does not answer.
     """
-    job = running_job(folder)
+    job = running_job(place)
     if job is not None:
-        return [opened(view, request, job) for view in ask(job, request, list[ConsumeQueueView])], True
-    require_left_alone(folder)
-    return stored_queues(folder, request), False
+        views = ask(job, request, list[ConsumeQueueView])
+        if isinstance(place, JobApi) and place.connection is None:  # whether this machine reaches Kafka is not known
+            return views, True
+        return [opened(view, request, job) for view in views], True
+    return stored_queues(require_left_alone(place), request), False
 
 
-def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset: int) -> None:
+def run_rebuild(place: JobPlace, topic: str, queue_id: int | None, from_offset: int) -> None:
     """Let the running job read a queue again, from an offset on.
 
     Raises:
@@ -69,7 +70,7 @@ def run_rebuild(folder: JobFolder, topic: str, queue_id: int | None, from_offset
     if queue_id is None:
         message = "name the queue to rebuild with --queue"
         raise Invalid(message)
-    job = require_running_job(folder, "rebuild")
+    job = require_running_job(place, "rebuild")
     request = RebuildRequest(topic=topic, queue_id=queue_id, from_offset=from_offset)
     found = ask(job, request, Rebuilt, timeout_s=REBUILD_TIMEOUT_S)
     print(f"{topic}/{queue_id} is read again from offset {found.from_offset}")

@@ -45,7 +45,7 @@ def run_restore(
         Unavailable: Kafka does not answer.
         Corrupt: No candidate can be continued.
     """
-    folder = JobFolder(settings.folder.absolute())
+    folder = settings.job_folder.absolute()
     snapshots = snapshots_of(settings)
     connection = settings.connection
     if connection is not None:  # the folder may be a new one, on another disk
@@ -81,7 +81,7 @@ def the_kafka_of(settings: JobSettings, var: Path) -> Iterator[KafkaConnection]:
         reach_kafka(connection)
         yield connection
         return
-    folder = JobFolder(settings.folder.absolute()).kafka
+    folder = settings.job_folder.absolute().kafka
     if not folder.is_dir():
         message = f"there is no embedded Kafka in {folder}: name the job's Kafka with --bootstrap-servers"
         raise Invalid(message, subject=str(folder))

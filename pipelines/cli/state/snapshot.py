@@ -32,7 +32,7 @@ def run_snapshot(settings: JobSettings, *, as_json: bool) -> None:
         Unavailable: The snapshot cannot be stored, or the job does not answer.
         Fenced: A job is starting or stopping.
     """
-    folder = JobFolder(settings.folder)
+    folder = settings.job_folder
     job = running_job(folder)
     if job is not None:
         snapshot = ask(job, SnapshotRequest(), Snapshot, timeout_s=TIMEOUT_S)
@@ -65,7 +65,7 @@ def run_list(settings: JobSettings, *, as_json: bool) -> None:
 
 def snapshots_of(settings: JobSettings) -> SnapshotStore:
     """Return the store of the job's snapshots."""
-    return SnapshotStore(settings.snapshots or str(JobFolder(settings.folder.absolute()).snapshots))
+    return SnapshotStore(settings.snapshots or str(settings.job_folder.absolute().snapshots))
 
 
 def _of_a_stopped_job(folder: JobFolder, snapshots: SnapshotStore) -> Snapshot:

@@ -8,6 +8,7 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
+    FolderOptions,
     JobOptions,
     JsonOutput,
     RecoveryOptions,
@@ -37,15 +38,14 @@ def status(
 
     If no job runs, shows the stored state, and exits with code 3.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.state.status import run_ready, run_status
     from pipelines.control.messages import StatusRequest
 
-    folder = JobFolder(job.load().folder)
+    place = job.place()
     if ready:
-        run_ready(folder)
+        run_ready(place)
     else:
-        run_status(folder, StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
+        run_status(place, StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
 
 
 @with_options(job=JobOptions)
@@ -77,14 +77,13 @@ def queue(
 
     If no job runs, shows the stored queues, and exits with code 3.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.build_consume_queue.queue_view import QueueRequest
     from pipelines.cli.state.queue import run_queue, run_rebuild
     from popstream.wire.key_hash import key_hash
 
-    folder = JobFolder(job.load().folder)
+    place = job.place()
     if rebuild_from is not None:
-        run_rebuild(folder, topic, queue_id, rebuild_from)
+        run_rebuild(place, topic, queue_id, rebuild_from)
         return
     request = QueueRequest(
         topic=topic,
@@ -95,15 +94,15 @@ def queue(
         key_hash=None if key is None else key_hash(key.encode()),
         limit=limit,
     )
-    run_queue(folder, request, as_json=as_json)
+    run_queue(place, request, as_json=as_json)
 
 
-@with_options(job=JobOptions)
+@with_options(job=FolderOptions)
 def snapshot(
     listed: Annotated[bool, typer.Option("--list", help="list the snapshots instead of taking one")] = False,  # noqa: FBT002
     to: Snapshots = None,
     *,
-    job: JobOptions,
+    job: FolderOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Take a snapshot of the state. Works while the job is running.

@@ -7,10 +7,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from checkpoints.layout import JobFolder
 from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
-from pipelines.cli.target import end_without_job, require_left_alone, require_running_job, running_job
+from pipelines.cli.target import JobPlace, end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_status
 from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import OwnerView, Status, StatusRequest
@@ -19,7 +18,7 @@ from popstream.wire.base_errors import Invalid, Unavailable
 __all__ = ["run_ready", "run_status", "status_of"]
 
 
-def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> None:
+def run_status(place: JobPlace, request: StatusRequest, *, as_json: bool) -> None:
     """Print the status of the running job, or the stored state.
 
     Raises:
@@ -27,41 +26,40 @@ def run_status(folder: JobFolder, request: StatusRequest, *, as_json: bool) -> N
         Unavailable: There is neither job nor state, or the job does not answer.
         typer.Exit: No job runs; the stored state was printed.
     """
-    status = status_of(folder, request)
+    status = status_of(place, request)
     _require_found(status, request)
     if as_json:
         print(msgspec.json.encode(status).decode())
     else:
         _print(standard_output(), status)
     if not status.running:
-        end_without_job(folder, "this is the stored state")
+        end_without_job(place, "this is the stored state")
 
 
-def run_ready(folder: JobFolder) -> None:
+def run_ready(place: JobPlace) -> None:
     """Report whether the job is ready, for probes.
 
     Raises:
         Unavailable: No job runs, it does not answer, or it is not ready.
     """
-    job = require_running_job(folder)
+    job = require_running_job(place)
     status = ask(job, StatusRequest(limit=1), Status)
     if status.not_ready_reasons:
         message = "the job is not ready:"
-        raise Unavailable(message, subject=str(folder.root), details=status.not_ready_reasons)
+        raise Unavailable(message, subject=status.folder, details=status.not_ready_reasons)
     say("ready")
 
 
-def status_of(folder: JobFolder, request: StatusRequest) -> Status:
+def status_of(place: JobPlace, request: StatusRequest) -> Status:
     """Return the status of the running job, or the stored state.
 
     Raises:
         Unavailable: There is neither job nor state, or the job does not answer.
     """
-    job = running_job(folder)
+    job = running_job(place)
     if job is not None:
         return ask(job, request, Status)
-    require_left_alone(folder)
-    return stored_status(folder, request)
+    return stored_status(require_left_alone(place), request)
 
 
 def _require_found(status: Status, request: StatusRequest) -> None:

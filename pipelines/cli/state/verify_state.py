@@ -47,7 +47,7 @@ def run_verify(
         Fenced: Another process verifies the job, or owns its folder.
         typer.Exit: Something differs, or the verification was stopped.
     """
-    folder = JobFolder(settings.folder.absolute())
+    folder = settings.job_folder.absolute()
     job = running_job(folder)
     if job is None:
         require_state(folder)

@@ -1,6 +1,7 @@
 """`popstream check`: validate the tables against the expectations."""
 
 import dataclasses
+import os
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ __all__ = ["run_check"]
 
 
 def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) -> None:
-    """Validate the tables, print the report, and write Data Docs.
+    """Validate the tables, print the report, and write Data Docs; to `quality_results` only where that is allowed.
 
     Raises:
         Invalid: There are no tables.
@@ -31,7 +32,14 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         data_docs.parent.mkdir(parents=True, exist_ok=True)
         checked: list[list[ExpectationResult]] = []
         try:
-            report = validate(spark, delta_root.absolute(), data_docs=data_docs.absolute(), on_suite=checked.append)
+            can_write = os.access(delta_root, os.W_OK)
+            report = validate(
+                spark,
+                delta_root.absolute(),
+                results=can_write,
+                data_docs=data_docs.absolute(),
+                on_suite=checked.append,
+            )
         except KeyboardInterrupt as interrupted:
             interrupted.add_note(_progress(checked))
             raise
@@ -47,6 +55,8 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         print(msgspec.json.encode(document, enc_hook=str).decode())
     else:
         _print(standard_output(), report)
+        if not can_write:
+            say("quality_results has no row of this check: the tables may only be read here")
         say(f"Data Docs: {data_docs.absolute() / 'index.html'}")
     if report.expectations_failed:
         raise typer.Exit(Exit.NOT_AS_ASKED)

@@ -1,11 +1,13 @@
 """Which message or queue a command is about."""
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from checkpoints.layout import JobFolder
 from pipelines.report.report_data import Lane
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
+
+if TYPE_CHECKING:
+    from pipelines.cli.target import JobPlace
 
 __all__ = ["Place", "lane_of", "parsed_place", "place_of_message_id"]
 
@@ -51,7 +53,7 @@ def lane_of(group: str, queue: str) -> Lane:
     return Lane(group, place.topic, place.queue_id)
 
 
-def place_of_message_id(folder: JobFolder, place: Place, message_id: str) -> tuple[Place, str]:
+def place_of_message_id(job: "JobPlace", place: Place, message_id: str) -> tuple[Place, str]:
     """Return the unit of a topic, or of one queue, that carries a message inside, and a sentence about it.
 
     Raises:
@@ -66,7 +68,7 @@ def place_of_message_id(folder: JobFolder, place: Place, message_id: str) -> tup
         message = "name the message by its offset or by --message-id, not by both"
         raise Invalid(message)
     request = QueueRequest(topic=place.topic, queue_id=place.queue_id, key_hash=key_hash(message_id.encode()))
-    views, _ = queues_of(folder, request)
+    views, _ = queues_of(job, request)
     units = [(view, found) for view in views for found in view.found if found.unit is not None]
     # Opened by a running job, they show the messages that match; the hash may be that of somebody's key, too.
     named = [each for each in units if any(message.message_id == message_id for message in each[1].inside)]

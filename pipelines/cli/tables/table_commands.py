@@ -6,7 +6,16 @@ from typing import Annotated
 
 import typer
 
-from pipelines.cli.options import DEFAULT_VAR, JobOptions, JsonOutput, Var, moment_ms, since_ms, with_options
+from pipelines.cli.options import (
+    DEFAULT_VAR,
+    JsonOutput,
+    StoryOptions,
+    TableOptions,
+    Var,
+    moment_ms,
+    since_ms,
+    with_options,
+)
 from pipelines.cli.tables.query_options import Engine, Output, QueryOptions, versions_by_table
 from popstream.wire.base_errors import Invalid
 
@@ -15,7 +24,7 @@ __all__ = ["check", "maintain", "query", "report", "why"]
 DEFAULT_DATA_DOCS = Path("var/data_docs")
 
 
-@with_options(job=JobOptions)
+@with_options(job=TableOptions)
 def query(
     sql: Annotated[str, typer.Argument(help="one SELECT, FROM, DESCRIBE, SHOW, SUMMARIZE or EXPLAIN statement")],
     max_rows: Annotated[int, typer.Option(help="rows printed at most; 0: all", min=0)] = 1000,
@@ -34,7 +43,7 @@ def query(
     engine: Annotated[Engine, typer.Option(help="what runs the SQL, in its own dialect")] = Engine.DUCKDB,
     var: Var = DEFAULT_VAR,
     *,
-    job: JobOptions,
+    job: TableOptions,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON object per line")] = False,
 ) -> None:
     """Run SQL on the audit tables. Works while the job is running.
@@ -46,7 +55,6 @@ def query(
     Only reads, and only these tables. With --engine spark the SQL is Spark's:
     FROM operations VERSION AS OF 3; DESCRIBE HISTORY operations lists versions.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.tables.query import run_query
 
     formats = {"--vertical": vertical, "--csv": as_csv, "--json": as_json, "--parquet": parquet is not None}
@@ -62,10 +70,10 @@ def query(
         rows_max=max_rows,
         parquet=parquet,
     )
-    run_query(JobFolder(job.load().folder).delta, sql, options)
+    run_query(job.load().job_folder.delta, sql, options)
 
 
-@with_options(job=JobOptions)
+@with_options(job=StoryOptions)
 def why(
     place: Annotated[
         str, typer.Argument(metavar="PLACE", help="TOPIC/QUEUE/OFFSET of a message; TOPIC/QUEUE with --lane")
@@ -78,7 +86,7 @@ def why(
     lane: Annotated[str | None, typer.Option(metavar="GROUP", help="tell what holds the lane of this group")] = None,
     plot: Annotated[Path | None, typer.Option(metavar="FILE", help="draw the deliveries as SVG, too")] = None,
     *,
-    job: JobOptions,
+    job: StoryOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Tell the life of a message, or what holds a lane. Works while the job is running.
@@ -88,14 +96,13 @@ def why(
     popstream why --lane billing orders/0: which message or limit the lane
     waits for. The tables are some seconds behind a running job.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.tables.message_place import parsed_place
 
-    folder, named = JobFolder(job.load().folder), parsed_place(place)
+    found, tables, named = job.place(), job.load().job_folder.delta, parsed_place(place)
     if lane is None:
         from pipelines.cli.tables.why import run_why
 
-        run_why(folder, named, message_id=message_id, group=group, as_json=as_json, plot=plot)
+        run_why(found, tables, named, message_id=message_id, group=group, as_json=as_json, plot=plot)
         return
     if unused := [
         name for name, given in (("--group", group), ("--message-id", message_id), ("--plot", plot)) if given
@@ -104,10 +111,10 @@ def why(
         raise Invalid(message)
     from pipelines.cli.tables.why_lane import run_why_lane
 
-    run_why_lane(folder, named, lane, as_json=as_json)
+    run_why_lane(found, tables, named, lane, as_json=as_json)
 
 
-@with_options(job=JobOptions)
+@with_options(job=TableOptions)
 def report(
     out: Annotated[Path, typer.Option(metavar="FILE", help="the file to write; one of this name is replaced")] = Path(
         "popstream-report.html"
@@ -127,7 +134,7 @@ def report(
     group: Annotated[str | None, typer.Option(help="only this group")] = None,
     topic: Annotated[str | None, typer.Option(help="only queues of this topic")] = None,
     *,
-    job: JobOptions,
+    job: TableOptions,
 ) -> None:
     """Write what happened as one HTML file. Works while the job is running.
 
@@ -135,7 +142,6 @@ def report(
     by lag, slow and redelivered messages, dead letters, refusals and results
     of `check`. The file needs no network and no script.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.tables.message_place import lane_of
     from pipelines.cli.tables.report import run_report
     from pipelines.report.report_data import Scope
@@ -147,38 +153,36 @@ def report(
         topic=topic,
         lane=None if lane is None else lane_of(*lane),
     )
-    run_report(JobFolder(job.load().folder), scope, out)
+    run_report(job.load().job_folder, scope, out)
 
 
-@with_options(job=JobOptions)
+@with_options(job=TableOptions)
 def maintain(
     var: Var = DEFAULT_VAR,
     *,
-    job: JobOptions,
+    job: TableOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Compact the tables, and delete files that no version of the last week uses.
 
     A running job does so itself every `maintain_interval_s`.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.tables.maintain import run_maintain
 
-    run_maintain(JobFolder(job.load().folder.absolute()), var=var, as_json=as_json)
+    run_maintain(job.load().job_folder.absolute(), var=var, as_json=as_json)
 
 
-@with_options(job=JobOptions)
+@with_options(job=TableOptions)
 def check(
     data_docs: Annotated[
         Path, typer.Option(help="folder for Data Docs; each run replaces its contents")
     ] = DEFAULT_DATA_DOCS,
     var: Var = DEFAULT_VAR,
     *,
-    job: JobOptions,
+    job: TableOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Check the audit tables against the expectations. Exit code 1: one does not hold."""
-    from checkpoints.layout import JobFolder
     from pipelines.cli.tables.check_tables import run_check
 
-    run_check(JobFolder(job.load().folder).delta, var=var, data_docs=data_docs, as_json=as_json)
+    run_check(job.load().job_folder.delta, var=var, data_docs=data_docs, as_json=as_json)

@@ -6,9 +6,9 @@ from time import time
 
 import msgspec
 
-from checkpoints.layout import JobFolder
 from pipelines.cli.exits import say
 from pipelines.cli.tables.message_place import Place, place_of_message_id
+from pipelines.cli.target import JobPlace
 from pipelines.explain.message_rows import read_message_rows, require_known
 from pipelines.explain.story import story_of, told
 from pipelines.explain.timeline import timeline_svg
@@ -18,7 +18,14 @@ __all__ = ["local_zone", "run_why"]
 
 
 def run_why(
-    folder: JobFolder, place: Place, *, message_id: str | None, group: str | None, as_json: bool, plot: Path | None
+    job: JobPlace,
+    tables: Path,
+    place: Place,
+    *,
+    message_id: str | None,
+    group: str | None,
+    as_json: bool,
+    plot: Path | None,
 ) -> None:
     """Tell the life of a message.
 
@@ -28,16 +35,16 @@ def run_why(
         Unavailable: The message is named by its id, and the job does not answer.
     """
     if message_id is not None:
-        place, note = place_of_message_id(folder, place, message_id)
+        place, note = place_of_message_id(job, place, message_id)
         say(note)
     if place.queue_id is None or place.queue_offset is None:
         message = "name the message by TOPIC/QUEUE/OFFSET, or by TOPIC and --message-id"
         raise Invalid(message)
-    rows = read_message_rows(folder.delta, place.topic, place.queue_id, place.queue_offset)
+    rows = read_message_rows(tables, place.topic, place.queue_id, place.queue_offset)
     zone = local_zone()
     story = story_of(rows, None if group is None else [group], round(time() * 1000), zone)
     if not any(each.events for each in story.groups):
-        require_known(folder.delta, rows, group)
+        require_known(tables, rows, group)
     if as_json:
         print(msgspec.json.encode(story).decode())
     else:

@@ -1,14 +1,15 @@
 """`popstream why --lane`: what holds a lane."""
 
+from pathlib import Path
 from time import time
 
 import msgspec
 
-from checkpoints.layout import JobFolder
 from pipelines.cli.exits import say
 from pipelines.cli.state.status import status_of
 from pipelines.cli.tables.message_place import Place
 from pipelines.cli.tables.why import local_zone
+from pipelines.cli.target import JobPlace
 from pipelines.control.messages import StatusRequest
 from pipelines.explain.lane_story import lane_story, lane_told
 from pipelines.explain.message_rows import read_message_rows
@@ -18,7 +19,7 @@ from popstream.wire.base_errors import Invalid
 __all__ = ["run_why_lane"]
 
 
-def run_why_lane(folder: JobFolder, place: Place, group: str, *, as_json: bool) -> None:
+def run_why_lane(job: JobPlace, tables: Path, place: Place, group: str, *, as_json: bool) -> None:
     """Tell what holds a lane, by the running job, or by the stored state.
 
     Raises:
@@ -28,7 +29,7 @@ def run_why_lane(folder: JobFolder, place: Place, group: str, *, as_json: bool) 
     if place.queue_id is None or place.queue_offset is not None:
         message = "name the queue of the lane by TOPIC/QUEUE"
         raise Invalid(message)
-    status = status_of(folder, StatusRequest(group=group, topic=place.topic))
+    status = status_of(job, StatusRequest(group=group, topic=place.topic))
     queue = next((queue for queue in status.queues if queue.queue_id == place.queue_id), None)
     lane = next((lane for lane in queue.lanes if lane.group == group), None) if queue is not None else None
     if queue is None or lane is None:
@@ -36,8 +37,8 @@ def run_why_lane(folder: JobFolder, place: Place, group: str, *, as_json: bool) 
         raise Invalid(message, subject=group)
     zone, now_ms = local_zone(), round(time() * 1000)
     first: MessageStory | None = None
-    if lane.commit_offset < queue.commit_position and folder.delta.is_dir():
-        rows = read_message_rows(folder.delta, place.topic, place.queue_id, lane.commit_offset)
+    if lane.commit_offset < queue.commit_position and tables.is_dir():
+        rows = read_message_rows(tables, place.topic, place.queue_id, lane.commit_offset)
         first = story_of(rows, [group], now_ms, zone)
     story = lane_story(queue, lane, None if first is None else first.groups[0], now_ms, zone)
     if as_json:
@@ -45,4 +46,4 @@ def run_why_lane(folder: JobFolder, place: Place, group: str, *, as_json: bool) 
     else:
         print("\n".join(lane_told(story, zone)))
     if not status.running:
-        say(f"no job runs in {folder.root}; this is the stored state")
+        say(f"no job runs in {status.folder}; this is the stored state")

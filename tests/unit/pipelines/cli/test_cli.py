@@ -40,6 +40,7 @@ from pipelines.cli.state.queue import unit_text
 from pipelines.cli.state.status import _print as print_status
 from pipelines.cli.state.status import _require_found
 from pipelines.cli.tables.spark_query import require_reading
+from pipelines.control.answers import JobAnswers
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import JobReport, OwnerView, SnapshotRequest, Status, StatusRequest
@@ -50,6 +51,7 @@ from pipelines.process.preflight import require_ready
 from pipelines.process.signals import held_signals, interrupted_by_signals
 from pipelines.settings_reference import settings_markdown
 from popstream import Message, OutgoingMessage, Producer, ReceiptHandle
+from popstream.kafka_connection import KafkaConnection
 from popstream.testing._memory_kafka import MemoryKafka
 from popstream.testing.memory_job import MemoryJob
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid, PopstreamError, Unavailable
@@ -501,6 +503,8 @@ class StoredJob:
     """A job that is only its state and its report."""
 
     builder = None
+    lane_watch = None
+    connection = KafkaConnection("kafka:9092")
 
     def __init__(self, root: Path) -> None:
         self.folder = JobFolder(root)
@@ -531,7 +535,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ControlSe
     root = tmp_path if request.param == "socket" else tmp_path / ("x" * 120)
     root.mkdir(exist_ok=True)
     job = StoredJob(root)
-    with ControlServer(job, Metrics()) as started:
+    with ControlServer(JobAnswers(job, Metrics()), root) as started:
         assert (request.param == "socket") == started.address.startswith("/")
         yield started
     job.store.close()
@@ -560,12 +564,13 @@ def test_a_damaged_state_is_reported_as_such_to_a_command(server: ControlServer)
 
 def test_between_two_jobs_the_server_reports_the_reason(server: ControlServer) -> None:
     job = job_file_of(server, server.token)
-    server.detach("Kafka is away")
+    answers = server._answers
+    answers.detach("Kafka is away")
     status = ask(job, StatusRequest(), Status)
     assert (status.running, status.apply_seq, status.not_ready_reasons) == (True, 5, ["Kafka is away"])
     with pytest.raises(Unavailable, match="Kafka is away"):
         ask(job, SnapshotRequest(), Snapshot)
-    server.attach(server._job)
+    answers.attach(answers.job)
     assert ask(job, StatusRequest(), Status).not_ready_reasons == ["Delta is away"]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
@@ -155,9 +155,9 @@ def test_no_tables_is_one_line(tmp_path: Path) -> None:
 def test_a_look_up_opens_only_files_that_may_have_the_message(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[int] = []
 
-    def counted(snapshots: list[Snapshot]) -> DuckDbTables:
+    def counted(snapshots: list[Snapshot], **options: Any) -> DuckDbTables:
         opened.extend(len(snapshot.files) for snapshot in snapshots)
-        return DuckDbTables(snapshots)
+        return DuckDbTables(snapshots, **options)
 
     monkeypatch.setattr(message_rows, "DuckDbTables", counted)
     rows = read_message_rows(folder / "delta", "orders", 0, 7)

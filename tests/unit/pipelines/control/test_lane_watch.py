@@ -15,8 +15,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from broker_state.store.rocks_store import RocksStore, StoreStopped
 from broker_state.store.state_records import LaneRecord, QueueRecord
 from pipelines.control.lane_metrics import REST, LaneMetrics
+from pipelines.control.lane_table import TIMES_MAX, DispatchTimes, LaneTable
 from pipelines.control.lane_views import StoredQueue, queues_in, scan_queues
-from pipelines.control.lane_watch import PENDING_ROWS_MAX, TIMES_MAX, DispatchTimes, LaneTable, LaneWatch
+from pipelines.control.lane_watch import PENDING_ROWS_MAX, LaneWatch
 from popstream.wire.command import Ack, AckEntry, Declare, Dispatch, HandleRef, Pop, ResetOffset, WrittenRange
 from tests.support.in_process.folding import Folding, records_of
 from tests.unit.pipelines.control.test_lane_views import QUEUE, Writer

@@ -62,7 +62,7 @@ class UnenteredHost(Host):
     """A host whose first job has failed. `made` has the next jobs, or the errors that keep them from starting."""
 
     job: Any
-    control_server: Any
+    answers: Any
 
     def __init__(self, folder: Path, failure: BaseException, made: list[MadeUpJob | Exception]) -> None:
         super().__init__(JobSettings(folder=folder, bootstrap_servers="127.0.0.1:1"), var=folder)
@@ -70,7 +70,7 @@ class UnenteredHost(Host):
         self.first = MadeUpJob(failure)
         self.job = self.first
         self.control = MadeUpServer()
-        self.control_server = self.control
+        self.answers = self.control
         self._made = made
 
     def _start_job(self) -> Any:

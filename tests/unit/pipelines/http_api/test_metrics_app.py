@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import subprocess
 import urllib.error
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from prometheus_client import make_wsgi_app, start_http_server
 
 from pipelines.control.metrics import Metrics
-from pipelines.control.probes import with_probes
+from pipelines.http_api.http_server import HttpServer, Listener
+from pipelines.http_api.metrics_app import metrics_app
+from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,15 +29,14 @@ class Port:
 
     def __init__(self) -> None:
         self.reasons: list[str] = []
-        registry = Metrics().registry
-        self.server, self._thread = start_http_server(0, addr="127.0.0.1", registry=registry)
-        self.server.set_app(with_probes(make_wsgi_app(registry), lambda: self.reasons))
+        app = metrics_app(Metrics().registry, lambda: self.reasons)
+        self._server = HttpServer([Listener("127.0.0.1", 0, app, "metrics_port")])
+        (self.number,) = self._server.ports
+        self._server.__enter__()
 
     def get(self, path: str) -> tuple[int, str]:
         try:
-            with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.server.server_port}{path}", timeout=TIMEOUT_S
-            ) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.number}{path}", timeout=TIMEOUT_S) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             with error:
@@ -43,16 +44,14 @@ class Port:
 
     def check(self) -> tuple[int, str]:
         """The health check of docker/Dockerfile."""
-        environment = {"PATH": os.environ["PATH"], "POPSTREAM_METRICS_PORT": str(self.server.server_port)}
+        environment = {"PATH": os.environ["PATH"], "POPSTREAM_METRICS_PORT": str(self.number)}
         done = subprocess.run(
             [READY_SH], env=environment, capture_output=True, text=True, check=False, timeout=TIMEOUT_S
         )
         return done.returncode, done.stdout
 
     def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
-        self._thread.join()
+        self._server.__exit__(None, None, None)
 
 
 @pytest.fixture
@@ -74,10 +73,31 @@ def test_a_job_that_is_not_ready_says_why_and_is_alive(port: Port) -> None:
     assert port.get("/live") == (200, "ok\n")
 
 
-def test_other_paths_are_metrics(port: Port) -> None:
+def test_metrics_are_shown_all_or_by_name(port: Port) -> None:
     status, text = port.get("/metrics")
     assert status == 200
     assert "popstream_ready" in text
+    status, text = port.get("/metrics?name[]=popstream_outbox_bytes")
+    assert status == 200
+    assert "popstream_outbox_bytes" in text
+    assert "popstream_ready" not in text
+
+
+def test_many_metrics_are_compressed_for_who_can_read_that(port: Port) -> None:
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port.number}/metrics",
+        headers={"Accept-Encoding": "gzip", "Accept": "application/openmetrics-text; version=1.0.0"},
+    )
+    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
+        assert gzip.decompress(answer.read()).endswith(b"# EOF\n")
+
+
+def test_a_port_that_is_taken_is_named_with_its_option(port: Port) -> None:
+    listener = Listener("127.0.0.1", port.number, metrics_app(Metrics().registry, list), "metrics_port")
+    with pytest.raises(Invalid, match="choose another --metrics-port or --metrics-host"):
+        HttpServer([listener])
+    assert port.get("/live") == (200, "ok\n")
 
 
 def test_a_job_that_does_not_answer_is_not_healthy(port: Port) -> None:

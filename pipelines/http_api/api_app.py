@@ -1,0 +1,141 @@
+"""The API and the status page of a job."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.body_limit import RequestBodyLimitMiddleware
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
+from pipelines.control.api_paths import API_PATHS, API_ROOT
+from pipelines.control.batch_history import RatePoint
+from pipelines.control.letter_facts import LetterContent
+from pipelines.control.messages import Failure, Policies, PoliciesRequest, Status, StatusRequest
+from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
+from pipelines.http_api.access import Access, SecurityHeaders
+from pipelines.http_api.endpoint import Endpoint, route_of
+from pipelines.http_api.json_response import JsonResponse
+from pipelines.http_api.letters import LetterPage, LetterRequest, Letters, LettersRequest, RedriveReport, RedriveRequest
+from pipelines.http_api.message_life import MessageLife, MessageLives, MessageRequest
+from pipelines.http_api.metrics_app import COMPRESSED_FROM_BYTES, metrics_routes
+from pipelines.http_api.openapi import openapi_document
+from pipelines.web_style import stylesheet
+from popstream.wire.base_errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from prometheus_client import CollectorRegistry
+    from starlette.requests import Request
+    from starlette.types import ASGIApp
+
+    from pipelines.control.answers import JobAnswers
+    from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["api_app", "endpoints_of"]
+
+BODY_BYTES_MAX = 256 * 1024
+
+
+def api_app(
+    answers: JobAnswers,
+    registry: CollectorRegistry,
+    not_ready_reasons: Callable[[], Sequence[str]],
+    *,
+    token: str,
+    letters: Letters | None = None,
+) -> ASGIApp:
+    """Return what answers on the port of the API: the API, the page, metrics and probes.
+
+    Args:
+        answers: What answers about the job, for the control socket as well.
+        registry: The metrics.
+        not_ready_reasons: Returns what keeps the job from deciding or delivering; empty: it is ready.
+        token: What a request has to carry; empty: nothing, but it has to come from this machine.
+        letters: The dead letters, for tests; None: those of the job.
+    """
+    endpoints = endpoints_of(answers, letters or Letters(partial(_kafka_of, answers)))
+    document = openapi_document(endpoints)
+    page = files(__package__).joinpath("page")
+    texts = {
+        "/": ("text/html", page.joinpath("page.html").read_text(encoding="utf-8")),
+        "/page.js": ("text/javascript", page.joinpath("page.js").read_text(encoding="utf-8")),
+        "/page.css": ("text/css", stylesheet() + page.joinpath("page.css").read_text(encoding="utf-8")),
+    }
+    routes = [
+        *(Route(path, _constant(text, kind)) for path, (kind, text) in texts.items()),
+        Route(f"{API_ROOT}/openapi.json", lambda _: JsonResponse(document)),
+        *metrics_routes(registry, not_ready_reasons),
+        *(route_of(endpoint, has_token=bool(token)) for endpoint in endpoints),
+    ]
+    middleware = [
+        Middleware(SecurityHeaders),
+        Middleware(Access, token=token),
+        Middleware(RequestBodyLimitMiddleware, max_body_size=BODY_BYTES_MAX),
+        Middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=1),
+    ]
+    return Starlette(routes=routes, middleware=middleware, exception_handlers={404: _not_found, 405: _not_found})
+
+
+def endpoints_of(answers: JobAnswers, letters: Letters) -> list[Endpoint]:
+    """Return all endpoints of the API."""
+    lives = MessageLives(lambda: answers.job.folder.delta)
+
+    def ask(request: StatusRequest | PoliciesRequest | QueueRequest | LanesRequest | QueuesRequest | RatesRequest, _: str) -> object:
+        return answers.answer(request)
+
+    def of_job(summary: str, request: type, reply: object) -> Endpoint:
+        return Endpoint("GET", API_PATHS[request], summary, request, reply, ask)
+
+    return [
+        of_job("The job, and its queues with their lanes", StatusRequest, Status),
+        of_job("Limits of the queues of topics, of their groups and clients", PoliciesRequest, Policies),
+        of_job("How far the queues of a topic are built, and single units", QueueRequest, list[ConsumeQueueView]),
+        of_job("A page of all lanes: lag, in flight, oldest message, who waits, what holds it", LanesRequest, LanePage),
+        of_job("A page of all queues, with their positions", QueuesRequest, QueuePage),
+        of_job("Rates and durations of micro-batches in the last ten minutes", RatesRequest, list[RatePoint]),
+        Endpoint("GET", f"{API_ROOT}/message", "The life of a message", MessageRequest, MessageLife, lives.tell),
+        Endpoint("GET", f"{API_ROOT}/dead-letters", "A page of dead letters", LettersRequest, LetterPage, letters.page),
+        Endpoint(
+            "GET",
+            f"{API_ROOT}/dead-letter",
+            "One dead letter with its message",
+            LetterRequest,
+            LetterContent,
+            letters.show,
+            needs_token=True,
+        ),
+        Endpoint(
+            "POST",
+            f"{API_ROOT}/redrive",
+            "Send the messages of dead letters again",
+            RedriveRequest,
+            RedriveReport,
+            letters.redrive,
+            needs_token=True,
+        ),
+    ]
+
+
+def _kafka_of(answers: JobAnswers) -> tuple[KafkaConnection, str]:
+    prefix = answers.job.report().prefix
+    if prefix is None:
+        message = "the job has not started yet"
+        raise Unavailable(message)
+    return answers.job.connection, prefix
+
+
+def _constant(text: str, media_type: str) -> Callable[[Request], Response]:
+    # Revalidated at each load, so that a page never meets the script of another version.
+    return lambda _: Response(text, media_type=media_type, headers={"Cache-Control": "no-cache"})
+
+
+def _not_found(request: Request, _: Exception) -> Response:
+    return JsonResponse(Failure(f"there is no {request.method} {request.url.path}; /api/v1/openapi.json has all"), 404)

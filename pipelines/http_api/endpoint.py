@@ -1,0 +1,137 @@
+"""One path of the API: how its request is read, and what answers it."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import structlog
+from starlette.routing import Route
+
+from pipelines.control.messages import Failure
+from pipelines.http_api.json_response import JsonResponse, failed
+from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
+from popstream.wire.decode_errors import DECODE_ERRORS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from starlette.requests import Request
+    from starlette.responses import Response
+
+__all__ = ["Endpoint", "OneAtATime", "route_of"]
+
+_log = structlog.get_logger(__name__)
+
+HIDDEN = frozenset(("token", "ask"))
+"""Fields of requests of the control socket that have no place in an address, where logs would keep them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """A path and what answers there.
+
+    Attributes:
+        method: `GET` takes the fields of the request as parameters, `POST` as a JSON object.
+        path: The path.
+        summary: What it is for, in one line.
+        request: The type of the request.
+        reply: The type of the answer.
+        answer: Answers a request; it also gets the address of the caller. Raises PopstreamError.
+        needs_token: Also on 127.0.0.1: it changes something, or shows contents of messages.
+    """
+
+    method: Literal["GET", "POST"]
+    path: str
+    summary: str
+    request: type[msgspec.Struct]
+    reply: Any
+    answer: Callable[[Any, str], object]
+    needs_token: bool = False
+
+    @property
+    def fields(self) -> tuple[msgspec.structs.FieldInfo, ...]:
+        """The fields of the request that a caller may give."""
+        return tuple(field for field in msgspec.structs.fields(self.request) if field.name not in HIDDEN)
+
+
+class OneAtATime:
+    """Lets one request in at a time, so that what is costly does not take all of the machine from the job.
+
+    Args:
+        what: What the requests are about, for errors.
+        wait_s: How long a request waits for the one before.
+    """
+
+    def __init__(self, what: str, wait_s: float) -> None:
+        self._what = what
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        """Wait for the request before.
+
+        Raises:
+            Unavailable: It takes too long.
+        """
+        if not self._lock.acquire(timeout=self._wait_s):
+            message = f"another request about {self._what} is in progress: ask again later"
+            raise Unavailable(message)
+
+    def __exit__(self, *_: object) -> None:
+        """Let the next one in."""
+        self._lock.release()
+
+
+def route_of(endpoint: Endpoint, *, has_token: bool) -> Route:
+    """Return the route of an endpoint. GET runs on a thread of Starlette."""
+
+    def answered(given: object, caller: str) -> Response:
+        try:
+            request = msgspec.convert(given, endpoint.request, strict=endpoint.method == "POST")
+        except DECODE_ERRORS as error:
+            return JsonResponse(Failure(f"{endpoint.path}: {error}"), 400)
+        if endpoint.needs_token and not has_token:
+            return JsonResponse(Failure("this takes a token also here: set api_token or api_token_file"), 403)
+        try:
+            return JsonResponse(endpoint.answer(request, caller))
+        except PopstreamError as error:
+            return failed(error)
+        except Exception as error:  # noqa: BLE001 - logged with its traceback; the next request may work
+            _log.exception("api_request_failed", path=endpoint.path)
+            return JsonResponse(Failure(f"unexpected {type(error).__name__}; the log of the job has more"), 500)
+
+    def get(request: Request) -> Response:
+        try:
+            return answered(_parameters(request, endpoint), _caller(request))
+        except Invalid as error:
+            return failed(error)
+
+    async def post(request: Request) -> Response:
+        from anyio.to_thread import run_sync  # noqa: PLC0415 - with Starlette, which has loaded it
+
+        body = await request.body()
+        try:
+            given = msgspec.json.decode(body or b"{}")
+        except DECODE_ERRORS as error:
+            return JsonResponse(Failure(f"{endpoint.path} takes a JSON object: {error}"), 400)
+        return await run_sync(answered, given, _caller(request))
+
+    return Route(endpoint.path, get if endpoint.method == "GET" else post, methods=[endpoint.method])
+
+
+def _parameters(request: Request, endpoint: Endpoint) -> dict[str, str]:
+    known = [field.name for field in endpoint.fields]
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name not in known or name in found:
+            message = f"{endpoint.path} has no parameter {name}, only {', '.join(known) or 'none'}"
+            raise Invalid(f"{name} is given twice" if name in found else message, subject=name)
+        found[name] = value
+    return found
+
+
+def _caller(request: Request) -> str:
+    return "" if request.client is None else request.client.host
