@@ -19,10 +19,11 @@ from pipelines.http_api.json_response import JsonResponse
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["OPEN_PATHS", "Access", "SecurityHeaders", "is_loopback"]
+__all__ = ["OPEN_PATHS", "PAGE_ROOT", "Access", "SecurityHeaders", "is_loopback"]
 
-OPEN_PATHS = frozenset(("/", "/page.css", "/page.js", "/live", "/ready", f"{API_ROOT}/openapi.json"))
-"""What needs no token: the page, which has no data in it, the probes, and the description of the API."""
+PAGE_ROOT = "/page/"
+OPEN_PATHS = frozenset(("/", "/live", "/ready", f"{API_ROOT}/openapi.json"))
+"""What needs no token, beside the files of the page, which has no data in it."""
 
 _LOCAL_NAMES = frozenset(("localhost", "127.0.0.1", "::1"))
 
@@ -77,7 +78,7 @@ class Access:
             if _named_host(headers.get("host", "")) in _LOCAL_NAMES:
                 return None
             return JsonResponse(Failure("without api_token the API is for localhost, by this name, alone"), 403)
-        if scope["path"] in OPEN_PATHS:
+        if scope["path"] in OPEN_PATHS or scope["path"].startswith(PAGE_ROOT):
             return None
         kind, _, given = headers.get("authorization", "").partition(" ")
         # Of bytes: a header may have characters that compare_digest refuses in text.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from starlette.applications import Starlette
@@ -19,7 +20,7 @@ from pipelines.control.batch_history import RatePoint
 from pipelines.control.letter_facts import LetterContent
 from pipelines.control.messages import Failure, Policies, PoliciesRequest, Status, StatusRequest
 from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
-from pipelines.http_api.access import Access, SecurityHeaders
+from pipelines.http_api.access import PAGE_ROOT, Access, SecurityHeaders
 from pipelines.http_api.endpoint import Endpoint, route_of
 from pipelines.http_api.json_response import JsonResponse
 from pipelines.http_api.letters import LetterPage, LetterRequest, Letters, LettersRequest, RedriveReport, RedriveRequest
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["api_app", "endpoints_of"]
 
 BODY_BYTES_MAX = 256 * 1024
+MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 def api_app(
@@ -63,14 +65,8 @@ def api_app(
     """
     endpoints = endpoints_of(answers, letters or Letters(partial(_kafka_of, answers)))
     document = openapi_document(endpoints)
-    page = files(__package__).joinpath("page")
-    texts = {
-        "/": ("text/html", page.joinpath("page.html").read_text(encoding="utf-8")),
-        "/page.js": ("text/javascript", page.joinpath("page.js").read_text(encoding="utf-8")),
-        "/page.css": ("text/css", stylesheet() + page.joinpath("page.css").read_text(encoding="utf-8")),
-    }
     routes = [
-        *(Route(path, _constant(text, kind)) for path, (kind, text) in texts.items()),
+        *_page_routes(),
         Route(f"{API_ROOT}/openapi.json", lambda _: JsonResponse(document)),
         *metrics_routes(registry, not_ready_reasons),
         *(route_of(endpoint, has_token=bool(token)) for endpoint in endpoints),
@@ -82,6 +78,17 @@ def api_app(
         Middleware(GZipMiddleware, minimum_size=COMPRESSED_FROM_BYTES, compresslevel=1),
     ]
     return Starlette(routes=routes, middleware=middleware, exception_handlers={404: _not_found, 405: _not_found})
+
+
+def _page_routes() -> list[Route]:
+    """Return the routes of the page and its files, which are read once."""
+    texts = {file.name: file.read_text(encoding="utf-8") for file in files(__package__).joinpath("page").iterdir()}
+    home = texts.pop("page.html")
+    texts["popstream.css"] = stylesheet()
+    return [
+        Route("/", _constant(home, "text/html")),
+        *(Route(PAGE_ROOT + name, _constant(text, MEDIA_TYPES[Path(name).suffix])) for name, text in texts.items()),
+    ]
 
 
 def endpoints_of(answers: JobAnswers, letters: Letters) -> list[Endpoint]:

@@ -1,0 +1,162 @@
+// The status page: who owns the prefix, whether the job is ready, its figures, and one view at a time.
+
+import { ApiError, get, hasToken, rememberToken } from "./api.js";
+import { Batches } from "./batches.js";
+import { element, notice } from "./dom.js";
+import { bytes, clock, count, decimal, duration, moment } from "./format.js";
+import { Lanes } from "./lanes.js";
+import { Letters } from "./letters.js";
+import { Message } from "./message.js";
+import { Queues } from "./queues.js";
+
+const EACH_MS = 2000;
+const byId = (id) => document.getElementById(id);
+const views = {
+  lanes: new Lanes(byId("lanes")),
+  queues: new Queues(byId("queues")),
+  batches: new Batches(byId("batches")),
+  message: new Message(byId("message")),
+  letters: new Letters(byId("letters")),
+};
+
+let shown = "lanes";
+let isPaused = false;
+let isOpen = false;
+let timer;
+let latest = 0;
+
+async function refresh() {
+  clearTimeout(timer);
+  const turn = ++latest;
+  try {
+    const [status] = await Promise.all([get("status", { limit: 1 }), views[shown].refresh()]);
+    if (!isOpen) open();
+    showStatus(status);
+    byId("age").textContent = `as of ${clock(Date.now())}`;
+  } catch (error) {
+    showProblem(error);
+  }
+  if (turn === latest && !isPaused && !document.hidden) timer = setTimeout(refresh, EACH_MS);
+}
+
+function open() {
+  isOpen = true;
+  byId("access").hidden = true;
+  for (const id of ["figures", "views", "main"]) byId(id).hidden = false;
+  route();
+}
+
+function showProblem(error) {
+  if (!(error instanceof ApiError)) throw error;
+  if (error.status === 401) {
+    isOpen = false;
+    for (const id of ["figures", "views", "main"]) byId(id).hidden = true;
+    byId("access-why").textContent = hasToken() ? error.message : "";
+    setState("locked", "warn");
+    if (byId("access").hidden) {
+      byId("access").hidden = false;
+      byId("token").focus();
+    }
+    return;
+  }
+  setState(error.status ? "problem" : "no answer", "bad");
+  byId("notices").replaceChildren(notice(error.message, "bad"));
+}
+
+function setState(text, kind) {
+  byId("state").textContent = text;
+  byId("state").className = `badge ${kind}`;
+}
+
+function showStatus(status) {
+  document.title = `${status.prefix ?? "popstream"} · popstream`;
+  byId("prefix").textContent = status.prefix ?? "";
+  const reasons = status.not_ready_reasons;
+  setState(reasons.length ? "not ready" : "ready", reasons.length ? "bad" : "good");
+  const notices = [
+    ...reasons.map((reason) => notice(reason, "bad")),
+    ...status.damage.map((sentence) => notice(sentence, "bad")),
+    ...(status.ops_overdue ? [notice(`${count(status.ops_overdue)} undecided records are older than half of the retention of the ops topic`, "warn")] : []),
+    ...(status.quarantined ? [notice(`${count(status.quarantined)} records are quarantined: see the table rejected`, "warn")] : []),
+    ...(status.snapshot_failure ? [notice(`the last snapshot failed: ${status.snapshot_failure}`, "warn")] : []),
+  ];
+  byId("notices").replaceChildren(...notices);
+  byId("owner").replaceChildren(...owner(status));
+  byId("figures").replaceChildren(...figures(status));
+}
+
+function owner({ owner: found, up_s: upS, kernel_form: kernel }) {
+  if (!found) return [];
+  const since = `since ${moment(found.since_ms)}, for ${duration(Date.now() - found.since_ms)}`;
+  const facts = [
+    `process ${found.pid}, up ${duration(upS * 1000)}`,
+    found.state ? `state ${found.state}` : "a state that has decided nothing yet",
+    `term ${found.term}`,
+    `kernel ${kernel}`,
+    found.folder,
+  ];
+  const lines = [
+    element("p", {}, "Owned by ", element("strong", {}, found.host), ` ${since}`),
+    element("p", { class: "dim" }, facts.join(" · ")),
+  ];
+  if (found.took_over_from) lines.push(element("p", { class: "dim" }, `Taken over from ${found.took_over_from}`));
+  return lines;
+}
+
+function figures(status) {
+  const totals = status.totals ?? {};
+  const steps = Object.values(totals.last_batch_ms ?? {});
+  const builder = status.builder;
+  const found = [
+    ["Operations per second", decimal(status.operations_per_s ?? 0), `${count(totals.operations)} since the start`],
+    ["Operations to decide", count(status.ops_lag), `${count(status.apply_seq)} micro-batches decided`],
+    ["Last micro-batch", steps.length ? `${decimal(steps.reduce((sum, ms) => sum + ms, 0))} ms` : "none", totals.last_batch_at ? `${duration(Date.now() - totals.last_batch_at * 1000)} ago` : ""],
+    ["Not in Delta yet", count(Math.max(0, status.apply_seq - (status.delta_seq ?? 0))), "micro-batches"],
+    ["Outbox", bytes(status.outbox_bytes ?? 0), "decided and not delivered"],
+    ["Refused", count(totals.refused), `${count(totals.rejected)} records unreadable`],
+    ...(builder ? [["Messages to index", count(builder.behind), `in ${count(builder.queues)} queues`]] : []),
+  ];
+  return found.map(([name, value, more]) =>
+    element("div", {}, element("dt", {}, name), element("dd", { class: "value" }, value), element("dd", { class: "dim small" }, more)),
+  );
+}
+
+function named() {
+  const [name, query] = location.hash.slice(1).split("?");
+  return [name in views ? name : "lanes", new URLSearchParams(query ?? "")];
+}
+
+function route() {
+  const [name, parameters] = named();
+  shown = name;
+  for (const view of Object.keys(views)) byId(view).hidden = view !== shown;
+  for (const link of document.querySelectorAll("#views a")) {
+    if (link.hash === `#${shown}`) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  views[shown].open?.(parameters);
+}
+
+addEventListener("hashchange", () => {
+  if (location.hash === "#main") return;
+  if (!isOpen) return;
+  route();
+  refresh();
+});
+document.addEventListener("visibilitychange", () => !document.hidden && !isPaused && refresh());
+byId("pause").addEventListener("click", () => {
+  isPaused = !isPaused;
+  clearTimeout(timer);
+  byId("pause").setAttribute("aria-pressed", String(isPaused));
+  byId("pause").textContent = isPaused ? "Go on" : "Pause";
+  if (!isPaused) refresh();
+});
+addEventListener("unhandledrejection", (event) => showProblem(event.reason));
+byId("access").addEventListener("submit", (event) => {
+  event.preventDefault();
+  rememberToken(byId("token").value.trim());
+  byId("token").value = "";
+  refresh();
+});
+[shown] = named();
+refresh();

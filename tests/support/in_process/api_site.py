@@ -6,6 +6,7 @@ import contextlib
 import time
 import urllib.error
 import urllib.request
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import msgspec
@@ -18,7 +19,10 @@ from broker_state.store.rocks_store import RocksStore
 from checkpoints.layout import JobFolder
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
+from pipelines.apply_ops.micro_batch import MicroBatchReport
+from pipelines.apply_ops.outbox import Outbox
 from pipelines.control.answers import JobAnswers
+from pipelines.control.batch_history import POINTS_MAX, STEP_S, BatchHistory
 from pipelines.control.lane_metrics import LaneMetrics
 from pipelines.control.lane_views import scan_queues
 from pipelines.control.lane_watch import LaneWatch
@@ -187,7 +191,7 @@ class ApiSite:
 
     def __init__(self, folder: Path, token: str = TOKEN) -> None:
         self.job = SiteJob(folder, round(time.time() * 1000))
-        self.letters = MemoryJob()
+        self.letters = MemoryJob(now_ms=self.job.now_ms - 900_000)
         self.answers = JobAnswers(self.job, self.job.metrics)
         self._token = token
         self._stack = contextlib.ExitStack()
@@ -209,6 +213,22 @@ class ApiSite:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
+
+    def decide_for_minutes(self) -> None:
+        """Let the job have decided micro-batches in the last ten minutes."""
+        outbox = Outbox(self.job.store)
+        clock = SimpleNamespace(now_s=time.time() - POINTS_MAX * STEP_S)
+        self.answers._history = history = BatchHistory(self.job.metrics, lambda: clock.now_s)
+        for number in range(POINTS_MAX):
+            clock.now_s += STEP_S
+            report = MicroBatchReport(0.0)
+            report.apply_seq = number + 1
+            report.records = report.operations = 900 + 400 * (number % 90) // 90 + 37 * (number % 11)
+            report.refused = number % 40 == 0
+            steps = {"fetch": 4, "decode": 3, "order": 1, "prefetch": 6, "decide": 21, "write": 9, "publish": 5}
+            report.seconds = {step: (ms + number % 7 / 2) / 1000 for step, ms in steps.items()}
+            self.job.metrics.record(report, outbox, number)
+            history.sample()
 
     def give_up(self, *values: bytes, group: str = "baristas", why: str = "no milk") -> None:
         """Make dead letters of some values."""

@@ -67,7 +67,9 @@ def test_without_the_token_nothing_is_told(site: ApiSite) -> None:
 
 def test_page_probes_and_description_take_no_token(site: ApiSite) -> None:
     site.job.not_ready_reasons = ["Kafka is away"]
-    found = {path: site.get(path, token="") for path in ("/", "/page.js", "/page.css", "/live", "/ready")}
+    found = {
+        path: site.get(path, token="") for path in ("/", "/page/page.js", "/page/popstream.css", "/live", "/ready")
+    }
     assert [reply.status for reply in found.values()] == [200, 200, 200, 200, 503]
     assert found["/ready"].content == b"Kafka is away\n"
     assert site.get("/api/v1/openapi.json", token="").status == 200
@@ -82,7 +84,7 @@ def test_without_a_token_it_is_for_this_machine_by_its_name_and_for_looking(open
 
 
 def test_every_answer_forbids_what_is_not_ours(site: ApiSite) -> None:
-    for path in ("/", "/page.js", "/api/v1/status", "/nothing", "/api/v1/lanes?limit=x"):
+    for path in ("/", "/page/page.js", "/api/v1/status", "/nothing", "/api/v1/lanes?limit=x"):
         headers = site.get(path).headers
         policy = headers["content-security-policy"]
         assert "default-src 'none'" in policy
