@@ -320,6 +320,14 @@ class JobSettings(BaseSettings):
         active = self.admin_key_active
         return AdminKey(active, self.admin_keys[active].secret.get_secret_value()) if self.admin_keys else None
 
+    @field_validator("tables", mode="before")
+    @classmethod
+    def _require_path(cls, value: object) -> object:
+        if "://" in str(value):
+            message = "a job writes its tables to a folder, and to no URL: mount it"
+            raise ValueError(message)
+        return value
+
     @property
     def connection(self) -> KafkaConnection | None:
         """The existing Kafka; None: an embedded one.

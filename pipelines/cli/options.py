@@ -1,12 +1,13 @@
 """Options that several commands share, and the settings from options, environment and file together."""
 
+import contextlib
 import functools
 import inspect
 import os
 import re
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -224,11 +225,35 @@ class JobOptions(FolderOptions):
 class TableOptions(FolderOptions):
     """Options that choose the tables of a job."""
 
-    tables: Tables = None
+    tables: Annotated[
+        str | None,
+        typer.Option(
+            "--tables",
+            metavar="FOLDER|URL",
+            help="where the tables are; a URL that fsspec supports: they are copied first",
+            show_default=False,
+        ),
+    ] = None
+
+    @property
+    def is_at_url(self) -> bool:
+        """Whether the tables are at a URL."""
+        return "://" in (self.tables or "")
 
     def load(self, **options: Any) -> JobSettings:  # noqa: ANN401 - as the settings are
         """Return the settings of the job. Raises Invalid."""
-        return super().load(tables=self.tables, **options)
+        return super().load(tables=None if self.is_at_url else self.tables, **options)
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Return the folder of the tables for the block, or of a copy. Raises Invalid or Unavailable."""
+        if not self.is_at_url:
+            yield self.load().job_folder.delta
+            return
+        from pipelines.cli.tables.table_copy import copied_tables  # noqa: PLC0415 - it imports Spark
+
+        with copied_tables(self.tables or "") as folder:
+            yield folder
 
 
 @dataclass(frozen=True, kw_only=True)

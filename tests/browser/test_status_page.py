@@ -162,7 +162,7 @@ def test_it_works_by_keyboard_and_keeps_the_focus(visits: Visits) -> None:
     expect(page.locator("#letter")).to_be_visible()
     expect(page.locator("#letter-body")).to_contain_text('{"drink": "latte", "number": 0}')
     page.keyboard.press("Escape")
-    expect(page.locator("#letter")).to_be_hidden()
+    expect(page.locator("#letter")).not_to_be_visible()
     expect(opener).to_be_focused()
 
 
@@ -191,7 +191,7 @@ def test_a_script_that_is_not_ours_does_not_run(visits: Visits) -> None:
 def test_the_token_is_asked_for_and_a_wrong_one_is_refused(visits: Visits) -> None:
     page = visits().enter(token="")
     expect(page.locator("#state")).to_have_text("locked")
-    expect(page.locator("#main")).to_be_hidden()
+    expect(page.locator("#main")).not_to_be_visible()
     field = page.get_by_label("Token of the API")
     expect(field).to_be_focused()
     field.fill("not-the-right-token-0123")
@@ -211,7 +211,7 @@ def test_chosen_letters_are_redriven_after_a_question(visits: Visits, site: ApiS
     page.get_by_role("button", name="Redrive the chosen (2)").click()
     expect(page.locator("#confirm")).to_contain_text("messages of 2 dead letters again")
     page.get_by_role("button", name="Cancel").click()
-    expect(page.locator("#confirm")).to_be_hidden()
+    expect(page.locator("#confirm")).not_to_be_visible()
     assert len(site.get("/api/v1/dead-letters?limit=500").json()["letters"]) == 60
     page.get_by_role("button", name="Redrive the chosen (2)").click()
     page.get_by_role("button", name="Redrive", exact=True).click()

@@ -18,7 +18,7 @@ from pipelines.cli.spark_tools import reading_session, working
 __all__ = ["run_check"]
 
 
-def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) -> None:
+def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool, is_copy: bool = False) -> None:
     """Validate the tables, print the report, and write Data Docs; to `quality_results` only where that is allowed.
 
     Raises:
@@ -32,7 +32,7 @@ def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool) ->
         data_docs.parent.mkdir(parents=True, exist_ok=True)
         checked: list[list[ExpectationResult]] = []
         try:
-            can_write = os.access(delta_root, os.W_OK)
+            can_write = not is_copy and os.access(delta_root, os.W_OK)
             report = validate(
                 spark,
                 delta_root.absolute(),

@@ -8,9 +8,11 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
+    FolderOptions,
     JsonOutput,
     StoryOptions,
     TableOptions,
+    Tables,
     Var,
     moment_ms,
     since_ms,
@@ -70,7 +72,8 @@ def query(
         rows_max=max_rows,
         parquet=parquet,
     )
-    run_query(job.load().job_folder.delta, sql, options)
+    with job.opened() as tables:
+        run_query(tables, sql, options)
 
 
 @with_options(job=StoryOptions)
@@ -98,11 +101,12 @@ def why(
     """
     from pipelines.cli.tables.message_place import parsed_place
 
-    found, tables, named = job.place(), job.load().job_folder.delta, parsed_place(place)
+    found, named = job.place(), parsed_place(place)
     if lane is None:
         from pipelines.cli.tables.why import run_why
 
-        run_why(found, tables, named, message_id=message_id, group=group, as_json=as_json, plot=plot)
+        with job.opened() as tables:
+            run_why(found, tables, named, message_id=message_id, group=group, as_json=as_json, plot=plot)
         return
     if unused := [
         name for name, given in (("--group", group), ("--message-id", message_id), ("--plot", plot)) if given
@@ -111,7 +115,8 @@ def why(
         raise Invalid(message)
     from pipelines.cli.tables.why_lane import run_why_lane
 
-    run_why_lane(found, tables, named, lane, as_json=as_json)
+    with job.opened() as tables:
+        run_why_lane(found, tables, named, lane, as_json=as_json)
 
 
 @with_options(job=TableOptions)
@@ -142,6 +147,7 @@ def report(
     by lag, slow and redelivered messages, dead letters, refusals and results
     of `check`. The file needs no network and no script.
     """
+    from checkpoints.layout import JobFolder
     from pipelines.cli.tables.message_place import lane_of
     from pipelines.cli.tables.report import run_report
     from pipelines.report.report_data import Scope
@@ -153,14 +159,16 @@ def report(
         topic=topic,
         lane=None if lane is None else lane_of(*lane),
     )
-    run_report(job.load().job_folder, scope, out)
+    with job.opened() as tables:
+        run_report(JobFolder(job.load().folder, tables), scope, out)
 
 
-@with_options(job=TableOptions)
+@with_options(job=FolderOptions)
 def maintain(
+    tables: Tables = None,
     var: Var = DEFAULT_VAR,
     *,
-    job: TableOptions,
+    job: FolderOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Compact the tables, and delete files that no version of the last week uses.
@@ -169,7 +177,7 @@ def maintain(
     """
     from pipelines.cli.tables.maintain import run_maintain
 
-    run_maintain(job.load().job_folder.absolute(), var=var, as_json=as_json)
+    run_maintain(job.load(tables=tables).job_folder.absolute(), var=var, as_json=as_json)
 
 
 @with_options(job=TableOptions)
@@ -185,4 +193,5 @@ def check(
     """Check the audit tables against the expectations. Exit code 1: one does not hold."""
     from pipelines.cli.tables.check_tables import run_check
 
-    run_check(job.load().job_folder.delta, var=var, data_docs=data_docs, as_json=as_json)
+    with job.opened() as tables:
+        run_check(tables, var=var, data_docs=data_docs, as_json=as_json, is_copy=job.is_at_url)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from checkpoints.layout import JobFolder
 from pipelines.cli.app import app
-from pipelines.cli.options import StoryOptions
+from pipelines.cli.options import StoryOptions, load_settings
 from pipelines.cli.target import JobApi, place_of
 from pipelines.job_settings import JobSettings
 from pipelines.process.host import Host
@@ -79,7 +79,7 @@ def test_a_job_is_found_by_its_api_or_in_its_folder(tmp_path: Path) -> None:
     settings = JobSettings(folder=tmp_path, tables=tmp_path / "tables", api_token=SECRET)  # type: ignore[arg-type]
     assert place_of(settings, None) == JobFolder(tmp_path, tmp_path / "tables")
     assert place_of(settings, "http://job:9465/") == JobApi("http://job:9465", SECRET)
-    options = StoryOptions(folder=tmp_path, tables=tmp_path / "elsewhere", api="http://job:9465")
+    options = StoryOptions(folder=tmp_path, tables=str(tmp_path / "elsewhere"), api="http://job:9465")
     assert isinstance(options.place(), JobApi)
     assert options.load().job_folder.delta == tmp_path / "elsewhere"
 
@@ -93,3 +93,9 @@ def test_the_variable_of_the_api_is_the_option(monkeypatch: pytest.MonkeyPatch) 
 def test_replaced_tables_stay_on_the_disk_of_the_tables(tmp_path: Path) -> None:
     assert JobFolder(tmp_path).replaced_tables == tmp_path / "replaced"
     assert JobFolder(tmp_path, tmp_path / "tables").replaced_tables == tmp_path / "tables" / "replaced"
+
+
+def test_a_job_writes_its_tables_to_no_url() -> None:
+    with pytest.raises(Invalid) as raised:
+        load_settings(None, tables="s3://bucket/tables")
+    assert "a job writes its tables to a folder" in str(raised.value)

@@ -250,3 +250,17 @@ def test_an_id_that_no_unit_carries(folder: Path, monkeypatch: pytest.MonkeyPatc
     done = why(folder, "orders", "--message-id", "a1b2-7")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "no unit of orders carries a message a1b2-7 inside" in done.stderr
+
+
+def test_tables_at_a_url_are_copied_first(folder: Path) -> None:
+    url = f"file://{folder / 'delta'}"
+    told = CliRunner().invoke(app, ["why", "orders/0/0", "--tables", url])
+    assert (told.exit_code, "leased to slow" in told.stdout) == (0, True), told.stderr
+    counted = CliRunner().invoke(app, ["query", "select count(*) from consume_queue", "--csv", "--tables", url])
+    assert counted.stdout.splitlines()[1] == "10"
+    for wrong, code, why in (
+        ("nothing://bucket", 2, "tables cannot be read at nothing://bucket"),
+        (f"file://{folder / 'nowhere'}", 2, "there are no tables in file://"),
+    ):
+        refused = CliRunner().invoke(app, ["query", "select 1", "--tables", wrong])
+        assert (refused.exit_code, why in refused.stderr) == (code, True), refused.stderr
