@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import SCREENSHOTS, Visit
+from tests.browser.status_visit import SCREENSHOTS, Visit
 from tests.support.in_process.api_site import TOKEN, ApiSite
 
 if TYPE_CHECKING:
@@ -40,6 +40,18 @@ FILLED = {
 INTERACTIVE_MS_MAX = 1_000
 
 pytestmark = pytest.mark.browser
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[ApiSite]:
+    """A job with a thousand lanes, ten minutes of micro-batches, a told message, and dead letters."""
+    with ApiSite(tmp_path / "job") as found:
+        found.job.fill(1_000)
+        found.job.look()
+        found.job.write_tables()
+        found.decide_for_minutes()
+        found.give_up(*(b'{"drink": "latte", "number": %d}' % number for number in range(60)), why="no <b>milk</b>")
+        yield found
 
 
 @pytest.fixture

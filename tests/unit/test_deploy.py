@@ -171,7 +171,10 @@ def test_pods_keep_to_the_restricted_security_standard_and_to_the_image(name: st
 
 def test_probes_ask_the_port_of_the_image(dockerfile: str) -> None:
     (container,) = pod_of("statefulset.yaml")["containers"]
-    (port,) = container["ports"]
+    port, api = container["ports"]
+    settings = (KUBERNETES / "settings.yaml").read_text(encoding="utf-8")
+    assert f'# POPSTREAM_API_PORT: "{api["containerPort"]}"' in settings, "as one gets it by removing the sign"
+    assert [one["targetPort"] for one in resource("service.yaml")["spec"]["ports"]] == [port["name"], api["name"]]
     assert f"EXPOSE {port['containerPort']}\n" in dockerfile
     assert f"POPSTREAM_METRICS_PORT={port['containerPort']}" in dockerfile
     probes = {name: container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
