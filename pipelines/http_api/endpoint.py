@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import structlog
+from starlette.concurrency import run_in_threadpool
 from starlette.routing import Route
 
 from pipelines.control.messages import Failure
@@ -110,14 +111,12 @@ def route_of(endpoint: Endpoint, *, has_token: bool) -> Route:
             return failed(error)
 
     async def post(request: Request) -> Response:
-        from anyio.to_thread import run_sync  # noqa: PLC0415 - with Starlette, which has loaded it
-
         body = await request.body()
         try:
             given = msgspec.json.decode(body or b"{}")
         except DECODE_ERRORS as error:
             return JsonResponse(Failure(f"{endpoint.path} takes a JSON object: {error}"), 400)
-        return await run_sync(answered, given, _caller(request))
+        return await run_in_threadpool(answered, given, _caller(request))
 
     return Route(endpoint.path, get if endpoint.method == "GET" else post, methods=[endpoint.method])
 

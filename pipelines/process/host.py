@@ -34,7 +34,6 @@ from pipelines.control.job_file import JobFile
 from pipelines.control.metric_definitions import Metric
 from pipelines.control.metrics import Metrics
 from pipelines.control.server import ControlServer
-from pipelines.http_api.access import is_loopback
 from pipelines.http_api.api_app import api_app
 from pipelines.http_api.http_server import HttpServer, Listener
 from pipelines.http_api.metrics_app import metrics_app
@@ -45,7 +44,7 @@ from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
 from pipelines.process.logs import configure_logs, rotate_in_place
 from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
-from pipelines.process.preflight import require_ready
+from pipelines.process.preflight import require_ready, require_safe
 from pipelines.process.restarts import Restarts
 from pipelines.process.signals import handled_signals, held_signals
 from popstream.kafka_connection import KafkaConnection
@@ -191,7 +190,7 @@ class Host:
 
     def _start(self) -> None:
         settings, enter = self.settings, self._stack.enter_context
-        _require_safe(settings)
+        require_safe(settings)
         enter(_umask(UMASK_FOR_GROUP if settings.tables_group_readable else UMASK))
         enter(handled_signals(self._on_signal))
         self._step("checking Java, jars and disk space")
@@ -418,26 +417,6 @@ def _stop_quietly(what: str, stop: Callable[[], Any]) -> None:
         stop()
     except Exception:  # noqa: BLE001 - logged with its traceback; there is more to stop
         _log.exception("stop_failed", what=what)
-
-
-def _require_safe(settings: JobSettings) -> None:
-    """Refuse settings that would show the job or its tables to others than they are meant for.
-
-    Raises:
-        Invalid: It says which.
-    """
-    if not settings.api_secret and settings.api_port and not is_loopback(settings.api_host):
-        message = (
-            f"api_host {settings.api_host} is reached from other machines, for which the API takes a token:"
-            " set api_token_file or api_token"
-        )
-        raise Invalid(message, subject=settings.api_host)
-    if settings.api_port and settings.api_port == settings.metrics_port:
-        message = f"api_port and metrics_port are both {settings.api_port}: the port of the API has the metrics, too"
-        raise Invalid(message, subject=str(settings.api_port))
-    if settings.tables_group_readable and settings.tables is None:
-        message = "tables_group_readable takes a folder of their own for the tables: set tables"
-        raise Invalid(message)
 
 
 @contextlib.contextmanager

@@ -9,9 +9,11 @@ from pathlib import Path
 
 from connectors.jars.resolve import JarError, java, kafka_jars, spark_jars
 from connectors.local_servers.loopback import is_free
+from pipelines.http_api.access import is_loopback
+from pipelines.job_settings import JobSettings
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["require_ready"]
+__all__ = ["require_ready", "require_safe"]
 
 JAVA_MIN, JAVA_MAX = 17, 21
 DISK_FREE_BYTES_MIN = 2 << 30
@@ -50,6 +52,26 @@ def require_ready(
     if found:
         message = f"{len(found)} requirements are missing:"
         raise Invalid(message, details=found)
+
+
+def require_safe(settings: JobSettings) -> None:
+    """Refuse settings that would show the job or its tables to others than they are meant for.
+
+    Raises:
+        Invalid: It says which.
+    """
+    if not settings.api_secret and settings.api_port and not is_loopback(settings.api_host):
+        message = (
+            f"api_host {settings.api_host} is reached from other machines, for which the API takes a token:"
+            " set api_token_file or api_token"
+        )
+        raise Invalid(message, subject=settings.api_host)
+    if settings.api_port and settings.api_port == settings.metrics_port:
+        message = f"api_port and metrics_port are both {settings.api_port}: the port of the API has the metrics, too"
+        raise Invalid(message, subject=str(settings.api_port))
+    if settings.tables_group_readable and settings.tables is None:
+        message = "tables_group_readable takes a folder of their own for the tables: set tables"
+        raise Invalid(message)
 
 
 def java_major(text: str) -> int:
