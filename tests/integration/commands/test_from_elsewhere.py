@@ -11,7 +11,7 @@ import stat
 import subprocess
 import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
@@ -41,6 +41,14 @@ class Site(NamedTuple):
         """Run a command as on another machine: in an empty folder, with the API."""
         access = ["--api", self.url, *(["--api-token-file", str(self.token_file)] if token else [])]
         return self.bare(*arguments, *access)
+
+    def get(self, path: str) -> Any:
+        """Ask the API."""
+        request = urllib.request.Request(  # noqa: S310 - it is HTTP
+            f"{self.url}/api/v1/{path}", headers={"Authorization": f"Bearer {TOKEN}"}
+        )
+        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
+            return msgspec.json.decode(answer.read())
 
     def bare(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run a command in an empty folder."""
@@ -97,6 +105,21 @@ def test_status_queues_and_groups_are_those_of_the_job(site: Site) -> None:
     assert (queue["topic"], queue["end_offset"]) == ("orders", 3)
     (group,) = msgspec.json.decode(site.run("group", "list", "--json").stdout)
     assert (group["group"], group["lag"]) == ("billing", 1)
+
+
+def test_the_page_gets_lanes_queues_rates_and_the_life_of_a_message(site: Site) -> None:
+    wait_for(lambda: site.get("lanes")["total"] == 1)  # figures about lanes are some seconds old
+    (lane,) = site.get("lanes")["lanes"]
+    assert (lane["topic"], lane["group"], lane["lag"], lane["in_flight"]) == ("orders", "billing", 1, 0)
+    (queue,) = site.get("queues")["queues"]
+    assert (queue["commit_position"], queue["built_to"], queue["messages"], queue["lanes"]) == (3, 3, 3, 1)
+    wait_for(lambda: any(point["batches"] for point in site.get("rates")))
+    steps = {step for point in site.get("rates") for step in point["step_ms"]}
+    assert {"decode", "decide", "write", "publish"} <= steps
+    wait_for(lambda: site.get("message?topic=orders&queue_id=0&queue_offset=0")["told"]["groups"])
+    (group,) = site.get("message?topic=orders&queue_id=0&queue_offset=0")["told"]["groups"]
+    assert (group["group"], group["state"]) == ("billing", "done")
+    assert site.get("dead-letters") == {"letters": [], "has_more": False}
 
 
 def test_groups_are_managed_through_the_api_and_the_kafka_that_it_names(site: Site) -> None:
