@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.applied import applied_of
-from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
 from checkpoints.reconcile import LogFound
@@ -61,7 +60,7 @@ def run_to_cluster(settings: JobSettings, checkpoint: str, *, only: str | None, 
         Unavailable: Kafka or the place of the checkpoint cannot be reached.
         Fenced: A job runs.
     """
-    folder = JobFolder(settings.folder.absolute())
+    folder = settings.job_folder.absolute()
     with contextlib.ExitStack() as stack:
         if only is None:
             require_state(folder)
@@ -88,7 +87,7 @@ def run_to_folder(settings: JobSettings, checkpoint: str, *, var: Path, as_json:
         Unavailable: Kafka or the place of the checkpoint cannot be reached.
         Fenced: A job runs.
     """
-    folder = JobFolder(settings.folder.absolute())
+    folder = settings.job_folder.absolute()
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(_place(settings, var))
         identity = _identity(settings, place, checkpoint)
