@@ -60,7 +60,15 @@ function showProblem(error) {
     return;
   }
   setState(error.status ? "problem" : "no answer", "bad");
-  byId("notices").replaceChildren(notice(error.message, "bad"));
+  showNotices([[error.message, "bad"]]);
+}
+
+// Only where they have changed: a screen reader reads them out.
+function showNotices(notices) {
+  const key = JSON.stringify(notices);
+  if (byId("notices").shownKey === key) return;
+  byId("notices").shownKey = key;
+  byId("notices").replaceChildren(...notices.map(([text, kind]) => notice(text, kind)));
 }
 
 function setState(text, kind) {
@@ -73,14 +81,12 @@ function showStatus(status) {
   byId("prefix").textContent = status.prefix ?? "";
   const reasons = status.not_ready_reasons;
   setState(reasons.length ? "not ready" : "ready", reasons.length ? "bad" : "good");
-  const notices = [
-    ...reasons.map((reason) => notice(reason, "bad")),
-    ...status.damage.map((sentence) => notice(sentence, "bad")),
-    ...(status.ops_overdue ? [notice(`${count(status.ops_overdue)} undecided records are older than half of the retention of the ops topic`, "warn")] : []),
-    ...(status.quarantined ? [notice(`${count(status.quarantined)} records are quarantined: see the table rejected`, "warn")] : []),
-    ...(status.snapshot_failure ? [notice(`the last snapshot failed: ${status.snapshot_failure}`, "warn")] : []),
-  ];
-  byId("notices").replaceChildren(...notices);
+  const notices = [...reasons, ...status.damage].map((sentence) => [sentence, "bad"]);
+  const warn = (sentence) => notices.push([sentence, "warn"]);
+  if (status.ops_overdue) warn(`${count(status.ops_overdue)} undecided records are older than half of the retention of the ops topic`);
+  if (status.quarantined) warn(`${count(status.quarantined)} records are quarantined: see the table rejected`);
+  if (status.snapshot_failure) warn(`the last snapshot failed: ${status.snapshot_failure}`);
+  showNotices(notices);
   byId("owner").replaceChildren(...owner(status));
   byId("figures").replaceChildren(...figures(status));
 }
