@@ -256,13 +256,5 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 Answer = (
-    Status
-    | Policies
-    | list[ConsumeQueueView]
-    | Rebuilt
-    | Snapshot
-    | Image
-    | LanePage
-    | QueuePage
-    | list[RatePoint]
+    Status | Policies | list[ConsumeQueueView] | Rebuilt | Snapshot | Image | LanePage | QueuePage | list[RatePoint]
 )

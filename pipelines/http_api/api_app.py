@@ -95,7 +95,9 @@ def endpoints_of(answers: JobAnswers, letters: Letters) -> list[Endpoint]:
     """Return all endpoints of the API."""
     lives = MessageLives(lambda: answers.job.folder.delta)
 
-    def ask(request: StatusRequest | PoliciesRequest | QueueRequest | LanesRequest | QueuesRequest | RatesRequest, _: str) -> object:
+    def ask(
+        request: StatusRequest | PoliciesRequest | QueueRequest | LanesRequest | QueuesRequest | RatesRequest, _: str
+    ) -> object:
         return answers.answer(request)
 
     def of_job(summary: str, request: type, reply: object) -> Endpoint:

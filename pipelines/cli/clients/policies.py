@@ -35,7 +35,9 @@ def run_show_policies(place: JobPlace, topics: Sequence[str], group: str | None,
     found: list[PolicyView] = []
     for topic in topics:
         request = PoliciesRequest(topic=topic, group=group)
-        policies = ask(job, request, Policies) if job is not None else stored_policies(require_left_alone(place), request)
+        policies = (
+            ask(job, request, Policies) if job is not None else stored_policies(require_left_alone(place), request)
+        )
         if not policies.policies:
             what = f"queue of {topic}" if group is None else f"group {group} in {topic}"
             message = f"the job has no {what}"
