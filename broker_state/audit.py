@@ -28,7 +28,9 @@ __all__ = [
     "OperationRun",
     "OrderInfoRow",
     "Origin",
+    "RejectReason",
     "RejectedRow",
+    "StepCause",
     "release_cause",
     "shortened",
 ]
@@ -67,6 +69,46 @@ class DeliveryStep(enum.StrEnum):
     RELEASED = "released"
     DEAD_LETTERED = "dead_lettered"
     EXPIRED_FROM_LOG = "expired_from_log"
+
+
+class StepCause(enum.StrEnum):
+    """The causes of steps that the kernel names.
+
+    Others come from clients: `handler: ` with what a handler raised (`release_cause`), the text of a reject, and of an
+    ack of what cannot be consumed one of `popstream.wire.command.Cause`.
+    """
+
+    POP = "pop"
+    POP_IN_ORDER = "pop_in_order"
+    ACK = "ack"
+    REJECTED = "rejected"
+    CHANGE_INVISIBLE = "change_invisible"
+    HANDLER = HANDLER_CAUSE
+    DEADLINE = "deadline"
+    ATTEMPT_LIMIT = "attempt_limit"
+    CANCEL = "cancel"
+    RETURN_CLIENT = "return_client"
+    ATTEMPT_ID = "attempt_id"
+    PASSED_OVER = "passed_over"
+    LOG_START = "log_start"
+    RESET_OFFSET = "reset_offset"
+    FORGET_LANE = "forget_lane"
+    DECLARE = "declare"
+
+
+class RejectReason(enum.StrEnum):
+    """Why no command can be read, or why it may not be sent."""
+
+    TOO_LARGE = "TOO_LARGE"
+    EMPTY = "EMPTY"
+    NOT_JSON = "NOT_JSON"
+    NOT_AN_OBJECT = "NOT_AN_OBJECT"
+    UNKNOWN_VERSION = "UNKNOWN_VERSION"
+    UNKNOWN_TYPE = "UNKNOWN_TYPE"
+    BAD_FIELD = "BAD_FIELD"
+    QUARANTINED = "QUARANTINED"
+    NOT_SIGNED = "NOT_SIGNED"
+    BAD_SIGNATURE = "BAD_SIGNATURE"
 
 
 class OperationRow(NamedTuple):

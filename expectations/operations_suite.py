@@ -6,16 +6,16 @@ from typing import Final
 
 from great_expectations import ExpectationSuite
 
+from connectors.delta.column_values import KINDS, REASONS
 from connectors.delta.views import sql_list
 from expectations.common_expectations import common_expectations
 from expectations.expect_no_rows import ExpectNoRows
-from popstream.wire.command import COMMAND_TYPES
-from popstream.wire.reason import CODE_OF_REASON, Reason, code_of
+from popstream.wire.reason import CODE_OF_REASON, code_of
 
 __all__ = ["operations_suite"]
 
-_KINDS: Final = sql_list(sorted(COMMAND_TYPES))
-_REASONS: Final = sql_list(sorted(set(CODE_OF_REASON) - {Reason.EXPIRED_LOCALLY}))
+_KINDS: Final = sql_list(KINDS)
+_REASONS: Final = sql_list(REASONS)
 _CODES: Final = ", ".join(
     sorted(
         {

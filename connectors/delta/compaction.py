@@ -35,7 +35,7 @@ from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.log.write_commit import add_action, commit_info, write_commit
 from connectors.delta.rows import in_pieces, with_lacking
-from connectors.delta.store import require_columns
+from connectors.delta.store import require_appendable
 from connectors.delta.tables import TABLES, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
@@ -47,8 +47,8 @@ __all__ = ["Compacted", "compact"]
 FILE_BYTES: Final = 64 * 1024 * 1024
 """Files of this size are left alone, and no file becomes larger."""
 
-PROTOCOL: Final = (1, 2)
-"""The newest reader and writer versions that this module supports: those of our own tables."""
+READER_VERSION_MAX: Final = 1
+"""Later ones may have rows in a file that are none of the table."""
 
 PREFIX: Final = "compacted-"
 SETTLED_AFTER_S: Final = 600.0
@@ -93,10 +93,10 @@ def compact(root: Path, table: Table) -> Compacted:
     found = read_data_files(path)
     if found is None:
         return Compacted(table=table.name)
-    if found.protocol > PROTOCOL:
-        message = f"{table.name} needs reader and writer version {found.protocol}, which compaction does not support"
+    if found.protocol[0] > READER_VERSION_MAX:
+        message = f"{table.name} needs reader version {found.protocol[0]} of Delta, which compaction does not support"
         raise Invalid(message, subject=table.name)
-    require_columns(path, table, found.schema)
+    require_appendable(path, table)
     owner = path.stat().st_uid
     if os.geteuid() == 0 and owner != 0:
         message = f"{path} belongs to user {owner}, who could not read files of root: compact it as that user"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 
-from connectors.delta.tables import TABLES, Table
+from connectors.delta.column_values import CAUSES, STEPS
+from connectors.delta.tables import DELIVERIES, TABLES, Table
 
 __all__ = ["tables_markdown"]
+
+_MEANINGS: Mapping[str, Mapping[str, Mapping[str, str]]] = {DELIVERIES.name: {"step": STEPS, "cause": CAUSES}}
 
 _HEAD = """\
 # Tables
 
 Generated from connectors/delta/tables.py by `python -m connectors.delta.reference`; a test keeps it current.
-Times are in milliseconds since 1970, UTC. Offsets are queue offsets, ranges are inclusive.
+Times are in milliseconds since 1970, UTC, and beside them as timestamps (`now_ms`, `now_utc`). Offsets are queue
+offsets, ranges are inclusive.
 
 The key of a row of an audit table is (`ops_topic_id`, `partition`, `kafka_offset`, `ordinal`). The key and all columns
 except `apply_seq` and `state_epoch` are equal in every replay. No column is NOT NULL in Delta. Columns marked *always*
@@ -23,12 +28,25 @@ check` finds a date of which others deleted, changed or added rows ([how](adr/00
 
 The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row per message of a
 range, with the column `queue_offset`, in `popstream query` and in Spark.
+
+The tables are plain Delta, of reader version 1: Spark, delta-rs, polars and DuckDB read them, and a test compares what
+they read. Their change data feed is on: a reader follows a table by its changes, of which compaction makes none.
+
+From version to version columns are added, and none is taken away, renamed, or given another type or meaning. A new
+column is null in rows of older versions; their files are not written again. The first start of a newer version adds
+columns and comments to the tables that it finds, each in one commit. An older version refuses a table with columns that
+it does not know.
 """
 
 
 def tables_markdown() -> str:
     """Return the whole document."""
     return _HEAD + "".join(_section(table) for table in TABLES.values())
+
+
+def _meanings(name: str, meanings: Mapping[str, str]) -> str:
+    rows = "".join(f"| `{value}` | {meaning} |\n" for value, meaning in meanings.items())
+    return f"\n| `{name}` | meaning |\n|---|---|\n{rows}"
 
 
 def _section(table: Table) -> str:
@@ -38,7 +56,8 @@ def _section(table: Table) -> str:
         for column in table.columns
     )
     head = "| column | type | value | meaning |\n|---|---|---|---|\n"
-    return f"\n## {table.name}\n\n{table.comment}{partitioned}\n\n{head}{rows}"
+    meanings = "".join(_meanings(name, found) for name, found in _MEANINGS.get(table.name, {}).items())
+    return f"\n## {table.name}\n\n{table.comment}{partitioned}\n\n{head}{rows}{meanings}"
 
 
 if __name__ == "__main__":

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EXAMPLES_MAX", "ROW_KEY", "Comparison", "comparable_schema", "compare_rows", "described_row"]
 
-_NOT_COMPARED: Final = ("apply_seq", "state_epoch", "op_date", "ops_topic_id")
-"""Columns of an audit table that differ between replays, follow from another column, or are equal in every row."""
-
-ROW_KEY: Final = tuple(name for name in KEY_COLUMNS if name not in _NOT_COMPARED)
+ROW_KEY: Final = tuple(name for name in KEY_COLUMNS if name != "ops_topic_id")
 """Key of an audit row within its ops topic."""
 
 EXAMPLES_MAX: Final = 3
@@ -82,7 +79,8 @@ class Comparison(msgspec.Struct, kw_only=True):
 
 def comparable_schema(table: Table) -> pa.Schema:
     """Return the columns of an audit table that every replay leads to."""
-    return pa.schema([field for field in arrow_schema(table) if field.name not in _NOT_COMPARED])
+    decided = [column.name for column in table.decided_columns]
+    return pa.schema([field for field in arrow_schema(table) if field.name in decided])
 
 
 def compare_rows(

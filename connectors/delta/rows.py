@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from connectors.delta.schemas import arrow_schema, outbox_schema
+from connectors.delta.all_columns import with_all_columns
+from connectors.delta.schemas import outbox_schema
 from connectors.delta.tables import AUDIT_TABLES
 from popstream.wire.base_errors import RESTORE, Corrupt
 
@@ -84,8 +85,7 @@ def completed_rows(table: str, data: bytes, apply_seq: int, state_epoch: str, op
         "ops_topic_id": pa.repeat(ops_topic_id, count),
         "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
     }
-    schema = arrow_schema(AUDIT_TABLES[table])
-    return pa.table([added[name] if name in added else rows[name] for name in schema.names], schema=schema)
+    return with_all_columns(AUDIT_TABLES[table], rows, added)
 
 
 def plain_rows(table: str, rows: Sequence[NamedTuple]) -> pa.Table:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 
-from connectors.delta.tables import FLUSHER_COLUMNS, Kind
+from connectors.delta.tables import Kind
 
 if TYPE_CHECKING:
     from connectors.delta.tables import Table
@@ -26,14 +26,12 @@ _ARROW_TYPES: Final = {
 
 def outbox_schema(table: Table) -> pa.Schema:
     """Return the Arrow schema of the kernel's columns, in the order of the row type."""
-    added = {column.name for column in FLUSHER_COLUMNS}
     return pa.schema(
         [
             pa.field(
                 column.name, pa.dictionary(pa.int32(), pa.string()) if column.repeats else _ARROW_TYPES[column.kind]
             )
-            for column in table.columns
-            if column.name not in added
+            for column in table.decided_columns
         ]
     )
 

@@ -17,10 +17,12 @@ from connectors.delta.tables import Column, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterator
     from pathlib import Path
 
     from pyspark.sql import SparkSession
+
+    from connectors.delta.log.table_log import TableLog
 
 __all__ = ["CHECKPOINT_INTERVAL", "ensure_table", "require_appendable", "require_columns", "write_checkpoint"]
 
@@ -31,6 +33,8 @@ _PROPERTIES: Final = {
     "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
     "delta.logRetentionDuration": "interval 7 days",
 }
+_CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
+"""Readers follow a table by its changes. It costs a writer nothing that only adds and removes whole files."""
 _FORGETS_TRANSACTIONS: Final = "delta.setTransactionRetentionDuration"
 """After this time Delta forgets a transaction, and accepts the same rows again (measured)."""
 
@@ -53,9 +57,10 @@ _CONSTRAINT: Final = "delta.constraints."
 
 
 def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
-    """Create the table if it is missing; give one that an older version made the optional columns that it lacks.
+    """Create the table if it is missing; bring one that an older version made up to date.
 
-    Removes the property that would let Delta accept rows twice.
+    It gets the optional columns that it lacks, the comments of this version and the change data feed. The property that
+    would let Delta accept rows twice is removed.
 
     Raises:
         Invalid: The table exists with other columns, or rows cannot be appended without Spark.
@@ -65,15 +70,34 @@ def ensure_table(spark: SparkSession, root: Path, table: Table) -> None:
     if log is None:
         create_table(spark, str(path), table)
         return
-    found = require_columns(path, table, log.schema, may_lack=table.optional_columns)
-    for column in (column for column in table.columns if column.name not in found):
-        comment = column.comment.replace("\\", "\\\\").replace("'", "\\'")
-        added = f"`{column.name}` {column.kind} COMMENT '{comment}'"
-        spark.sql(f"ALTER TABLE delta.`{path}` ADD COLUMNS ({added} {_place(table, column)})")
-        _log.info("column_added", table=table.name, column=column.name)
-    if _FORGETS_TRANSACTIONS in log.properties:
-        spark.sql(f"ALTER TABLE delta.`{path}` UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')")
+    require_columns(path, table, log.schema, may_lack=table.optional_columns)
+    for change in _changes(table, log):
+        spark.sql(f"ALTER TABLE delta.`{path}` {change}")
+        _log.info("table_altered", table=table.name, change=change)
     require_appendable(path, table)
+
+
+def _changes(table: Table, log: TableLog) -> Iterator[str]:
+    """Yield what an older table lacks, each as the rest of an ALTER TABLE: nothing for a table of this version."""
+    comments = _comments(log.schema)
+    added = [
+        f"`{column.name}` {column.kind} COMMENT {_text(column.comment)} {_place(table, column)}"
+        for column in table.columns
+        if column.name not in comments
+    ]
+    if added:
+        yield f"ADD COLUMNS ({', '.join(added)})"
+    changed = [
+        f"`{column.name}` COMMENT {_text(column.comment)}"
+        for column in table.columns
+        if comments.get(column.name, column.comment) != column.comment
+    ]
+    if changed:
+        yield f"ALTER COLUMN {', '.join(changed)}"
+    if log.properties.items().isdisjoint(_CHANGE_DATA_FEED.items()):
+        yield "SET TBLPROPERTIES ('delta.enableChangeDataFeed' = 'true')"
+    if _FORGETS_TRANSACTIONS in log.properties:
+        yield f"UNSET TBLPROPERTIES ('{_FORGETS_TRANSACTIONS}')"
 
 
 def require_appendable(path: Path, table: Table) -> None:
@@ -143,6 +167,17 @@ def require_columns(path: Path, table: Table, schema: str, *, may_lack: Collecti
     return frozenset(found)
 
 
+def _comments(schema: str) -> dict[str, str]:
+    """Return the comment of each column of a table ("" if it has none)."""
+    return {field["name"]: field.get("metadata", {}).get("comment", "") for field in json.loads(schema)["fields"]}
+
+
+def _text(text: str) -> str:
+    """Return a text as Spark's SQL."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def _place(table: Table, column: Column) -> str:
     """Return where a column goes in SQL: where a new table has it."""
     index = table.columns.index(column)
@@ -154,7 +189,7 @@ def create_table(spark: SparkSession, path: str, table: Table) -> None:
     builder = builder.addColumns(spark_schema(table))
     if table.partitioned_by is not None:
         builder = builder.partitionedBy(table.partitioned_by)
-    for key, value in _PROPERTIES.items():
+    for key, value in {**_PROPERTIES, **_CHANGE_DATA_FEED}.items():
         builder = builder.property(key, value)
     builder.execute()
 

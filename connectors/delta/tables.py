@@ -2,8 +2,11 @@
 
 ```
 kernel rows (broker_state/audit.py) ── outbox_schema ──> Arrow slices in the outbox
-                                    └─ + FLUSHER_COLUMNS ── arrow_schema, spark_schema ──> Delta
+                                    └─ + FLUSHER_COLUMNS + timestamps ── arrow_schema, spark_schema ──> Delta
 ```
+
+A time in milliseconds `x_ms` has a column `x_utc` beside it, the same as a timestamp, for people and their tools. It is
+stored, because no view is seen by every reader of Delta, and because packed numbers cost nothing (data_files.py).
 
 Every column is nullable in Delta, even if it must not be null: a violated NOT NULL would stop the flush, and with it
 the job. The suites in `expectations` check `required_columns` instead.
@@ -16,8 +19,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, OperationRow, OrderInfoRow, RejectedRow
+from connectors.delta.column_values import CAUSES, KINDS, QUEUE_TYPES, REASONS, REJECT_REASONS, STEPS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 __all__ = [
@@ -58,6 +63,8 @@ class Column:
         required: Never null (checked by the suites, see above).
         repeats: Few distinct values: dictionary-encoded in the outbox (measured on deliveries: 791,000 instead of
             399,000 rows/s, 4 instead of 16 bytes per row).
+        values: Every value that the code can write, if these are few. Clients of other versions may cause others.
+        of_ms: The column in milliseconds of which this is the timestamp; None: it is none.
     """
 
     name: str
@@ -65,6 +72,8 @@ class Column:
     comment: str
     required: bool = True
     repeats: bool = False
+    values: tuple[str, ...] = ()
+    of_ms: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +87,11 @@ class Table:
     partitioned_by: str | None = None
 
     @property
+    def decided_columns(self) -> tuple[Column, ...]:
+        """The columns of the rows as they were decided: not those that the flusher adds or that follow from others."""
+        return tuple(column for column in self.columns if column not in FLUSHER_COLUMNS and column.of_ms is None)
+
+    @property
     def required_columns(self) -> tuple[str, ...]:
         """Names of the columns that are never null."""
         return tuple(column.name for column in self.columns if column.required)
@@ -88,6 +102,25 @@ class Table:
         return frozenset(column.name for column in self.columns if not column.required)
 
 
+def _with_timestamps(*columns: Column) -> tuple[Column, ...]:
+    """Return the columns with a timestamp beside each time in milliseconds."""
+    return tuple(
+        each for column in columns for each in ((column, _timestamp_of(column)) if _is_time(column) else (column,))
+    )
+
+
+def _is_time(column: Column) -> bool:
+    return column.name.endswith("_ms") and column.name not in _DURATIONS
+
+
+def _timestamp_of(column: Column) -> Column:
+    comment = (
+        f"`{column.name}` as a timestamp; null also in rows of older versions, and outside of the years 1900 to 9999."
+    )
+    name = column.name.removesuffix("_ms") + "_utc"
+    return Column(name, Kind.TIMESTAMP, comment, required=False, of_ms=column.name)
+
+
 def _int(name: str, comment: str, *, required: bool = True) -> Column:
     return Column(name, Kind.INT, comment, required)
 
@@ -96,8 +129,10 @@ def _long(name: str, comment: str, *, required: bool = True) -> Column:
     return Column(name, Kind.BIGINT, comment, required)
 
 
-def _word(name: str, comment: str, *, required: bool = True) -> Column:
-    return Column(name, Kind.STRING, comment, required, repeats=True)
+def _word(name: str, comment: str, values: Iterable[str] = (), *, required: bool = True) -> Column:
+    known = tuple(values)
+    listed = f" Values: {', '.join(known)}." if known else ""
+    return Column(name, Kind.STRING, comment + listed, required, repeats=True, values=known)
 
 
 def _text(name: str, comment: str, *, required: bool = True) -> Column:
@@ -107,6 +142,8 @@ def _text(name: str, comment: str, *, required: bool = True) -> Column:
 def _flag(name: str, comment: str) -> Column:
     return Column(name, Kind.BOOLEAN, comment)
 
+
+_DURATIONS: Final = ("invisible_time_ms",)
 
 KEY_COLUMNS: Final = ("ops_topic_id", "partition", "kafka_offset", "ordinal")
 """Key of a row of an audit table. Equal in every replay."""
@@ -134,9 +171,9 @@ FLUSHER_COLUMNS: Final = (
 _OPERATIONS: Final = Table(
     "operations",
     "One row for each run of each entry of each operation: the request and its outcome.",
-    (
+    _with_timestamps(
         *_CAUSE,
-        _word("kind", "Type of the operation: pop, ack, change_invisible, dispatch, ..."),
+        _word("kind", "Type of the operation.", KINDS),
         *_QUEUE,
         _word("group", "Consumer group; null when the operation concerns the queue as a whole.", required=False),
         _text("op_id", "Id of the operation, chosen by its sender; a repetition gets the same answer.", required=False),
@@ -149,7 +186,7 @@ _OPERATIONS: Final = Table(
         _text("handle_before", "Receipt handle in the operation, without its signature.", required=False),
         _text("handle_after", "Receipt handle in the answer, without its signature.", required=False),
         _int("code", "RocketMQ's response code."),
-        _word("reason", "The outcome in one word (popstream.wire.reason.Reason)."),
+        _word("reason", "The outcome in one word.", REASONS),
         _flag("applied", "Whether the operation changed state."),
         _flag("repeated", "Whether the operation repeats an op_id and was answered from the op_id window."),
         _long("deadline_before_ms", "Deadline of the lease before the operation, ms since 1970.", required=False),
@@ -170,11 +207,11 @@ _OPERATIONS: Final = Table(
 DELIVERIES: Final = Table(
     "deliveries",
     "One row for each step in the life of a lease, over a range of messages of one lane.",
-    (
+    _with_timestamps(
         *_CAUSE,
         *_QUEUE,
         _word("group", "Consumer group of the lane."),
-        _word("step", "leased, acked, changed, expired, released, dead_lettered or expired_from_log."),
+        _word("step", "What happened to the messages.", STEPS),
         _long("first_offset", "First queue offset of the range."),
         _long("last_offset", "Last queue offset of the range, inclusive."),
         _long("epoch", "Number of the pop within its lane; a higher one makes older handles stale."),
@@ -184,14 +221,15 @@ DELIVERIES: Final = Table(
         _long("deadline_ms", "Deadline of the lease, ms since 1970; of an ended one its last.", required=False),
         _word(
             "cause",
-            "Cause of the step, such as `ack` or `deadline`. Of a message that a failed handler gave back: `handler`,"
-            " or `handler: ` and what it raised.",
+            "Cause of the step. Clients name some: of a message that a failed handler gave back it is `handler: ` and"
+            " what it raised, of a reject its reason, of an ack of what could not be consumed GONE or UNREADABLE.",
+            CAUSES,
         ),
         _word(
             "client_id",
             "Client that took the step by a pop, an ack, a change or a reject, if it named itself. Null when the lease"
             " ended by a release, at its deadline, at the attempt limit or with the log: the row `leased` of the same"
-            " lane and `epoch` names the client that held it.",
+            " lane and `epoch`, and the view `lease_ends`, name the client that held it.",
             required=False,
         ),
         *FLUSHER_COLUMNS,
@@ -203,7 +241,7 @@ DELIVERIES: Final = Table(
 _COMMIT_POSITIONS: Final = Table(
     "commit_positions",
     "One row for each position that moved, with the counts of its lane (or queue: `group` null) after the record.",
-    (
+    _with_timestamps(
         *_CAUSE,
         *_QUEUE,
         _word("group", "Consumer group of the lane; null for the commit position of the queue itself.", required=False),
@@ -229,7 +267,7 @@ _COMMIT_POSITIONS: Final = Table(
 _ORDER_INFO: Final = Table(
     "order_info",
     "One row for each record that changed the batch of an orderly lane: the latest pop and its progress.",
-    (
+    _with_timestamps(
         *_CAUSE,
         *_QUEUE,
         _word("group", "Consumer group of the lane."),
@@ -254,9 +292,9 @@ REJECTED: Final = Table(
     "rejected",
     "One row for each record of the ops topic that is not readable as an operation, lacks a valid signature, or is"
     " quarantined.",
-    (
+    _with_timestamps(
         *_CAUSE,
-        _word("reason", "The reason, in one word."),
+        _word("reason", "Why it is rejected.", REJECT_REASONS),
         _text("detail", "The message of the decoder."),
         _long("value_bytes", "Length of the record's value."),
         _text("value_sha256", "SHA-256 of the whole value, in hex."),
@@ -272,10 +310,10 @@ REJECTED: Final = Table(
 CONSUME_QUEUE: Final = Table(
     "consume_queue",
     "One row for each unit: a record of a message topic, as the builder first read it.",
-    (
+    _with_timestamps(
         *_QUEUE,
         _word("topic_id", "Kafka's id of the message topic; a recreated topic has another one."),
-        _word("queue_type", "simple, batch or sparse."),
+        _word("queue_type", "Type of the queue.", QUEUE_TYPES),
         _long("queue_offset", "Kafka offset of the record."),
         _long(
             "message_base", "Number of its first message in the queue; on simple and sparse queues the queue offset."

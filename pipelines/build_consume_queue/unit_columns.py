@@ -65,7 +65,13 @@ UNIT_SCHEMA = pa.schema(
     ]
 )
 
-DELTA_SCHEMA = pa.schema([field for field in arrow_schema(CONSUME_QUEUE) if field.name not in _OF_THE_BUILD])
+DELTA_SCHEMA = pa.schema(
+    [
+        arrow_schema(CONSUME_QUEUE).field(each.name)
+        for each in CONSUME_QUEUE.decided_columns
+        if each.name not in _OF_THE_BUILD
+    ]
+)
 """The columns of the table `consume_queue` that follow from the message log."""
 
 _MS_PER_DAY = 86_400_000

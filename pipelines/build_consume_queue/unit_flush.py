@@ -16,9 +16,9 @@ import structlog
 from pyspark.sql import SparkSession
 
 from broker_state.consume_queue import Units, units_between
+from connectors.delta.all_columns import with_all_columns
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.rows import in_pieces
-from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
@@ -36,8 +36,6 @@ PIPELINE = "build_consume_queue"
 
 COMMIT_ROWS = 1_000_000
 """A commit ends with the WriteBatch in which it reaches this number of rows."""
-
-_SCHEMA = arrow_schema(CONSUME_QUEUE)
 
 
 class UnitFlush:
@@ -140,7 +138,7 @@ class UnitFlush:
                     "state_epoch": pa.repeat(self._builder.built.state_epoch, count),
                     "store_date": store_dates(rows),
                 }
-                yield pa.table([added[name] if name in added else rows[name] for name in _SCHEMA.names], schema=_SCHEMA)
+                yield with_all_columns(CONSUME_QUEUE, rows, added)
 
     def _rows_of(self, span: UnitSpan) -> pa.Table:
         """Read the units of a span from the store, which has none that left the log or whose topic was deleted."""

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from broker_state.audit import RejectReason
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.control.lane_metrics import LaneMetrics
 from pipelines.control.metric_definitions import LANE_METRICS, Metric, MetricKind
-from pipelines.decide_ops.decode import RejectReason
 
 if TYPE_CHECKING:
     from pipelines.apply_ops.micro_batch import MicroBatchReport

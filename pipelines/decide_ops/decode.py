@@ -5,14 +5,13 @@ one. Its row keeps the coordinates, the reason and the first bytes of the value;
 reply_to can be read. A command with a value out of range is not rejected: it is decided, and refused there.
 """
 
-import enum
 import hashlib
 from typing import Any, NamedTuple
 
 import msgspec
 import xxhash
 
-from broker_state.audit import REJECTED_HEAD_BYTES, TEXT_CHARACTERS_MAX, RejectedRow
+from broker_state.audit import REJECTED_HEAD_BYTES, TEXT_CHARACTERS_MAX, RejectedRow, RejectReason
 from broker_state.kernel.context.decision import OpRecord
 from broker_state.kernel.validation import is_queue_name
 from popstream.exchange.partitioner import partition_of
@@ -40,7 +39,6 @@ from popstream.wire.signing import OperationVerifier
 __all__ = [
     "Decoder",
     "KafkaRecord",
-    "RejectReason",
     "Rejected",
     "reject_quarantined",
 ]
@@ -73,21 +71,6 @@ class KafkaRecord(NamedTuple):
     value: bytes | None
     value_bytes: int
     value_sha256: str | None = None
-
-
-class RejectReason(enum.StrEnum):
-    """Why no command can be read, or why it may not be sent."""
-
-    TOO_LARGE = "TOO_LARGE"
-    EMPTY = "EMPTY"
-    NOT_JSON = "NOT_JSON"
-    NOT_AN_OBJECT = "NOT_AN_OBJECT"
-    UNKNOWN_VERSION = "UNKNOWN_VERSION"
-    UNKNOWN_TYPE = "UNKNOWN_TYPE"
-    BAD_FIELD = "BAD_FIELD"
-    QUARANTINED = "QUARANTINED"
-    NOT_SIGNED = "NOT_SIGNED"
-    BAD_SIGNATURE = "BAD_SIGNATURE"
 
 
 _ANSWERED = {

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable, Schema
 
+from connectors.delta.all_columns import with_all_columns
 from connectors.delta.data_files import write_data_files
 from connectors.delta.log.write_commit import add_action, commit_info, write_commit
 from connectors.delta.rows import plain_rows
@@ -45,9 +46,7 @@ def append_audit_rows(root: Path, name: str, rows: Sequence[NamedTuple], apply_s
         "ops_topic_id": pa.repeat("topic-1", len(rows)),
         "op_date": pc.divide(found["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
     }
-    schema = arrow_schema(TABLES[name])
-    columns = [added[column] if column in added else found[column] for column in schema.names]
-    return append_rows(root, name, pa.table(columns, schema=schema))
+    return append_rows(root, name, with_all_columns(TABLES[name], found, added))
 
 
 def append_rows(root: Path, name: str, rows: pa.Table) -> int:

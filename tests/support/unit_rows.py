@@ -52,6 +52,6 @@ def batch_row(topic: str, queue_offset: int, base: int, count: int, **changed: A
 
 def append_units(spark: SparkSession, root: Path, rows: Iterable[dict[str, Any]]) -> None:
     """Append rows to the table, which exists."""
-    values = [tuple(each[column.name] for column in CONSUME_QUEUE.columns) for each in rows]
+    values = [tuple(each.get(column.name) for column in CONSUME_QUEUE.columns) for each in rows]
     frame = spark.createDataFrame(values, spark_schema(CONSUME_QUEUE))
     frame.write.format("delta").mode("append").save(str(table_path(root, CONSUME_QUEUE.name)))

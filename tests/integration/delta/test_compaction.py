@@ -182,7 +182,7 @@ def test_a_table_with_features_that_compaction_does_not_know_is_left_alone(
     flushed(start(), 2)
     path = table_path(root, "deliveries")
     spark.sql(f"ALTER TABLE delta.`{path}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
-    with pytest.raises(Invalid, match=r"reader and writer version \(3, 7\)"):
+    with pytest.raises(Invalid, match="reader version 3"):
         compact(root, DELIVERIES)
 
 

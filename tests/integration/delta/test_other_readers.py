@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +47,43 @@ def table(root: Path, start: Callable[..., AuditFlusher]) -> Path:
 
 @pytest.fixture
 def expected(spark: SparkSession, table: Path) -> list[tuple[Any, ...]]:
-    rows = spark.read.format("delta").load(str(table)).where(WANTED).orderBy("ordinal").collect()
+    rows = spark.read.format("delta").load(str(table)).where(WANTED).orderBy("ordinal").toArrow().to_pylist()
     assert len(rows) == 3
-    return [tuple(row) for row in rows]
+    return [tuple(row.values()) for row in rows]
+
+
+@pytest.fixture
+def moment() -> dt.datetime:
+    return dt.datetime.fromtimestamp((NOW_MS + DAY_MS) / 1000, dt.UTC)
+
+
+def test_a_timestamp_is_that_of_the_milliseconds_in_every_reader(
+    spark: SparkSession, table: Path, moment: dt.datetime
+) -> None:
+    """Each reader skips files by it, too: the statistics of a file have it."""
+    by_spark = spark.read.format("delta").load(str(table)).where(f"now_utc = TIMESTAMP '{moment:%Y-%m-%d %H:%M:%S%z}'")
+    assert by_spark.where("now_ms <> unix_millis(now_utc)").count() == 0
+    counts = {"Spark": by_spark.count()}
+    log = DeltaTable(table)
+    counts["delta-rs"] = log.to_pyarrow_table(filters=[("now_utc", "=", moment)]).num_rows
+    counts["polars"] = pl.scan_delta(str(table)).filter(pl.col("now_utc") == moment).collect().height
+    with duckdb.connect() as connection:
+        connection.register("deliveries", log.to_pyarrow_dataset())
+        found = connection.sql(f"SELECT now_utc FROM deliveries WHERE now_utc = '{moment.isoformat()}'").fetchall()  # noqa: S608
+        counts["DuckDB"] = len(found)
+    assert counts == dict.fromkeys(counts, 12)
+    least = log.get_add_actions(flatten=True)["min.now_utc"].to_pylist()
+    assert sorted(set(least)) == [moment - dt.timedelta(days=1), moment]
+
+
+def test_the_changes_of_the_table_can_be_followed(spark: SparkSession, table: Path) -> None:
+    """Compaction is no change."""
+    changes = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 0).load(str(table))
+    by_version = {(row["_commit_version"], row["_change_type"]): row["count"] for row in
+                  changes.groupBy("_commit_version", "_change_type").count().collect()}  # fmt: skip
+    assert by_version == {(version, "insert"): 6 for version in (1, 2, 5, 6)}
+    read = DeltaTable(table).load_cdf(starting_version=5).read_all()
+    assert read.num_rows == 12
 
 
 def test_delta_rs_reads_it(table: Path, expected: list[tuple[Any, ...]]) -> None:

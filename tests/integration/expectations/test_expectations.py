@@ -419,7 +419,13 @@ def write(spark: SparkSession, root: Path, epoch: str, tables: dict[str, list[tu
 def write_with_wrong_date(spark: SparkSession, root: Path, faults: list[Rows]) -> None:
     for table in AUDIT_TABLES:
         rows = [
-            (*row, 1, "faulty", "topic-1", date(2026, 11, 21) + timedelta(days=1))
+            {
+                **row._asdict(),
+                "apply_seq": 1,
+                "state_epoch": "faulty",
+                "ops_topic_id": "topic-1",
+                "op_date": date(2026, 11, 21) + timedelta(days=1),
+            }
             for fault in faults
             for name, row in fault.wrong_date
             if name == table

@@ -16,8 +16,8 @@ from broker_state.store.rocks_store import META, RocksStore
 from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
+from connectors.delta.all_columns import with_all_columns
 from connectors.delta.rows import plain_rows
-from connectors.delta.schemas import arrow_schema
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, TABLES, table_path
 from pipelines.apply_ops.outbox import Outbox
@@ -162,8 +162,7 @@ class VerifyScene:
             "ops_topic_id": pa.repeat(TOPIC_ID, count),
             "op_date": pa.array([0] * count, pa.int32()).cast(pa.date32()),
         }
-        schema = arrow_schema(AUDIT_TABLES[name])
-        return pa.table([added[field] if field in added else rows[field] for field in schema.names], schema=schema)
+        return with_all_columns(AUDIT_TABLES[name], rows, added)
 
     @property
     def log(self) -> LogFound:

@@ -17,7 +17,7 @@ from connectors.delta.reference import tables_markdown
 from connectors.delta.rows import SLICE_BYTES_MAX, decode_rows, encode_rows, in_pieces
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.spark_schemas import spark_schema
-from connectors.delta.tables import AUDIT_TABLES, FLUSHER_COLUMNS, TABLES, Kind
+from connectors.delta.tables import AUDIT_TABLES, TABLES, Kind
 from popstream.wire.base_errors import Corrupt
 
 ROOT = Path(__file__).parents[4]
@@ -51,7 +51,7 @@ def test_rows_come_back_equal_and_in_order(count: int) -> None:
 
 @pytest.mark.parametrize("name", AUDIT_TABLES)
 def test_each_value_comes_back_in_the_column_of_its_name(name: str) -> None:
-    columns = [column for column in AUDIT_TABLES[name].columns if column not in FLUSHER_COLUMNS]
+    columns = AUDIT_TABLES[name].decided_columns
     sentinels = {
         column.name: {Kind.STRING: column.name, Kind.BINARY: column.name.encode(), Kind.BOOLEAN: number % 2 == 0}.get(
             column.kind, 100 + number
@@ -141,7 +141,7 @@ def test_each_row_field_has_a_column_of_its_type(table: object) -> None:
     kinds = {int: {Kind.INT, Kind.BIGINT}, str: {Kind.STRING}, bool: {Kind.BOOLEAN}, bytes: {Kind.BINARY}}
     hints = get_type_hints(table.row_type)
 
-    fields = [column for column in table.columns if column not in FLUSHER_COLUMNS]
+    fields = table.decided_columns
 
     assert tuple(column.name for column in fields) == table.row_type._fields
     for column in fields:

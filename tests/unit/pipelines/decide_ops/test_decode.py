@@ -7,12 +7,13 @@ from typing import Any, get_args
 
 import pytest
 
+from broker_state.audit import RejectReason
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from pipelines.decide_ops import decode
-from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, RejectReason
+from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.command import Command, Declare, Dispatch, EntryCommand, Pop, WrittenRange, encode_command
 

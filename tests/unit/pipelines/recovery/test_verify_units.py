@@ -17,8 +17,8 @@ import pytest
 from broker_state.consume_queue import Scan, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.applied import Applied
+from connectors.delta.all_columns import with_all_columns
 from connectors.delta.pieces import find_pieces
-from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder, Queue, read_queues, reader_of
@@ -106,10 +106,12 @@ class UnitScene:
         units: Units = units_between(known, reader_of(store, queue), first, end)
         rows = delta_rows(queue, known.topic_id, known.queue_type, units)
         count = rows.num_rows
-        rows = rows.append_column("build_seq", pa.array([1] * count, pa.int64()))
-        rows = rows.append_column("state_epoch", pa.repeat("epoch", count))
-        rows = rows.append_column("store_date", pa.array([0] * count, pa.int32()).cast(pa.date32()))
-        return rows.select(arrow_schema(CONSUME_QUEUE).names)
+        added = {
+            "build_seq": pa.array([1] * count, pa.int64()),
+            "state_epoch": pa.repeat("epoch", count),
+            "store_date": pa.array([0] * count, pa.int32()).cast(pa.date32()),
+        }
+        return with_all_columns(CONSUME_QUEUE, rows, added)
 
     def change(self, change: Callable[[pa.Table], pa.Table]) -> None:
         """Replace the last file of the table."""
