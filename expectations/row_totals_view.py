@@ -6,11 +6,13 @@ files themselves.
 
 from __future__ import annotations
 
+import datetime as dt
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from connectors.delta.history_start import first_day_of
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.log.transactions import epochs_of
 from connectors.delta.pieces import each_batch
@@ -18,7 +20,6 @@ from connectors.delta.row_totals import NO_ROWS, RowTotal, WrittenTotals, totals
 from connectors.delta.tables import CONSUME_QUEUE, TABLES, table_path
 
 if TYPE_CHECKING:
-    import datetime as dt
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
@@ -68,11 +69,13 @@ def _unequal(delta_root: Path, table: str, version: int) -> Iterator[tuple[Key, 
     written = WrittenTotals(txns)
     found = _found(delta_root, table, version, written.after)
     uncounted = epochs_of(txns, table) - written.by_epoch.keys()
+    first_day = first_day_of(txns) or dt.date.min
     for epoch, date in sorted(
         {*found, *((epoch, date) for epoch, dates in written.by_epoch.items() for date in dates)}
     ):
         total = written.by_epoch.get(epoch, {}).get(date, NO_ROWS)
-        if total is not None and epoch not in uncounted and total != found.get((epoch, date), NO_ROWS):
+        is_counted = total is not None and epoch not in uncounted and date >= first_day
+        if is_counted and total != found.get((epoch, date), NO_ROWS):
             yield (epoch, date), total, found.get((epoch, date), NO_ROWS)
 
 

@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from checkpoints.layout import JobFolder
 from checkpoints.snapshot_retention import SnapshotRetention
+from connectors.delta.tables import DATED_TABLES
 from popstream.kafka_connection import KafkaConnection, chosen_connection
 from popstream.wire.base_errors import Invalid
 from popstream.wire.command import QueueType
@@ -198,6 +199,13 @@ class JobSettings(BaseSettings):
     maintain_interval_s: Annotated[float, Field(ge=0)] = Field(
         default=86_400.0, description="seconds between compactions of the tables; 0: only `popstream maintain`"
     )
+    audit_retention_days: dict[str, Annotated[int, Field(ge=1)]] = Field(
+        default_factory=dict,
+        description=(
+            "days by table that rows are kept, as whole dates (UTC), until maintenance deletes them; of tables that are"
+            " not named all rows are kept"
+        ),
+    )
     handle_keys: Keys = Field(
         default_factory=dict,
         description=(
@@ -327,6 +335,14 @@ class JobSettings(BaseSettings):
             message = "a job writes its tables to a folder, and to no URL: mount it"
             raise ValueError(message)
         return value
+
+    @field_validator("audit_retention_days")
+    @classmethod
+    def _require_tables(cls, days: dict[str, int]) -> dict[str, int]:
+        if unknown := sorted(set(days) - set(DATED_TABLES)):
+            message = f"{', '.join(unknown)} is no table with dates, as are {', '.join(sorted(DATED_TABLES))}"
+            raise ValueError(message)
+        return days
 
     @property
     def connection(self) -> KafkaConnection | None:

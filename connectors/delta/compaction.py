@@ -33,11 +33,11 @@ import pyarrow.parquet as pq
 from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
 from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
-from connectors.delta.log.write_commit import add_action, commit_info, write_commit
+from connectors.delta.log.write_commit import add_action, commit_info, remove_action, write_commit
 from connectors.delta.rows import in_pieces, with_lacking
-from connectors.delta.store import require_appendable
+from connectors.delta.store import require_rewritable
 from connectors.delta.tables import TABLES, Table, table_path
-from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -46,9 +46,6 @@ __all__ = ["Compacted", "compact"]
 
 FILE_BYTES: Final = 64 * 1024 * 1024
 """Files of this size are left alone, and no file becomes larger."""
-
-READER_VERSION_MAX: Final = 1
-"""Later ones may have rows in a file that are none of the table."""
 
 PREFIX: Final = "compacted-"
 SETTLED_AFTER_S: Final = 600.0
@@ -93,14 +90,7 @@ def compact(root: Path, table: Table) -> Compacted:
     found = read_data_files(path)
     if found is None:
         return Compacted(table=table.name)
-    if found.protocol[0] > READER_VERSION_MAX:
-        message = f"{table.name} needs reader version {found.protocol[0]} of Delta, which compaction does not support"
-        raise Invalid(message, subject=table.name)
-    require_appendable(path, table)
-    owner = path.stat().st_uid
-    if os.geteuid() == 0 and owner != 0:
-        message = f"{path} belongs to user {owner}, who could not read files of root: compact it as that user"
-        raise Invalid(message, subject=table.name)
+    require_rewritable(path, table, found)
     groups = list(_groups(file for file in found.files if _is_settled(path, file)))
     for files in groups:
         _replace(path, table, found, files)
@@ -203,16 +193,7 @@ def _actions(read_version: int, files: list[DataFile], joined: DataFile) -> Iter
         operationMetrics={"numRemovedFiles": str(len(files)), "numAddedFiles": "1"},
     )
     for file in files:
-        yield {
-            "remove": {
-                "path": file.path,
-                "deletionTimestamp": int(time.time() * 1000),
-                "dataChange": False,
-                "extendedFileMetadata": True,
-                "partitionValues": file.partition_values,
-                "size": file.size,
-            }
-        }
+        yield remove_action(file, data_change=False)
     yield add_action(joined, data_change=False)
 
 

@@ -11,9 +11,11 @@ import pyarrow.compute as pc
 from pyspark.sql import functions as f
 
 from broker_state.store.generation import generation_of
+from connectors.delta.history_start import deleted_epoch_max, first_ms_of
 from connectors.delta.log.commits import commits_back_from, read_commit
-from connectors.delta.log.table_log import read_table_log
+from connectors.delta.log.table_log import read_table_log, require_table_log
 from connectors.delta.log.transactions import known_versions, versions_by_epoch
+from connectors.delta.pieces import rows_since
 from connectors.delta.row_comparison import ROW_KEY, comparable_schema, compare_rows, described_row
 from connectors.delta.spark_errors import require_undamaged
 from connectors.delta.tables import (
@@ -151,7 +153,8 @@ def generation_used(spark: SparkSession, root: Path) -> int:
     path = table_path(root, DELIVERIES.name)
     with require_undamaged(path):
         highest = spark.read.format("delta").load(str(path)).agg(f.max("epoch")).first()
-    return 0 if highest is None or highest[0] is None else generation_of(highest[0])
+    in_table = 0 if highest is None or highest[0] is None else highest[0]
+    return generation_of(max(in_table, deleted_epoch_max(require_table_log(path).txns)))
 
 
 def has_rows_of_others(spark: SparkSession, root: Path, ops_topic_id: str) -> bool:
@@ -194,9 +197,13 @@ class Covered:
         self.verified_rows = 0
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return (rows that the table must contain, new rows). Rows below `compared_from` are in neither."""
+        """Return (rows that the table must contain, new rows).
+
+        In neither are rows below `compared_from`, and those of dates that retention has deleted.
+        """
         if not self._ends:
             return rows.slice(0, 0), rows
+        rows = self._of_kept_dates(rows)
         places = list(zip(rows["partition"].to_pylist(), rows["kafka_offset"].to_pylist(), strict=True))
         known = _below(self._ends, places)
         compared = pc.and_not(known, _below(self._compared_from, places))
@@ -209,9 +216,9 @@ class Covered:
             Corrupt: It has other rows, or a file of it is damaged.
         """
         schema = comparable_schema(AUDIT_TABLES[self._table])
-        wanted = recomputed.select(schema.names).cast(schema)
         with require_undamaged(self._path):
-            found = self._between(wanted).toArrow().select(schema.names).cast(schema)
+            found = self._of_kept_dates(self._between(recomputed).toArrow().select(schema.names).cast(schema))
+        wanted = self._of_kept_dates(recomputed.select(schema.names).cast(schema))
         compared = compare_rows(wanted, found, ROW_KEY, described_row)
         if not compared.is_equal:
             message = (
@@ -220,6 +227,10 @@ class Covered:
             )
             raise Corrupt(message, subject=self._table, details=compared.lines(f"rows of {self._table}"))
         self.verified_rows += wanted.num_rows
+
+    def _of_kept_dates(self, rows: pa.Table) -> pa.Table:
+        # As it is now: retention goes on during a replay.
+        return rows_since(rows, "now_ms", first_ms_of(require_table_log(self._path).txns))
 
     def _between(self, rows: pa.Table) -> DataFrame:
         ends = rows.group_by("partition").aggregate([("kafka_offset", "min"), ("kafka_offset", "max")]).to_pylist()

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from connectors.delta.damage import damaged_data_file
+from connectors.delta.history_start import first_ms_of
 from connectors.delta.log.table_log import read_data_files
 from connectors.delta.rows import with_lacking
 from connectors.delta.schemas import arrow_schema
@@ -33,7 +34,17 @@ if TYPE_CHECKING:
     from connectors.delta.log.table_log import DataFile, DataFiles
     from connectors.delta.tables import Table
 
-__all__ = ["PiecedTable", "Span", "TablePiece", "each_batch", "find_pieces", "read_piece", "rows_between", "spans_of"]
+__all__ = [
+    "PiecedTable",
+    "Span",
+    "TablePiece",
+    "each_batch",
+    "find_pieces",
+    "read_piece",
+    "rows_between",
+    "rows_since",
+    "spans_of",
+]
 
 Span = tuple[int, int]
 """[first offset, end offset) of a source."""
@@ -62,11 +73,13 @@ class PiecedTable(msgspec.Struct, frozen=True):
         version: The version; -1: there is no table.
         schema: JSON of Spark's StructType.
         pieces: In the order in which their rows were written.
+        first_ms: Retention may have deleted rows of earlier times, ms since 1970; None: it has deleted none.
     """
 
     version: int
     schema: str
     pieces: list[TablePiece]
+    first_ms: int | None = None
 
     @property
     def ends(self) -> dict[str, int]:
@@ -105,7 +118,7 @@ def find_pieces(
                 rows = _rows_of(table, path, source, number, [*columns, offset])
                 if spans := spans_of(sources(rows), rows[offset]):
                     pieces.append(TablePiece(path, number, spans))
-    return PiecedTable(found.version, found.schema, pieces)
+    return PiecedTable(found.version, found.schema, pieces, first_ms_of(found.txns))
 
 
 def spans_of(sources: pa.Array | pa.ChunkedArray, offsets: pa.Array | pa.ChunkedArray) -> dict[str, Span]:
@@ -187,6 +200,11 @@ def rows_between(rows: pa.Table, source: str, offset: str, spans: Mapping[int, S
         is_of = pc.equal(rows[source], name).combine_chunks().to_numpy(zero_copy_only=False).astype(np.bool_)
         within |= is_of & (offsets >= first) & (offsets < end)
     return rows if within.all() else rows.filter(pa.array(within))
+
+
+def rows_since(rows: pa.Table, time_ms: str, first_ms: int | None) -> pa.Table:
+    """Return the rows whose time in the column `time_ms` is `first_ms` or later; all of them if that is None."""
+    return rows if first_ms is None else rows.filter(pc.greater_equal(rows[time_ms], first_ms))
 
 
 class _Opened:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Any, Final
 
 import structlog
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from connectors.delta.log.table_log import TableLog
+    from connectors.delta.log.table_log import DataFiles, TableLog
 
-__all__ = ["CHECKPOINT_INTERVAL", "ensure_table", "require_appendable", "require_columns", "write_checkpoint"]
+__all__ = [
+    "CHECKPOINT_INTERVAL",
+    "ensure_table",
+    "require_appendable",
+    "require_columns",
+    "require_rewritable",
+    "write_checkpoint",
+]
 
 CHECKPOINT_INTERVAL: Final = 50
 """Commits after which a checkpoint of the log is due."""
@@ -38,6 +46,7 @@ _CHANGE_DATA_FEED: Final = {"delta.enableChangeDataFeed": "true"}
 _FORGETS_TRANSACTIONS: Final = "delta.setTransactionRetentionDuration"
 """After this time Delta forgets a transaction, and accepts the same rows again (measured)."""
 
+_READER_MAX: Final = 1
 _WRITER_MAX: Final = 2
 _WITH_FEATURES: Final = 7
 _FEATURES: Final = {
@@ -121,6 +130,24 @@ def require_appendable(path: Path, table: Table) -> None:
             f"the Delta table at {path} has {wanted}, with which popstream cannot append rows: take it off with ALTER"
             f" TABLE, or run `popstream restore --rebuild {table.name}`"
         )
+        raise Invalid(message, subject=table.name)
+
+
+def require_rewritable(path: Path, table: Table, found: DataFiles) -> None:
+    """Refuse a table of which no file can be replaced or removed without Spark.
+
+    Raises:
+        Invalid: As in `require_appendable`; or rows of its files may be none of the table; or it belongs to a user who
+            could not read files of this process.
+        Corrupt: Its log cannot be read.
+    """
+    if found.protocol[0] > _READER_MAX:
+        message = f"{table.name} needs reader version {found.protocol[0]} of Delta: its files cannot be written again"
+        raise Invalid(message, subject=table.name)
+    require_appendable(path, table)
+    owner = path.stat().st_uid
+    if os.geteuid() == 0 and owner != 0:
+        message = f"{path} belongs to user {owner}, who could not read files of root: do it as that user"
         raise Invalid(message, subject=table.name)
 
 

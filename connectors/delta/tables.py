@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AUDIT_TABLES",
     "CONSUME_QUEUE",
+    "DATED_TABLES",
     "DELIVERIES",
     "FLUSHER_COLUMNS",
     "KEY_COLUMNS",
@@ -367,7 +368,10 @@ AUDIT_TABLES: Final = {
 }
 """Tables of the kernel's rows, which are written through the outbox."""
 
-TABLES: Final = {**AUDIT_TABLES, CONSUME_QUEUE.name: CONSUME_QUEUE, _QUALITY_RESULTS.name: _QUALITY_RESULTS}
+DATED_TABLES: Final = {**AUDIT_TABLES, CONSUME_QUEUE.name: CONSUME_QUEUE}
+"""The tables that are partitioned by a date, which the job writes."""
+
+TABLES: Final = {**DATED_TABLES, _QUALITY_RESULTS.name: _QUALITY_RESULTS}
 
 
 def table_path(root: Path, table: str) -> Path:

@@ -469,7 +469,8 @@ class Job:
 
     def _maintain(self) -> None:
         join_pool(self._spark, "maintenance")
-        for done in maintain(self._spark, self.folder.delta, lambda: self._maintenance.is_stopping):
+        days = self.settings.audit_retention_days
+        for done in maintain(self._spark, self.folder.delta, lambda: self._maintenance.is_stopping, days):
             _log.info("maintained", **msgspec.structs.asdict(done))
 
     def _fail_unless_stopping(self, error: BaseException) -> None:

@@ -1,10 +1,11 @@
-"""Maintenance of the Delta tables: compaction in a process of its own, then VACUUM."""
+"""Maintenance of the Delta tables: retention, compaction in a process of its own, then VACUUM."""
 
 import contextlib
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,8 @@ from pyspark.sql import SparkSession
 
 from connectors.delta import compaction
 from connectors.delta.compaction import Compacted
-from connectors.delta.tables import TABLES, table_path
+from connectors.delta.retention import delete_before
+from connectors.delta.tables import DATED_TABLES, TABLES, table_path
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["Maintained", "maintain"]
@@ -31,24 +33,38 @@ class Maintained(msgspec.Struct, frozen=True, kw_only=True):
         compacted: Files that were joined.
         into: Files that they were joined to.
         removed: Files deleted, because no version of the last week uses them.
+        deleted: Rows deleted, because they are older than their retention.
     """
 
     table: str
     compacted: int
     into: int
     removed: int
+    deleted: int = 0
 
 
-def maintain(spark: SparkSession, root: Path, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Maintained]:
-    """Compact every table, then delete the files that no version of the last week uses. A job may run.
+def maintain(
+    spark: SparkSession,
+    root: Path,
+    should_stop: Callable[[], bool] = lambda: False,
+    retention_days: Mapping[str, int] | None = None,
+) -> Iterator[Maintained]:
+    """Delete old rows, compact every table, then delete the files that no version of the last week uses. A job may run.
 
     Younger files stay: a reader may use them, or a writer may be about to commit them. Yields the outcome of each
     table when it is done. A failure in one table does not affect the others, and is raised at the end.
+
+    Args:
+        spark: A session with Delta.
+        root: Folder of the tables.
+        should_stop: Asked now and then.
+        retention_days: By table, how many whole days (UTC) before the present one are kept; others are kept for ever.
 
     Raises:
         Unavailable: Some tables could not be maintained.
     """
     failures: list[str] = []
+    deleted = _delete_old_rows(root, retention_days or {}, failures)
     for table in compacted_aside(root, should_stop):
         if should_stop():
             return
@@ -60,9 +76,27 @@ def maintain(spark: SparkSession, root: Path, should_stop: Callable[[], bool] = 
         if table.failure is not None:
             failures.append(f"{table.table}: {table.failure}")
             continue
-        yield Maintained(table=table.table, compacted=table.compacted, into=table.into, removed=removed)
+        yield Maintained(
+            table=table.table,
+            compacted=table.compacted,
+            into=table.into,
+            removed=removed,
+            deleted=deleted.get(table.table, 0),
+        )
     if failures:
         raise Unavailable("; ".join(failures), subject=str(root))
+
+
+def _delete_old_rows(root: Path, retention_days: Mapping[str, int], failures: list[str]) -> dict[str, int]:
+    """Return the number of deleted rows by table; add what went wrong to `failures`."""
+    today = datetime.now(UTC).date()
+    deleted = {}
+    for name, days in retention_days.items():
+        try:
+            deleted[name] = delete_before(root, DATED_TABLES[name], today - timedelta(days=days)).rows
+        except Exception as error:  # noqa: BLE001 - an error in one table must not affect the others
+            failures.append(f"{name}: {error}")
+    return deleted
 
 
 def compacted_aside(root: Path, should_stop: Callable[[], bool] = lambda: False) -> Iterator[Compacted]:

@@ -85,12 +85,14 @@ class DataFiles(msgspec.Struct, frozen=True, kw_only=True):
         protocol: Required reader and writer versions.
         schema: JSON of Spark's StructType.
         files: The files, in no particular order.
+        txns: The last `txnVersion` by `txnAppId`.
     """
 
     version: int
     protocol: tuple[int, int]
     schema: str
     files: list[DataFile]
+    txns: dict[str, int]
 
 
 def require_table_log(table: Path, version: int | None = None) -> TableLog:
@@ -122,7 +124,7 @@ def read_data_files(table: Path, version: int | None = None) -> DataFiles | None
     Raises:
         Corrupt: As in `read_table_log`.
     """
-    return _reconciled(table, version, ("protocol", "metaData", "add", "remove"), _data_files)
+    return _reconciled(table, version, ("txn", "protocol", "metaData", "add", "remove"), _data_files)
 
 
 def checkpoint_damage(table: Path) -> Corrupt | None:
@@ -189,12 +191,15 @@ def _table_log(table: Path, version: int, actions: Iterator[Action]) -> TableLog
 
 def _data_files(table: Path, version: int, actions: Iterator[Action]) -> DataFiles:
     files: dict[str, DataFile] = {}
+    txns: dict[str, int] = {}
     protocol: Protocol | None = None
     metadata: MetaData | None = None
     for action in actions:
         protocol = action.protocol or protocol
         metadata = action.meta_data or metadata
-        if (add := action.add) is not None:
+        if action.txn is not None:
+            txns[action.txn.app_id] = action.txn.version
+        elif (add := action.add) is not None:
             files[add.path] = DataFile(
                 path=add.path,
                 size=add.size,
@@ -207,7 +212,7 @@ def _data_files(table: Path, version: int, actions: Iterator[Action]) -> DataFil
     protocol = _required(protocol, table, "protocol")
     schema = _required(metadata, table, "metaData").schema_string
     versions = (protocol.min_reader_version, protocol.min_writer_version)
-    return DataFiles(version=version, protocol=versions, schema=schema, files=list(files.values()))
+    return DataFiles(version=version, protocol=versions, schema=schema, files=list(files.values()), txns=txns)
 
 
 def _required(action: Found | None, table: Path, what: str) -> Found:

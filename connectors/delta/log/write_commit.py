@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from connectors.delta.log.table_log import DataFile
 
-__all__ = ["add_action", "commit_info", "write_commit"]
+__all__ = ["add_action", "commit_info", "remove_action", "txn_action", "write_commit"]
 
 
 def write_commit(
@@ -85,6 +85,25 @@ def add_action(file: DataFile, *, data_change: bool) -> dict[str, Any]:
             "stats": file.stats,
         }
     }
+
+
+def remove_action(file: DataFile, *, data_change: bool) -> dict[str, Any]:
+    """Return the action that removes a file from the table. `data_change`: its rows are in no other file then."""
+    return {
+        "remove": {
+            "path": file.path,
+            "deletionTimestamp": int(time.time() * 1000),
+            "dataChange": data_change,
+            "extendedFileMetadata": True,
+            "partitionValues": file.partition_values,
+            "size": file.size,
+        }
+    }
+
+
+def txn_action(app_id: str, version: int) -> dict[str, Any]:
+    """Return the action that sets the last `txnVersion` of an application."""
+    return {"txn": {"appId": app_id, "version": version, "lastUpdated": int(time.time() * 1000)}}
 
 
 def _linked_after(table: Path, version: int, unnamed: Path, examine: Callable[[Commit], None], *, durable: bool) -> int:

@@ -173,11 +173,13 @@ def maintain(
 ) -> None:
     """Compact the tables, and delete files that no version of the last week uses.
 
-    A running job does so itself every `maintain_interval_s`.
+    First, delete the rows that are older than `audit_retention_days`.
+    A running job does all this itself every `maintain_interval_s`.
     """
     from pipelines.cli.tables.maintain import run_maintain
 
-    run_maintain(job.load(tables=tables).job_folder.absolute(), var=var, as_json=as_json)
+    settings = job.load(tables=tables)
+    run_maintain(settings.job_folder.absolute(), settings.audit_retention_days, var=var, as_json=as_json)
 
 
 @with_options(job=TableOptions)

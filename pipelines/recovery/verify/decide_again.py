@@ -13,7 +13,7 @@ import msgspec
 import pyarrow as pa
 
 from broker_state.store.rocks_store import META, RocksStore
-from connectors.delta.pieces import Span, rows_between
+from connectors.delta.pieces import Span, rows_between, rows_since
 from connectors.delta.row_comparison import ROW_KEY, Comparison, comparable_schema, compare_rows, described_row
 from connectors.delta.rows import plain_rows
 from connectors.delta.tables import AUDIT_TABLES
@@ -178,6 +178,9 @@ class _Share:
         if compared != slice_:
             spans = {int(p): span for p, span in compared.items()}
             recomputed = rows_between(recomputed, "partition", "kafka_offset", spans)
+        recomputed, found, in_outbox = (
+            rows_since(rows, "now_ms", table.first_ms) for rows in (recomputed, found, in_outbox)
+        )
         result = self.result.rows[name]
         result.compared.add(compare_rows(recomputed, found, ROW_KEY, described_row))
         result.in_outbox += in_outbox.num_rows

@@ -22,12 +22,14 @@ class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
         pieces: Its pieces; sources are the partitions of the ops topic.
         ends: By partition, the Kafka offset from which on rows are in the outbox.
         compared_from: By partition, the Kafka offset below which its rows come from lost operations.
+        first_ms: As in `PiecedTable`.
     """
 
     version: int
     pieces: list[TablePiece]
     ends: dict[str, int]
     compared_from: dict[str, int]
+    first_ms: int | None
 
 
 class VerifyPlan(msgspec.Struct, frozen=True, kw_only=True):

@@ -100,6 +100,7 @@ def make_plan(
             pieces=found.pieces,
             ends={p: min(offset, end[p]) for p, offset in found.ends.items() if p in end},
             compared_from={str(p): offset for p, offset in facts.compared_from.get(name, {}).items()},
+            first_ms=found.first_ms,
         )
     units = PiecedTable(-1, "", [])
     if queues is not None:

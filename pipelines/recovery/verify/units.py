@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from broker_state.consume_queue import ConsumeQueue, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
-from connectors.delta.pieces import Span, TablePiece, read_piece
+from connectors.delta.pieces import Span, TablePiece, read_piece, rows_since
 from connectors.delta.row_comparison import Comparison, compare_rows
 from connectors.delta.tables import CONSUME_QUEUE, table_path
 from pipelines.apply_ops.outbox import Outbox
@@ -98,6 +98,7 @@ def compare_units(
         for number in range(result.slices, len(slices)):
             slice_ = {source: (ends[number][source], ends[number + 1][source]) for source in queues}
             found = pa.concat_tables([DELTA_SCHEMA.empty_table(), *reader.between(slice_)])
+            found = rows_since(found, "store_time_ms", plan.units.first_ms)
             sources = unit_sources(found)
             for source, span in slice_.items():
                 if span[0] == span[1]:
@@ -105,7 +106,7 @@ def compare_units(
                 queue, record = queues[source]
                 units = units_between(record, reader_of(store, queue), *span)
                 of_queue = found.filter(pc.equal(sources, source))
-                _compare_with_delta(result, queue, record, units, of_queue, waiting)
+                _compare_with_delta(result, queue, record, units, of_queue, waiting, plan.units.first_ms)
                 log = logs.get(queue, "")
                 if isinstance(log, MessageLog):
                     _compare_with_log(result, queue, record, units, log, span)
@@ -150,6 +151,7 @@ def _compare_with_delta(
     units: Units,
     found: pa.Table,
     waiting: Iterable[tuple[str, Span]],
+    first_ms: int | None,
 ) -> None:
     wanted = delta_rows(queue, record.topic_id, record.queue_type, units)
     source = unit_source(*queue, record.topic_id)
@@ -162,6 +164,7 @@ def _compare_with_delta(
         not_there = in_outbox & ~np.isin(units.queue_offset, found["queue_offset"].to_numpy())
         result.in_outbox += int(not_there.sum())
         wanted = wanted.filter(pa.array(~not_there))
+    wanted = rows_since(wanted, "store_time_ms", first_ms)
     result.in_delta.add(compare_rows(wanted, found, ("queue_offset",), _described))
 
 

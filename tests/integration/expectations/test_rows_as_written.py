@@ -16,6 +16,7 @@ from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from connectors.delta.compaction import compact
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.log.table_log import require_table_log
+from connectors.delta.retention import delete_before
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, Kind, Table, table_path
 from expectations.row_totals_view import register_unequal_row_totals
@@ -194,6 +195,19 @@ def test_rows_that_a_restore_of_the_table_removed_are_missed_until_the_job_is_re
     DeltaTable(table_path(tmp_path, table.name)).delete("state_epoch = 'epoch after' AND kafka_offset = 7")
     (deleted,) = unequal(spark, tmp_path, table)
     assert (deleted["state_epoch"], deleted["rows_written"], deleted["rows_found"]) == ("epoch after", 20, 19)
+
+
+def test_dates_that_retention_has_deleted_are_not_counted(spark: SparkSession, tmp_path: Path) -> None:
+    table = TABLES["deliveries"]
+    out = writer(spark, tmp_path, table)
+    out.append([rows_of(table, FIRST), rows_of(table, FIRST + dt.timedelta(days=1))], 1)
+    delete_before(tmp_path, table, FIRST + dt.timedelta(days=1))
+    assert unequal(spark, tmp_path, table) == []
+    out.append([rows_of(table, FIRST, 2)], 2)
+    assert unequal(spark, tmp_path, table) == [], "rows that come late stay until the next time"
+    DeltaTable(table_path(tmp_path, table.name)).delete("kafka_offset = 7")  # one of each date
+    (found,) = unequal(spark, tmp_path, table)
+    assert (found["date"], found["rows_written"], found["rows_found"]) == (FIRST + dt.timedelta(days=1), 20, 19)
 
 
 def test_rows_of_an_older_version_are_not_counted(spark: SparkSession, tmp_path: Path) -> None:

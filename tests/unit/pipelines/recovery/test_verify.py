@@ -88,6 +88,30 @@ def test_a_value_that_was_changed_is_named_with_its_place_and_both_values(scene:
     assert advice == "if deliveries is wrong, stop the job and run `popstream restore --rebuild deliveries`"
 
 
+def test_rows_that_retention_has_deleted_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records come 12 hours apart. Files of the first dates go, whole; of the date of the cut all rows are compared."""
+    scene = VerifyScene(tmp_path, monkeypatch)
+    for log in scene.records.values():
+        log[:] = [each._replace(timestamp_ms=number * 43_200_000) for number, each in enumerate(log)]
+    scene.decide()
+    everything = scene.verify()
+    assert everything.differences == []
+    deliveries = scene.tables["deliveries"]
+    first, *_ = scene.files["deliveries"]
+    cut = max(pa.parquet.read_table(first)["now_ms"].to_pylist()) // 86_400_000 + 1
+    removed = {"path": first.name, "dataChange": True}
+    txn = {"appId": "history/first_day", "version": cut}
+    deliveries.commit("DELETE", [{"txn": txn}, {"remove": removed}])
+
+    found = scene.verify()
+
+    assert found.differences == []
+    assert 0 < found.rows["deliveries"] < everything.rows["deliveries"]
+    assert found.rows["operations"] == everything.rows["operations"]
+    scene.change_rows("deliveries", lambda rows: rows.slice(0, rows.num_rows - 1))
+    assert scene.verify().differences[0].endswith("rows of deliveries are missing")
+
+
 def test_missing_repeated_and_surplus_rows_are_counted(scene: VerifyScene) -> None:
     scene.change_rows("operations", lambda rows: rows.slice(2))
     scene.change_rows("deliveries", lambda rows: pa.concat_tables([rows, rows.slice(0, 3)]))
