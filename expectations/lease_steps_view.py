@@ -12,6 +12,8 @@ acked     0 ├───┤ 9                                    2: 10..99 lease
 expired        10 ├──────────────┤ 99
 ```
 
+Where retention has deleted what came before (view `history_cut`), the first row of a segment may be any step.
+
 An *era* of a lane ends with an operation of `ERA_ENDING_KINDS` that took effect: earlier leases, attempts and acks no
 longer count. Within one era and one segment the rows, in log order, must be steps of the diagram in
 docs/semantics.md.
@@ -123,6 +125,7 @@ _STEPS_WITH_RULES: Final = f"""
            (CAST(step IN ({_LEASED}, {_CHANGED}) AS INT) - CAST(was_live AS INT)) * messages AS leased_delta
     FROM (
         SELECT *, CASE
+            WHEN is_begun_before THEN NULL
             WHEN step = {_LEASED} AND was_live THEN 'two_live_leases'
             WHEN step = {_LEASED} AND is_concurrent AND was IN ({_ACKED}, {_DEAD_LETTERED}, {_EXPIRED_FROM_LOG})
                 THEN 'done_leased_again'
@@ -141,7 +144,9 @@ _STEPS_WITH_RULES: Final = f"""
                 THEN 'revision'
         END AS rule
         FROM (
-            SELECT *, coalesce(was IN ({_LEASED}, {_CHANGED}), false) AS was_live
+            SELECT *, coalesce(was IN ({_LEASED}, {_CHANGED}), false) AS was_live,
+                   before.step IS NULL AND era = 0
+                       AND (SELECT first_day IS NOT NULL FROM history_cut) AS is_begun_before
             FROM (
                 SELECT *, CASE WHEN before.era = era THEN before.step ELSE 0 END AS was
                 FROM lease_histories WHERE step IS NOT NULL

@@ -18,6 +18,7 @@ from great_expectations.data_context.types.base import (
     ProgressBarsConfig,
 )
 
+from connectors.delta.history_start import date_sql, first_day_of
 from connectors.delta.log.table_log import require_table_log
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, table_path
 from expectations.commit_positions_suite import commit_positions_suite
@@ -92,6 +93,7 @@ def validate(
     if DeltaTable.isDeltaTable(session, str(table_path(delta_root, CONSUME_QUEUE.name))):  # a job may build no queues
         tables.append(CONSUME_QUEUE.name)
     pinned = {table: _pin(session, delta_root, table, (versions or {}).get(table)) for table in tables}
+    _register_kept_history(session, delta_root, pinned)
     _register_seen(session)
     register_unequal_row_totals(session, delta_root, pinned)
     context = _context()
@@ -123,6 +125,21 @@ def _pin(session: SparkSession, delta_root: Path, table: str, version: int | Non
         raise Invalid(message, subject=table)
     session.read.format("delta").option("versionAsOf", pinned).load(path).createOrReplaceTempView(table)
     return pinned
+
+
+def _register_kept_history(session: SparkSession, delta_root: Path, pinned: Mapping[str, int]) -> None:
+    """Leave out dates before which retention has deleted rows of any audit table, and register the view `history_cut`.
+
+    Its one row has the first date of which all audit tables have all rows, or null. Rules that need what came before
+    ask it, because leases that began earlier end later.
+    """
+    txns = (require_table_log(table_path(delta_root, table), pinned[table]).txns for table in AUDIT_TABLES)
+    first_day = max((day for day in map(first_day_of, txns) if day is not None), default=None)
+    session.sql(f"SELECT {date_sql(first_day)} AS first_day").createOrReplaceTempView("history_cut")
+    if first_day is not None:
+        for table in AUDIT_TABLES:
+            kept = session.table(table).where(f"op_date >= {date_sql(first_day)}")
+            kept.createOrReplaceTempView(table)
 
 
 def _register_seen(session: SparkSession) -> None:

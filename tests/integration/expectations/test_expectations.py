@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pytest
+from deltalake import DeltaTable
 
 from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, OrderInfoRow, RejectedRow
 from broker_state.kernel.context.decision import Decision, OpRecord
@@ -23,6 +24,7 @@ from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.log.table_log import require_table_log
+from connectors.delta.retention import delete_before
 from connectors.delta.rows import encode_rows
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, table_path
@@ -472,6 +474,33 @@ def validated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
 def test_what_the_kernel_does_breaks_no_rule(validated: Validated) -> None:
     assert validated.good.failures == ()
     assert len(validated.good.outcomes) == EXPECTATIONS
+
+
+@pytest.mark.long
+def test_a_history_that_retention_has_cut_breaks_no_rule(spark: SparkSession, tmp_path: Path) -> None:
+    """The first half of each partition is ten days older, and goes: leases that began in it end in the other."""
+    decided = of_worlds()
+    ends: dict[int, int] = {}
+    for _, row in decided["operations"]:
+        ends[row.partition] = max(ends.get(row.partition, 0), row.kafka_offset)
+
+    def aged(row: Any) -> Any:
+        if row.kafka_offset >= ends[row.partition] // 2:
+            return row
+        times = {name: getattr(row, name) for name in row._fields if name.endswith("_ms")} | {"invisible_time_ms": None}
+        return row._replace(**{name: at - 864_000_000 for name, at in times.items() if at is not None})
+
+    write(spark, tmp_path, "good", {table: [(seq, aged(row)) for seq, row in rows] for table, rows in decided.items()})
+    newest = max(row.now_ms for _, row in decided["operations"])
+    cut = datetime.fromtimestamp(newest / 1000, UTC).date() - timedelta(days=5)
+    for name in ("deliveries", "operations"):
+        assert delete_before(tmp_path, AUDIT_TABLES[name], cut).rows > 1_000, "the other tables have all of their rows"
+
+    assert validate(spark, tmp_path).failures == ()
+
+    DeltaTable(table_path(tmp_path, "deliveries")).delete("step = 'leased' AND attempt = 1")
+    found = {(each.suite, each.expectation) for each in validate(spark, tmp_path).failures}
+    assert ("deliveries", ROWS_AS_WRITTEN) in found
 
 
 @pytest.mark.parametrize(
