@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 import duckdb
 
-from connectors.delta.snapshot import Snapshot
-from connectors.delta.views import by_message_views
+from connectors.delta.history_start import HISTORY_BEGINS, history_begins
+from connectors.delta.views import VIEWS, views_on
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from connectors.delta.snapshot import DataFile
+    from connectors.delta.snapshot import DataFile, Snapshot
 
 __all__ = ["MEMORY", "SPILLED_MAX", "DuckDbTables", "described_error", "require_reading", "tables_in"]
 
@@ -92,8 +92,10 @@ class DuckDbTables:
             self._connection.execute(
                 f"CREATE VIEW {quoted_name(snapshot.path.name)} AS {rows_of(snapshot, snapshot.files)}"
             )
-        for name, query in by_message_views(snapshot.path.name for snapshot in opened).items():
+        for name, query in views_on({name: each.columns for name, each in self.snapshots.items()}).items():
             self._connection.execute(f"CREATE VIEW {quoted_name(name)} AS {query}")
+        first_days = {name: snapshot.first_day for name, snapshot in self.snapshots.items()}
+        self._connection.execute(f"CREATE VIEW {HISTORY_BEGINS} AS {history_begins(first_days)}")
         # From here on a statement reaches the files of the tables alone, and cannot undo that.
         files = ", ".join(quoted_text(str(file.path)) for snapshot in opened for file in snapshot.files)
         self._connection.execute(f"SET allowed_paths = [{files}]")
@@ -164,6 +166,8 @@ def tables_in(sql: str, tables: Sequence[str]) -> list[str]:
 
     >>> tables_in("SELECT 1 FROM deliveries_by_message JOIN rejected ON true", ["deliveries", "rejected", "operations"])
     ['deliveries', 'rejected']
+    >>> tables_in("FROM lease_ends", ["deliveries", "rejected", "operations"])
+    ['deliveries', 'operations']
     >>> tables_in("SHOW TABLES", ["deliveries", "rejected"])
     ['deliveries', 'rejected']
     """
@@ -172,7 +176,8 @@ def tables_in(sql: str, tables: Sequence[str]) -> list[str]:
             named = connection.get_table_names(sql)
         except duckdb.Error:  # it needs the tables to say
             named = set()
-    found = [name for name in tables if not named.isdisjoint({name, *by_message_views([name])})]
+    read = named.union(*(VIEWS[name].tables for name in named if name in VIEWS))
+    found = [name for name in tables if name in read]
     return found or list(tables)
 
 

@@ -26,8 +26,11 @@ are never null; the suites check it.
 The log of each table of the job also says how many rows of each date there have to be, and what is in them: `popstream
 check` finds a date of which others deleted, changed or added rows ([how](adr/0014-tables-know-what-they-hold.md)).
 
-The views `operations_by_message` and `deliveries_by_message` (connectors/delta/views.py) have one row per message of a
-range, with the column `queue_offset`, in `popstream query` and in Spark.
+Views (connectors/delta/views.py) are there in `popstream query`, with either engine. `operations_by_message` and
+`deliveries_by_message` have one row per message of a range, with the column `queue_offset`. `lease_ends` has a row for
+each row of `deliveries` that ends a lease, with who held it (`holder`) since when (`leased_ms`), who ended it
+(`ended_by`; null: a deadline, or a client that does not name itself), and what a failed handler `raised`, also of dead
+letters. `history_begins` has the first date (`first_day`) that retention has left of a table (`table_name`), or null.
 
 The tables are plain Delta, of reader version 1: Spark, delta-rs, polars and DuckDB read them, and a test compares what
 they read. Their change data feed is on: a reader follows a table by its changes, of which compaction makes none.

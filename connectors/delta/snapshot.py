@@ -11,11 +11,12 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.schema import PrimitiveType
 
 from connectors.delta.damage import damaged_data_file, size_problem
+from connectors.delta.history_start import FIRST_DAY, first_day_of
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import datetime
+    from datetime import date, datetime
     from pathlib import Path
 
 __all__ = ["DataFile", "Snapshot", "open_snapshot"]
@@ -65,6 +66,7 @@ class Snapshot:
         columns: Delta's type by column, in order.
         partitioned_by: Columns whose values are in the names of folders and not in the files.
         files: The files, in no particular order.
+        first_day: First date of which it has all rows; None: retention has deleted none.
     """
 
     path: Path
@@ -72,6 +74,7 @@ class Snapshot:
     columns: dict[str, str]
     partitioned_by: Sequence[str]
     files: list[DataFile] = field(repr=False)
+    first_day: date | None = None
 
 
 def open_snapshot(path: Path, *, version: int | None = None, at: datetime | None = None) -> Snapshot:
@@ -98,7 +101,15 @@ def open_snapshot(path: Path, *, version: int | None = None, at: datetime | None
         message = f"the table {path.name} takes --engine spark: {first[:_TEXT_MAX]}"
         raise Invalid(message, subject=path.name) from error
     _require_readable(path, log)
-    snapshot = Snapshot(path, log.version(), _columns(path, log), log.metadata().partition_columns, _files(path, log))
+    day = log.transaction_version(FIRST_DAY)
+    snapshot = Snapshot(
+        path,
+        log.version(),
+        _columns(path, log),
+        log.metadata().partition_columns,
+        _files(path, log),
+        None if day is None else first_day_of({FIRST_DAY: day}),
+    )
     _require_files(snapshot, newest)
     return snapshot
 

@@ -1,4 +1,4 @@
-"""SQL names in Spark of the tables, and of their views by message."""
+"""SQL names in Spark of the tables, and of the views on them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from delta.tables import DeltaTable
 
+from connectors.delta.history_start import HISTORY_BEGINS, first_day_of, history_begins
+from connectors.delta.log.table_log import require_table_log
 from connectors.delta.tables import TABLES, table_path
-from connectors.delta.views import by_message_views
+from connectors.delta.views import views_on
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -20,7 +22,7 @@ __all__ = ["register_tables", "register_views"]
 
 
 def register_tables(spark: SparkSession, root: Path) -> Sequence[str]:
-    """Register the existing tables below `root` and their views by message in the session; return all names.
+    """Register the existing tables below `root` and the views on them in the session; return all names.
 
     The tables are registered by location and not as views, so that `operations VERSION AS OF 3` and
     `DESCRIBE HISTORY operations` work.
@@ -35,18 +37,21 @@ def register_tables(spark: SparkSession, root: Path) -> Sequence[str]:
     for name in found:
         location = str(table_path(root, name).absolute()).replace("\\", "\\\\").replace("'", "\\'")
         spark.sql(f"CREATE TABLE IF NOT EXISTS {name} USING delta LOCATION '{location}'")
-    return [*found, *_register_by_message(spark, found)]
+    paths = {name: table_path(root, name) for name in found}
+    return [*found, *_register_views(spark, paths)]
 
 
 def register_views(spark: SparkSession, paths: Mapping[str, Path]) -> None:
-    """Register each table of `paths` (folder by table name) as a temporary view, and the views by message."""
+    """Register each table of `paths` (folder by table name) as a temporary view, and the views on them."""
     for table, path in paths.items():
         spark.read.format("delta").load(str(path)).createOrReplaceTempView(table)
-    _register_by_message(spark, paths)
+    _register_views(spark, paths)
 
 
-def _register_by_message(spark: SparkSession, tables: Iterable[str]) -> list[str]:
-    views = by_message_views(tables)
+def _register_views(spark: SparkSession, paths: Mapping[str, Path]) -> list[str]:
+    first_days = {name: first_day_of(require_table_log(path).txns) for name, path in paths.items()}
+    columns = {name: spark.table(name).columns for name in paths}
+    views = {**views_on(columns), HISTORY_BEGINS: history_begins(first_days)}
     for name, query in views.items():
         spark.sql(query).createOrReplaceTempView(name)
     return list(views)

@@ -2,6 +2,7 @@
 
 import enum
 from collections.abc import Iterator, Sequence
+from datetime import date
 from typing import NamedTuple
 
 import msgspec
@@ -46,6 +47,7 @@ class MessageRows(msgspec.Struct, frozen=True, kw_only=True):
         operations: Rows of `operations` whose range has it.
         deliveries: Rows of `deliveries` whose range has it.
         positions: Rows of `commit_positions` in which a position moved past it, or back before it.
+        first_days: By table of which retention has deleted rows, the first date that is left.
     """
 
     topic: str
@@ -55,6 +57,7 @@ class MessageRows(msgspec.Struct, frozen=True, kw_only=True):
     operations: Sequence[OperationRow] = ()
     deliveries: Sequence[DeliveryRow] = ()
     positions: Sequence[CommitPositionRow] = ()
+    first_days: dict[str, date] = {}
 
 
 def of_present_topic(rows: MessageRows) -> MessageRows:

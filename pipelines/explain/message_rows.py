@@ -10,6 +10,7 @@ from connectors.delta.duckdb_tables import MEMORY, DuckDbTables
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import table_path
 from pipelines.explain.message_events import MessageRows, UnitRow, of_present_topic
+from pipelines.explain.story import cut_text
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def read_message_rows(
             for name in _ROW_TYPES
             if name in tables.snapshots
         }
+        first_days = {name: each.first_day for name, each in tables.snapshots.items() if each.first_day is not None}
     units = [UnitRow(*row) for row in found.get("consume_queue", [])]
     rows = MessageRows(
         topic=topic,
@@ -64,6 +66,7 @@ def read_message_rows(
         operations=[OperationRow(*row) for row in found.get("operations", [])],
         deliveries=[DeliveryRow(*row) for row in found.get("deliveries", [])],
         positions=[CommitPositionRow(*row) for row in found.get("commit_positions", [])],
+        first_days=first_days,
     )
     is_recreated = len({unit.topic_id for unit in units}) > 1
     return of_present_topic(rows) if is_recreated else rows
@@ -99,6 +102,9 @@ def require_known(delta_root: Path, rows: MessageRows, group: str | None) -> Non
             f"the tables know {name} of the group {group} only from {since:%Y-%m-%d %H:%M:%S} UTC, offset"
             f" {lane.known_from:,}, on: what came before was deleted"
         )
+        raise Invalid(message, subject=name)
+    if rows.unit is None and rows.first_days:
+        message = f"of {name}/{rows.queue_offset:,} nothing is left: {cut_text(rows.first_days)}"
         raise Invalid(message, subject=name)
 
 

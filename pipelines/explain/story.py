@@ -1,7 +1,7 @@
 """The life of a message as a person would tell it: a line for each event, and the verdict."""
 
-from collections.abc import Iterator, Sequence
-from datetime import tzinfo
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, timedelta, tzinfo
 
 import msgspec
 
@@ -54,6 +54,7 @@ class MessageStory(msgspec.Struct, frozen=True, kw_only=True):
         unit: Its row of `consume_queue` by column, if the job builds the queue.
         events: What concerns all groups.
         groups: What concerns each group.
+        notes: What else there is to know: that retention has deleted a part of the story, perhaps.
     """
 
     topic: str
@@ -62,6 +63,7 @@ class MessageStory(msgspec.Struct, frozen=True, kw_only=True):
     unit: dict[str, str | int | bool | None] | None
     events: list[Event]
     groups: list[GroupStory]
+    notes: list[str] = []
 
 
 def story_of(rows: MessageRows, groups: Sequence[str] | None, now_ms: int, zone: tzinfo) -> MessageStory:
@@ -74,6 +76,7 @@ def story_of(rows: MessageRows, groups: Sequence[str] | None, now_ms: int, zone:
         unit=None if rows.unit is None else rows.unit._asdict(),
         events=shared,
         groups=[_group_story(rows, shared, group, now_ms, zone) for group in groups or groups_of(rows)],
+        notes=_notes(rows),
     )
 
 
@@ -128,6 +131,29 @@ def told(story: MessageStory, zone: tzinfo) -> Iterator[str]:
         for event in group.events:
             yield _line(event, zone, day)
         yield f"  => {group.verdict}"
+    for note in story.notes:
+        yield ""
+        yield note
+
+
+def cut_text(first_days: Mapping[str, date]) -> str:
+    """Return the sentence about rows that retention has deleted.
+
+    >>> cut_text({"deliveries": date(2026, 11, 1), "operations": date(2026, 10, 1)})
+    'retention has deleted deliveries before 2026-11-01 and operations before 2026-10-01'
+    """
+    return "retention has deleted " + " and ".join(f"{table} before {day}" for table, day in first_days.items())
+
+
+def _notes(rows: MessageRows) -> list[str]:
+    """Return what may be missing: a message that was written after all that was deleted has its whole story."""
+    written_ms = 0 if rows.unit is None else rows.unit.store_time_ms
+    missing = {
+        table: day
+        for table, day in rows.first_days.items()
+        if (day - date(1970, 1, 1)) // timedelta(milliseconds=1) > written_ms
+    }
+    return [f"Perhaps not the whole story: {cut_text(missing)} (UTC)."] if missing else []
 
 
 def _line(event: ToldEvent, zone: tzinfo, day: str) -> str:

@@ -9,9 +9,10 @@ import duckdb
 
 from connectors.delta.duckdb_errors import query_error
 from connectors.delta.duckdb_tables import DuckDbTables, require_reading, tables_in
+from connectors.delta.history_start import HISTORY_BEGINS
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import TABLES, table_path
-from connectors.delta.views import by_message_views
+from connectors.delta.views import VIEWS
 from pipelines.cli.tables.query_options import EVERY_TABLE
 from pipelines.cli.tables.query_result import QueryResult
 from pipelines.process.signals import interrupted_by_signals
@@ -49,7 +50,8 @@ def duckdb_result(
     snapshots = [open_snapshot(table_path(delta_root, name), version=chosen.get(name), at=at) for name in names]
     try:
         with DuckDbTables(snapshots) as tables, interrupted_by_signals(tables.interrupt):
-            names_of_all = [*existing, *by_message_views(existing)]
+            views = [name for name, view in VIEWS.items() if set(existing).issuperset(view.tables)]
+            names_of_all = [*existing, *views, HISTORY_BEGINS]
             yield QueryResult(tables.columns(sql), tables.rows(sql), names_of_all, lambda: tables.arrow_reader(sql))
     except duckdb.Error as error:
         raise query_error(error, [table_path(delta_root, name) for name in names]) from error

@@ -121,7 +121,7 @@ def test_no_row_names_the_tables(folder: Path) -> None:
     done = query(folder, "FROM rejected")
     assert (done.exit_code, done.stderr) == (
         0,
-        "popstream: no rows; there are deliveries, rejected, deliveries_by_message\n",
+        "popstream: no rows; there are deliveries, rejected, deliveries_by_message, history_begins\n",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,10 @@ from typer.testing import CliRunner
 from broker_state.consume_queue import Unit
 from broker_state.store.rocks_store import RocksStore
 from connectors.delta.duckdb_tables import DuckDbTables
+from connectors.delta.retention import delete_before
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.snapshot import Snapshot, open_snapshot
-from connectors.delta.tables import CONSUME_QUEUE
+from connectors.delta.tables import CONSUME_QUEUE, TABLES
 from pipelines.build_consume_queue.queue_view import ConsumeQueueView, FoundMessage, FoundUnit
 from pipelines.cli.app import app
 from pipelines.explain import message_rows
@@ -145,6 +147,25 @@ def test_a_history_that_was_cut_says_from_when_it_is_known(tmp_path: Path) -> No
     done = why(tmp_path / "job", "orders/0/0", "--group", "g")
     assert (done.exit_code, done.stdout) == (2, "")
     assert "the tables know orders/0 of the group g only from 2026-11-21 12:00:04 UTC, offset 1, on" in done.stderr
+
+
+def test_a_history_that_retention_has_cut_says_so(tmp_path: Path) -> None:
+    """A lease of the day before ends after the cut, and another message has nothing left."""
+    history = KernelHistory()
+    night = history.pop(43_000, "slow", invisible_s=3_600)
+    history.ack(43_500, "slow", night)  # 00:05 of the next day
+    root = written(tmp_path / "job" / "delta", history, units=0)
+    for name in ("deliveries", "operations"):
+        assert delete_before(root, TABLES[name], date(2026, 11, 22)).rows
+    done = why(tmp_path / "job", "orders/0/0")
+    assert done.exit_code == 0, done.stderr
+    assert "acked by slow" in done.stdout
+    assert "leased to" not in done.stdout
+    last = "retention has deleted operations before 2026-11-22 and deliveries before 2026-11-22 (UTC)."
+    assert done.stdout.splitlines()[-1] == f"Perhaps not the whole story: {last}"
+    done = why(tmp_path / "job", "orders/0/5")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert done.stderr.startswith("popstream: of orders/0/5 nothing is left: retention has deleted operations before")
 
 
 def test_no_tables_is_one_line(tmp_path: Path) -> None:
