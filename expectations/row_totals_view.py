@@ -73,7 +73,7 @@ def _unequal(delta_root: Path, table: str, version: int) -> Iterator[tuple[Key, 
     for epoch, date in sorted(
         {*found, *((epoch, date) for epoch, dates in written.by_epoch.items() for date in dates)}
     ):
-        total = written.by_epoch.get(epoch, {}).get(date, NO_ROWS)
+        total = written.total(epoch, date)
         is_counted = total is not None and epoch not in uncounted and date >= first_day
         if is_counted and total != found.get((epoch, date), NO_ROWS):
             yield (epoch, date), total, found.get((epoch, date), NO_ROWS)

@@ -23,6 +23,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from checkpoints.layout import JobFolder
 from checkpoints.snapshot_retention import SnapshotRetention
+from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.tables import DATED_TABLES
 from popstream.kafka_connection import KafkaConnection, chosen_connection
 from popstream.wire.base_errors import Invalid
@@ -198,6 +199,13 @@ class JobSettings(BaseSettings):
     )
     maintain_interval_s: Annotated[float, Field(ge=0)] = Field(
         default=86_400.0, description="seconds between compactions of the tables; 0: only `popstream maintain`"
+    )
+    rejected_heads: RejectedHeads = Field(
+        default=RejectedHeads.WHOLE,
+        description=(
+            "what the table `rejected` keeps of the first 4 KiB of a record that cannot be read, which may be anybody's"
+            " data: whole; hash: their SHA-256; none"
+        ),
     )
     audit_retention_days: dict[str, Annotated[int, Field(ge=1)]] = Field(
         default_factory=dict,

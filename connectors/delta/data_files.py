@@ -35,6 +35,8 @@ _OPEN_MAX: Final = 32
 _TEXT_MAX: Final = 32
 """Characters of a text in the statistics, as many as Spark keeps."""
 
+_FREE_TEXTS: Final = ("cause", "detail", "observed")
+
 _LAST_CHARACTER: Final = "\U0010ffff"
 
 
@@ -103,7 +105,8 @@ def _is_packed(field: pa.Field) -> bool:
 def file_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
     """Return what Delta keeps of the rows of a file ("Per-file Statistics" of Delta's protocol), by its footer.
 
-    A column of which the least or greatest value is not known, as of booleans and long texts, has no entry for it.
+    A column of which the least or greatest value is not known, as of booleans and long texts, has no entry for it; nor
+    have those with free text: it may be a person's, and the log keeps what the table has erased.
     """
     columns: dict[str, list[pq.Statistics | None]] = {}
     for number in range(metadata.num_row_groups):
@@ -119,7 +122,7 @@ def file_statistics(metadata: pq.FileMetaData) -> dict[str, Any]:
             continue
         statistics = [each for each in found if each is not None]
         nulls[name] = sum(each.null_count for each in statistics)
-        with_values = [each for each in statistics if each.num_values]
+        with_values = [each for each in statistics if each.num_values and name not in _FREE_TEXTS]
         if with_values and all(each.has_min_max for each in with_values):
             low, high = min(each.min for each in with_values), max(each.max for each in with_values)
             if (low := _least(low)) is not None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from connectors.delta.covered import Covered
+from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.exactly_once import NOTHING, ExactlyOnceTable
 from connectors.delta.rows import completed_rows, in_pieces
 from connectors.delta.tables import AUDIT_TABLES
@@ -41,6 +42,7 @@ class AuditFlusher:
         covered: After a restore: by table and partition, the Kafka offset below which the table has all rows.
         compared_from: By table and partition, the Kafka offset below which existing rows are not compared.
         restores_known: By table, the version up to which a restore has handled every RESTORE.
+        rejected_heads: What is kept of the values in `rejected`; the outbox has their heads until then.
         durable: Return from `flush` only when the commit survives a power loss. Without it outbox entries must be kept
             until something else makes the commit durable.
 
@@ -63,10 +65,12 @@ class AuditFlusher:
         compared_from: Mapping[str, Mapping[int, int]] | None = None,
         restores_known: Mapping[str, int] | None = None,
         durable: bool = True,
+        rejected_heads: RejectedHeads = RejectedHeads.WHOLE,
     ) -> None:
         """Create missing tables and read the versions of each."""
         self._state_epoch = state_epoch
         self._ops_topic_id = ops_topic_id
+        self._rejected_heads = rejected_heads
         self._in_doubt: set[str] = set()
         """Tables whose versions are read again before the next flush."""
         ends, loose = covered or {}, compared_from or {}
@@ -138,7 +142,8 @@ class AuditFlusher:
         covered = self._covered[table]
         known_pieces: list[pa.Table] = []
         for piece in in_pieces(
-            completed_rows(table, data, seq, self._state_epoch, self._ops_topic_id) for seq, data in slices
+            completed_rows(table, data, seq, self._state_epoch, self._ops_topic_id, self._rejected_heads)
+            for seq, data in slices
         ):
             known, fresh = covered.split(piece)
             if known.num_rows:

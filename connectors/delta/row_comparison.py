@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from connectors.delta.erased_values import is_withheld
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import KEY_COLUMNS, Table
 
@@ -133,7 +134,7 @@ def _differences(
     extra = [row for row, each in enumerate(found_keys) if each not in known]
     repeated = [at[each] for each, count in times.items() if count > 1]
     ours, theirs = _taken(wanted, [row for row, _ in both]), _taken(found, [row for _, row in both])
-    unequal = {name: _unequal(ours[name], theirs[name]) for name in wanted.schema.names}
+    unequal = {name: _unequal(name, ours[name], theirs[name]) for name in wanted.schema.names}
     changed = np.flatnonzero(np.logical_or.reduce([*unequal.values(), np.zeros(len(both), np.bool_)]))
 
     def examples() -> Iterator[str]:
@@ -166,10 +167,13 @@ def _keys(rows: pa.Table, key: Sequence[str]) -> list[tuple[Any, ...]]:
     return list(zip(*(rows[name].to_pylist() for name in key), strict=True))
 
 
-def _unequal(one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
+def _unequal(name: str, one: pa.ChunkedArray, other: pa.ChunkedArray) -> np.ndarray:
     equal = pc.fill_null(pc.equal(one, other), False)
     same = pc.or_(equal, pc.and_(pc.is_null(one), pc.is_null(other)))
-    return ~np.asarray(same.to_numpy(), np.bool_)
+    unequal = ~np.asarray(same.to_numpy(), np.bool_)
+    for row in np.flatnonzero(unequal).tolist():
+        unequal[row] = not is_withheld(name, one[row].as_py(), other[row].as_py())
+    return unequal
 
 
 def _shown(value: object) -> str:

@@ -4,6 +4,7 @@
 txnAppId                                 txnVersion
 row_totals/<state epoch>/<date>/rows     rows of this date that the epoch has written
 row_totals/<state epoch>/<date>/digest   sum of their digests (row_digest.py), modulo 2^63
+row_totals/<state epoch>/<date>/erased   by how much the digest has changed since, because texts were erased
 row_totals/<state epoch>/counted/after   rows of WriteBatches up to this one are not counted
 ```
 
@@ -26,7 +27,7 @@ from connectors.delta.row_digest import row_digests
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-__all__ = ["NO_ROWS", "RowTotal", "RowTotalsWriter", "WrittenTotals", "totals_by_day"]
+__all__ = ["NO_ROWS", "RowTotal", "RowTotalsWriter", "WrittenTotals", "digest_change", "totals_by_day"]
 
 _FAMILY: Final = "row_totals"
 _AFTER: Final = "counted/after"
@@ -78,11 +79,14 @@ class WrittenTotals:
     Attributes:
         by_epoch: By state epoch and date, the total of the rows that are counted. None: it is not known.
         after: By state epoch, the WriteBatch after which rows are counted. Of epochs that are missing all are.
+        erased: By state epoch and date, what `popstream erase` has added to the digest. Only it sets this, so that it
+            need not wait for the writer, whose totals stay as they were.
     """
 
     def __init__(self, txns: Mapping[str, int]) -> None:
         self.by_epoch: dict[str, dict[dt.date, RowTotal | None]] = {}
         self.after: dict[str, int] = {}
+        self.erased: dict[tuple[str, dt.date], int] = {}
         for app, version in txns.items():
             family, epoch, *of_epoch = app.split("/", maxsplit=2)
             if family != _FAMILY:
@@ -91,10 +95,48 @@ class WrittenTotals:
             if rest == _AFTER:
                 self.after[epoch] = version
                 self.by_epoch.setdefault(epoch, {})
+            elif rest.endswith("/erased"):
+                self.erased[epoch, dt.date.fromisoformat(rest.removesuffix("/erased"))] = version
             elif rest.endswith("/rows"):
                 date = rest.removesuffix("/rows")
                 total = None if version == _UNKNOWN else RowTotal(version, txns[_app(epoch, f"{date}/digest")])
                 self.by_epoch.setdefault(epoch, {})[dt.date.fromisoformat(date)] = total
+
+    def total(self, epoch: str, date: dt.date) -> RowTotal | None:
+        """Return the total that the rows of a date have now; None: it is not known."""
+        total = self.by_epoch.get(epoch, {}).get(date, NO_ROWS)
+        return None if total is None else total.plus(RowTotal(0, self.erased.get((epoch, date), 0)))
+
+
+def digest_change(
+    written: WrittenTotals, partition_values: Mapping[str, str | None], before: pa.Table, after: pa.Table
+) -> dict[str, int]:
+    """Return by how much digests change when rows are replaced one by one, by the `txnAppId` that says so.
+
+    Args:
+        written: What the log says about the rows of the table.
+        partition_values: Of the file with the rows: the date by its column, or nothing in a table without dates.
+        before: The rows, without the column of their date.
+        after: Rows of the same epochs and WriteBatches, in the same order.
+    """
+    found: dict[str, int] = {}
+    for column, value in partition_values.items():
+        if value is None:
+            continue
+        number = "apply_seq" if "apply_seq" in before.schema.names else "build_seq"
+        date = pa.repeat(pa.scalar(dt.date.fromisoformat(value), pa.date32()), before.num_rows)
+        for epoch in before["state_epoch"].unique().to_pylist():
+            if epoch not in written.by_epoch:
+                continue
+            is_of = pc.equal(before["state_epoch"], epoch)
+            is_counted = pc.and_(is_of, pc.greater(before[number], written.after.get(epoch, -1)))
+            sums = [
+                _total(row_digests(rows.append_column(column, date).filter(is_counted))).digest
+                for rows in (before, after)
+            ]
+            if change := (sums[1] - sums[0]) % _MODULUS:
+                found[_app(epoch, f"{value}/erased")] = change
+    return found
 
 
 class RowTotalsWriter:

@@ -13,8 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from connectors.delta.all_columns import with_all_columns
+from connectors.delta.erased_values import RejectedHeads, kept_head
 from connectors.delta.schemas import outbox_schema
-from connectors.delta.tables import AUDIT_TABLES
+from connectors.delta.tables import AUDIT_TABLES, REJECTED
 from popstream.wire.base_errors import RESTORE, Corrupt
 
 if TYPE_CHECKING:
@@ -71,8 +72,17 @@ def decode_rows(table: str, slices: Iterable[bytes]) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
-def completed_rows(table: str, data: bytes, apply_seq: int, state_epoch: str, ops_topic_id: str) -> pa.Table:
+def completed_rows(
+    table: str,
+    data: bytes,
+    apply_seq: int,
+    state_epoch: str,
+    ops_topic_id: str,
+    rejected_heads: RejectedHeads = RejectedHeads.WHOLE,
+) -> pa.Table:
     """Return the rows of one slice with the columns that the outbox does not hold, in the schema of the table.
+
+    Of the values in `rejected` it is chosen what is kept.
 
     Raises:
         Corrupt: The slice cannot be read.
@@ -85,6 +95,9 @@ def completed_rows(table: str, data: bytes, apply_seq: int, state_epoch: str, op
         "ops_topic_id": pa.repeat(ops_topic_id, count),
         "op_date": pc.divide(rows["now_ms"], _MS_PER_DAY).cast(pa.int32()).cast(pa.date32()),
     }
+    if table == REJECTED.name:
+        heads = [kept_head(head, rejected_heads) for head in rows["value_head"].to_pylist()]
+        added["value_head"] = pa.array(heads, pa.binary())
     return with_all_columns(AUDIT_TABLES[table], rows, added)
 
 

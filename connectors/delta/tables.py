@@ -299,7 +299,11 @@ REJECTED: Final = Table(
         _text("detail", "The message of the decoder."),
         _long("value_bytes", "Length of the record's value."),
         _text("value_sha256", "SHA-256 of the whole value, in hex."),
-        Column("value_head", Kind.BINARY, "The first 4 KiB of the value."),
+        Column(
+            "value_head",
+            Kind.BINARY,
+            "The first 4 KiB of the value; by the setting `rejected_heads` their SHA-256, or empty; empty when erased.",
+        ),
         _text("op_id", "op_id, when it could be read.", required=False),
         _int("reply_to", "Partition of the results topic, when it could be read.", required=False),
         *FLUSHER_COLUMNS,

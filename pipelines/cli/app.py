@@ -18,7 +18,7 @@ from pipelines.cli.exits import EPILOG, Group, interrupt
 from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
 from pipelines.cli.state.state_commands import queue, restore, snapshot, status, verify
-from pipelines.cli.tables.table_commands import check, maintain, query, report, why
+from pipelines.cli.tables.table_commands import check, erase, maintain, query, report, why
 from pipelines.process.logs import configure_logs
 
 __all__ = ["app", "main"]
@@ -38,7 +38,7 @@ COMMANDS = (
     *(package, submit, rescale),
     *(ops, send, consume, perf, release),
     *(status, queue, policy, snapshot, restore, verify),
-    *(query, why, report, maintain, check),
+    *(query, why, report, maintain, erase, check),
 )
 for command in COMMANDS:
     app.command(epilog=EPILOG)(command)

@@ -277,6 +277,7 @@ class Job:
             covered=replay.covered,
             compared_from=replay.compared_from,
             restores_known=replay.table_version,
+            rejected_heads=self.settings.rejected_heads,
         )
         reconcile(
             known,

@@ -17,6 +17,7 @@ __all__ = [
     "AckEntry",
     "AdminCommand",
     "Cancel",
+    "Cause",
     "ChangeEntry",
     "ChangeInvisible",
     "Command",

@@ -9,7 +9,7 @@ from popstream.wire.key_hash import key_hash
 if TYPE_CHECKING:
     from pipelines.cli.target import JobPlace
 
-__all__ = ["Place", "lane_of", "parsed_place", "place_of_message_id"]
+__all__ = ["Place", "lane_of", "parsed_message", "parsed_place", "parsed_record", "place_of_message_id"]
 
 OFFSET_MAX = (1 << 63) - 1
 
@@ -51,6 +51,31 @@ def lane_of(group: str, queue: str) -> Lane:
         message = "name the queue of the lane by TOPIC/QUEUE"
         raise Invalid(message)
     return Lane(group, place.topic, place.queue_id)
+
+
+def parsed_message(text: str) -> tuple[str, int, int]:
+    """Return topic, queue and offset of a message. Raises Invalid if the text names something else."""
+    place = parsed_place(text)
+    if place.queue_id is None or place.queue_offset is None:
+        message = f"{text!r} is no message: write TOPIC/QUEUE/OFFSET, as in orders/0/17"
+        raise Invalid(message)
+    return place.topic, place.queue_id, place.queue_offset
+
+
+def parsed_record(text: str) -> tuple[int, int]:
+    """Return partition and Kafka offset of a record of the ops topic.
+
+    >>> parsed_record("3/1,017")
+    (3, 1017)
+
+    Raises:
+        Invalid: The text names none.
+    """
+    numbers = text.replace(",", "").split("/")
+    if len(numbers) != 2 or not all(each.isascii() and each.isdecimal() for each in numbers):
+        message = f"{text!r} is no record: write PARTITION/OFFSET, as in 3/17"
+        raise Invalid(message)
+    return int(numbers[0]), min(int(numbers[1]), OFFSET_MAX)
 
 
 def place_of_message_id(job: "JobPlace", place: Place, message_id: str) -> tuple[Place, str]:

@@ -1,4 +1,4 @@
-"""The commands on the Delta tables of a job: `query`, `why`, `report`, `maintain` and `check`."""
+"""The commands on the Delta tables of a job: `query`, `why`, `report`, `maintain`, `erase` and `check`."""
 
 # ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
 from pathlib import Path
@@ -21,7 +21,7 @@ from pipelines.cli.options import (
 from pipelines.cli.tables.query_options import Engine, Output, QueryOptions, versions_by_table
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["check", "maintain", "query", "report", "why"]
+__all__ = ["check", "erase", "maintain", "query", "report", "why"]
 
 DEFAULT_DATA_DOCS = Path("var/data_docs")
 
@@ -180,6 +180,40 @@ def maintain(
 
     settings = job.load(tables=tables)
     run_maintain(settings.job_folder.absolute(), settings.audit_retention_days, var=var, as_json=as_json)
+
+
+@with_options(job=JobOptions)
+def erase(
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="erase texts that contain this")] = None,
+    record: Annotated[
+        str | None,
+        typer.Option(metavar="PARTITION/OFFSET", help="erase the texts of this record of the ops topic"),
+    ] = None,
+    message: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC/QUEUE/OFFSET", help="erase what is said about this message: what handlers raised"),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only count them")] = False,  # noqa: FBT002 - a flag
+    *,
+    job: JobOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Erase texts of a person from the tables, also from old files. Works while the job is running.
+
+    Rejected records quote what was sent, deliveries what handlers raised and why
+    messages were rejected. Of several options each has to fit. The rows stay, and
+    checks hold. Says where else such texts are. A second run finds nothing.
+    """
+    from connectors.delta.erasure import Wanted
+    from pipelines.cli.tables.erase import run_erase
+    from pipelines.cli.tables.message_place import parsed_message, parsed_record
+
+    wanted = Wanted(
+        text=text,
+        record=None if record is None else parsed_record(record),
+        message=None if message is None else parsed_message(message),
+    )
+    run_erase(job.load(), wanted, dry_run=dry_run, as_json=as_json)
 
 
 @with_options(job=TableOptions)

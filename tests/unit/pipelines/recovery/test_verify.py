@@ -88,6 +88,21 @@ def test_a_value_that_was_changed_is_named_with_its_place_and_both_values(scene:
     assert advice == "if deliveries is wrong, stop the job and run `popstream restore --rebuild deliveries`"
 
 
+def test_texts_that_were_erased_are_no_difference(scene: VerifyScene) -> None:
+    def erase(rows: pa.Table) -> pa.Table:
+        erased = pa.array(["handler: (erased)"] * rows.num_rows)
+        return rows.set_column(rows.schema.get_field_index("cause"), "cause", erased)
+
+    def invent(rows: pa.Table) -> pa.Table:
+        invented = pa.array(["something else"] * rows.num_rows)
+        return rows.set_column(rows.schema.get_field_index("cause"), "cause", invented)
+
+    scene.change_rows("deliveries", erase)
+    assert scene.verify().differences == []
+    scene.change_rows("deliveries", invent)
+    assert scene.verify().differences
+
+
 def test_rows_that_retention_has_deleted_are_not_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records come 12 hours apart. Files of the first dates go, whole; of the date of the cut all rows are compared."""
     scene = VerifyScene(tmp_path, monkeypatch)

@@ -1,0 +1,286 @@
+"""Erases texts that quote what people sent from the tables, and the files that still have them.
+
+```
+files with such texts ──written anew──> one commit: remove, add, txn (row_totals/.../erased, difference of the digests)
+files of earlier versions, and such that no commit names: deleted if they have such texts
+```
+
+What remains is in keys and names, which identify rows: a text is only looked for where free text is kept (`TEXTS`).
+Other processes may append meanwhile. Whoever reads an earlier version loses it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, get_args
+from urllib.parse import unquote
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from broker_state.audit import HANDLER_CAUSE, StepCause
+from connectors.delta.damage import damaged_data_file
+from connectors.delta.data_files import data_schema, file_statistics, parquet_writer
+from connectors.delta.erased_values import ERASED, ERASED_CAUSE, NO_HEAD
+from connectors.delta.log.commits import Commit, commits_after, sync
+from connectors.delta.log.table_log import DataFile, read_data_files
+from connectors.delta.log.write_commit import add_action, commit_info, remove_action, txn_action, write_commit
+from connectors.delta.row_totals import WrittenTotals, digest_change
+from connectors.delta.rows import with_lacking
+from connectors.delta.store import require_rewritable
+from connectors.delta.tables import TABLES, Table, table_path
+from popstream.wire.base_errors import Unavailable
+from popstream.wire.command import Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from connectors.delta.log.table_log import DataFiles
+
+__all__ = ["TEXTS", "Erased", "Wanted", "erase"]
+
+TEXTS: Final = {
+    "operations": ("detail",),
+    "deliveries": ("cause",),
+    "rejected": ("detail", "value_head"),
+    "quality_results": ("observed",),
+}
+"""By table, the columns that quote what clients sent."""
+
+_SETTLED_AFTER_S: Final = 3_600.0
+"""A file that no commit names belongs to nobody when it is older: a writer commits what it wrote within seconds."""
+
+_TRIES: Final = 5
+
+
+class Wanted(NamedTuple):
+    """Which texts to erase: those that fulfil everything that is given.
+
+    Attributes:
+        text: They contain this.
+        record: They are in rows of this record of the ops topic: partition and Kafka offset.
+        message: They are in rows about this message: topic, queue and queue offset.
+    """
+
+    text: str | None = None
+    record: tuple[int, int] | None = None
+    message: tuple[str, int, int] | None = None
+
+
+class Erased(msgspec.Struct, frozen=True, kw_only=True):
+    """What was erased in a table.
+
+    Attributes:
+        table: Its name.
+        values: Texts that were erased.
+        files: Files of the newest version that had them.
+        old_files: Files of earlier versions that had them, and were deleted.
+    """
+
+    table: str
+    values: int = 0
+    files: int = 0
+    old_files: int = 0
+
+
+def erase(root: Path, name: str, wanted: Wanted, *, dry_run: bool = False) -> Erased:
+    """Erase texts from a table of `TEXTS`; with `dry_run` only count them.
+
+    Raises:
+        Corrupt: The log or a file cannot be read.
+        Invalid: The table has other columns, or a feature of Delta that is not supported.
+        Unavailable: Other processes keep changing the same files. Some texts may be erased; the next run does the rest.
+    """
+    table, path = TABLES[name], table_path(root, name)
+    if read_data_files(path) is None:
+        return Erased(table=name)
+    values = files = 0
+    for left in reversed(range(_TRIES)):
+        try:
+            values, files = _erase_newest(path, table, wanted, dry_run=dry_run)
+            break
+        except Unavailable:
+            if not left:
+                raise
+    return Erased(table=name, values=values, files=files, old_files=_delete_old(path, table, wanted, dry_run=dry_run))
+
+
+def _erase_newest(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) -> tuple[int, int]:
+    found = read_data_files(path)
+    assert found is not None, "a table does not disappear"
+    with_texts = [(file, count) for file in found.files if (count := _count(path, table, file.path, wanted))]
+    values = sum(count for _, count in with_texts)
+    if dry_run or not with_texts:
+        return values, len(with_texts)
+    require_rewritable(path, table, found)
+    removed = [file for file, _ in with_texts]
+    changes: dict[str, int] = defaultdict(int)
+    added: list[DataFile] = []
+    paths = {unquote(file.path) for file in removed}
+
+    def require_compatible(commit: Commit) -> None:
+        corrects = not changes.keys().isdisjoint(commit.txns)
+        if commit.changes_table or corrects or not paths.isdisjoint(commit.removed_paths):
+            message = f"version {commit.version} of {path.name} has changed rows with the texts: run the command again"
+            raise Unavailable(message, subject=path.name)
+
+    try:
+        added.extend(_written_anew(path, table, found, file, wanted, changes) for file in removed)
+        write_commit(path, found.version, _actions(found, removed, added, changes), require_compatible)
+    except Exception:  # not BaseException: a signal may come after the commit
+        for file in added:
+            (path / unquote(file.path)).unlink(missing_ok=True)
+        raise
+    return values, len(removed)
+
+
+def _actions(
+    found: DataFiles, removed: Sequence[DataFile], added: Sequence[DataFile], changes: dict[str, int]
+) -> Iterator[dict[str, Any]]:
+    yield commit_info(
+        found.version,
+        "UPDATE",
+        operationParameters={"predicate": "[]"},
+        isolationLevel="SnapshotIsolation",
+        isBlindAppend=False,
+        operationMetrics={"numRemovedFiles": str(len(removed)), "numAddedFiles": str(len(added))},
+    )
+    for app, change in changes.items():
+        yield txn_action(app, (found.txns.get(app, 0) + change) % (1 << 63))
+    for file in removed:
+        yield remove_action(file, data_change=True)
+    for file in added:
+        yield add_action(file, data_change=True)
+
+
+def _written_anew(
+    path: Path, table: Table, found: DataFiles, file: DataFile, wanted: Wanted, changes: dict[str, int]
+) -> DataFile:
+    """Write a file without the texts, synced, which no commit names yet; add the change of digests to `changes`."""
+    name = file.path.rpartition("/")[0]
+    name = f"{name}{'/' if name else ''}erased-{secrets.token_hex(16)}.zstd.parquet"
+    made, schema = path / unquote(name), data_schema(table)
+    written = WrittenTotals(found.txns)
+    try:
+        with parquet_writer(made, schema) as writer:
+            for rows in _groups(path, file.path):
+                complete = with_lacking(rows, schema, table.optional_columns).select(schema.names).cast(schema)
+                mask, fresh = _masks(table, complete, wanted), complete
+                for column, is_wanted in mask.items():
+                    fresh = _replaced(fresh, column, is_wanted)
+                for app, change in digest_change(written, file.partition_values, complete, fresh).items():
+                    changes[app] = (changes[app] + change) % (1 << 63)
+                writer.write_table(fresh)
+        sync(made)
+        sync(made.parent)
+    except Exception:
+        made.unlink(missing_ok=True)
+        raise
+    return DataFile(
+        path=name,
+        size=made.stat().st_size,
+        modification_ms=file.modification_ms,  # the order of rows
+        partition_values=file.partition_values,
+        stats=msgspec.json.encode(file_statistics(pq.read_metadata(made))).decode(),
+    )
+
+
+def _groups(path: Path, name: str, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    """Yield the rows of a file by row group."""
+    file = path / unquote(name)
+    try:
+        with pq.ParquetFile(file, coerce_int96_timestamp_unit="us", page_checksum_verification=True) as source:
+            there = None if columns is None else [each for each in columns if each in source.schema_arrow.names]
+            for number in range(source.num_row_groups):
+                yield source.read_row_group(number, columns=there)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        first, *_ = str(error).splitlines() or [type(error).__name__]
+        what = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {first}"
+        raise damaged_data_file(path, file, what) from error
+
+
+def _count(path: Path, table: Table, name: str, wanted: Wanted) -> int:
+    columns = [*TEXTS[table.name]]
+    if wanted.record is not None:
+        columns += ["partition", "kafka_offset"]
+    if wanted.message is not None:
+        columns += ["topic", "queue_id", "first_offset", "last_offset"]
+    return sum(
+        int(is_wanted.sum())
+        for rows in _groups(path, name, columns)
+        for is_wanted in _masks(table, rows, wanted).values()
+    )
+
+
+def _masks(table: Table, rows: pa.Table, wanted: Wanted) -> dict[str, np.ndarray]:
+    """Return, by column with texts, which rows have one to erase."""
+    within = np.ones(rows.num_rows, np.bool_)
+    names = set(rows.schema.names)
+    if wanted.record is not None:
+        within &= _equal(rows, "partition", wanted.record[0]) & _equal(rows, "kafka_offset", wanted.record[1])
+    if wanted.message is not None:
+        topic, queue_id, offset = wanted.message
+        within &= _equal(rows, "topic", topic) & _equal(rows, "queue_id", queue_id)
+        if {"first_offset", "last_offset"} <= names:
+            begins = pc.less_equal(rows["first_offset"], offset)
+            within &= _true(pc.and_(begins, pc.greater_equal(rows["last_offset"], offset)))
+    return {column: within & _has_text(rows[column], wanted) for column in TEXTS[table.name] if column in names}
+
+
+def _equal(rows: pa.Table, column: str, value: object) -> np.ndarray:
+    if column not in rows.schema.names:
+        return np.zeros(rows.num_rows, np.bool_)
+    return _true(pc.equal(rows[column], value))
+
+
+def _has_text(column: pa.ChunkedArray, wanted: Wanted) -> np.ndarray:
+    """Return which values are texts to erase: not those that are erased, and not the kernel's own words."""
+    is_binary = pa.types.is_binary(column.type)
+    own = [NO_HEAD] if is_binary else [ERASED, ERASED_CAUSE, *StepCause, *get_args(Cause)]
+    has = _true(pc.invert(pc.is_in(column, value_set=pa.array(own, column.type)))) & _true(pc.is_valid(column))
+    if wanted.text is not None:
+        pattern = wanted.text.encode() if is_binary else wanted.text
+        has &= _true(pc.match_substring(column, pattern))
+    return has
+
+
+def _true(found: pa.ChunkedArray) -> np.ndarray:
+    return np.asarray(pc.fill_null(found, False).to_numpy(), np.bool_)
+
+
+def _replaced(rows: pa.Table, column: str, is_wanted: np.ndarray) -> pa.Table:
+    values, mask = rows[column], pa.array(is_wanted)
+    if pa.types.is_binary(values.type):
+        fresh = pc.if_else(mask, pa.scalar(NO_HEAD, values.type), values)
+    else:
+        is_raised = pc.fill_null(pc.starts_with(values, f"{HANDLER_CAUSE}: "), False) if column == "cause" else None
+        erased = pa.scalar(ERASED) if is_raised is None else pc.if_else(is_raised, ERASED_CAUSE, ERASED)
+        fresh = pc.if_else(mask, erased, values)
+    return rows.set_column(rows.schema.get_field_index(column), rows.schema.field(column), fresh)
+
+
+def _delete_old(path: Path, table: Table, wanted: Wanted, *, dry_run: bool) -> int:
+    """Delete the files with such texts that the newest version does not have, and return their number."""
+    found = read_data_files(path)
+    assert found is not None, "a table does not disappear"
+    live = {unquote(file.path) for file in found.files}
+    known = {name for commit in commits_after(path, -1) for name in (*commit.added_paths, *commit.removed_paths)}
+    deleted = 0
+    for file in sorted(path.rglob("*.parquet")):
+        name = str(file.relative_to(path))
+        if "_delta_log" in file.parts or name in live:
+            continue
+        if name not in known and file.stat().st_mtime > time.time() - _SETTLED_AFTER_S:
+            continue  # somebody may be about to commit it
+        if any(mask.any() for rows in _groups(path, name) for mask in _masks(table, rows, wanted).values()):
+            deleted += 1
+            if not dry_run:
+                file.unlink()
+                sync(file.parent)
+    return deleted
