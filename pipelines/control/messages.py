@@ -8,6 +8,7 @@ import msgspec
 
 from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import Snapshot
+from connectors.delta.table_sizes import TableSize
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
 from pipelines.control.batch_history import RatePoint
 from pipelines.control.lane_views import LANES_SHOWN, QueueView
@@ -202,6 +203,7 @@ class Status(JobReport, frozen=True, kw_only=True):
         operations_per_s: Operations decided per second, over the last ten seconds.
         queues: Queues with their lanes, by key.
         is_cut: The limit left lanes out.
+        tables: Sizes of the tables; empty as the job answers, the command adds them.
     """
 
     running: bool
@@ -210,6 +212,7 @@ class Status(JobReport, frozen=True, kw_only=True):
     operations_per_s: float | None = None
     queues: list[QueueView] = []
     is_cut: bool = False
+    tables: list[TableSize] = []
 
 
 class Policies(msgspec.Struct, frozen=True):

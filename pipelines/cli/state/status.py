@@ -7,13 +7,15 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from checkpoints.layout import JobFolder
+from connectors.delta.table_sizes import TableSize, table_sizes
 from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import JobPlace, end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_status
 from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import OwnerView, Status, StatusRequest
-from popstream.wire.base_errors import Invalid, Unavailable
+from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
 __all__ = ["run_ready", "run_status", "status_of"]
 
@@ -28,6 +30,8 @@ def run_status(place: JobPlace, request: StatusRequest, *, as_json: bool) -> Non
     """
     status = status_of(place, request)
     _require_found(status, request)
+    if isinstance(place, JobFolder):
+        status = msgspec.structs.replace(status, tables=_sizes(place))
     if as_json:
         print(msgspec.json.encode(status).decode())
     else:
@@ -60,6 +64,15 @@ def status_of(place: JobPlace, request: StatusRequest) -> Status:
     if job is not None:
         return ask(job, request, Status)
     return stored_status(require_left_alone(place), request)
+
+
+def _sizes(folder: JobFolder) -> list[TableSize]:
+    """Return the sizes of the tables; none if a log is damaged, which other commands report."""
+    try:
+        return table_sizes(folder.delta)
+    except Corrupt as error:
+        say(f"the sizes of the tables are not known: {error.message}")
+        return []
 
 
 def _require_found(status: Status, request: StatusRequest) -> None:
@@ -121,8 +134,21 @@ def _print(console: Console, status: Status) -> None:
             f"{built.queues:,} queues, {built.behind:,} offsets to read, {built.open_dispatches:,} open dispatches,"
             f" {built.delta_behind:,} micro-batches not in Delta yet"
         )
+    facts |= {f"table {each.table}": _size_text(each) for each in status.tables}
     print_facts(console, facts)
     _print_queues(console, status)
+
+
+def _size_text(size: TableSize) -> str:
+    kept = f" since {size.first_day}" if size.first_day else ""
+    grew = f"; yesterday {size.yesterday_rows:,} rows, {_mb(size.yesterday_bytes)}" if size.yesterday_rows else ""
+    return (
+        f"{size.rows:,} rows{kept}, {_mb(size.bytes)} in {size.files:,} files, {_mb(size.disk_bytes)} on the disk{grew}"
+    )
+
+
+def _mb(size: int | None) -> str:
+    return f"{(size or 0) / 1_000_000:,.1f} MB"
 
 
 def _owner_text(owner: OwnerView) -> str:

@@ -182,7 +182,7 @@ def maintain(
     run_maintain(settings.job_folder.absolute(), settings.audit_retention_days, var=var, as_json=as_json)
 
 
-@with_options(job=JobOptions)
+@with_options(job=FolderOptions)
 def erase(
     text: Annotated[str | None, typer.Option(metavar="TEXT", help="erase texts that contain this")] = None,
     record: Annotated[
@@ -193,9 +193,10 @@ def erase(
         str | None,
         typer.Option(metavar="TOPIC/QUEUE/OFFSET", help="erase what is said about this message: what handlers raised"),
     ] = None,
+    tables: Tables = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="only count them")] = False,  # noqa: FBT002 - a flag
     *,
-    job: JobOptions,
+    job: FolderOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Erase texts of a person from the tables, also from old files. Works while the job is running.
@@ -213,7 +214,7 @@ def erase(
         record=None if record is None else parsed_record(record),
         message=None if message is None else parsed_message(message),
     )
-    run_erase(job.load(), wanted, dry_run=dry_run, as_json=as_json)
+    run_erase(job.load(tables=tables), wanted, dry_run=dry_run, as_json=as_json)
 
 
 @with_options(job=TableOptions)
