@@ -74,8 +74,9 @@ def _unequal(delta_root: Path, table: str, version: int) -> Iterator[tuple[Key, 
         {*found, *((epoch, date) for epoch, dates in written.by_epoch.items() for date in dates)}
     ):
         total = written.total(epoch, date)
-        is_counted = total is not None and epoch not in uncounted and date >= first_day
-        if is_counted and total != found.get((epoch, date), NO_ROWS):
+        if total is None or epoch in uncounted or date < first_day:
+            continue
+        if total != found.get((epoch, date), NO_ROWS):
             yield (epoch, date), total, found.get((epoch, date), NO_ROWS)
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CAUSES", "KINDS", "QUEUE_TYPES", "REASONS", "REJECT_REASONS", "STEPS"]
 
-STEPS: Final[Mapping[DeliveryStep, str]] = {
+STEPS: Final[Mapping[str, str]] = {
     DeliveryStep.LEASED: "A client got the messages.",
     DeliveryStep.CHANGED: "Their lease got another deadline.",
     DeliveryStep.ACKED: "They are done.",
@@ -26,7 +26,7 @@ STEPS: Final[Mapping[DeliveryStep, str]] = {
     DeliveryStep.EXPIRED_FROM_LOG: "The retention of their topic has deleted them before they were done.",
 }
 
-CAUSES: Final[Mapping[StepCause, str]] = {
+CAUSES: Final[Mapping[str, str]] = {
     StepCause.POP: "A pop.",
     StepCause.POP_IN_ORDER: "A pop of an orderly lane.",
     StepCause.ACK: "An ack. Of messages that could not be consumed it is `GONE` or `UNREADABLE`.",

@@ -243,7 +243,9 @@ def _has_text(column: pa.ChunkedArray, wanted: Wanted) -> np.ndarray:
     """Return which values are texts to erase: not those that are erased, and not the kernel's own words."""
     is_binary = pa.types.is_binary(column.type)
     own = [NO_HEAD] if is_binary else [ERASED, ERASED_CAUSE, *StepCause, *get_args(Cause)]
-    has = _true(pc.invert(pc.is_in(column, value_set=pa.array(own, column.type)))) & _true(pc.is_valid(column))
+    has: np.ndarray = _true(pc.invert(pc.is_in(column, value_set=pa.array(own, column.type)))) & _true(
+        pc.is_valid(column)
+    )
     if wanted.text is not None:
         pattern = wanted.text.encode() if is_binary else wanted.text
         has &= _true(pc.match_substring(column, pattern))

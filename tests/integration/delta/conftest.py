@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -32,7 +32,7 @@ def root(empty_tables: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def start(spark: SparkSession, root: Path) -> Callable[..., AuditFlusher]:
-    def start(state_epoch: str = "epoch-1") -> AuditFlusher:
-        return AuditFlusher(spark, root, "jobs", state_epoch, ops_topic_id="topic-1")
+    def start(state_epoch: str = "epoch-1", **more: Any) -> AuditFlusher:
+        return AuditFlusher(spark, root, "jobs", state_epoch, ops_topic_id="topic-1", **more)
 
     return start

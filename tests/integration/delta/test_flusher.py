@@ -7,6 +7,7 @@ restart is a new flusher on the same folder.
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import shutil
 import time
@@ -24,6 +25,7 @@ from pyspark.errors import PySparkException
 from broker_state.audit import CommitPositionRow, OperationRow, OrderInfoRow, RejectedRow
 from connectors.delta import exactly_once
 from connectors.delta.covered import whole_versions
+from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.flusher import AuditFlusher
 from connectors.delta.log.commits import read_commit
@@ -34,6 +36,7 @@ from connectors.delta.rows import encode_rows
 from connectors.delta.spark_tables import register_views
 from connectors.delta.store import ensure_table, write_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, TABLES
+from expectations.rejected_suite import rejected_suite
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.audit_tables import NOW_MS, delivery, flushed, slices, stored, stored_seqs
 
@@ -110,6 +113,27 @@ def test_every_table_takes_its_rows_as_they_were(
         assert found["now_utc"].replace(tzinfo=UTC).timestamp() * 1000 == NOW_MS
         assert str(found["op_date"]) == "2026-11-21"
     assert not any((root / ".scratch").rglob("*.parquet"))
+
+
+@pytest.mark.parametrize(
+    ("kept", "stored_head"),
+    [
+        (RejectedHeads.WHOLE, b"alice"),
+        (RejectedHeads.HASH, hashlib.sha256(b"alice").digest()),
+        (RejectedHeads.NONE, b""),
+    ],
+)
+def test_the_heads_of_rejected_records_are_kept_as_chosen(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher], kept: RejectedHeads, stored_head: bytes
+) -> None:
+    digest = hashlib.sha256(b"alice").hexdigest()
+    row = RejectedRow(1, 2, 0, NOW_MS, "NOT_JSON", "no object", 5, digest, b"alice", None, 4)
+    start(rejected_heads=kept).flush("rejected", [(1, data) for data in encode_rows("rejected", [row])], 1)
+    (found,) = stored(spark, root, "rejected")
+    assert bytes(found["value_head"]) == stored_head
+    rejected_rule: Any = next(each for each in rejected_suite().expectations if "Head" in type(each).__name__)
+    spark.read.format("delta").load(str(root / "rejected")).createOrReplaceTempView("rejected_here")
+    assert spark.sql(rejected_rule.unexpected_rows_query.format(batch="rejected_here")).count() == 0
 
 
 def test_a_span_is_one_commit_with_one_file_a_date(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
 import duckdb
 import polars as pl
@@ -12,13 +13,20 @@ import pytest
 from deltalake import DeltaTable
 
 from connectors.delta.compaction import Compacted, compact
+from connectors.delta.duckdb_tables import DuckDbTables
 from connectors.delta.flusher import AuditFlusher
+from connectors.delta.history_start import HISTORY_BEGINS
+from connectors.delta.retention import delete_before
 from connectors.delta.rows import encode_rows
-from connectors.delta.tables import DELIVERIES
+from connectors.delta.snapshot import open_snapshot
+from connectors.delta.spark_tables import register_views
+from connectors.delta.tables import AUDIT_TABLES, DELIVERIES
+from connectors.delta.views import VIEWS
 from tests.support.audit_tables import NOW_MS, delivery
+from tests.support.kernel_history import KernelHistory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
 
@@ -84,6 +92,37 @@ def test_the_changes_of_the_table_can_be_followed(spark: SparkSession, table: Pa
     assert by_version == {(version, "insert"): 6 for version in (1, 2, 5, 6)}
     read = DeltaTable(table).load_cdf(starting_version=5).read_all()
     assert read.num_rows == 12
+
+
+def test_spark_and_duckdb_read_the_same_in_every_view(
+    spark: SparkSession, root: Path, start: Callable[..., AuditFlusher]
+) -> None:
+    history = KernelHistory()
+    failing = history.pop(1, "b", 3, max_attempts=1)
+    history.change(2, "b", failing, 0, release="back_off", cause="ValueError: no milk")
+    history.ack(3, "c", failing, 1)
+    history.tick(60)
+    flusher = start()
+    for name, rows in history.tables().items():
+        flusher.flush(name, [(1, data) for data in encode_rows(name, rows)], 1)
+    delete_before(root, AUDIT_TABLES["commit_positions"], dt.date(2026, 11, 23))
+    session = spark.newSession()
+    register_views(session, {name: root / name for name in history.tables()})
+    with DuckDbTables([open_snapshot(root / name) for name in history.tables()]) as tables:
+        for view in (*VIEWS, HISTORY_BEGINS):
+            sql = f"SELECT * FROM {view}"  # noqa: S608 - names of our own
+            by_spark = session.sql(sql).toArrow()
+            assert by_spark.schema.names == tables.columns(sql)
+            found = [tuple(row.values()) for row in by_spark.to_pylist()]
+            assert sorted(map(repr, found)) == sorted(map(repr, _in_utc(tables.rows(sql))))
+            assert found
+
+
+def _in_utc(rows: Iterable[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """DuckDB names the zone in another way."""
+    utc = ZoneInfo("UTC")
+    for row in rows:
+        yield tuple(each.astimezone(utc) if isinstance(each, dt.datetime) else each for each in row)
 
 
 def test_delta_rs_reads_it(table: Path, expected: list[tuple[Any, ...]]) -> None:

@@ -27,7 +27,7 @@ def causes_in_code() -> set[str]:
                     each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)
                 }
             if isinstance(node, ast.BoolOp) and "cause" in ast.unparse(node):
-                found |= {each.value for each in node.values if isinstance(each, ast.Constant)}
+                found |= {str(each.value) for each in node.values if isinstance(each, ast.Constant)}
     return found
 
 

@@ -16,7 +16,7 @@ from tests.support.kernel_history import KernelHistory
 if TYPE_CHECKING:
     from pathlib import Path
 
-FAILED = {"release": "back_off", "cause": "ValueError: no milk"}
+FAILED: dict[str, Any] = {"release": "back_off", "cause": "ValueError: no milk"}
 
 
 def opened(root: Path, history: KernelHistory) -> DuckDbTables:

@@ -13,7 +13,7 @@ from broker_state.audit import RejectedRow
 from connectors.delta import retention
 from connectors.delta.compaction import Compacted, compact
 from connectors.delta.history_start import deleted_epoch_max, first_day_of, first_ms_of
-from connectors.delta.log.table_log import require_table_log
+from connectors.delta.log.table_log import read_data_files, require_table_log
 from connectors.delta.retention import Deleted, delete_before
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE, TABLES, table_path
@@ -84,7 +84,7 @@ def test_it_only_goes_forwards_and_does_nothing_where_there_is_nothing_to_do(roo
 
 def test_compaction_before_and_after_it(root: Path) -> None:
     assert compact(root, DELIVERIES) == Compacted(table="deliveries", compacted=8, into=4)
-    assert delete_before(root, DELIVERIES, day(3)) == Deleted(18, 3, pytest.approx(3_000, abs=20_000))
+    assert delete_before(root, DELIVERIES, day(3))[:2] == (18, 3)
     append_audit_rows(root, "deliveries", [delivery(2, 0, NOW_MS + 3 * DAY_MS)._replace(epoch=99)])
     compact(root, DELIVERIES)
     assert epochs(root) == [30, 30, 30, 31, 31, 31, 99]
@@ -92,10 +92,8 @@ def test_compaction_before_and_after_it(root: Path) -> None:
 
 
 def test_files_that_others_replaced_meanwhile_are_left_alone(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: Any = retention.read_data_files
-
     def read_and_compact(path: Path) -> Any:
-        files = found(path)
+        files = read_data_files(path)
         compact(root, DELIVERIES)
         return files
 
