@@ -4,6 +4,9 @@
 add a, add b, add c  ──read in order, written once──>  one commit: add abc, remove a, b, c (dataChange false)
 ```
 
+Once a date is over, its files are written a second time, by ranges of queues (queue_ranges.py), so that who looks for a
+message reads few of them. They are left alone from then on.
+
 `python -m connectors.delta.compaction FOLDER TABLE...` compacts tables at the lowest priority, ends with its parent
 process, and prints each outcome as a line of JSON. `pipelines.process.maintenance` runs it.
 
@@ -16,6 +19,7 @@ no checkpoint of the log is written here, and later compactions leave the new fi
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import os
 import secrets
 import sys
@@ -34,6 +38,7 @@ from connectors.delta.data_files import data_schema, file_statistics, parquet_wr
 from connectors.delta.log.commits import Commit, read_commit, sync, sync_commits
 from connectors.delta.log.table_log import DataFile, DataFiles, read_data_files
 from connectors.delta.log.write_commit import add_action, commit_info, remove_action, write_commit
+from connectors.delta.queue_ranges import QueueRanges
 from connectors.delta.rows import in_pieces, with_lacking
 from connectors.delta.store import require_rewritable
 from connectors.delta.tables import TABLES, Table, table_path
@@ -47,7 +52,11 @@ __all__ = ["Compacted", "compact"]
 FILE_BYTES: Final = 64 * 1024 * 1024
 """Files of this size are left alone, and no file becomes larger."""
 
+RANGE_BYTES: Final = 8 * 1024 * 1024
+"""Size of the files of a range, about. A date that is smaller than two of them has one file."""
+
 PREFIX: Final = "compacted-"
+CLUSTERED: Final = "clustered-"
 SETTLED_AFTER_S: Final = 600.0
 """Longer than any Spark takes between its look for a commit and its own."""
 
@@ -75,10 +84,15 @@ class Compacted(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
 
 
-def compact(root: Path, table: Table) -> Compacted:
+def compact(root: Path, table: Table, today: dt.date | None = None) -> Compacted:
     """Join the small files of one table, in the order of their commits. Rows do not change.
 
     Other processes may append meanwhile. Other concurrent changes, such as RESTORE, are not undone.
+
+    Args:
+        root: Folder of the tables.
+        table: The table.
+        today: Files of dates before it are written by queues; None: the present date (UTC).
 
     Raises:
         Corrupt: The log or a file cannot be read, or a file has other rows than the log says.
@@ -91,15 +105,44 @@ def compact(root: Path, table: Table) -> Compacted:
     if found is None:
         return Compacted(table=table.name)
     require_rewritable(path, table, found)
-    groups = list(_groups(file for file in found.files if _is_settled(path, file)))
-    for files in groups:
-        _replace(path, table, found, files)
-    return Compacted(table=table.name, compacted=sum(map(len, groups)), into=len(groups))
+    compacted = into = 0
+    of_closed_dates = list(_closed_dates(path, table, found.files, today or dt.datetime.now(dt.UTC).date()))
+    done = {file.path for files, _ in of_closed_dates for file in files}
+    others = _groups(file for file in found.files if file.path not in done and _is_settled(path, file))
+    for files, ranges in [*of_closed_dates, *((files, None) for files in others)]:
+        into += _replace(path, table, found, files, ranges)
+        compacted += len(files)
+    return Compacted(table=table.name, compacted=compacted, into=into)
+
+
+def _closed_dates(
+    path: Path, table: Table, files: Iterable[DataFile], today: dt.date
+) -> Iterator[tuple[list[DataFile], QueueRanges]]:
+    """Yield the files of each date that is over and not written by queues yet, if it has several large queues."""
+    if table.partitioned_by is None or not {"topic", "queue_id"} <= set(data_schema(table).names):
+        return
+    fresh = sorted((file for file in files if not _is_clustered(file)), key=lambda file: file.modification_ms)
+    for _, same_date in groupby(sorted(fresh, key=_partition), _partition):
+        of_date = list(same_date)
+        day = of_date[0].partition_values.get(table.partitioned_by)
+        size = sum(file.size for file in of_date)
+        is_closed = day is not None and dt.date.fromisoformat(day) < today
+        if is_closed and size >= 2 * RANGE_BYTES and all(_is_settled(path, file) for file in of_date):
+            ranges = QueueRanges.of(path, of_date, size // RANGE_BYTES)
+            if ranges.count > 1:
+                yield of_date, ranges
+
+
+def _is_clustered(file: DataFile) -> bool:
+    return Path(file.path).name.startswith(CLUSTERED)
 
 
 def _groups(files: Iterable[DataFile]) -> Iterator[list[DataFile]]:
     """Yield groups of neighbouring files of one partition that fit into one file; single files are left out."""
-    small = sorted((file for file in files if file.size < FILE_BYTES), key=lambda file: file.modification_ms)
+    small = sorted(
+        (file for file in files if file.size < FILE_BYTES and not _is_clustered(file)),
+        key=lambda file: file.modification_ms,
+    )
     for _, neighbours in groupby(sorted(small, key=_partition), _partition):
         group: list[DataFile] = []
         for file in neighbours:
@@ -116,15 +159,18 @@ def _partition(file: DataFile) -> str:
 
 def _is_settled(path: Path, file: DataFile) -> bool:
     """Return whether no Spark can replace the commit of the file any more, which would leave its rows twice."""
-    if not Path(file.path).name.startswith(PREFIX):
+    if not Path(file.path).name.startswith((PREFIX, CLUSTERED)):
         return True
     return (path / unquote(file.path)).stat().st_mtime < time.time() - SETTLED_AFTER_S
 
 
-def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) -> None:
-    """Replace files by one, in one commit. An error leaves nothing behind."""
-    name = str(Path(files[0].path).with_name(f"{PREFIX}{secrets.token_hex(16)}.zstd.parquet"))
-    made = path / unquote(name)
+def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile], ranges: QueueRanges | None) -> int:
+    """Replace files by one, or by one for each range of queues, in one commit; return the number of new ones.
+
+    An error leaves nothing behind.
+    """
+    prefix, count = (PREFIX, 1) if ranges is None else (CLUSTERED, ranges.count)
+    names = [str(Path(files[0].path).with_name(f"{prefix}{secrets.token_hex(16)}.zstd.parquet")) for _ in range(count)]
 
     def require_compatible(commit: Commit) -> None:
         if commit.changes_table or not {unquote(file.path) for file in files}.isdisjoint(commit.removed_paths):
@@ -132,38 +178,47 @@ def _replace(path: Path, table: Table, found: DataFiles, files: list[DataFile]) 
             raise Unavailable(message, subject=path.name)
 
     try:
-        joined = _joined(path, table, files, name)
+        joined = _joined(path, table, files, names, ranges)
         # A power loss must not lose a commit that says which rows are delivered, and keep the rows.
         _sync_version(path, found.version)
         write_commit(path, found.version, _actions(found.version, files, joined), require_compatible)
     except Exception:  # not BaseException: a signal may come after the commit
-        made.unlink(missing_ok=True)
+        for name in names:
+            (path / unquote(name)).unlink(missing_ok=True)
         raise
+    return len(names)
 
 
-def _joined(path: Path, table: Table, files: list[DataFile], name: str) -> DataFile:
-    """Write the rows of all files to a new one, synced to disk, which no commit names yet."""
-    made = path / unquote(name)
+def _joined(
+    path: Path, table: Table, files: list[DataFile], names: list[str], ranges: QueueRanges | None
+) -> list[DataFile]:
+    """Write the rows of all files to new ones, synced to disk, which no commit names yet."""
     schema = data_schema(table)
     rows = 0
-    with parquet_writer(made, schema) as writer:
+    with contextlib.ExitStack() as stack:
+        writers = [stack.enter_context(parquet_writer(path / unquote(name), schema)) for name in names]
         for piece in in_pieces(_rows(path, files, schema, table.optional_columns)):
-            writer.write_table(piece)
+            for number, part in [(0, piece)] if ranges is None else ranges.split(piece):
+                writers[number].write_table(part)
             rows += piece.num_rows
     by_log = sum(msgspec.json.decode(file.stats)["numRecords"] for file in files if file.stats)
     if rows != by_log or not all(file.stats for file in files):
         message = f"files of {table.name} have {rows} rows, and {by_log} by the log"
         raise Corrupt(message, subject=table.name)
-    sync(made)
-    sync(made.parent)
-    return DataFile(
-        path=name,
-        size=made.stat().st_size,
-        # Not the present time: the next compaction needs the order in which the rows came.
-        modification_ms=max(file.modification_ms for file in files),
-        partition_values=files[0].partition_values,
-        stats=msgspec.json.encode(file_statistics(pq.read_metadata(made))).decode(),
-    )
+    for made in (path / unquote(name) for name in names):
+        sync(made)
+        sync(made.parent)
+    return [
+        DataFile(
+            path=name,
+            size=(path / unquote(name)).stat().st_size,
+            # Not the present time: the next compaction needs the order in which the rows came.
+            modification_ms=max(file.modification_ms for file in files),
+            partition_values=files[0].partition_values,
+            stats=msgspec.json.encode(file_statistics(pq.read_metadata(path / unquote(name)))).decode(),
+        )
+        for name in names
+    ]
 
 
 def _rows(path: Path, files: Iterable[DataFile], schema: pa.Schema, may_lack: Collection[str]) -> Iterator[pa.Table]:
@@ -183,18 +238,19 @@ def _sync_version(path: Path, version: int) -> None:
         sync_commits(path, [commit])
 
 
-def _actions(read_version: int, files: list[DataFile], joined: DataFile) -> Iterator[dict[str, Any]]:
+def _actions(read_version: int, files: list[DataFile], joined: list[DataFile]) -> Iterator[dict[str, Any]]:
     yield commit_info(
         read_version,
         "OPTIMIZE",
         operationParameters={"predicate": "[]", "zOrderBy": "[]", "auto": False},
         isolationLevel="SnapshotIsolation",
         isBlindAppend=False,
-        operationMetrics={"numRemovedFiles": str(len(files)), "numAddedFiles": "1"},
+        operationMetrics={"numRemovedFiles": str(len(files)), "numAddedFiles": str(len(joined))},
     )
     for file in files:
         yield remove_action(file, data_change=False)
-    yield add_action(joined, data_change=False)
+    for file in joined:
+        yield add_action(file, data_change=False)
 
 
 def _end_with_parent() -> None:
