@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
+from deltalake import DeltaTable
 
+from connectors.delta.duckdb_tables import DuckDbTables
+from connectors.delta.snapshot import open_snapshot
 from popstream import Consumer, Producer, Receipt, ReceiptHandle, all_applied
 from tests.support.left_behind import table_rows
 from tests.support.processes.job_process import ROOT
@@ -124,6 +127,20 @@ def test_the_tables_go_on(up: Up) -> None:
     wait_for(lambda: max(row["attempt"] for row in table_rows(delta, "deliveries")) == 2)
     assert sum(row["step"] == "dead_lettered" for row in table_rows(delta, "deliveries")) == 1
     assert len(table_rows(delta, "consume_queue")) >= 41
+
+
+def test_the_tables_have_the_columns_of_this_version(up: Up) -> None:
+    """Rows of the earlier one lack the timestamps; those written since have them, and every reader sees the columns."""
+    delta = up.folder / "delta"
+    wait_for(lambda: max(row["attempt"] for row in table_rows(delta, "deliveries")) == 2)
+    moments = DeltaTable(delta / "deliveries").to_pyarrow_table(columns=["now_ms", "now_utc"]).to_pylist()
+    earlier = [row for row in moments if row["now_utc"] is None]
+    since = [row for row in moments if row["now_utc"] is not None]
+    assert max(row["now_ms"] for row in earlier) < min(row["now_ms"] for row in since)
+    assert all(row["now_utc"].timestamp() * 1000 == row["now_ms"] for row in since)
+    with DuckDbTables([open_snapshot(delta / name) for name in ("deliveries", "operations")]) as tables:
+        ((ended,),) = tables.rows("SELECT count(*) FROM lease_ends WHERE holder IS NOT NULL")
+    assert ended
 
 
 def test_the_snapshot_of_before_the_upgrade_leads_to_the_same_state(up: Up) -> None:

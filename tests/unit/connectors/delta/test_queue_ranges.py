@@ -9,6 +9,7 @@ import datetime as dt
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
@@ -99,7 +100,7 @@ def test_rows_of_a_range_keep_their_order(root: Path) -> None:
     found = read_data_files(root / "deliveries")
     assert found is not None
     for file in found.files:
-        rows = compaction.pq.ParquetFile(root / "deliveries" / file.path).read(columns=["kafka_offset"])
+        rows = pq.ParquetFile(root / "deliveries" / file.path).read(columns=["kafka_offset"])
         offsets = rows["kafka_offset"].to_pylist()
         assert offsets == sorted(offsets)
 
