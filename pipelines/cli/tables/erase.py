@@ -69,7 +69,7 @@ def _done_text(done: Erased, *, dry_run: bool) -> str:
 def _not_reached(settings: JobSettings, folder: JobFolder) -> Iterator[str]:
     job = running_job(folder)
     prefix = settings.topic_prefix if job is None else job.prefix
-    connection = settings.connection if job is None else KafkaConnection(job.bootstrap_servers)
+    connection = settings.connection if job is None else job.connection
     topics = Topics.of(prefix)
     yield f"{topics.ops}, the operations: {_kept(connection, topics.ops)}"
     yield f"{topics.results}, the answers: {_kept(connection, topics.results)}"
