@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
 
+from connectors.delta.erased_values import RejectedHeads
 from connectors.delta.log.transactions import app_id
 from connectors.delta.rows import completed_rows
 from connectors.delta.session import join_pool
@@ -75,6 +76,7 @@ class AuditQuery:
         ops_topic_id: Kafka's id of the ops topic.
         checkpoint: Path or URL of the query's checkpoint.
         interval_s: Seconds between commits.
+        rejected_heads: What is kept of the values in `rejected`.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class AuditQuery:
         ops_topic_id: str,
         checkpoint: str,
         interval_s: float,
+        rejected_heads: RejectedHeads,
     ) -> None:
         self._spark = spark
         self._connection = connection
@@ -97,6 +100,7 @@ class AuditQuery:
         self._ops_topic_id = ops_topic_id
         self._checkpoint = checkpoint
         self._interval_s = interval_s
+        self._rejected_heads = rejected_heads
 
     def start(self) -> StreamingQuery:
         """Start the query."""
@@ -149,14 +153,14 @@ class AuditQuery:
 
     def _append(self, table: str, entries: DataFrame, batch_id: int) -> None:
         join_pool(self._spark, QUERY)
-        epoch, topic_id = self._state_epoch, self._ops_topic_id
+        epoch, topic_id, heads = self._state_epoch, self._ops_topic_id, self._rejected_heads
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for key, value in zip(batch.column("key"), batch.column("value"), strict=True):
                     _, data = read_slice(value.as_py())
-                    completed = completed_rows(table, data, EntryKey.decode(key.as_py()).apply_seq, epoch, topic_id)
-                    yield from completed.to_batches()
+                    apply_seq = EntryKey.decode(key.as_py()).apply_seq
+                    yield from completed_rows(table, data, apply_seq, epoch, topic_id, heads).to_batches()
 
         (
             entries.select("key", "value")

@@ -131,6 +131,7 @@ class ClusterJob:
                     ops_topic_id=identity.ops_topic_id,
                     checkpoint=f"{self.cluster.checkpoint}/{AUDIT}",
                     interval_s=self.settings.flush_interval_s,
+                    rejected_heads=self.settings.rejected_heads,
                 ).start,
                 AUDIT,
             )
