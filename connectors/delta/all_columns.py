@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -18,10 +17,10 @@ if TYPE_CHECKING:
 __all__ = ["with_all_columns"]
 
 _UTC: Final = pa.timestamp("us", tz="UTC")
-_FIRST_MS: Final = int(dt.datetime(1900, 1, 1, tzinfo=dt.UTC).timestamp() * 1000)
-"""Spark before version 4 refuses to read earlier timestamps of other writers: calendars differed."""
-_LAST_MS: Final = int(dt.datetime(9999, 12, 31, 23, 59, 59, tzinfo=dt.UTC).timestamp() * 1000)
-"""Python, for one, has no later year; a sender may give a record any time."""
+_FIRST_MS: Final = -2_208_988_800_000
+"""The beginning of 1900: Spark before version 4 refuses to read earlier timestamps of other writers: calendars differed."""
+_LAST_MS: Final = 253_402_300_799_000
+"""The end of 9999: Python, for one, has no later year; a sender may give a record any time."""
 
 
 def with_all_columns(table: Table, rows: pa.Table, added: Mapping[str, pa.Array | pa.ChunkedArray]) -> pa.Table:
