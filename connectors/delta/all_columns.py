@@ -18,7 +18,7 @@ __all__ = ["with_all_columns"]
 
 _UTC: Final = pa.timestamp("us", tz="UTC")
 _FIRST_MS: Final = -2_208_988_800_000
-"""The beginning of 1900: Spark before version 4 refuses to read earlier ones of other writers, as calendars differed."""
+"""The beginning of 1900: Spark before version 4 does not read earlier ones of other writers, as calendars differed."""
 _LAST_MS: Final = 253_402_300_799_000
 """The end of 9999: Python, for one, has no later year; a sender may give a record any time."""
 
