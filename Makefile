@@ -111,7 +111,7 @@ fuzz: environment ## fuzz five targets with FUZZ_INPUTS inputs each, and search 
 mutants: environment ## each of the seeded mistakes in the kernel has to fail the suite
 	@$(PYTEST) -n $(WORKERS) tests/mutants tests/conformance/test_conformance_mutants.py
 
-cluster-test: setup ## what a job needs on a Spark cluster, on one of this machine
+cluster-test: setup ## the job on a Spark cluster of this machine: equal decisions, poison records, kills, what it brings along
 	@$(PYTEST) tests/cluster --ignore=tests/cluster/s3 -m "not long"
 
 s3-test: setup s3-jars ## checkpoint and tables of a job on a cluster in an S3 that runs here
@@ -124,9 +124,6 @@ s3-jars: environment ## the optional jars for s3a://, 13 MB
 
 crash: environment ## kill the job at its fail-points and compare what it left
 	@export TEST_KILLS=500 TEST_WAL_DAMAGES=900 TEST_CRASHES=60 TEST_DAMAGES=200 TEST_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
-
-cluster-test: setup ## the job on a Spark cluster: equal decisions, poison records, lost executors and drivers
-	@$(PYTEST) tests/cluster -m cluster
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

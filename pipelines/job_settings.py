@@ -394,6 +394,11 @@ class JobSettings(BaseSettings):
         return token
 
     @property
+    def session_conf(self) -> dict[str, str]:
+        """`hadoop_conf` under Spark's names, for a session. It has secrets: do not log it."""
+        return {f"spark.hadoop.{name}": value.get_secret_value() for name, value in self.hadoop_conf.items()}
+
+    @property
     def snapshot_retention(self) -> SnapshotRetention:
         """Which snapshots are kept."""
         return SnapshotRetention(

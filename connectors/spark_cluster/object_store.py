@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import Final
 from urllib.parse import urlsplit
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-__all__ = ["S3_SCHEME", "hadoop_conf", "is_on_s3", "object_store_conf"]
+__all__ = ["S3_SCHEME", "is_on_s3", "object_store_conf"]
 
 S3_SCHEME: Final = "s3a"
 
@@ -37,12 +34,3 @@ def object_store_conf(url: str) -> dict[str, str]:
     {}
     """
     return dict(_ON_S3) if is_on_s3(url) else {}
-
-
-def hadoop_conf(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return Spark's settings for settings of Hadoop. They may hold secrets: set them on the session, and log none.
-
-    >>> hadoop_conf({"fs.s3a.endpoint": "https://s3.example.org"})
-    {'spark.hadoop.fs.s3a.endpoint': 'https://s3.example.org'}
-    """
-    return {f"spark.hadoop.{name}": value for name, value in settings.items()}

@@ -26,7 +26,7 @@ from popstream.wire.base_errors import Invalid
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["UNPACKED", "DeployMode", "Submission", "plain_line", "require_submittable", "submit_command"]
+__all__ = ["LAUNCHER", "UNPACKED", "DeployMode", "Submission", "plain_line", "require_submittable", "submit_command"]
 
 LAUNCHER: Final = Path(__file__).with_name("launcher.py")
 UNPACKED: Final = "local:"
@@ -98,17 +98,18 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     spark_conf: Mapping[str, str] = {}
 
 
-def require_submittable(submission: Submission, checkpoint: str) -> None:
+def require_submittable(submission: Submission, places: Mapping[str, str | None]) -> None:
     """Check what can be wrong before anything is started.
 
     Args:
         submission: The job.
-        checkpoint: Where its checkpoint is kept.
+        places: Paths or URLs of its files, by the option that names them.
 
     Raises:
         Invalid: Its details list all that is wrong.
     """
-    wrong = [*_wrong_master(submission), *_wrong_checkpoint(checkpoint)]
+    wrong = _wrong_master(submission)
+    wrong += [text for option, place in places.items() if place is not None for text in _wrong_place(option, place)]
     for key in sorted(submission.spark_conf):
         if not key.startswith("spark."):
             wrong.append(f"spark_conf: {key} does not begin with spark.; settings of Hadoop belong into hadoop_conf")
@@ -133,18 +134,18 @@ def _wrong_master(submission: Submission) -> list[str]:
     return []
 
 
-def _wrong_checkpoint(checkpoint: str) -> list[str]:
-    url = urlsplit(checkpoint)
+def _wrong_place(option: str, place: str) -> list[str]:
+    url = urlsplit(place)
     if url.scheme in {"s3", "s3n"}:
-        return [f"--checkpoint {checkpoint}: Hadoop's name for S3 is s3a://"]
+        return [f"{option} {place}: Hadoop's name for S3 is s3a://"]
     if url.username or url.password or url.query:
-        return ["--checkpoint: a URL must hold no credentials; they belong into hadoop_conf"]
+        return [f"{option}: a URL must hold no credentials; they belong into hadoop_conf"]
     if url.scheme and url.scheme != "file":
-        return (
-            [] if url.netloc else [f"--checkpoint {checkpoint}: the URL names no store, as in {url.scheme}://name/path"]
-        )
+        # Of HDFS the cluster may have a default.
+        is_whole = url.netloc or url.scheme == "hdfs"
+        return [] if is_whole else [f"{option} {place}: the URL names no store, as in {url.scheme}://name/path"]
     if not url.path.startswith("/"):
-        return [f"--checkpoint {checkpoint}: executors need an absolute path that all nodes share, or a URL"]
+        return [f"{option} {place}: executors need an absolute path that all nodes share, or a URL"]
     return []
 
 

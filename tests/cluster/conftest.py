@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import msgspec
 import pytest
 
 from connectors.jars.resolve import spark_jars
+from connectors.local_servers.process_tree import kill_tree
 from connectors.spark_cluster.packed_environment import pack, this_python
 from connectors.spark_cluster.spark_home import packaged_spark_home
 from connectors.spark_cluster.standalone import StandaloneCluster
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
-SUBMIT_LIMIT_S = 400
+SUBMIT_LIMIT_S = 900
 ON_LOOPBACK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1", "spark.ui.enabled": "false"}
 LOCAL = {
     "spark.master": "local[2,8]",
@@ -41,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.timeout(SUBMIT_LIMIT_S + 60))
+            item.add_marker(pytest.mark.timeout(3 * SUBMIT_LIMIT_S))
 
 
 @pytest.fixture(scope="session")
@@ -85,19 +87,20 @@ class Submitter(msgspec.Struct, frozen=True):
         variables: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a module to its end, and return its exit code and output."""
-        with self.start(module, *arguments, jars=jars, conf=conf, variables=variables) as driver:
+        with self.started(module, *arguments, jars=jars, conf=conf, variables=variables) as driver:
             out, err = driver.communicate(timeout=SUBMIT_LIMIT_S)
         return subprocess.CompletedProcess(driver.args, driver.returncode, out, err)
 
-    def start(
+    @contextlib.contextmanager
+    def started(
         self,
         module: str,
         *arguments: str,
         jars: Sequence[Path] = (),
         conf: Mapping[str, str] | None = None,
         variables: Mapping[str, str] | None = None,
-    ) -> subprocess.Popen[str]:
-        """Start a module."""
+    ) -> Iterator[subprocess.Popen[str]]:
+        """Start a module; what is left of it at the end is killed."""
         submission = Submission(
             master=self.cluster.master_url,
             name=module,
@@ -111,15 +114,20 @@ class Submitter(msgspec.Struct, frozen=True):
             executor_memory="640m",
             spark_conf={**ON_LOOPBACK, **(conf or {})},
         )
-        require_submittable(submission, "/checkpoint")
-        return subprocess.Popen(
+        require_submittable(submission, {})
+        with subprocess.Popen(
             submit_command(submission, packaged_spark_home() / "bin" / "spark-submit"),
             env={**driver_variables(), **(variables or {})},
             cwd=self.cluster.folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )
+        ) as driver:
+            try:
+                yield driver
+            finally:
+                if driver.poll() is None:
+                    kill_tree(driver.pid)
 
 
 def driver_variables() -> dict[str, str]:

@@ -50,7 +50,7 @@ def test_executors_import_everything_from_what_the_job_brings_along(
 
 
 def test_a_killed_executor_is_replaced_and_the_job_ends_well(cluster: StandaloneCluster, submitter: Submitter) -> None:
-    with submitter.start("tests.cluster.slow_sum", "60") as driver:
+    with submitter.started("tests.cluster.slow_sum", "60") as driver:
         wait_for(lambda: any("python" in " ".join(command_line(pid)) for pid in below_executors(cluster)))
         killed = cluster.executor_pids()[0]
         cluster.kill_executor(killed)
@@ -75,7 +75,7 @@ def test_a_driver_that_fails_gives_its_exit_code_and_leaves_no_executor(
 
 
 def test_a_killed_driver_leaves_no_executor(cluster: StandaloneCluster, submitter: Submitter) -> None:
-    with submitter.start("tests.cluster.slow_sum", "600") as driver:
+    with submitter.started("tests.cluster.slow_sum", "600") as driver:
         wait_for(lambda: cluster.executor_pids() != [])
         kill_tree(driver.pid)
         driver.communicate(timeout=WAIT_S)

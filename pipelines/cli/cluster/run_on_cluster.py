@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from connectors.spark_cluster.object_store import hadoop_conf, object_store_conf
+from connectors.spark_cluster.object_store import object_store_conf
 from pipelines.cli.exits import Exit, described, exit_code, interrupt, say
 from pipelines.cli.options import load_settings
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
@@ -47,8 +47,8 @@ def _run(options: argparse.Namespace) -> int:
         tables=(options.tables or f"{options.checkpoint.rstrip('/')}/tables"),
         tasks=settings.executors * settings.executor_cores,
     )
-    hadoop = {name: value.get_secret_value() for name, value in settings.hadoop_conf.items()}
-    conf = {**object_store_conf(cluster.checkpoint), **hadoop_conf(hadoop)}
+    places = {**object_store_conf(cluster.checkpoint), **object_store_conf(cluster.tables)}
+    conf = {**places, **settings.session_conf}
     spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks, conf)
     try:
         job = ClusterJob(settings, cluster, connection, spark, take_over=options.take_over)

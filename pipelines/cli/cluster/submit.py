@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import typer
 
 from connectors.jars.resolve import s3_jars, spark_jars
 from connectors.spark_cluster.object_store import is_on_s3
@@ -20,6 +21,7 @@ from connectors.spark_cluster.submission import (
     require_submittable,
     submit_command,
 )
+from pipelines.cli.cluster.spark_submit_process import run_spark_submit
 from pipelines.cli.options import load_settings
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.job_settings import OTHER_VARIABLES, PREFIX, JobSettings
@@ -38,6 +40,8 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     master: str
     checkpoint: str
+    tables: str | None
+    take_over: bool
     environment: str
     deploy_mode: DeployMode
     python: str | None
@@ -68,15 +72,16 @@ def run_package(out: Path, *, wheel: Path | None, wheels: Path) -> None:
 
 
 def run_submit(options: SubmitOptions) -> None:
-    """Become `spark-submit`, or print its line.
+    """Run `spark-submit`, or print its line.
 
     Raises:
+        typer.Exit: With the exit code of the driver.
         Invalid: An option, a setting or a variable is wrong, or Spark or the packed environment is another one.
         JarError: A jar is missing.
     """
     settings = load_settings(options.settings_file)
     submission = _submission(options, settings)
-    require_submittable(submission, options.checkpoint)
+    require_submittable(submission, {"--checkpoint": options.checkpoint, "--tables": options.tables})
     _require_reachable_settings(options, settings)
     _require_fitting_environment(options)
     command = submit_command(submission, chosen_spark_home() / "bin" / "spark-submit")
@@ -84,9 +89,7 @@ def run_submit(options: SubmitOptions) -> None:
     if options.only_print:
         print(plain_line(command, variables))
         return
-    sys.stdout.flush()
-    # So that a signal reaches Spark, and its exit code the caller.
-    os.execve(command[0], command, {**os.environ, **variables})  # noqa: S606 - the command is ours
+    raise typer.Exit(run_spark_submit(command, {**os.environ, **variables}))
 
 
 def _submission(options: SubmitOptions, settings: JobSettings) -> Submission:
@@ -95,7 +98,7 @@ def _submission(options: SubmitOptions, settings: JobSettings) -> Submission:
     travels = file is not None and not is_here and options.driver_settings is None
     found_at = options.driver_settings or (file and (str(file.absolute()) if is_here else file.name))
     jars = spark_jars(options.var)
-    if is_on_s3(options.checkpoint):
+    if is_on_s3(options.checkpoint) or is_on_s3(options.tables or ""):
         jars += s3_jars(options.var)
     return Submission(
         master=options.master,
@@ -103,7 +106,9 @@ def _submission(options: SubmitOptions, settings: JobSettings) -> Submission:
         name=f"popstream {settings.topic_prefix}",
         module=[
             *(DRIVER_MODULE, "--checkpoint", options.checkpoint),
+            *(("--tables", options.tables) if options.tables else ()),
             *(("--settings", str(found_at)) if found_at else ()),
+            *(("--take-over",) if options.take_over else ()),
         ],
         environment=options.environment,
         python=options.python or f"python{this_python()}",

@@ -46,6 +46,10 @@ def submit(
         str,
         typer.Option(metavar="URL", help="where the state is kept: a path that all nodes share, s3a://, hdfs:// ..."),
     ],
+    tables: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="where the Delta tables are", show_default="tables in that of the state"),
+    ] = None,
     environment: Annotated[
         str,
         typer.Option(
@@ -67,6 +71,9 @@ def submit(
             metavar="PATH", help="where a driver on a node finds the settings; by default the file travels with the job"
         ),
     ] = None,
+    take_over: Annotated[  # noqa: FBT002 - a flag
+        bool, typer.Option("--take-over", help="take the prefix from its owner, which stops")
+    ] = False,
     only_print: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--print", help="print the line for a shell that submits the job, and end")
     ] = False,
@@ -82,6 +89,8 @@ def submit(
         SubmitOptions(
             master=master,
             checkpoint=checkpoint,
+            tables=tables,
+            take_over=take_over,
             environment=environment,
             deploy_mode=deploy_mode,
             python=python,

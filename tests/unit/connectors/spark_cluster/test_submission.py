@@ -30,7 +30,7 @@ JOB: dict[str, Any] = {
 
 def command_of(**changes: Any) -> list[str]:
     submission = Submission(**{**JOB, **changes})
-    require_submittable(submission, "s3a://b/c")
+    require_submittable(submission, {"--checkpoint": "s3a://b/c"})
     return submit_command(submission, Path("/spark/bin/spark-submit"))
 
 
@@ -46,7 +46,7 @@ def options_of(command: list[str]) -> dict[str, str]:
 
 def refusals(checkpoint: str = "/data/job", **changes: Any) -> list[str]:
     with pytest.raises(Invalid, match="the job cannot be submitted") as caught:
-        require_submittable(Submission(**{**JOB, **changes}), checkpoint)
+        require_submittable(Submission(**{**JOB, **changes}), {"--checkpoint": checkpoint, "--tables": None})
     return list(caught.value.details)
 
 
@@ -120,6 +120,8 @@ def test_all_that_is_wrong_is_listed() -> None:
 
 
 @pytest.mark.parametrize("master", ["spark://a:1,b:2", "yarn", "k8s://api:6443", "k8s://https://api"])
-@pytest.mark.parametrize("checkpoint", ["/data/job", "file:///data/job", "hdfs://name/job", "s3a://bucket/job"])
+@pytest.mark.parametrize(
+    "checkpoint", ["/data/job", "file:///data/job", "hdfs:///job", "hdfs://name/job", "s3a://bucket/job"]
+)
 def test_what_can_work_is_accepted(master: str, checkpoint: str) -> None:
-    require_submittable(Submission(**{**JOB, "master": master, "spark_conf": KUBERNETES}), checkpoint)
+    require_submittable(Submission(**{**JOB, "master": master, "spark_conf": KUBERNETES}), {"--checkpoint": checkpoint})

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from connectors.jars.resolve import S3, read_sums
 from connectors.spark_cluster.packed_environment import FACTS_FILE, EnvironmentFacts, this_python
 from pipelines.cli.app import app
+from pipelines.cli.cluster import run_on_cluster
 from popstream import __version__
 
 if TYPE_CHECKING:
@@ -69,18 +70,23 @@ def test_the_printed_line_starts_the_module_with_the_settings_file_and_shows_no_
     words = shlex.split(done.stdout)
     assert words[0] == f"PYTHONPATH={ROOT}"
     assert words[1].endswith("/bin/spark-submit")
-    module = [
-        "pipelines.cli.cluster.run_on_cluster",
-        "--checkpoint",
-        "/data/job",
-        "--settings",
-        str(Path("job.toml").absolute()),
+    assert words[-5:] == [
+        *("pipelines.cli.cluster.run_on_cluster", "--checkpoint", "/data/job"),
+        *("--settings", str(Path("job.toml").absolute())),
     ]
-    assert words[-5:] == module
     assert Path(words[-6]).is_file()
     assert "spark.cores.max=4" in words
     assert SECRET not in done.output
     assert "AKIA" not in done.output
+
+
+def test_every_argument_of_the_line_is_one_of_the_driver() -> None:
+    words = shlex.split(submit("--tables", "/data/tables", "--take-over").stdout)
+    chosen = run_on_cluster._parser().parse_args(words[words.index("pipelines.cli.cluster.run_on_cluster") + 1 :])
+    assert (chosen.checkpoint, chosen.tables, chosen.take_over) == ("/data/job", "/data/tables", True)
+    refused = submit("--tables", "tables")
+    assert refused.exit_code == 2
+    assert "--tables tables: executors need an absolute path" in " ".join(refused.stderr.split())
 
 
 def test_the_line_is_one_for_a_shell() -> None:
