@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlsplit
 
-__all__ = ["S3_SCHEME", "is_on_s3", "object_store_conf"]
+__all__ = ["S3_SCHEME", "canonical_place", "is_on_s3", "object_store_conf"]
 
 S3_SCHEME: Final = "s3a"
 
@@ -25,6 +25,16 @@ def is_on_s3(url: str) -> bool:
     (True, False)
     """
     return urlsplit(url).scheme == S3_SCHEME
+
+
+def canonical_place(place: str) -> str:
+    """Return a path or URL as Hadoop writes it: Delta takes two forms of one place for two places.
+
+    >>> canonical_place("file:///data/job/"), canonical_place("s3a://bucket/job"), canonical_place("/data/job")
+    ('file:/data/job', 's3a://bucket/job', '/data/job')
+    """
+    url = urlsplit(place.rstrip("/"))
+    return f"{url.scheme}:{url.path}" if url.scheme and not url.netloc else url.geturl()
 
 
 def object_store_conf(url: str) -> dict[str, str]:

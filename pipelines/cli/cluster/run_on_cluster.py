@@ -9,7 +9,7 @@ import signal
 import sys
 from pathlib import Path
 
-from connectors.spark_cluster.object_store import object_store_conf
+from connectors.spark_cluster.object_store import canonical_place, object_store_conf
 from pipelines.cli.exits import Exit, described, exit_code, interrupt, say
 from pipelines.cli.options import load_settings
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
@@ -43,8 +43,8 @@ def _run(options: argparse.Namespace) -> int:
         message = "a job on a cluster needs a Kafka that all nodes reach: set `bootstrap_servers`"
         raise Invalid(message)
     cluster = ClusterSettings(
-        checkpoint=options.checkpoint.rstrip("/"),
-        tables=(options.tables or f"{options.checkpoint.rstrip('/')}/tables"),
+        checkpoint=(checkpoint := canonical_place(options.checkpoint)),
+        tables=canonical_place(options.tables or f"{checkpoint}/tables"),
         tasks=settings.executors * settings.executor_cores,
     )
     places = {**object_store_conf(cluster.checkpoint), **object_store_conf(cluster.tables)}
