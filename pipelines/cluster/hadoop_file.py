@@ -5,6 +5,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from connectors.spark_cluster.new_file import NewFile
 from popstream.wire.base_errors import Unavailable
 
 __all__ = ["HadoopFile"]
@@ -23,6 +24,7 @@ class HadoopFile:
 
     def __init__(self, spark: SparkSession, url: str) -> None:
         self.url = url
+        self._spark = spark
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
         self._jvm = jvm
         self._path = jvm.org.apache.hadoop.fs.Path(url)
@@ -45,9 +47,14 @@ class HadoopFile:
             raise self._unreachable(error) from error
 
     def write(self, content: bytes, *, overwrite: bool = True) -> None:
-        """Write the file, with the folders above it; `overwrite=False`: fail if it exists."""
+        """Write the file, and the folders above it; `overwrite=False`: fail if it exists, also if two write at once."""
+        if not overwrite:
+            if not NewFile(self._spark, self.url).write(content):
+                message = f"{self.url} was made by another process: start again"
+                raise Unavailable(message, subject=self.url)
+            return
         try:
-            stream = self._file_system.create(self._path, overwrite)
+            stream = self._file_system.create(self._path, True)
             try:
                 stream.write(content)
             finally:

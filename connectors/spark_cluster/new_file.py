@@ -1,0 +1,77 @@
+"""A file that one writer alone makes, at any path or URL that Hadoop reaches: what two drivers can agree by.
+
+HDFS and local disks refuse to create a file that exists. S3 has no such call: Hadoop looks first and uploads then, so
+that the later of two writers replaces the file of the other. With the option below the upload itself is conditional
+(`If-None-Match`), which Hadoop offers since 3.4.2.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from py4j.protocol import Py4JJavaError
+
+from popstream.wire.base_errors import Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["NewFile"]
+
+_CONDITIONAL: Final = "fs.option.create.conditional.overwrite"
+_EXISTS: Final = ("org.apache.hadoop.fs.FileAlreadyExistsException", "java.nio.file.FileAlreadyExistsException")
+_CHANGED: Final = "org.apache.hadoop.fs.s3a.RemoteFileChangedException"
+"""What S3A raises when the condition of an upload did not hold."""
+
+
+class NewFile:
+    """A file that is being made.
+
+    Args:
+        spark: The session.
+        url: Its path or URL. The folders above it are made.
+
+    Raises:
+        Unavailable: The place cannot be reached.
+    """
+
+    def __init__(self, spark: SparkSession, url: str) -> None:
+        """Begin it; nothing is visible yet, except on file systems that create it now."""
+        self._url = url
+        jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
+        path = jvm.org.apache.hadoop.fs.Path(url)
+        try:
+            configuration = spark._jsparkSession.sessionState().newHadoopConf()  # noqa: SLF001 - as above
+            builder = path.getFileSystem(configuration).createFile(path).overwrite(False).recursive()
+            # An option that a file system does not know is ignored.
+            self._stream: Any = builder.opt(_CONDITIONAL, True).build()
+        except Py4JJavaError as error:
+            if not _is_lost(error):
+                raise self._unreachable(error) from error
+            self._stream = None
+
+    def write(self, content: bytes) -> bool:
+        """Write the whole file, and close it. False: another writer has made it; its content stays.
+
+        Raises:
+            Unavailable: The place cannot be reached.
+        """
+        stream, self._stream = self._stream, None
+        if stream is None:
+            return False
+        try:
+            stream.write(bytearray(content))
+            stream.close()
+        except Py4JJavaError as error:
+            if _is_lost(error):
+                return False
+            raise self._unreachable(error) from error
+        return True
+
+    def _unreachable(self, error: Py4JJavaError) -> Unavailable:
+        said = str(error.java_exception.toString()).splitlines()[0][:400]
+        return Unavailable(f"{self._url} cannot be written: {said}", subject=self._url)
+
+
+def _is_lost(error: Py4JJavaError) -> bool:
+    return error.java_exception.getClass().getName() in {*_EXISTS, _CHANGED}
