@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from pyspark.sql import SparkSession
 
@@ -36,7 +36,7 @@ from pipelines.demo.evidence import count_records
 from pipelines.demo.job_site import Progress
 from pipelines.demo.processes import peak_mib
 from pipelines.demo.view import View
-from pipelines.job_settings import JobSettings
+from pipelines.job_settings import JobSettings, KeySetting
 from pipelines.process.jvm import ended_jvm, jvm_pid
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
@@ -176,7 +176,8 @@ class ClusterSite:
     def _write_settings(self) -> None:
         settings = self._settings
         keys = "".join(
-            f"\n[{name}]\n" + "".join(f'"{key}" = "{secret.get_secret_value()}"\n' for key, secret in keys.items())
+            f"\n[{name}]\n"
+            + "".join(f'"{key}" = "{setting.secret.get_secret_value()}"\n' for key, setting in keys.items())
             for name, keys in _secrets(settings).items()
         )
         self._settings_file = self._root / "settings.toml"
@@ -256,6 +257,6 @@ class ClusterSite:
         return int(number or 0)
 
 
-def _secrets(settings: JobSettings) -> Mapping[str, Mapping[str, Any]]:
+def _secrets(settings: JobSettings) -> Mapping[str, Mapping[str, KeySetting]]:
     """Return the settings that map ids to secrets, by name."""
     return {"handle_keys": settings.handle_keys, "admin_keys": settings.admin_keys}

@@ -33,6 +33,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         folder: Gets the history of its client, and the files below.
         set_size: Messages that a steady consumer processes and acks together.
         dispatches: Senders tell the job what they have written, because it does not find out by itself.
+        admin_key_file: The admin key with which they sign that; empty: they do not.
         releases_poison: Release poison messages until the attempt limit makes them dead letters; else process them.
         malformed_count: Malformed records that the intruder writes.
         refused_count: Operations of the intruder that the job must refuse.
@@ -46,6 +47,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     queues: int
     ops_partitions: int
     dispatches: bool = False
+    admin_key_file: str = ""
     source: MessageSource
     folder: str
     group: str = ""
