@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
+CHECK_TIMEOUT_S = 550.0
 TOKEN = "a-token-of-the-tests-0123456789"  # noqa: S105 - of no other use
 
 
@@ -50,13 +51,13 @@ class Site(NamedTuple):
         with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310
             return msgspec.json.decode(answer.read())
 
-    def bare(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def bare(self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """Run a command in an empty folder."""
         return subprocess.run(
             [POPSTREAM, *arguments],
             capture_output=True,
             text=True,
-            timeout=COMMAND_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
             env={**environment(), "POPSTREAM_VAR": str(ROOT / "var"), "TZ": "UTC"},
             cwd=self.elsewhere,
@@ -125,6 +126,8 @@ def test_the_page_gets_lanes_queues_rates_and_the_life_of_a_message(site: Site) 
 def test_groups_are_managed_through_the_api_and_the_kafka_that_it_names(site: Site) -> None:
     done = site.run("group", "policy", "billing", "orders", "--max-attempts", "5")
     assert (done.returncode, done.stderr) == (0, "popstream: the policy of billing holds in 1 queue of orders\n")
+    (shown,) = msgspec.json.decode(site.run("group", "policy", "billing", "orders", "--json").stdout)
+    assert (shown["group"], shown["max_attempts"]) == ("billing", 5)
 
 
 def test_dead_letters_are_found_by_the_api(site: Site) -> None:
@@ -175,7 +178,7 @@ def test_the_group_may_read_the_tables_and_nobody_else_and_nothing_else(site: Si
 
 @pytest.mark.long
 def test_the_tables_are_checked_where_they_are(site: Site) -> None:
-    done = site.bare("check", "--tables", str(site.tables), "--json")
+    done = site.bare("check", "--tables", str(site.tables), "--json", timeout_s=CHECK_TIMEOUT_S)
     assert done.returncode == 0, done.stderr
     report = msgspec.json.decode(done.stdout)
     assert report["expectations_failed"] == 0
