@@ -30,6 +30,7 @@ __all__ = [
     "require_running_job",
     "require_state",
     "running_job",
+    "settings_of_job",
 ]
 
 
@@ -140,6 +141,19 @@ def _completed(settings: JobSettings, job: JobFile) -> JobSettings:
         if settings.kafka_config is None and job.kafka_config:
             found["kafka_config"] = Path(job.kafka_config)
     return settings.model_copy(update=found)
+
+
+def settings_of_job(settings: JobSettings, job: JobFile | None) -> JobSettings:
+    """Return settings with the Kafka and the prefix of the running job, whatever else they say; None: none runs."""
+    if job is None:
+        return settings
+    return settings.model_copy(
+        update={
+            "bootstrap_servers": job.bootstrap_servers,
+            "kafka_config": Path(job.kafka_config) if job.kafka_config else None,
+            "topic_prefix": job.prefix,
+        }
+    )
 
 
 def running_job(place: JobPlace) -> JobFile | None:

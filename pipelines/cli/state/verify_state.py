@@ -16,7 +16,7 @@ from pipelines.cli.exits import Exit, say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.state.restore_state import log_of, the_kafka_of
 from pipelines.cli.state.snapshot import snapshots_of
-from pipelines.cli.target import require_state, running_job
+from pipelines.cli.target import require_state, running_job, settings_of_job
 from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Image, ImageRequest
@@ -88,14 +88,7 @@ def _inputs(
         stack.enter_context(Ownership(folder.lock))
         state, queues = folder.state, folder.queues if folder.queues.is_dir() else None
     else:
-        kafka_config = Path(job.kafka_config) if job.kafka_config else None
-        settings = settings.model_copy(
-            update={
-                "bootstrap_servers": job.bootstrap_servers,
-                "kafka_config": kafka_config,
-                "topic_prefix": job.prefix,
-            }
-        )
+        settings = settings_of_job(settings, job)
         state, queues = _copied(job, verification)
     connection = stack.enter_context(the_kafka_of(settings, var))
     return Inputs(

@@ -2,19 +2,13 @@
 
 import contextlib
 import os
-import selectors
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
-import pipelines
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.reconcile import LogFound, require_same_log
 from checkpoints.snapshot_store import SnapshotStore
@@ -29,18 +23,15 @@ from pipelines.recovery.verify.progress import Progress, ProgressReport
 from pipelines.recovery.verify.units import UnitResult
 from pipelines.recovery.verify.verdict import Verified, verdict
 from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, replace_file
-from pipelines.recovery.verify.worker import UNITS, Done, Failed, Message, Noted, VerifyTask
+from pipelines.recovery.verify.worker import UNITS, VerifyTask
+from pipelines.recovery.worker_pool import explained, run_processes
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Corrupt, PopstreamError, Unavailable
+from popstream.wire.base_errors import Unavailable
 from popstream.wire.signing import KeyRing
 
 __all__ = ["Inputs", "verify"]
 
-CODE = Path(pipelines.__file__).parents[1]
-"""Working directory of the processes, so that they run the code of this one."""
-
 GOES_ON = "the same `popstream verify` goes on where this one ended"
-_KINDS = {kind.__name__: kind for kind in (Corrupt, Unavailable)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,70 +162,8 @@ def _plan(
 
 
 def _run(tasks: Sequence[VerifyTask], progress: Progress) -> dict[int, msgspec.Raw]:
-    """Run each task in a process of its own, all at once; return their results. If one fails, all end."""
-    results: dict[int, msgspec.Raw] = {}
-    with contextlib.ExitStack() as stack, selectors.DefaultSelector() as selector:
-        for task in tasks:
-            process = stack.enter_context(_process(task))
-            selector.register(process.output, selectors.EVENT_READ, process)
-        while len(results) < len(tasks):
-            for key, _ in selector.select():
-                process = key.data
-                line = process.output.readline()
-                if not line:
-                    selector.unregister(process.output)
-                    if process.task.number not in results:
-                        raise process.failure()
-                    continue
-                match msgspec.json.decode(line, type=Message):
-                    case Noted(doing, done, total):
-                        progress.note(str(process.task.number), doing, done, total)
-                    case Done(result):
-                        results[process.task.number] = result
-                    case Failed(kind, message, subject, details):
-                        raise _KINDS.get(kind, PopstreamError)(_explained(message), subject=subject, details=details)
-    return results
-
-
-@dataclass(frozen=True)
-class _Process:
-    task: VerifyTask
-    output: IO[bytes]
-    child: "subprocess.Popen[bytes]"
-    errors: IO[bytes]
-
-    def failure(self) -> PopstreamError:
-        """Return the error for a process that has ended without a result."""
-        code = self.child.wait()
-        self.errors.seek(0)
-        said = self.errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}: {said[-1]}"
-        return Unavailable(f"a process of the verification {how}: {GOES_ON}", subject=str(self.task.work))
-
-
-@contextlib.contextmanager
-def _process(task: VerifyTask) -> Iterator[_Process]:
-    command = [sys.executable, "-m", worker.__name__]
-    with (
-        tempfile.TemporaryFile() as errors,
-        subprocess.Popen(  # noqa: S603 - the command is ours
-            # Unbuffered: the selector sees what is in the pipe, not what Python has read ahead.
-            command,
-            cwd=CODE,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            process_group=0,
-            bufsize=0,
-        ) as child,
-    ):
-        assert child.stdin is not None
-        assert child.stdout is not None
-        try:
-            child.stdin.write(msgspec.json.encode(task) + b"\n")
-            yield _Process(task, child.stdout, child, errors)
-        finally:
-            child.kill()  # what it has done is stored
+    by_number = {task.number: task for task in tasks}
+    return run_processes(worker.__name__, by_number, progress, what="the verification", advice=GOES_ON)
 
 
 @contextlib.contextmanager
@@ -242,10 +171,5 @@ def _disk_errors(folder: WorkFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = _explained(f"the verification cannot write to {folder.root}: {error.strerror or error}")
+        message = explained(f"the verification cannot write to {folder.root}: {error.strerror or error}", GOES_ON)
         raise Unavailable(message, subject=str(folder.root)) from error
-
-
-def _explained(message: str) -> str:
-    """Complete a message about a full disk: free space is all that is needed."""
-    return f"{message}: free some space, and {GOES_ON}" if "No space left" in message else message
