@@ -60,6 +60,7 @@ __all__ = [
     "TargetOptions",
     "Topic",
     "Var",
+    "duration_ms",
     "durations_ms",
     "load_settings",
     "meaning",

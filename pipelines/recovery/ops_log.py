@@ -16,7 +16,7 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
-__all__ = ["LostRecords", "OpsPartitionReader", "found_log", "ops_record"]
+__all__ = ["LostRecords", "OpsPartitionReader", "found_log", "offsets_at", "ops_record"]
 
 _FETCH_BYTES = 4 * 1024 * 1024
 """A longer record comes alone (KIP-74)."""
@@ -48,6 +48,24 @@ def found_log(connection: KafkaConnection, topic: TopicFacts) -> LogFound:
         first_offset={at.partition: offset for at, offset in first.items()},
         end_offset={at.partition: offset for at, offset in end.items()},
     )
+
+
+def offsets_at(connection: KafkaConnection, log: LogFound, at_ms: int) -> dict[int, int]:
+    """Return, by partition, the offset of the first record of a time or later; the end where there is none.
+
+    Raises:
+        Unavailable: Kafka does not answer.
+    """
+    consumer = KafkaConsumer(**connection.for_kafka_python(), enable_auto_commit=False)
+    try:
+        found = consumer.offsets_for_times({TopicPartition(log.topic, number): at_ms for number in log.end_offset})
+    except KafkaError as error:
+        message = f"Kafka does not return the offsets of {log.topic}: {error}"
+        raise Unavailable(message, subject=log.topic) from error
+    finally:
+        consumer.close()
+    known = {at.partition: offset.offset for at, offset in found.items() if offset is not None and offset.offset >= 0}
+    return {partition: known.get(partition, end) for partition, end in log.end_offset.items()}
 
 
 class LostRecords(Corrupt):

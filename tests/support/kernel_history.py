@@ -10,7 +10,9 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.memory_kv import MemoryKv
 from broker_state.store.overlay import Overlay
+from pipelines.decide_ops.decode import KafkaRecord
 from pipelines.explain.message_events import MessageRows, UnitRow
+from popstream.exchange.partitioner import ops_key
 from popstream.wire.command import (
     Ack,
     AckEntry,
@@ -25,6 +27,7 @@ from popstream.wire.command import (
     RejectEntry,
     Tick,
     WrittenRange,
+    encode_command,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ class KernelHistory:
     Attributes:
         group: The group of what names none.
         overlay: The state, of which nothing is written yet.
+        records: The records of the ops topic.
         operations: Rows of the table `operations`.
         deliveries: Rows of the table `deliveries`.
         commit_positions: Rows of the table `commit_positions`.
@@ -54,6 +58,7 @@ class KernelHistory:
         self.group = group
         self.overlay = Overlay(MemoryKv())
         self._number = 0
+        self.records: list[KafkaRecord] = []
         self.operations: list[OperationRow] = []
         self.deliveries: list[DeliveryRow] = []
         self.commit_positions: list[CommitPositionRow] = []
@@ -65,7 +70,10 @@ class KernelHistory:
         self._number += 1
         command = msgspec.structs.replace(command, op_id=command.op_id or f"op-{self._number}")
         decision = Decision()
-        record = OpRecord(0, self._number, NOON_MS + round(at_s * 1000), command, self._number.to_bytes(8, "big"))
+        now_ms, value = NOON_MS + round(at_s * 1000), encode_command(command)
+        record = OpRecord(0, self._number, now_ms, command, self._number.to_bytes(8, "big"))
+        key = ops_key(command.topic, command.queue_id)
+        self.records.append(KafkaRecord(0, self._number, now_ms, key, value, len(value)))
         fold(self.overlay, [record], decision)
         self.operations += decision.operations
         self.deliveries += decision.deliveries

@@ -246,6 +246,17 @@ def test_the_tables_can_be_queried_while_it_runs(up: Up) -> None:
     assert (lane["first"]["state"], lane["is_stuck"]) == ("leased", False)
 
 
+def test_the_log_can_be_replayed_while_it_runs(up: Up) -> None:
+    assert run(up, "send", "replayed", "--create", "1", text="one\ntwo\n").returncode == 0
+    assert len(run(up, "consume", "replayed", "--group", "again", "--new-group").stdout.split()) == 2
+    done = run(up, "what-if", "again", "--max-attempts", "7", "--json")
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(done.stdout)  # progress may be on standard error
+    (group,) = found["groups"]
+    assert (group["topic"], group["lanes"], found["base"]) == ("replayed", 1, "an empty state")
+    assert group["what_if"]["acked"] == group["fact"]["acked"] == 2
+
+
 def scraped(port: int) -> dict[str, list[Sample]]:
     """The samples of each metric that the job exports."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

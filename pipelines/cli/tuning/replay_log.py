@@ -1,0 +1,64 @@
+"""`popstream what-if`: what other settings would have changed."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from checkpoints.layout import JobFolder
+from pipelines.cli.exits import say
+from pipelines.cli.printing import standard_output
+from pipelines.cli.state.restore_state import log_of, the_kafka_of
+from pipelines.cli.state.snapshot import snapshots_of
+from pipelines.cli.tables.why import local_zone
+from pipelines.cli.target import running_job, settings_of_job
+from pipelines.job_settings import JobSettings
+from pipelines.recovery.verify import ProgressReport
+from pipelines.tuning.other_settings import OtherSettings
+from pipelines.tuning.what_if import WhatIfInputs, what_if
+from pipelines.tuning.what_if_report import MODEL, told
+
+__all__ = ["run_what_if"]
+
+
+def run_what_if(
+    settings: JobSettings,
+    other: OtherSettings,
+    *,
+    var: Path,
+    from_ms: int | None,
+    until_ms: int | None,
+    work: Path | None,
+    as_json: bool,
+) -> None:
+    """Replay a range of the log, and print what would have changed. Progress goes to standard error.
+
+    Raises:
+        Invalid: See `what_if`.
+        Corrupt: A file of a snapshot is damaged.
+        Unavailable: Kafka does not answer, or the disk is full.
+    """
+    other.require_valid()
+    job = running_job(JobFolder(settings.folder.absolute()))
+    with the_kafka_of(settings_of_job(settings, job), var) as connection:
+        inputs = WhatIfInputs(
+            log=log_of(connection, settings_of_job(settings, job).topic_prefix),
+            connection=connection,
+            snapshots=snapshots_of(settings),
+            handle_ring=settings.handle_ring,
+            admin_ring=settings.admin_ring,
+        )
+
+        def report(found: ProgressReport) -> None:
+            if as_json:
+                print(msgspec.json.encode(found).decode(), file=sys.stderr, flush=True)
+            else:
+                say(str(found))
+
+        found = what_if(inputs, other, from_ms=from_ms, until_ms=until_ms, work=work, on_report=report)
+    if as_json:
+        print(msgspec.json.encode({**msgspec.to_builtins(found), "model": MODEL}).decode())
+        return
+    console = standard_output()
+    for part in told(found, local_zone()):
+        console.print(part, markup=False, soft_wrap=isinstance(part, str))
