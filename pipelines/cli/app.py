@@ -19,7 +19,7 @@ from pipelines.cli.history import history
 from pipelines.cli.job_commands import demo, up
 from pipelines.cli.state.state_commands import queue, restore, snapshot, status, verify
 from pipelines.cli.tables.table_commands import check, erase, maintain, query, report, why
-from pipelines.cli.tuning_commands import what_if
+from pipelines.cli.tuning_commands import recommend, what_if
 from pipelines.process.logs import configure_logs
 
 __all__ = ["app", "main"]
@@ -40,7 +40,7 @@ COMMANDS = (
     *(ops, send, consume, perf, release),
     *(status, queue, policy, snapshot, restore, verify),
     *(query, why, report, maintain, erase, check),
-    what_if,
+    *(what_if, recommend),
 )
 for command in COMMANDS:
     app.command(epilog=EPILOG)(command)

@@ -1,4 +1,4 @@
-"""The command about the settings of groups: `what-if`."""
+"""The commands about the settings of groups: `what-if` and `recommend`."""
 
 # ruff: noqa: PLC0415 - so that `popstream --help` takes a moment and not ten seconds
 from pathlib import Path
@@ -8,6 +8,7 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
+    JobOptions,
     JsonOutput,
     RecoveryOptions,
     Var,
@@ -18,7 +19,7 @@ from pipelines.cli.options import (
 )
 from popstream.wire.limits import ATTEMPTS_MAX, IN_FLIGHT_MAX, PARKED_MAX, QUOTA_MAX
 
-__all__ = ["what_if"]
+__all__ = ["recommend", "what_if"]
 
 Groups = Annotated[list[str] | None, typer.Argument(help="consumer groups; by default all", metavar="GROUP...")]
 
@@ -98,3 +99,32 @@ def what_if(
         work=work,
         as_json=as_json,
     )
+
+
+@with_options(job=JobOptions)
+def recommend(
+    groups: Groups = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|DURATION",
+            help="only leases since then: ISO 8601 (UTC if it names no zone), ms since 1970, or as in 2h; by default"
+            " all that the tables have",
+        ),
+    ] = None,
+    sql: Annotated[bool, typer.Option("--sql", help="print the queries, too")] = False,  # noqa: FBT002 - a flag
+    *,
+    job: JobOptions,
+    as_json: JsonOutput = False,
+) -> None:
+    """Recommend the invisible time, attempts and prefetch of groups, by how long their handlers take.
+
+    Each with its evidence: figures, the number of acks or messages behind them,
+    and with --sql or --json the query that gives them. Where there is too
+    little, it says so and recommends nothing. Works while the job is running.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.tuning.recommend_settings import run_recommend
+
+    from_ms = None if since is None else since_ms(since)
+    run_recommend(JobFolder(job.load().folder).delta, groups or [], from_ms=from_ms, with_sql=sql, as_json=as_json)

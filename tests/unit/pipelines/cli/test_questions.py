@@ -16,7 +16,9 @@ from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.cli.app import app
 from popstream.wire.command import Policy
 from tests.support.delta_files import append_audit_rows, append_rows, create_table
+from tests.support.in_process.replayed_log import ReplayedLog
 from tests.support.kernel_history import NOON_MS, KernelHistory
+from tests.support.slow_handlers import slow_handlers
 from tests.support.unit_rows import unit_row
 
 PAGE = Path(__file__).parents[4] / "docs" / "questions.md"
@@ -39,10 +41,22 @@ def scene() -> KernelHistory:
     return history
 
 
+SLOW = slow_handlers(group="billing")
+"""The other scene that the page describes."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("questions")
-    for name, rows in scene().tables().items():
+    return written(tmp_path_factory.mktemp("questions"), scene())
+
+
+@pytest.fixture(scope="module")
+def slow_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("slow"), SLOW)
+
+
+def written(folder: Path, history: KernelHistory) -> Path:
+    for name, rows in history.tables().items():
         create_table(folder / "delta", name)
         append_audit_rows(folder / "delta", name, rows)
     create_table(folder / "delta", "consume_queue")
@@ -57,12 +71,15 @@ def test_the_page_has_examples() -> None:
 
 @pytest.mark.parametrize(("command", "output"), EXAMPLES, ids=[command[:40] for command, _ in EXAMPLES])
 def test_a_command_gives_what_the_page_shows(
-    folder: Path, command: str, output: str, monkeypatch: pytest.MonkeyPatch
+    folder: Path, slow_folder: Path, command: str, output: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in os.environ if name.startswith("POPSTREAM_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("TZ", "UTC")
     monkeypatch.setattr("pipelines.cli.tables.why.time", lambda: NOON_MS / 1000 + 45)
+    if command.startswith(("recommend", "what-if")):
+        folder = slow_folder
+        ReplayedLog(SLOW.records).patch(monkeypatch)
     done = CliRunner().invoke(app, [*shlex.split(command), "--folder", str(folder)], env={"TERM": "dumb"})
     assert (done.exit_code, done.stderr) == (0, "")
     assert done.stdout == output
