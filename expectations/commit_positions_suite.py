@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from great_expectations import ExpectationSuite
 
-from broker_state.audit import ERA_ENDING_KINDS, LANE_RESETTING_KINDS
-from connectors.delta.views import sql_list
-from expectations.common_expectations import MADE_ANEW, common_expectations
+from broker_state.audit import ERA_ENDING_KINDS, LANE_DELETING_KINDS, LANE_RESETTING_KINDS
+from expectations.common_expectations import common_expectations, unless_ended
 from expectations.expect_no_rows import ExpectNoRows
+from expectations.lease_steps import LANE
 
 __all__ = ["commit_positions_suite"]
 
@@ -16,15 +16,15 @@ class ExpectPositionsNeverToFall(ExpectNoRows):
     """A violation is redelivery of everything."""
 
     description: str = f"A position goes back only when its record is one of {', '.join(ERA_ENDING_KINDS)}."
-    unexpected_rows_query: str = f"""
-        SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p.`group`, p.from_offset, p.to_offset
-        FROM {{batch}} AS p
+    unexpected_rows_query: str = """
+        SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p."group", p.from_offset, p.to_offset
+        FROM {batch} AS p
         JOIN operations_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
-        LEFT ANTI JOIN operations AS o
-            ON o.ops_topic_id = p.ops_topic_id AND o.partition = p.partition AND o.kafka_offset = p.kafka_offset
-            AND o.applied AND o.kind IN ({sql_list(ERA_ENDING_KINDS)})
-        WHERE p.from_offset > p.to_offset
-    """  # noqa: S608 - constants of the code
+        WHERE p.from_offset > p.to_offset AND NOT EXISTS (
+            SELECT 1 FROM era_endings AS o
+            WHERE o.ops_topic_id = p.ops_topic_id AND o.partition = p.partition AND o.kafka_offset = p.kafka_offset
+        )
+    """
 
 
 class ExpectPositionsToChain(ExpectNoRows):
@@ -34,19 +34,16 @@ class ExpectPositionsToChain(ExpectNoRows):
         "A position starts where the row before ended, unless its lane or queue was recreated in between."
     )
     unexpected_rows_query: str = f"""
-        SELECT c.* EXCEPT (state_epoch, apply_seq, ops_topic_id)
+        SELECT c.* EXCLUDE (state_epoch, apply_seq, ops_topic_id, is_new)  /* of {{batch}} */
         FROM (
-            SELECT ops_topic_id, state_epoch, apply_seq, partition, topic, queue_id, `group`, kafka_offset, from_offset,
-                   lag(to_offset) OVER lane AS to_offset_before, lag(kafka_offset) OVER lane AS kafka_offset_before
-            FROM {{batch}}
-            WINDOW lane AS (PARTITION BY ops_topic_id, topic, queue_id, `group` ORDER BY kafka_offset, ordinal)
+            SELECT ops_topic_id, state_epoch, apply_seq, partition, topic, queue_id, "group", kafka_offset, from_offset,
+                   is_new, lag(to_offset) OVER lane AS to_offset_before, lag(kafka_offset) OVER lane AS moved_before
+            FROM known_positions
+            WINDOW lane AS (PARTITION BY ops_topic_id, topic, queue_id, "group" ORDER BY kafka_offset, ordinal)
         ) AS c
         JOIN operations_seen AS seen ON seen.state_epoch = c.state_epoch AND c.apply_seq <= seen.apply_seq
-        LEFT ANTI JOIN operations AS o
-            ON o.ops_topic_id = c.ops_topic_id AND o.topic = c.topic AND o.queue_id = c.queue_id
-            AND o.kafka_offset > c.kafka_offset_before AND o.kafka_offset <= c.kafka_offset AND o.applied
-            AND {MADE_ANEW}
-        WHERE c.from_offset <> c.to_offset_before
+        WHERE c.is_new AND c.from_offset <> c.to_offset_before
+          AND {unless_ended(LANE_DELETING_KINDS, "c.moved_before")}
     """  # noqa: S608 - constants of the code
 
 
@@ -55,10 +52,10 @@ class ExpectEveryMessageToBeAccountedFor(ExpectNoRows):
 
     description: str = "next_offset - start_offset = holes + acked + leased + available, in every row of a lane."
     unexpected_rows_query: str = """
-        SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`,
+        SELECT partition, kafka_offset, ordinal, topic, queue_id, "group",
                start_offset, next_offset, holes, acked, leased, available
         FROM {batch}
-        WHERE `group` IS NOT NULL AND next_offset - start_offset <> holes + acked + leased + available
+        WHERE "group" IS NOT NULL AND next_offset - start_offset <> holes + acked + leased + available
     """
 
 
@@ -67,12 +64,12 @@ class ExpectCountsToBePossible(ExpectNoRows):
 
     description: str = "No count is negative, and a lane's position lies between its start and its next offset."
     unexpected_rows_query: str = """
-        SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`, start_offset, to_offset, next_offset, holes,
+        SELECT partition, kafka_offset, ordinal, topic, queue_id, "group", start_offset, to_offset, next_offset, holes,
                acked, leased, available, parked, dead_lettered, expired_from_log, passed_over, skipped_by_reset
         FROM {batch}
         WHERE least(from_offset, to_offset, start_offset, holes, acked, leased, available, parked,
                     dead_lettered, expired_from_log, passed_over, skipped_by_reset) < 0
-           OR `group` IS NOT NULL AND (to_offset < start_offset OR to_offset > next_offset)
+           OR "group" IS NOT NULL AND (to_offset < start_offset OR to_offset > next_offset)
     """
 
 
@@ -88,55 +85,61 @@ class ExpectPartsNotToExceedTheWhole(ExpectNoRows):
         " deleted a reset, this is not checked.)"
     )
     unexpected_rows_query: str = f"""
-        SELECT p.partition, p.kafka_offset, p.ordinal, p.topic, p.queue_id, p.`group`, p.acked,
-               p.dead_lettered, p.expired_from_log, p.passed_over, p.skipped_by_reset
-        FROM {{batch}} AS p
-        JOIN deliveries_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
-        LEFT ANTI JOIN (
-            SELECT DISTINCT ops_topic_id, topic, queue_id, `group`
-            FROM deliveries WHERE step = 'leased' AND cause = 'pop_in_order'
-        ) AS orderly
-            ON orderly.ops_topic_id = p.ops_topic_id AND orderly.topic = p.topic AND orderly.queue_id = p.queue_id
-            AND orderly.`group` = p.`group`
-        LEFT ANTI JOIN operations AS o
-            ON o.ops_topic_id = p.ops_topic_id AND o.topic = p.topic AND o.queue_id = p.queue_id
-            AND o.`group` = p.`group` AND o.kafka_offset <= p.kafka_offset
-            AND o.applied AND o.kind IN ({sql_list(LANE_RESETTING_KINDS)})
-        WHERE p.`group` IS NOT NULL AND (SELECT first_day IS NULL FROM history_cut)
-          AND p.dead_lettered + p.expired_from_log + p.passed_over + p.skipped_by_reset > p.acked
+        SELECT c.partition, c.kafka_offset, c.ordinal, c.topic, c.queue_id, c."group", c.acked,
+               c.dead_lettered, c.expired_from_log, c.passed_over, c.skipped_by_reset
+        FROM {{batch}} AS c
+        JOIN deliveries_seen AS seen ON seen.state_epoch = c.state_epoch AND c.apply_seq <= seen.apply_seq
+        WHERE c."group" IS NOT NULL
+          AND c.dead_lettered + c.expired_from_log + c.passed_over + c.skipped_by_reset > c.acked
+          AND NOT EXISTS (
+              SELECT 1 FROM deliveries AS d
+              WHERE d.step = 'leased' AND d.cause = 'pop_in_order' AND d.ops_topic_id = c.ops_topic_id
+                AND d.topic = c.topic AND d.queue_id = c.queue_id AND d."group" = c."group"
+          )
+          AND {unless_ended(LANE_RESETTING_KINDS, "-1")}
     """  # noqa: S608 - constants of the code
 
 
 class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
-    """The counter in the state and the history of leases are stored separately, and must agree."""
+    """The counter in the state and the history of leases are stored separately, and must agree.
 
-    description: str = (
-        "`leased` in a lane's last row equals the number of live leases in its deliveries (or exceeds it by those from"
-        " before the first date that retention has left)."
-    )
-    unexpected_rows_query: str = """
-        WITH last AS (
-            SELECT xxhash64(p.ops_topic_id, p.topic, p.queue_id, p.`group`) AS lane,
-                   max(struct(p.kafka_offset, p.ordinal, p.leased, p.partition, p.topic, p.queue_id, p.`group`)) AS row
-            FROM {batch} AS p
-            JOIN deliveries_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
-            WHERE p.`group` IS NOT NULL
-            GROUP BY 1
-        ), totals AS (
-            SELECT lane, max_by(total, era) AS total
-            FROM (
-                SELECT /*+ BROADCAST(last) */ s.lane, s.era, sum(s.leased_delta) AS total
-                FROM lease_steps AS s JOIN last ON s.lane = last.lane AND s.kafka_offset <= last.row.kafka_offset
-                GROUP BY s.lane, s.era
-            )
-            GROUP BY lane
-        )
-        SELECT row.partition, row.kafka_offset, row.topic, row.queue_id, row.`group`, row.leased,
-               coalesce(total, 0) AS in_deliveries
-        FROM last LEFT JOIN totals USING (lane)
-        WHERE row.leased < coalesce(total, 0)
-           OR row.leased > coalesce(total, 0) AND (SELECT first_day IS NULL FROM history_cut)
+    Where the lane has earlier rows, what `leased` said in its first judged row is taken as given.
     """
+
+    description: str = "`leased` in a lane's last row equals the number of live leases in its deliveries."
+    unexpected_rows_query: str = f"""
+        WITH judged AS (
+            SELECT {LANE} AS lane, p.*, coalesce(r.era, 0) AS era
+            FROM {{batch}} AS p
+            JOIN deliveries_seen AS seen ON seen.state_epoch = p.state_epoch AND p.apply_seq <= seen.apply_seq
+            ASOF LEFT JOIN lease_resets AS r
+                ON r.lane = hash(p.ops_topic_id, p.topic, p.queue_id, p."group") AND p.kafka_offset >= r.kafka_offset
+            WHERE p."group" IS NOT NULL
+        ), last AS (
+            FROM judged QUALIFY row_number() OVER (PARTITION BY lane ORDER BY kafka_offset DESC, ordinal DESC) = 1
+        ), given AS (
+            FROM judged
+            WHERE lane IN (
+                SELECT {LANE} FROM earlier_deliveries
+                UNION ALL SELECT {LANE} FROM known_positions WHERE NOT is_new AND "group" IS NOT NULL
+            )
+            QUALIFY row_number() OVER (PARTITION BY lane ORDER BY kafka_offset, ordinal) = 1
+        ), compared AS (
+            SELECT last.*, coalesce(given.kafka_offset, -1) AS given_at,
+                   CASE WHEN given.era = last.era THEN given.leased ELSE 0 END AS leased_given
+            FROM last LEFT JOIN given USING (lane)
+        )
+        SELECT * FROM (
+            SELECT c.partition, c.kafka_offset, c.topic, c.queue_id, c."group", c.leased,
+                   c.leased_given + coalesce(sum(s.leased_delta), 0) AS in_deliveries
+            FROM compared AS c
+            LEFT JOIN lease_steps AS s
+                ON s.lane = c.lane AND s.era = c.era
+                AND s.kafka_offset > c.given_at AND s.kafka_offset <= c.kafka_offset
+            GROUP BY c.partition, c.kafka_offset, c.topic, c.queue_id, c."group", c.leased, c.leased_given
+        )
+        WHERE leased <> in_deliveries
+    """  # noqa: S608 - constants of the code
 
 
 def commit_positions_suite() -> ExpectationSuite:

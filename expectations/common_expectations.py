@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import TYPE_CHECKING
 
-from broker_state.audit import LANE_DELETING_KINDS
 from connectors.delta.tables import AUDIT_TABLES
 from connectors.delta.views import sql_list
 from expectations.expect_no_rows import ExpectNoRows
 
-__all__ = ["MADE_ANEW", "common_expectations", "concerns_lane_of", "rows_as_written"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["common_expectations", "rows_as_written", "unless_ended"]
 
 
-def concerns_lane_of(row: str) -> str:
-    """Return an SQL condition: operation `o` concerns the lane of `row`, or as one without a group its whole queue."""
-    return f"(o.`group` IS NULL OR o.`group` = {row}.`group`)"
+def unless_ended(kinds: Sequence[str], after: str) -> str:
+    """Return an SQL condition: no operation of these kinds ended the lane of row `c`, or its queue, up to that row.
 
-
-MADE_ANEW: Final = f"o.kind IN ({sql_list(LANE_DELETING_KINDS)}) AND {concerns_lane_of('c')}"
-"""SQL condition: operation `o` deleted and made again the lane of row `c`, or its queue; positions start anew."""
+    Args:
+        kinds: Some of `ERA_ENDING_KINDS`.
+        after: The Kafka offset after which operations count.
+    """
+    return f"""NOT EXISTS (
+            SELECT 1 FROM era_endings AS o
+            WHERE o.ops_topic_id = c.ops_topic_id AND o.topic = c.topic AND o.queue_id = c.queue_id
+              AND (o."group" IS NULL OR o."group" = c."group") AND o.kind IN ({sql_list(kinds)})
+              AND o.kafka_offset > {after} AND o.kafka_offset <= c.kafka_offset
+        )"""  # noqa: S608 - constants of the code
 
 
 class ExpectKeysToBeUnique(ExpectNoRows):
@@ -59,7 +67,7 @@ class ExpectDateToBeThatOfTheTime(ExpectNoRows):
     unexpected_rows_query: str = """
         SELECT ops_topic_id, partition, kafka_offset, ordinal, now_ms, op_date
         FROM {batch}
-        WHERE op_date <> date_from_unix_date(CAST(floor(now_ms / 86400000) AS INT))
+        WHERE op_date <> DATE '1970-01-01' + CAST(floor(now_ms / 86400000) AS INT)
     """
 
 
@@ -94,16 +102,16 @@ class ExpectRowsAsWritten(ExpectNoRows):
 
 def rows_as_written(table: str) -> ExpectRowsAsWritten:
     """Return the rule for one table."""
-    # The view counts the rows of the batch. It is named because Great Expectations warns of a query that does not.
+    # Counted outside of SQL (row_totals.py). `{batch}` is named because Great Expectations warns of a query without it.
     return ExpectRowsAsWritten(
         unexpected_rows_query="SELECT state_epoch, date, rows_written, rows_found, rows_changed"  # noqa: S608 - our own name
-        f" FROM unequal_row_totals /* of {{batch}} */ WHERE table = '{table}'"
+        f" FROM unequal_row_totals /* of {{batch}} */ WHERE \"table\" = '{table}'"
     )
 
 
 def common_expectations(table: str) -> list[ExpectNoRows]:
     """Return the rules of this module for one audit table."""
-    is_null = " OR ".join(f"`{name}` IS NULL" for name in AUDIT_TABLES[table].required_columns)
+    is_null = " OR ".join(f'"{name}" IS NULL' for name in AUDIT_TABLES[table].required_columns)
     return [
         ExpectKeysToBeUnique(),
         ExpectNoOrdinalToBeMissing(),

@@ -58,7 +58,7 @@ class ExpectDateToBeThatOfTheStoreTime(ExpectNoRows):
     unexpected_rows_query: str = """
         SELECT topic, queue_id, queue_offset, store_time_ms, store_date
         FROM {batch}
-        WHERE store_date <> date_from_unix_date(CAST(floor(store_time_ms / 86400000) AS INT))
+        WHERE store_date <> DATE '1970-01-01' + CAST(floor(store_time_ms / 86400000) AS INT)
     """
 
 
@@ -80,7 +80,7 @@ class ExpectUnitsInLogOrder(ExpectNoRows):
 
 def consume_queue_suite() -> ExpectationSuite:
     """Return the rules about units."""
-    is_null = " OR ".join(f"`{name}` IS NULL" for name in CONSUME_QUEUE.required_columns)
+    is_null = " OR ".join(f'"{name}" IS NULL' for name in CONSUME_QUEUE.required_columns)
     return ExpectationSuite(
         CONSUME_QUEUE.name,
         expectations=[

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from great_expectations import ExpectationSuite
 
-from broker_state.audit import DeliveryStep
+from broker_state.audit import LANE_DELETING_KINDS, DeliveryStep
 from connectors.delta.views import ENDS_ERA, sql_list
-from expectations.common_expectations import MADE_ANEW, common_expectations
+from expectations.common_expectations import common_expectations, unless_ended
 from expectations.expect_no_rows import ExpectNoRows
 
 __all__ = ["deliveries_suite"]
@@ -15,12 +15,12 @@ __all__ = ["deliveries_suite"]
 def _broken(rule: str) -> str:
     """Return a query for the rows of `deliveries` whose step violates `rule`, with the messages concerned."""
     return f"""
-        SELECT d.partition, d.kafka_offset, d.ordinal, d.topic, d.queue_id, d.`group`, d.step, d.cause, d.epoch,
+        SELECT d.partition, d.kafka_offset, d.ordinal, d.topic, d.queue_id, d."group", d.step, d.cause, d.epoch,
                d.revision, d.attempt, s.first_offset, s.last_offset
         FROM (SELECT * FROM lease_steps WHERE rule = '{rule}') AS s
         JOIN {{batch}} AS d
             ON d.kafka_offset = s.kafka_offset AND d.ordinal = s.ordinal
-            AND xxhash64(d.ops_topic_id, d.topic, d.queue_id, d.`group`) = s.lane
+            AND hash(d.ops_topic_id, d.topic, d.queue_id, d."group") = s.lane
     """  # noqa: S608 - constants of this module
 
 
@@ -111,29 +111,26 @@ class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
 
     description: str = "A leased range begins at or above the lane's commit offset at that record."
     unexpected_rows_query: str = f"""
-        SELECT c.* EXCEPT (state_epoch, apply_seq, ops_topic_id)
+        SELECT c.* EXCLUDE (state_epoch, apply_seq, ops_topic_id)
         FROM (
-            SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, `group`,
-                   first_offset, last_offset, last_value(moved, true) OVER (
-                       PARTITION BY ops_topic_id, topic, queue_id, `group` ORDER BY kafka_offset, phase, ordinal
-                   ) AS moved
+            SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, "group",
+                   first_offset, last_offset, last_value(moved_to IGNORE NULLS) OVER in_order AS moved_to,
+                   last_value(moved_at IGNORE NULLS) OVER in_order AS moved_at
             FROM (
-                SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, `group`,
-                       first_offset, last_offset, 1 AS phase,
-                       CAST(NULL AS STRUCT<to_offset: BIGINT, kafka_offset: BIGINT>) AS moved
+                SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, "group",
+                       first_offset, last_offset, 1 AS phase, NULL::BIGINT AS moved_to, NULL::BIGINT AS moved_at
                 FROM {{batch}} WHERE step = 'leased'
                 UNION ALL
-                SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, `group`,
-                       NULL, NULL, 0, struct(to_offset, kafka_offset)
-                FROM commit_positions WHERE `group` IS NOT NULL
+                SELECT ops_topic_id, state_epoch, apply_seq, partition, kafka_offset, ordinal, topic, queue_id, "group",
+                       NULL, NULL, 0, to_offset, kafka_offset
+                FROM known_positions WHERE "group" IS NOT NULL
+            )
+            WINDOW in_order AS (
+                PARTITION BY ops_topic_id, topic, queue_id, "group" ORDER BY kafka_offset, phase, ordinal
             )
         ) AS c
         JOIN operations_seen AS seen ON seen.state_epoch = c.state_epoch AND c.apply_seq <= seen.apply_seq
-        LEFT ANTI JOIN operations AS o
-            ON o.ops_topic_id = c.ops_topic_id AND o.topic = c.topic AND o.queue_id = c.queue_id
-            AND o.kafka_offset > c.moved.kafka_offset AND o.kafka_offset <= c.kafka_offset AND o.applied
-            AND {MADE_ANEW}
-        WHERE c.first_offset < c.moved.to_offset
+        WHERE c.first_offset < c.moved_to AND {unless_ended(LANE_DELETING_KINDS, "c.moved_at")}
     """  # noqa: S608 - constants of the code
 
 

@@ -1,8 +1,7 @@
-"""The kind of expectation used here: a SQL query that returns no rows.
+"""The kind of expectation used here: an SQL query that returns no rows.
 
-Great Expectations runs the query of an `UnexpectedRowsExpectation` twice, for the count and for the rows, with views of
-the default Spark session. This class runs it once, in the session of its frame: validation has a session of its own,
-whose views are the pinned tables and cannot collide with those of the streaming queries.
+Great Expectations runs the query of an `UnexpectedRowsExpectation` twice, for the count and for the rows. This class
+runs it once, and by DuckDB on the opened tables (expectations/opened_tables.py): a batch only names its table.
 """
 
 from __future__ import annotations
@@ -11,45 +10,42 @@ import json
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from great_expectations.core.metric_domain_types import MetricDomainTypes
-from great_expectations.execution_engine.sparkdf_execution_engine import SparkDFExecutionEngine
+from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
 from great_expectations.expectations.core.unexpected_rows_expectation import UnexpectedRowsExpectation
 from great_expectations.expectations.metrics.metric_provider import metric_value
 from great_expectations.expectations.metrics.query_metric_provider import QueryMetricProvider
 
+from expectations.opened_tables import SAMPLE_ROWS_MAX
+
 if TYPE_CHECKING:
     from great_expectations.execution_engine.execution_engine import ExecutionEngine
 
-__all__ = ["SAMPLE_ROWS_MAX", "ExpectNoRows"]
+__all__ = ["SAMPLE_ROWS_MAX", "TABLE_COLUMN", "ExpectNoRows"]
 
-SAMPLE_ROWS_MAX: Final = 20
+TABLE_COLUMN: Final = "table"
+"""The only column of a batch: the name of the table that it stands for."""
 
 _METRIC: Final = "popstream.unexpected_rows"
-_BATCH_VIEW: Final = "popstream_batch"
 
 
 class UnexpectedRows(QueryMetricProvider):
-    """Counts the rows of a query and returns the first of them, in one Spark job."""
+    """Counts the rows of a query and returns the first of them."""
 
     metric_name = _METRIC
     value_keys = ("unexpected_rows_query",)
 
-    @metric_value(engine=SparkDFExecutionEngine)
-    def _spark(
+    @metric_value(engine=PandasExecutionEngine)
+    def _pandas(
         cls,  # noqa: N805 - the decorator makes it a class method
-        execution_engine: SparkDFExecutionEngine,
+        execution_engine: PandasExecutionEngine,
         metric_domain_kwargs: dict[str, Any],
         metric_value_kwargs: dict[str, Any],
         metrics: dict[str, Any],  # noqa: ARG002
         runtime_configuration: dict[str, Any],  # noqa: ARG002
     ) -> tuple[int, list[dict[str, Any]]]:
         frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type=MetricDomainTypes.TABLE)
-        frame.createOrReplaceTempView(_BATCH_VIEW)
-        query = metric_value_kwargs["unexpected_rows_query"].format(batch=_BATCH_VIEW)
-        counted = f"SELECT *, count(*) OVER () AS unexpected_count FROM ({query}) LIMIT {SAMPLE_ROWS_MAX}"  # noqa: S608 - our own
-        rows = [row.asDict(recursive=True) for row in frame.sparkSession.sql(counted).collect()]
-        count = rows[0]["unexpected_count"] if rows else 0
-        for row in rows:
-            del row["unexpected_count"]
+        (table,) = frame[TABLE_COLUMN]
+        count, rows = execution_engine.tables.unexpected_rows(table, metric_value_kwargs["unexpected_rows_query"])
         # Data Docs are JSON, which has no dates and bytes.
         return count, json.loads(json.dumps(rows, default=str))
 

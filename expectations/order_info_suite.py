@@ -50,9 +50,9 @@ class ExpectBatchesToFollowEachOther(ExpectNoRows):
     description: str = "Epochs of a lane never fall."
     unexpected_rows_query: str = """
         SELECT * FROM (
-            SELECT partition, kafka_offset, ordinal, topic, queue_id, `group`, epoch,
+            SELECT partition, kafka_offset, ordinal, topic, queue_id, "group", epoch,
                    lag(epoch) OVER (
-                       PARTITION BY ops_topic_id, topic, queue_id, `group` ORDER BY kafka_offset, ordinal
+                       PARTITION BY ops_topic_id, topic, queue_id, "group" ORDER BY kafka_offset, ordinal
                    ) AS epoch_before
             FROM {batch}
         )
@@ -65,17 +65,17 @@ class ExpectMembersToBeLeased(ExpectNoRows):
 
     description: str = "The record that created a batch leased as many messages as the batch has members."
     unexpected_rows_query: str = """
-        SELECT b.partition, b.kafka_offset, b.ordinal, b.topic, b.queue_id, b.`group`, b.epoch, b.members, d.leased
+        SELECT b.partition, b.kafka_offset, b.ordinal, b.topic, b.queue_id, b."group", b.epoch, b.members, d.leased
         FROM {batch} AS b
         JOIN deliveries_seen AS seen ON seen.state_epoch = b.state_epoch AND b.apply_seq <= seen.apply_seq
         JOIN (
-            SELECT ops_topic_id, partition, kafka_offset, topic, queue_id, `group`, epoch,
+            SELECT ops_topic_id, partition, kafka_offset, topic, queue_id, "group", epoch,
                    sum(last_offset - first_offset + 1) AS leased
-            FROM deliveries WHERE step = 'leased'
+            FROM new_deliveries WHERE step = 'leased'
             GROUP BY ALL
         ) AS d
             ON d.ops_topic_id = b.ops_topic_id AND d.partition = b.partition AND d.kafka_offset = b.kafka_offset
-            AND d.topic = b.topic AND d.queue_id = b.queue_id AND d.`group` = b.`group` AND d.epoch = b.epoch
+            AND d.topic = b.topic AND d.queue_id = b.queue_id AND d."group" = b."group" AND d.epoch = b.epoch
         WHERE d.leased <> b.members
     """
 

@@ -18,15 +18,11 @@ class ExpectHeadToBeTheStartOfTheValue(ExpectNoRows):
         "`value_head` is the first 4 KiB of a value with this length and digest, or their SHA-256, or empty: not kept."
     )
     unexpected_rows_query: str = f"""
-        SELECT partition, kafka_offset, ordinal, value_bytes, length(value_head) AS head_bytes, value_sha256
+        SELECT partition, kafka_offset, ordinal, value_bytes, octet_length(value_head) AS head_bytes, value_sha256
         FROM {{batch}}
-        WHERE NOT value_sha256 RLIKE '^[0-9a-f]{{{{64}}}}$'
-           OR NOT (
-               length(value_head) = 0
-               OR value_bytes > {REJECTED_HEAD_BYTES} AND length(value_head) IN ({REJECTED_HEAD_BYTES}, 32)
-               OR value_bytes = length(value_head) AND value_sha256 = sha2(value_head, 256)
-               OR value_bytes <= {REJECTED_HEAD_BYTES} AND value_sha256 = lower(hex(value_head))
-           )
+        WHERE octet_length(value_head) <> least(value_bytes, {REJECTED_HEAD_BYTES})
+           OR NOT regexp_full_match(value_sha256, '[0-9a-f]{{{{64}}}}')
+           OR value_bytes <= {REJECTED_HEAD_BYTES} AND value_sha256 <> sha256(value_head)
     """  # noqa: S608 - constants of the code
 
 
@@ -35,7 +31,7 @@ class ExpectReasonsToBeWords(ExpectNoRows):
 
     description: str = "`reason` is one word in capitals."
     unexpected_rows_query: str = """
-        SELECT partition, kafka_offset, ordinal, reason FROM {batch} WHERE NOT reason RLIKE '^[A-Z][A-Z_]*$'
+        SELECT partition, kafka_offset, ordinal, reason FROM {batch} WHERE NOT regexp_full_match(reason, '[A-Z][A-Z_]*')
     """
 
 
@@ -46,10 +42,10 @@ class ExpectRejectedToBeUndecided(ExpectNoRows):
     unexpected_rows_query: str = """
         SELECT r.partition, r.kafka_offset, r.reason
         FROM {batch} AS r
-        LEFT SEMI JOIN (
-            SELECT ops_topic_id, partition, kafka_offset FROM operations
-            UNION ALL SELECT ops_topic_id, partition, kafka_offset FROM deliveries
-            UNION ALL SELECT ops_topic_id, partition, kafka_offset FROM commit_positions
+        SEMI JOIN (
+            SELECT ops_topic_id, partition, kafka_offset FROM new_operations
+            UNION ALL SELECT ops_topic_id, partition, kafka_offset FROM new_deliveries
+            UNION ALL SELECT ops_topic_id, partition, kafka_offset FROM new_commit_positions
         ) AS decided
         USING (ops_topic_id, partition, kafka_offset)
     """

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from expectations.scope import ALL_ROWS, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,11 +47,15 @@ class QualityReport:
         run_at: Time of the run.
         versions: Pinned Delta version of each table.
         outcomes: Every expectation, in the order of the suites.
+        scope: What was judged: all rows, or those from a date on.
+        judged: Number of judged rows by table.
     """
 
     run_at: datetime
     versions: Mapping[str, int]
     outcomes: Sequence[ExpectationResult]
+    scope: Scope = ALL_ROWS
+    judged: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def failures(self) -> tuple[ExpectationResult, ...]:

@@ -6,29 +6,36 @@ import json
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
-from delta.tables import DeltaTable
+from deltalake import DeltaTable, Field, Schema
 
+from connectors.delta.log.table_log import read_table_log
 from connectors.delta.schemas import arrow_schema
-from connectors.delta.store import ensure_table
 from connectors.delta.tables import TABLES, table_path
+from expectations.scope import ALL_ROWS
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
 
     from expectations.report import QualityReport
 
 __all__ = ["write_results"]
 
 _TABLE: Final = TABLES["quality_results"]
-# Some rules read several tables, so a result belongs to all pinned versions.
-_KEY: Final = ("suite", "expectation", "table", "table_version", "pinned_versions")
+# Some rules read several tables, so a result belongs to all pinned versions; and to the rows that were judged.
+_KEY: Final = ("suite", "expectation", "table", "table_version", "pinned_versions", "scope")
 
 
-def write_results(spark: SparkSession, root: Path, report: QualityReport) -> None:
+def write_results(root: Path, report: QualityReport) -> None:
     """Write the outcomes of a run. A repeated check of the same table versions replaces its rows."""
-    ensure_table(spark, root, _TABLE)
+    path = table_path(root, _TABLE.name)
+    if read_table_log(path) is None:
+        fields = Schema.from_arrow(arrow_schema(_TABLE)).fields
+        comments = [column.comment for column in _TABLE.columns]
+        columns = [
+            Field(field.name, field.type, metadata={"comment": comment})
+            for field, comment in zip(fields, comments, strict=True)
+        ]
+        DeltaTable.create(path, Schema(columns), description=_TABLE.comment)
     pinned = ",".join(f"{table}={version}" for table, version in sorted(report.versions.items()))
     rows = [
         {
@@ -37,6 +44,7 @@ def write_results(spark: SparkSession, root: Path, report: QualityReport) -> Non
             "table": outcome.suite,
             "table_version": outcome.table_version,
             "pinned_versions": pinned,
+            "scope": report.scope.name,
             "success": outcome.success,
             "observed": outcome.error or json.dumps(outcome.sample, sort_keys=True),
             "unexpected_count": outcome.unexpected_count,
@@ -44,8 +52,15 @@ def write_results(spark: SparkSession, root: Path, report: QualityReport) -> Non
         }
         for outcome in report.outcomes
     ]
-    # By Arrow: of Python's own rows Spark would start a process for each of its cores.
-    found = spark.createDataFrame(pa.Table.from_pylist(rows, arrow_schema(_TABLE))).coalesce(1)
-    same = " AND ".join(f"kept.`{name}` = found.`{name}`" for name in _KEY)
-    target = DeltaTable.forPath(spark, str(table_path(root, _TABLE.name)))
-    (target.alias("kept").merge(found.alias("found"), same).whenMatchedUpdateAll().whenNotMatchedInsertAll().execute())
+    same = " AND ".join(
+        f"coalesce(kept.{name}, '{ALL_ROWS.name}') = found.{name}" if name == "scope" else f"kept.{name} = found.{name}"
+        for name in _KEY
+    )
+    merge = DeltaTable(path).merge(
+        pa.Table.from_pylist(rows, arrow_schema(_TABLE)),
+        same,
+        source_alias="found",
+        target_alias="kept",
+        merge_schema=True,
+    )
+    merge.when_matched_update_all().when_not_matched_insert_all().execute()

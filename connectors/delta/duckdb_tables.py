@@ -53,6 +53,7 @@ _SPARK_FUNCTIONS: Final = (
 """What `connectors.delta.views` takes from Spark's SQL."""
 
 _ROWS_AT_ONCE: Final = 1_000
+_GIVEN: Final = "rows_given"
 _TIME_TRAVEL: Final = re.compile(r"\b(VERSION|TIMESTAMP)\s+AS\s+OF\b", re.IGNORECASE)
 _COMMENTS: Final = re.compile(r"^(\s|\(|--[^\n]*(\n|$)|/\*.*?\*/)*", re.DOTALL)
 _EXPLAIN: Final = re.compile(r"EXPLAIN(\s+ANALYZE\b)?(\s*\([^()]*\))?", re.IGNORECASE)
@@ -108,6 +109,20 @@ class DuckDbTables:
     def __exit__(self, *_: object) -> None:
         self._connection.close()
         self._spill.cleanup()
+
+    def define(self, name: str, query: str) -> None:
+        """Give a query a name that other queries can use; it runs each time anew. Raises duckdb.Error."""
+        self._connection.execute(f"CREATE VIEW {quoted_name(name)} AS {query}")
+
+    def keep(self, name: str, query: str) -> None:
+        """Run a query, and keep its rows under a name that other queries can use. Raises duckdb.Error."""
+        self._connection.execute(f"CREATE TABLE {quoted_name(name)} AS {query}")
+
+    def add(self, name: str, rows: pa.Table) -> None:
+        """Keep rows of somebody else under a name that queries can use."""
+        self._connection.register(_GIVEN, rows)
+        self.keep(name, f"FROM {_GIVEN}")
+        self._connection.unregister(_GIVEN)
 
     def interrupt(self) -> None:
         """End the query that another thread runs, if there is one: it raises duckdb.InterruptException."""

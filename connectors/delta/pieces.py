@@ -146,8 +146,14 @@ def read_piece(table: Path, piece: TablePiece, schema: pa.Schema, *, may_lack: C
         raise _damaged(table, piece.path, error) from error
 
 
-def each_batch(path: Path, version: int, table: Table) -> Iterator[pa.Table]:
+def each_batch(path: Path, version: int, table: Table, *, since: dt.date | None = None) -> Iterator[pa.Table]:
     """Yield all rows of a table at a version with all its columns, some thousand rows at a time, in no order.
+
+    Args:
+        path: Folder of the table.
+        version: The version.
+        table: Its columns.
+        since: Leave out the files of earlier dates.
 
     Raises:
         Corrupt: As in `find_pieces`, or a file has other columns.
@@ -163,6 +169,8 @@ def each_batch(path: Path, version: int, table: Table) -> Iterator[pa.Table]:
             name: None if value is None else dt.date.fromisoformat(value)
             for name, value in file.partition_values.items()
         }
+        if since is not None and any(day is not None and day < since for day in of_file.values()):
+            continue
         stored = pa.schema([field for field in schema if field.name not in of_file])
         with _open(path, unquote(file.path), file) as source:
             try:

@@ -10,7 +10,7 @@ row_totals/<state epoch>/counted/after   rows of WriteBatches up to this one are
 
 A commit with rows sets the totals of the dates that it adds to, so rows and totals become durable together. Delta keeps
 the last version of each application in every checkpoint of the log, and other tools that delete, change, add or restore
-rows leave it as it is. What the files hold must add up to it (expectations/row_totals_view.py).
+rows leave it as it is. What the files hold must add up to it (expectations/row_totals.py).
 """
 
 from __future__ import annotations

@@ -360,6 +360,12 @@ _QUALITY_RESULTS: Final = Table(
         _text("table", "Table that was checked."),
         _long("table_version", "Delta version of that table."),
         _text("pinned_versions", "Delta versions of all tables that the run read, as `table=version`, by name."),
+        _text(
+            "scope",
+            "Rows that were judged: `all` (also where it is null), `changed` since the last check that held, or `since`"
+            " a date.",
+            required=False,
+        ),
         _flag("success", "Whether the expectation holds."),
         _text("observed", "Result as text; of a failure the first unexpected rows as JSON."),
         _long("unexpected_count", "Rows that violate the expectation; -1: it could not be evaluated."),

@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,6 +65,7 @@ __all__ = [
     "load_settings",
     "meaning",
     "moment_ms",
+    "since_day",
     "since_ms",
     "with_options",
 ]
@@ -162,6 +163,15 @@ def since_ms(text: str) -> int:
     """
     is_duration = re.fullmatch(DURATION, text.strip()) is not None
     return int(time.time() * 1000) - duration_ms(text) if is_duration else moment_ms(text)
+
+
+def since_day(text: str) -> date:
+    """Return the date (UTC) of a time as `since_ms` reads it.
+
+    >>> since_day("2030-01-31T12:00Z")
+    datetime.date(2030, 1, 31)
+    """
+    return datetime.fromtimestamp(since_ms(text) / 1000, UTC).date()
 
 
 @dataclass(frozen=True, kw_only=True)

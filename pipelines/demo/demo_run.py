@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from pydantic import SecretStr
@@ -43,9 +43,12 @@ from popstream.history.recorder import read_history
 from popstream.kafka_connection import KafkaConnection
 from popstream.send.dispatch_requests import declare_of
 from popstream.topics.describe import describe_topic
-from popstream.wire.base_errors import Invalid, PopstreamError, Unavailable
+from popstream.wire.base_errors import PopstreamError, Unavailable
 from popstream.wire.command import Policy
 from popstream.wire.signing import AdminKey
+
+if TYPE_CHECKING:
+    from expectations.report import QualityReport  # that package imports Great Expectations, which takes seconds
 
 __all__ = ["run_demo"]
 
@@ -165,7 +168,7 @@ class _Demo:
                     findings = self._run_and_judge(site)
                     self._view.say("running the quality suites")
                     with self._phase("quality"):
-                        quality = _import_validate()(site.spark, site.delta)
+                        quality = _checked(site.delta)
                     self._measure_memory(site)
                 with self._phase("stop"):
                     stack.close()
@@ -337,17 +340,14 @@ def _empty(folder: Path) -> None:
             entry.unlink()
 
 
-def _import_validate() -> Any:  # noqa: ANN401 - a function of a module that is imported here
-    """Import the quality suites late: Great Expectations takes seconds."""
-    try:
-        from expectations.validate import validate  # noqa: PLC0415
-    except SystemExit as error:
-        # PySpark takes `python -c` for a doctest, and ends the process with 0: the demo would seem to have succeeded.
-        message = (
-            "PySpark has ended the import of the quality suites: run the demo by its command, or from a script file"
-        )
-        raise Invalid(message) from error
-    return validate
+def _checked(delta_root: Path) -> "QualityReport":
+    """Run the quality suites."""
+    # Great Expectations takes seconds to import.
+    from expectations.opened_tables import OpenedTables  # noqa: PLC0415
+    from expectations.validate import validate  # noqa: PLC0415
+
+    with OpenedTables(delta_root) as opened:
+        return validate(opened)
 
 
 def _cpu_seconds() -> float:

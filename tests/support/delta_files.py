@@ -18,9 +18,12 @@ from connectors.delta.tables import TABLES, table_path
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from typing import NamedTuple
+    from typing import Any, NamedTuple
 
-__all__ = ["append_audit_rows", "append_rows", "create_table"]
+__all__ = ["NO_SPARK", "append_audit_rows", "append_rows", "create_table"]
+
+NO_SPARK: Any = None
+"""A session for writers of tables that exist, which need none up to the first checkpoint of their log."""
 
 _MS_PER_DAY = 86_400_000
 

@@ -1,8 +1,9 @@
 """`popstream check`: validate the tables against the expectations."""
 
 import dataclasses
-import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
@@ -10,70 +11,132 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from expectations.report import ExpectationResult, QualityReport
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
 from pipelines.cli.exits import Exit, say
-from pipelines.cli.printing import standard_output
-from pipelines.cli.spark_tools import reading_session, working
+from pipelines.cli.options import since_day
+from pipelines.cli.printing import counted, standard_output
+from pipelines.cli.spark_tools import working
+from pipelines.process.signals import interrupted_by_signals
+from popstream.wire.base_errors import Invalid
 
-__all__ = ["run_check"]
+if TYPE_CHECKING:
+    from expectations.opened_tables import OpenedTables
+    from expectations.report import QualityReport
+    from expectations.scope import Scope
+
+__all__ = ["CheckOptions", "run_check"]
+
+LAST = "last"
 
 
-def run_check(delta_root: Path, *, var: Path, data_docs: Path, as_json: bool, is_copy: bool = False) -> None:
-    """Validate the tables, print the report, and write Data Docs; to `quality_results` only where that is allowed.
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions:
+    """What is checked, and who hears of it.
+
+    Args:
+        tables: Only the suites of these tables; empty: all.
+        since: What is judged: `last`, or a time as options take it; None: all rows.
+        context: Folder with a file context of Great Expectations; None: ours.
+        data_docs: Folder for Data Docs.
+        on_failure: Command that is run when an expectation does not hold.
+        webhook: URL that is called then.
+    """
+
+    tables: tuple[str, ...] = ()
+    since: str | None = None
+    context: Path | None = None
+    data_docs: Path
+    on_failure: str | None = None
+    webhook: str | None = None
+
+
+def run_check(delta_root: Path, options: CheckOptions, *, as_json: bool) -> None:
+    """Validate the tables, print the report, and write Data Docs.
 
     Raises:
-        Invalid: There are no tables.
+        Invalid: There are no tables, or the options name what there is not.
+        Corrupt: A file of a table is damaged or missing.
         typer.Exit: An expectation does not hold.
     """
-    with reading_session(var) as spark, working("checking"):
+    _require_tables(options.tables)
+    with working("checking"):
         # Great Expectations takes seconds to import: the spinner runs already.
-        from expectations.validate import validate  # noqa: PLC0415
+        from expectations.actions import call_webhook, described_failures, require_webhook, run_command  # noqa: PLC0415
 
-        data_docs.parent.mkdir(parents=True, exist_ok=True)
-        checked: list[list[ExpectationResult]] = []
-        try:
-            can_write = not is_copy and os.access(delta_root, os.W_OK)
-            report = validate(
-                spark,
-                delta_root.absolute(),
-                results=can_write,
-                data_docs=data_docs.absolute(),
-                on_suite=checked.append,
-            )
-        except KeyboardInterrupt as interrupted:
-            interrupted.add_note(_progress(checked))
-            raise
+        if options.webhook is not None:
+            require_webhook(options.webhook)
+        report = _validated(delta_root.absolute(), options)
+    data_docs = options.data_docs.absolute()
     if as_json:
-        outcomes = [dataclasses.asdict(outcome) for outcome in report.outcomes]
         document = {
             "run_at": report.run_at,
+            "scope": report.scope.name,
             "versions": report.versions,
+            "judged": report.judged,
             "expectations_failed": report.expectations_failed,
-            "data_docs": str(data_docs.absolute()),
-            "outcomes": outcomes,
+            "data_docs": str(data_docs),
+            "outcomes": [dataclasses.asdict(outcome) for outcome in report.outcomes],
         }
         print(msgspec.json.encode(document, enc_hook=str).decode())
     else:
         _print(standard_output(), report)
-        if not can_write:
-            say("quality_results has no row of this check: the tables may only be read here")
-        say(f"Data Docs: {data_docs.absolute() / 'index.html'}")
-    if report.expectations_failed:
-        raise typer.Exit(Exit.NOT_AS_ASKED)
+        say(f"Data Docs: {data_docs / 'index.html'}")
+    if not report.expectations_failed:
+        return
+    failures = {**described_failures(report), "data_docs": str(data_docs)}
+    problems = [
+        None if options.on_failure is None else run_command(options.on_failure, failures),
+        None if options.webhook is None else call_webhook(options.webhook, failures),
+    ]
+    for problem in filter(None, problems):
+        say(problem)
+    raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
-def _progress(checked: list[list[ExpectationResult]]) -> str:
+def _validated(delta_root: Path, options: CheckOptions) -> "QualityReport":
+    from expectations.opened_tables import OpenedTables, pinned_versions  # noqa: PLC0415 - as above
+    from expectations.validate import validate  # noqa: PLC0415
+
+    options.data_docs.parent.mkdir(parents=True, exist_ok=True)
+    versions = pinned_versions(delta_root, {})
+    scope = _scope(delta_root, versions, options.since)
+    with OpenedTables(delta_root, versions=versions, scope=scope) as opened, interrupted_by_signals(opened.interrupt):
+        try:
+            return validate(
+                opened,
+                tables=options.tables or None,
+                context=options.context,
+                data_docs=options.data_docs.absolute(),
+            )
+        except KeyboardInterrupt as interrupted:
+            interrupted.add_note(progress(opened))
+            raise
+
+
+def _scope(delta_root: Path, versions: dict[str, int], since: str | None) -> "Scope":
+    from expectations.scope import ALL_ROWS, changed_rows, rows_since  # noqa: PLC0415 - as above
+
+    if since is None:
+        return ALL_ROWS
+    return changed_rows(delta_root, versions) if since == LAST else rows_since(since_day(since))
+
+
+def _require_tables(names: tuple[str, ...]) -> None:
+    known = (*AUDIT_TABLES, CONSUME_QUEUE.name)
+    if unknown := [name for name in names if name not in known]:
+        message = f"there are no expectations of a table {unknown[0]}: there are those of {', '.join(known)}"
+        raise Invalid(message, subject=unknown[0])
+
+
+def progress(opened: "OpenedTables") -> str:
     """Return what was checked before the command was stopped."""
-    if not checked:
-        return "no table was checked yet"
-    outcomes = [outcome for suite in checked for outcome in suite]
-    held = sum(outcome.success for outcome in outcomes)
-    return (
-        f"{len(checked)} tables were checked, {held} of their {len(outcomes)} expectations hold; no report was printed"
-    )
+    if not opened.evaluated:
+        return "no expectation was checked yet"
+    held = sum(unexpected == 0 for _, unexpected in opened.evaluated)
+    return f"{len(opened.evaluated)} expectations were checked, {held} of them hold; no report was printed"
 
 
-def _print(console: Console, report: QualityReport) -> None:
+def _print(console: Console, report: "QualityReport") -> None:
     table = Table("table", "version", "rule", "", "rows")
     for outcome in report.outcomes:
         verdict = "[green]holds[/]" if outcome.success else "[bold red]broken[/]"
@@ -87,4 +150,12 @@ def _print(console: Console, report: QualityReport) -> None:
                 f"  [red]{outcome.suite}[/] {escape(outcome.expectation)}: {escape(str(row))}", soft_wrap=True
             )
     held = len(report.outcomes) - report.expectations_failed
-    console.print(f"{held} of {len(report.outcomes)} expectations hold")
+    console.print(f"{held} of {len(report.outcomes)} expectations hold, for {_judged(report)}")
+
+
+def _judged(report: "QualityReport") -> str:
+    """Return what was judged, for people."""
+    checked = {outcome.suite for outcome in report.outcomes}
+    rows = counted(sum(count for table, count in report.judged.items() if table in checked), "row")
+    of_scope = {"all": "", "changed": " of dates that have changed since the last check that held"}
+    return rows + of_scope.get(report.scope.name, f" {report.scope.name}")

@@ -219,16 +219,53 @@ def erase(
 
 @with_options(job=TableOptions)
 def check(
+    table: Annotated[
+        list[str] | None, typer.Option(metavar="TABLE", help="only the expectations of this table; several: again")
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(
+            metavar="last|TIME|DURATION",
+            help="judge only the rows of dates that have changed since the `last` check that held; or of the date of a"
+            " time, as in 2030-01-31 or 36h, and later ones",
+        ),
+    ] = None,
+    on_failure: Annotated[
+        str | None,
+        typer.Option(metavar="COMMAND", help="run it if an expectation does not hold, with the failures as JSON input"),
+    ] = None,
+    webhook: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="post the failures there, as JSON, if an expectation does not hold"),
+    ] = None,
     data_docs: Annotated[
         Path, typer.Option(help="folder for Data Docs; each run replaces its contents")
     ] = DEFAULT_DATA_DOCS,
-    var: Var = DEFAULT_VAR,
+    context: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="use this file context of Great Expectations, a copy of ours with more in it"
+        ),
+    ] = None,
     *,
     job: TableOptions,
     as_json: JsonOutput = False,
 ) -> None:
-    """Check the audit tables against the expectations. Exit code 1: one does not hold."""
-    from pipelines.cli.tables.check_tables import run_check
+    """Check the audit tables against the expectations. Exit code 1: one does not hold.
 
-    with job.opened() as tables:
-        run_check(tables, var=var, data_docs=data_docs, as_json=as_json, is_copy=job.is_at_url)
+    A daily `popstream check --since last` reads the day. The expectations are
+    those of a file context of Great Expectations, which you may copy and
+    extend: docs/quality.md.
+    """
+    from checkpoints.layout import JobFolder
+    from pipelines.cli.tables.check_tables import CheckOptions, run_check
+
+    options = CheckOptions(
+        tables=tuple(table or ()),
+        since=since,
+        context=context,
+        data_docs=data_docs,
+        on_failure=on_failure,
+        webhook=webhook,
+    )
+    run_check(JobFolder(job.load().folder).delta, options, as_json=as_json)

@@ -27,7 +27,7 @@ LONGEST_FIRST = (
     "tests/integration/job/test_ops_end_to_end.py",
     "tests/integration/delta/test_flusher.py",
     "tests/integration/job/test_older_folder.py",
-    "tests/integration/expectations/test_expectations.py",
+    "tests/unit/expectations/test_expectations.py",
     "tests/crash/test_store_kills.py",
     "tests/conformance/test_conformance_mutants.py",
     "tests/unit/popstream/test_consumer_under_stress.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
@@ -28,7 +27,6 @@ from checkpoints.layout import JobFolder
 from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
 from checkpoints.snapshot_store import Snapshot
-from expectations.report import ExpectationResult
 from pipelines.build_consume_queue.queue_view import FoundUnit
 from pipelines.cli.app import app, main
 from pipelines.cli.clients import send_and_consume
@@ -60,7 +58,7 @@ from popstream.wire.signing import AdminKey, KeyRing, SigningKey
 from tests.support.logging_state import logging_as_it_was
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from typer.testing import Result
 
@@ -200,32 +198,6 @@ def test_a_stopped_command_ends_as_shells_expect_and_says_what_it_did(number: in
         for each, handler in before.items():
             signal.signal(each, handler)
     assert (result.exit_code, result.stderr) == (code, f"popstream: {said}: 2 of 3 are done\n")
-
-
-def test_a_check_that_is_stopped_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    outcomes = [
-        ExpectationResult(
-            suite="operations",
-            expectation="expect",
-            description="",
-            table_version=1,
-            success=success,
-            unexpected_count=0,
-            sample=[],
-        )
-        for success in (True, True, False)
-    ]
-
-    def validate(*_: object, on_suite: Callable[[list[ExpectationResult]], None], **__: object) -> None:
-        on_suite(outcomes)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("expectations.validate.validate", validate)
-    monkeypatch.setattr("pipelines.cli.tables.check_tables.reading_session", lambda _: contextlib.nullcontext())
-    result = run("check")
-    assert result.exit_code == 130
-    said = "stopped by Ctrl-C: 1 tables were checked, 2 of their 3 expectations hold; no report was printed"
-    assert said in result.stderr
 
 
 def test_a_query_that_is_stopped_says_that_it_printed_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,18 @@ from __future__ import annotations
 from datetime import date
 from typing import TYPE_CHECKING
 
-import pytest
+import pyarrow as pa
 
-from connectors.delta.store import ensure_table
+from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
 from expectations.consume_queue_suite import consume_queue_suite
+from expectations.opened_tables import OpenedTables
 from expectations.validate import validate
-from tests.support.unit_rows import append_units, batch_row, unit_row
+from tests.support.delta_files import append_rows, create_table
+from tests.support.unit_rows import batch_row, unit_row
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from pyspark.sql import SparkSession
-
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 GOOD = [
     unit_row("simple", 3),
@@ -41,13 +39,16 @@ FAULTS = {
 }
 
 
-def test_each_rule_finds_its_fault_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
-    for table in (*AUDIT_TABLES.values(), CONSUME_QUEUE):
-        ensure_table(spark, tmp_path, table)
-    append_units(spark, tmp_path, [*GOOD, *(each for rows in FAULTS.values() for each in rows)])
+def test_each_rule_finds_its_fault_and_nothing_else(tmp_path: Path) -> None:
+    for table in (*AUDIT_TABLES, CONSUME_QUEUE.name):
+        create_table(tmp_path, table)
+    rows = [*GOOD, *(each for planted in FAULTS.values() for each in planted)]
+    append_rows(tmp_path, CONSUME_QUEUE.name, pa.Table.from_pylist(rows, schema=arrow_schema(CONSUME_QUEUE)))
+    with OpenedTables(tmp_path) as opened:
+        report = validate(opened, results=False)
     failures = [
         outcome
-        for outcome in validate(spark, tmp_path, results=False).failures
+        for outcome in report.failures
         if outcome.expectation != ROWS_AS_WRITTEN  # the job has not written these rows
     ]
     assert {outcome.expectation for outcome in failures} == FAULTS.keys()

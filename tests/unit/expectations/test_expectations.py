@@ -8,149 +8,31 @@ alone.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from broker_state.audit import CommitPositionRow, DeliveryRow, DeliveryStep, OperationRow, OrderInfoRow, RejectedRow
-from broker_state.kernel.context.decision import Decision, OpRecord
-from broker_state.kernel.fold import fold
-from broker_state.store.memory_kv import MemoryKv
-from broker_state.store.overlay import Overlay
-from connectors.delta.flusher import AuditFlusher
+from broker_state.audit import DeliveryStep
 from connectors.delta.log.table_log import require_table_log
-from connectors.delta.retention import delete_before
-from connectors.delta.rows import encode_rows
-from connectors.delta.spark_schemas import spark_schema
+from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import AUDIT_TABLES, table_path
+from expectations.opened_tables import OpenedTables
 from expectations.results import write_results
-from expectations.validate import suites, validate
+from expectations.suites import suites
+from expectations.validate import validate
 from popstream.wire.base_errors import Invalid
-from popstream.wire.command import Command
-from tests.model.generator import PARTITIONS, iterate
-from tests.model.reference_model import partition_of, queue_key
+from tests.support.delta_files import append_rows
+from tests.support.quality_rows import NOW_MS, Rows, good, of_worlds, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
     from expectations.report import QualityReport
-
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-
-NOW_MS = 1_795_262_400_000
-WORLDS = 12
-RECORDS_PER_WORLD = 250
-
-
-class Rows:
-    """Rows to write, by table, each with the apply_seq of its micro-batch."""
-
-    def __init__(self, partition: int) -> None:
-        self.partition = partition
-        self.tables: dict[str, list[tuple[int, Any]]] = {table: [] for table in AUDIT_TABLES}
-        self.wrong_date: list[tuple[str, Any]] = []
-
-    def add(self, table: str, *rows: Any, seq: int = 1) -> None:
-        self.tables[table] += [(seq, row) for row in rows]
-
-    def replace(self, table: str, index: int, **changed: Any) -> None:
-        seq, row = self.tables[table][index]
-        self.tables[table][index] = (seq, row._replace(**changed))
-
-    def operation(
-        self, record: int, kind: str = "ack", first: int | None = 0, last: int | None = 4, **more: Any
-    ) -> OperationRow:
-        row = OperationRow(
-            self.partition, record, 0, NOW_MS + record, kind, self.topic, 0, "g", f"op-{record}", None, 0, first, last,
-            None, None, 0, "OK", True, False, None, None, 1, None,
-        )  # fmt: skip
-        return row._replace(**more)
-
-    def lease(
-        self, record: int, step: str, first: int, last: int, epoch: int = 1, attempt: int = 1, **more: Any
-    ) -> DeliveryRow:
-        now = NOW_MS + record
-        row = DeliveryRow(
-            self.partition, record, 0, now, self.topic, 0, "g", step, first, last, epoch, 0, attempt, now,
-            NOW_MS + 100_000, "pop", None,
-        )  # fmt: skip
-        return row._replace(**more)
-
-    def position(self, record: int, before: int, after: int, **more: Any) -> CommitPositionRow:
-        row = CommitPositionRow(
-            self.partition,
-            record,
-            0,
-            NOW_MS + record,
-            self.topic,
-            0,
-            "g",
-            before,
-            after,
-            0,
-            10,
-            0,
-            5,
-            5,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-        )
-        return row._replace(**more)
-
-    def rejection(self, record: int, **more: Any) -> RejectedRow:
-        value = b"no json"
-        row = RejectedRow(
-            self.partition, record, 0, NOW_MS + record, "NOT_JSON", "no object", len(value),
-            hashlib.sha256(value).hexdigest(), value, None, None,
-        )  # fmt: skip
-        return row._replace(**more)
-
-    def batch(self, record: int, **more: Any) -> OrderInfoRow:
-        now = NOW_MS + record
-        row = OrderInfoRow(
-            self.partition, record, 0, now, self.topic, 0, "g", 2, now, 10_000, None, 5, 9, 5, 0, 5, now + 10_000, 1
-        )  # fmt: skip
-        return row._replace(**more)
-
-    @property
-    def topic(self) -> str:
-        return f"topic-{self.partition}"
-
-
-def good(partition: int) -> Rows:
-    """Leased 0..9; 0..4 acked; 5..9 changed, expired, and leased again. A record that could not be read."""
-    rows = Rows(partition)
-    rows.add(
-        "operations",
-        rows.operation(1, "pop", 0, 9, entry=None, deadline_after_ms=NOW_MS + 100_000),
-        rows.operation(2),
-        rows.operation(3, "change_invisible", 5, 9, deadline_after_ms=NOW_MS + 200),
-        rows.operation(300, "pop", 5, 9, entry=None, deadline_after_ms=NOW_MS + 100_000),
-    )
-    rows.add(
-        "deliveries",
-        rows.lease(1, "leased", 0, 9),
-        rows.lease(2, "acked", 0, 4, cause="ack"),
-        rows.lease(3, "changed", 5, 9, revision=1, deadline_ms=NOW_MS + 200, cause="change_invisible"),
-        rows.lease(300, "expired", 5, 9, revision=1, at_ms=NOW_MS + 200, deadline_ms=NOW_MS + 200, cause="deadline"),
-        rows.lease(300, "leased", 5, 9, 2, 2, ordinal=1),
-    )
-    rows.add("commit_positions", rows.position(2, 0, 5))
-    rows.add("rejected", rows.rejection(400))
-    rows.add("order_info", rows.batch(300))
-    return rows
 
 
 class Fault(NamedTuple):
@@ -371,54 +253,7 @@ is in test_rows_as_written.py."""
 EXPECTATIONS = len(FAULTS) + len(AUDIT_TABLES)
 
 
-def of_worlds() -> dict[str, list[tuple[int, Any]]]:
-    """Histories that the kernel decided, each in partitions and topics of its own."""
-    decode = msgspec.json.Decoder(Command).decode
-    tables: dict[str, list[tuple[int, Any]]] = {
-        "operations": [],
-        "deliveries": [],
-        "commit_positions": [],
-        "rejected": [],
-        "order_info": [],
-    }
-    for world in range(WORLDS):
-        overlay, decision = Overlay(MemoryKv()), Decision()
-        for record in iterate(1_000 + world, RECORDS_PER_WORLD):
-            command = decode(record.value)
-            key = queue_key(command.topic, command.queue_id)
-            misrouted = "elsewhere" if record.key != key or record.partition != partition_of(key, PARTITIONS) else ""
-            digest = hashlib.blake2b(record.value, digest_size=16).digest()
-            op = OpRecord(record.partition, record.kafka_offset, record.timestamp_ms, command, digest, misrouted)
-            fold(overlay, [op], decision)
-        for table in ("operations", "deliveries", "commit_positions", "order_info"):
-            tables[table] += [
-                (
-                    1,
-                    row._replace(
-                        partition=1_000 + world * PARTITIONS + row.partition, topic=f"world-{world}-{row.topic}"
-                    ),
-                )
-                for row in getattr(decision, table)
-            ]
-    return tables
-
-
-def write(spark: SparkSession, root: Path, epoch: str, tables: dict[str, list[tuple[int, Any]]]) -> None:
-    flusher = AuditFlusher(spark, root, "jobs", epoch, ops_topic_id="topic-1", durable=False)
-    upto = max(seq for rows in tables.values() for seq, _ in rows)
-    for table, rows in tables.items():
-        flusher.flush(
-            table,
-            [
-                (seq, data)
-                for seq in sorted({seq for seq, _ in rows})
-                for data in encode_rows(table, [row for each, row in rows if each == seq])
-            ],
-            upto,
-        )
-
-
-def write_with_wrong_date(spark: SparkSession, root: Path, faults: list[Rows]) -> None:
+def write_with_wrong_date(root: Path, faults: list[Rows]) -> None:
     for table in AUDIT_TABLES:
         rows = [
             {
@@ -432,8 +267,9 @@ def write_with_wrong_date(spark: SparkSession, root: Path, faults: list[Rows]) -
             for name, row in fault.wrong_date
             if name == table
         ]
-        frame = spark.createDataFrame(rows, spark_schema(AUDIT_TABLES[table]))
-        frame.write.format("delta").mode("append").save(str(table_path(root, table)))
+        schema = arrow_schema(AUDIT_TABLES[table])
+        columns = [pa.array(column, field.type) for column, field in zip(zip(*rows, strict=True), schema, strict=True)]
+        append_rows(root, table, pa.table(columns, schema=schema))
 
 
 def planted(fault: Fault) -> Rows:
@@ -450,13 +286,13 @@ class Validated(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def validated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Validated:
+def validated(tmp_path_factory: pytest.TempPathFactory) -> Validated:
     root = tmp_path_factory.mktemp("delta")
     docs = root.parent / "data_docs"
     decided = of_worlds()
     assert {row.step for _, row in decided["deliveries"]} == set(DeliveryStep), "the worlds have seen every step"
     by_hand = good(999)
-    write(spark, root, "good", {table: decided[table] + by_hand.tables[table] for table in AUDIT_TABLES})
+    write(root, "good", {table: decided[table] + by_hand.tables[table] for table in AUDIT_TABLES})
     versions = {table: require_table_log(table_path(root, table)).version for table in AUDIT_TABLES}
     faulty = [planted(fault) for fault in FAULTS]
     together = {table: [row for rows in faulty for row in rows.tables[table]] for table in AUDIT_TABLES}
@@ -464,11 +300,13 @@ def validated(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> 
     last = good(len(FAULTS))
     for table, made in last.tables.items():
         together[table] += [(9, row) for _, row in made]
-    write(spark, root, "faulty", together)
-    write_with_wrong_date(spark, root, faulty)
-    checked_good = validate(spark, root, versions=versions, data_docs=docs, run_at=datetime(2026, 11, 21, tzinfo=UTC))
+    write(root, "faulty", together)
+    write_with_wrong_date(root, faulty)
+    with OpenedTables(root, versions=versions) as opened:
+        checked_good = validate(opened, data_docs=docs, run_at=datetime(2026, 11, 21, tzinfo=UTC))
     assert checked_good.versions == versions
-    return Validated(root, docs, checked_good, validate(spark, root, data_docs=docs))
+    with OpenedTables(root) as opened:
+        return Validated(root, docs, checked_good, validate(opened, data_docs=docs))
 
 
 def test_what_the_kernel_does_breaks_no_rule(validated: Validated) -> None:
@@ -545,17 +383,23 @@ def test_each_expectation_says_what_it_expects(validated: Validated) -> None:
     assert validated.bad.expectations_failed == EXPECTATIONS
 
 
-def test_an_old_version_that_is_checked_again_replaces_its_results(spark: SparkSession, validated: Validated) -> None:
+def test_an_old_version_that_is_checked_again_replaces_its_results(validated: Validated) -> None:
     """The good rows were checked by their version, after the faults had come."""
-    results = spark.read.format("delta").load(str(validated.root / "quality_results"))
-    before = results.count()
 
-    write_results(spark, validated.root, replace(validated.good, run_at=datetime(2026, 11, 22, tzinfo=UTC)))
+    def results() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = DeltaTable(validated.root / "quality_results").to_pyarrow_table().to_pylist()
+        return found
 
-    after = spark.read.format("delta").load(str(validated.root / "quality_results"))
-    assert before == after.count() == 2 * EXPECTATIONS
-    assert after.where("success").select("run_at").distinct().count() == 1, "replaced"
-    assert after.where("NOT success AND unexpected_count >= 1 AND observed LIKE '%partition%'").count() == len(FAULTS)
+    before = len(results())
+
+    write_results(validated.root, replace(validated.good, run_at=datetime(2026, 11, 22, tzinfo=UTC)))
+
+    after = results()
+    assert before == len(after) == 2 * EXPECTATIONS
+    assert len({row["run_at"] for row in after if row["success"]}) == 1, "replaced"
+    failed = [row for row in after if not row["success"] and row["unexpected_count"] >= 1]
+    assert len([row for row in failed if "partition" in row["observed"]]) == len(FAULTS)
+    assert {row["scope"] for row in after} == {"all"}
 
 
 def test_data_docs_hold_one_run(validated: Validated) -> None:
@@ -566,10 +410,8 @@ def test_data_docs_hold_one_run(validated: Validated) -> None:
     assert not [each for each in validated.docs.parent.iterdir() if each.name.startswith(".data_docs")]
 
 
-def test_versions_and_tables_that_are_not_there_are_refused(
-    spark: SparkSession, validated: Validated, tmp_path: Path
-) -> None:
+def test_versions_and_tables_that_are_not_there_are_refused(validated: Validated, tmp_path: Path) -> None:
     with pytest.raises(Invalid, match="no version 99"):
-        validate(spark, validated.root, versions={"deliveries": 99}, results=False)
+        OpenedTables(validated.root, versions={"deliveries": 99})
     with pytest.raises(Invalid, match="no Delta table"):
-        validate(spark, tmp_path, results=False)
+        OpenedTables(tmp_path)

@@ -1,4 +1,4 @@
-"""The view `unequal_row_totals`: dates of tables of which rows are missing, changed, or too many.
+"""The rows of `unequal_row_totals`: dates of tables of which rows are missing, changed, or too many.
 
 What a table has to hold is in its log (connectors/delta/row_totals.py); what it does hold is counted here, from the
 files themselves.
@@ -18,14 +18,13 @@ from connectors.delta.log.transactions import epochs_of
 from connectors.delta.pieces import each_batch
 from connectors.delta.row_totals import NO_ROWS, RowTotal, WrittenTotals, totals_by_day
 from connectors.delta.tables import CONSUME_QUEUE, TABLES, table_path
+from expectations.scope import ALL_ROWS, Scope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from pyspark.sql import SparkSession
-
-__all__ = ["register_unequal_row_totals"]
+__all__ = ["unequal_row_totals"]
 
 _COLUMNS: Final = pa.schema(
     [
@@ -43,10 +42,15 @@ Key = tuple[str, "dt.date"]
 """(state epoch, date)."""
 
 
-def register_unequal_row_totals(session: SparkSession, delta_root: Path, versions: Mapping[str, int]) -> None:
-    """Register the view in a session that has the tables of `versions`, at these versions, as views.
+def unequal_row_totals(delta_root: Path, versions: Mapping[str, int], scope: Scope = ALL_ROWS) -> pa.Table:
+    """Return a row for each date, and state epoch, of which a table does not hold what has been written.
 
     Epochs of which the log has no totals, because an older version wrote all their rows, are left out.
+
+    Args:
+        delta_root: Folder of the tables.
+        versions: The version of each table to look at.
+        scope: The dates to look at.
     """
     unequal = [
         {
@@ -58,36 +62,35 @@ def register_unequal_row_totals(session: SparkSession, delta_root: Path, version
             "rows_changed": found.rows == written.rows,
         }
         for table, version in versions.items()
-        for (epoch, date), written, found in _unequal(delta_root, table, version)
+        for (epoch, date), written, found in _unequal(delta_root, table, version, scope)
     ]
-    rows = pa.Table.from_pylist(unequal, _COLUMNS)
-    session.createDataFrame(rows).createOrReplaceTempView("unequal_row_totals")
+    return pa.Table.from_pylist(unequal, _COLUMNS)
 
 
-def _unequal(delta_root: Path, table: str, version: int) -> Iterator[tuple[Key, RowTotal, RowTotal]]:
+def _unequal(delta_root: Path, table: str, version: int, scope: Scope) -> Iterator[tuple[Key, RowTotal, RowTotal]]:
     txns = require_table_log(table_path(delta_root, table), version).txns
     written = WrittenTotals(txns)
-    found = _found(delta_root, table, version, written.after)
+    found = _found(delta_root, table, version, written.after, scope)
     uncounted = epochs_of(txns, table) - written.by_epoch.keys()
     first_day = first_day_of(txns) or dt.date.min
     for epoch, date in sorted(
         {*found, *((epoch, date) for epoch, dates in written.by_epoch.items() for date in dates)}
     ):
-        total = written.total(epoch, date)
-        if total is None or epoch in uncounted or date < first_day:
+        if not scope.has(table, date):
             continue
-        if total != found.get((epoch, date), NO_ROWS):
+        total = written.by_epoch.get(epoch, {}).get(date, NO_ROWS)
+        if total is not None and epoch not in uncounted and total != found.get((epoch, date), NO_ROWS):
             yield (epoch, date), total, found.get((epoch, date), NO_ROWS)
 
 
-def _found(delta_root: Path, table: str, version: int, after: Mapping[str, int]) -> dict[Key, RowTotal]:
+def _found(delta_root: Path, table: str, version: int, after: Mapping[str, int], scope: Scope) -> dict[Key, RowTotal]:
     """Return the totals of the rows of a table that are counted."""
     described = TABLES[table]
     day = described.partitioned_by
     assert day is not None, "every table of the job is partitioned by a date"
     number = "build_seq" if table == CONSUME_QUEUE.name else "apply_seq"
     totals: dict[Key, RowTotal] = {}
-    for rows in each_batch(table_path(delta_root, table), version, described):
+    for rows in each_batch(table_path(delta_root, table), version, described, since=scope.first_day(table)):
         epochs = rows["state_epoch"].combine_chunks().fill_null(_NO_EPOCH)
         for epoch in epochs.unique().to_pylist():
             is_counted = pc.and_(pc.equal(epochs, epoch), pc.greater(rows[number], after.get(epoch, -1)))
