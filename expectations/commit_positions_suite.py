@@ -142,6 +142,51 @@ class ExpectLeasedToAgreeWithDeliveries(ExpectNoRows):
     """  # noqa: S608 - constants of the code
 
 
+class ExpectCountedMessagesToHaveUnits(ExpectNoRows):
+    """A message that is counted and that no record of the topic has was invented, or its unit was deleted."""
+
+    description: str = "A lane's acked, leased and available messages are at most the units in its range."
+    unexpected_rows_query: str = """
+        SELECT * FROM (
+            SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p."group", p.start_offset, p.next_offset,
+                   p.acked + p.leased + p.available AS messages,
+                   coalesce(upto.number, 0) - coalesce(below.number, 0) AS units
+            FROM (
+                FROM {batch} WHERE "group" IS NOT NULL
+                QUALIFY row_number() OVER (
+                    PARTITION BY topic, queue_id, "group" ORDER BY now_ms DESC, kafka_offset DESC, ordinal DESC
+                ) = 1
+            ) AS p
+            JOIN unit_spans AS spans
+                ON spans.topic = p.topic AND spans.queue_id = p.queue_id
+                AND p.start_offset >= spans.first_unit AND p.next_offset - 1 <= spans.last_unit
+            ASOF LEFT JOIN unit_index AS upto
+                ON upto.topic = p.topic AND upto.queue_id = p.queue_id AND p.next_offset > upto.queue_offset
+            ASOF LEFT JOIN unit_index AS below
+                ON below.topic = p.topic AND below.queue_id = p.queue_id AND p.start_offset > below.queue_offset
+        )
+        WHERE messages > units
+    """
+
+
+class ExpectPositionsOfTheJob(ExpectNoRows):
+    """Compares with the running job, if it is asked: between before and after the tables were opened, they agree."""
+
+    description: str = "The last position of a lane, or queue, is that of the job."
+    unexpected_rows_query: str = """
+        SELECT p.partition, p.kafka_offset, p.topic, p.queue_id, p."group", p.to_offset, j.least, j.greatest
+        FROM (
+            FROM known_positions  /* {batch}, and where a lane has none, its last row before */
+            QUALIFY row_number() OVER (
+                PARTITION BY topic, queue_id, "group" ORDER BY now_ms DESC, kafka_offset DESC, ordinal DESC
+            ) = 1
+        ) AS p
+        JOIN job_positions AS j
+            ON j.topic = p.topic AND j.queue_id = p.queue_id AND j."group" IS NOT DISTINCT FROM p."group"
+        WHERE p.to_offset NOT BETWEEN j.least AND j.greatest
+    """
+
+
 def commit_positions_suite() -> ExpectationSuite:
     """Return the rules about positions and counts."""
     return ExpectationSuite(
@@ -154,5 +199,7 @@ def commit_positions_suite() -> ExpectationSuite:
             ExpectCountsToBePossible(),
             ExpectPartsNotToExceedTheWhole(),
             ExpectLeasedToAgreeWithDeliveries(),
+            ExpectCountedMessagesToHaveUnits(),
+            ExpectPositionsOfTheJob(),
         ],
     )

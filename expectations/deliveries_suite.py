@@ -134,6 +134,32 @@ class ExpectNothingLeasedBelowTheCommitOffset(ExpectNoRows):
     """  # noqa: S608 - constants of the code
 
 
+class ExpectDeliveredMessagesToHaveUnits(ExpectNoRows):
+    """A message that no record of the topic has was invented, or its unit was deleted.
+
+    Offsets before the first unit of the queue are left out, and those after the last, which are still to be flushed.
+    Queues that the job does not build have no units.
+    """
+
+    description: str = "Every offset that was leased is that of a unit in `consume_queue`."
+    unexpected_rows_query: str = """
+        SELECT * FROM (
+            SELECT d.partition, d.kafka_offset, d.ordinal, d.topic, d.queue_id, d."group", d.first_offset,
+                   d.last_offset, coalesce(upto.number, 0) - coalesce(below.number, 0) AS units
+            FROM {batch} AS d
+            JOIN unit_spans AS spans
+                ON spans.topic = d.topic AND spans.queue_id = d.queue_id
+                AND d.first_offset >= spans.first_unit AND d.last_offset <= spans.last_unit
+            ASOF LEFT JOIN unit_index AS upto
+                ON upto.topic = d.topic AND upto.queue_id = d.queue_id AND d.last_offset >= upto.queue_offset
+            ASOF LEFT JOIN unit_index AS below
+                ON below.topic = d.topic AND below.queue_id = d.queue_id AND d.first_offset > below.queue_offset
+            WHERE d.step = 'leased' AND d.first_offset <= d.last_offset
+        )
+        WHERE units <> last_offset - first_offset + 1
+    """
+
+
 def deliveries_suite() -> ExpectationSuite:
     """Return the rules about leases."""
     return ExpectationSuite(
@@ -150,5 +176,6 @@ def deliveries_suite() -> ExpectationSuite:
             ExpectAttemptsToCountDeliveries(),
             ExpectRevisionsToCountChanges(),
             ExpectNothingLeasedBelowTheCommitOffset(),
+            ExpectDeliveredMessagesToHaveUnits(),
         ],
     )

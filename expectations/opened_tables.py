@@ -9,6 +9,8 @@ era_endings        operations that end every lease of a lane
 known_positions    the judged rows of commit_positions, and of each lane or queue the last row before them
 lease_steps        every step of every lease (lease_steps.py)
 unequal_row_totals dates with too few, too many or other rows (row_totals.py)
+unit_index         the units of each queue, numbered: how many there are in a range is the difference of two numbers
+records_without_rows, job_figures, job_positions     from Kafka and the running job (evidence.py); without, empty
 ```
 """
 
@@ -24,6 +26,7 @@ from connectors.delta.schemas import arrow_schema
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, table_path
 from connectors.delta.views import sql_list
+from expectations.evidence import NOTHING, Evidence, keep_evidence
 from expectations.lease_steps import keep_lease_steps
 from expectations.row_totals import unequal_row_totals
 from expectations.scope import ALL_ROWS, Scope
@@ -54,6 +57,21 @@ _KEPT: Final = {
         SELECT ops_topic_id, topic, queue_id, "group", partition, kafka_offset, kind
         FROM operations WHERE applied AND kind IN ({sql_list(ERA_ENDING_KINDS)})
     """,  # noqa: S608 - constants of the code
+    "unit_index": """
+        SELECT topic, queue_id, queue_offset,
+               row_number() OVER (PARTITION BY topic, queue_id ORDER BY queue_offset) AS number
+        FROM (
+            SELECT DISTINCT topic, queue_id, queue_offset FROM consume_queue
+            WHERE duplicate_of IS NULL AND (
+                NOT EXISTS (FROM earlier_deliveries)
+                OR queue_offset >= (SELECT min(first_offset) FROM new_deliveries WHERE step = 'leased')
+            )
+        )
+    """,
+    "unit_spans": """
+        SELECT topic, queue_id, min(queue_offset) AS first_unit, max(queue_offset) AS last_unit
+        FROM unit_index GROUP BY ALL
+    """,
     "known_positions": """
         SELECT *, true AS is_new FROM new_commit_positions
         UNION ALL
@@ -72,6 +90,7 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
         delta_root: Folder of the tables.
         versions: Version by table; by default the newest.
         scope: The rows that are judged.
+        evidence: What the tables are compared with besides themselves.
 
     Attributes:
         delta_root: As given.
@@ -83,9 +102,17 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
     Raises:
         Invalid: A table is missing, or lacks the version.
         Corrupt: A file with judged rows is damaged or missing.
+        Unavailable: Kafka does not answer.
     """
 
-    def __init__(self, delta_root: Path, *, versions: Mapping[str, int] | None = None, scope: Scope = ALL_ROWS) -> None:
+    def __init__(
+        self,
+        delta_root: Path,
+        *,
+        versions: Mapping[str, int] | None = None,
+        scope: Scope = ALL_ROWS,
+        evidence: Evidence = NOTHING,
+    ) -> None:
         self.delta_root = delta_root
         self.versions = pinned_versions(delta_root, versions or {})
         self.scope = scope
@@ -98,6 +125,7 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
         try:
             self._define(snapshots)
             self._tables.add("unequal_row_totals", unequal)
+            keep_evidence(self._tables, evidence)
             self.judged = {
                 name: int(next(self._tables.rows(f"SELECT count(*) FROM new_{name}"))[0])  # noqa: S608 - our own name
                 for name in self.versions

@@ -111,6 +111,45 @@ class ExpectQueueTimeNeverToFall(ExpectNoRows):
     """
 
 
+class ExpectRecordsOfTheLogToHaveRows(ExpectNoRows):
+    """Compares with Kafka's own log, if it is asked (evidence.py): a record that is decided leaves a row."""
+
+    description: str = "Every record of the ops topic, up to the last one with a row, has its rows."
+    unexpected_rows_query: str = """
+        SELECT * EXCLUDE (is_after_the_last_row) FROM records_without_rows  /* of {batch} */
+        WHERE NOT is_after_the_last_row
+    """
+
+
+class ExpectTablesToBeFresh(ExpectNoRows):
+    """Compares with Kafka's own log, if it is asked: the job does not decide, or does not write to its tables."""
+
+    description: str = "The first record of the ops topic after the last row is not old."
+    unexpected_rows_query: str = """
+        SELECT * EXCLUDE (is_after_the_last_row) FROM records_without_rows  /* of {batch} */
+        WHERE is_after_the_last_row
+    """
+
+
+class ExpectRefusalsThatTheJobCounted(ExpectNoRows):
+    """Compares with the running job, if it is asked. After a restore rows are of two states, and not compared."""
+
+    description: str = "There are as many rows with an error code as the job has counted since it started."
+    unexpected_rows_query: str = """
+        SELECT * FROM (
+            SELECT j.least, j.greatest, (
+                SELECT count(*) FROM operations AS o  /* and not only of {batch} */
+                WHERE o.code <> 0 AND o.apply_seq >= j.since_seq
+            ) AS found
+            FROM job_figures AS j
+            WHERE j.what = 'refused' AND NOT EXISTS (
+                SELECT 1 FROM operations AS o WHERE NOT starts_with(o.state_epoch, j.state)
+            )
+        )
+        WHERE found NOT BETWEEN least AND greatest
+    """
+
+
 def operations_suite() -> ExpectationSuite:
     """Return the rules about answers."""
     return ExpectationSuite(
@@ -124,5 +163,8 @@ def operations_suite() -> ExpectationSuite:
             ExpectChangesToBeAnsweredWithSuccess(),
             ExpectDeadlinesAfterNow(),
             ExpectQueueTimeNeverToFall(),
+            ExpectRecordsOfTheLogToHaveRows(),
+            ExpectTablesToBeFresh(),
+            ExpectRefusalsThatTheJobCounted(),
         ],
     )

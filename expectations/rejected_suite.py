@@ -51,6 +51,24 @@ class ExpectRejectedToBeUndecided(ExpectNoRows):
     """
 
 
+class ExpectRejectionsThatTheJobCounted(ExpectNoRows):
+    """Compares with the running job, if it is asked. After a restore rows are of two states, and not compared."""
+
+    description: str = "There are as many rejected records as the job has counted since it started."
+    unexpected_rows_query: str = """
+        SELECT * FROM (
+            SELECT j.least, j.greatest, (
+                SELECT count(*) FROM rejected AS r  /* and not only of {batch} */ WHERE r.apply_seq >= j.since_seq
+            ) AS found
+            FROM job_figures AS j
+            WHERE j.what = 'rejected' AND NOT EXISTS (
+                SELECT 1 FROM operations AS o WHERE NOT starts_with(o.state_epoch, j.state)
+            )
+        )
+        WHERE found NOT BETWEEN least AND greatest
+    """
+
+
 def rejected_suite() -> ExpectationSuite:
     """Return the rules about rejected records."""
     return ExpectationSuite(
@@ -60,5 +78,6 @@ def rejected_suite() -> ExpectationSuite:
             ExpectHeadToBeTheStartOfTheValue(),
             ExpectReasonsToBeWords(),
             ExpectRejectedToBeUndecided(),
+            ExpectRejectionsThatTheJobCounted(),
         ],
     )

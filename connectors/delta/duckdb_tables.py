@@ -114,13 +114,11 @@ class DuckDbTables:
         """Give a query a name that other queries can use; it runs each time anew. Raises duckdb.Error."""
         self._connection.execute(f"CREATE VIEW {quoted_name(name)} AS {query}")
 
-    def keep(self, name: str, query: str) -> None:
-        """Run a query, and keep its rows under a name that other queries can use. Raises duckdb.Error."""
-        self._connection.execute(f"CREATE TABLE {quoted_name(name)} AS {query}")
-
-    def add(self, name: str, rows: pa.Table) -> None:
-        """Keep rows of somebody else under a name that queries can use."""
+    def add(self, name: str, rows: pa.Table, *, replace: bool = False) -> None:
+        """Keep rows of somebody else under a name that queries can use; `replace`: instead of others of that name."""
         self._connection.register(_GIVEN, rows)
+        if replace:
+            self._connection.execute(f"DROP TABLE IF EXISTS {quoted_name(name)}")
         self.keep(name, f"FROM {_GIVEN}")
         self._connection.unregister(_GIVEN)
 

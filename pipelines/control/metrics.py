@@ -28,7 +28,12 @@ MARK_S = 1.0
 
 
 class Totals(msgspec.Struct):
-    """Counts since the process started, over all its jobs. `last_batch_ms`: milliseconds by step."""
+    """Counts since the process started, over all its jobs.
+
+    Attributes:
+        first_seq: The apply_seq of the first micro-batch that is counted; 0: none is.
+        last_batch_ms: Milliseconds by step.
+    """
 
     batches: int = 0
     records: int = 0
@@ -36,6 +41,7 @@ class Totals(msgspec.Struct):
     refused: int = 0
     rejected: int = 0
     ticks: int = 0
+    first_seq: int = 0
     apply_seq: int = 0
     delta_seq: int = 0
     outbox_bytes: int = 0
@@ -103,6 +109,7 @@ class Metrics:
             totals.operations += report.operations
             totals.refused += report.refused
             totals.rejected += report.rejected.total()
+            totals.first_seq = totals.first_seq or report.apply_seq
             totals.apply_seq = max(totals.apply_seq, report.apply_seq)
             totals.delta_seq = delta_seq
             totals.outbox_bytes = outbox.undelivered_bytes

@@ -1,6 +1,9 @@
 """`popstream check`: validate the tables against the expectations."""
 
+import contextlib
 import dataclasses
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,15 +14,19 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from checkpoints.layout import JobFolder
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
 from pipelines.cli.exits import Exit, say
 from pipelines.cli.options import since_day
 from pipelines.cli.printing import counted, standard_output
 from pipelines.cli.spark_tools import working
+from pipelines.cli.tables.check_evidence import before_opening, figures_between, log_to_compare
+from pipelines.job_settings import JobSettings
 from pipelines.process.signals import interrupted_by_signals
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
+    from expectations.evidence import Evidence
     from expectations.opened_tables import OpenedTables
     from expectations.report import QualityReport
     from expectations.scope import Scope
@@ -38,6 +45,7 @@ class CheckOptions:
         since: What is judged: `last`, or a time as options take it; None: all rows.
         context: Folder with a file context of Great Expectations; None: ours.
         data_docs: Folder for Data Docs.
+        late_after_ms: The age from which on a record of the ops topic must have its rows.
         on_failure: Command that is run when an expectation does not hold.
         webhook: URL that is called then.
     """
@@ -46,16 +54,18 @@ class CheckOptions:
     since: str | None = None
     context: Path | None = None
     data_docs: Path
+    late_after_ms: int
     on_failure: str | None = None
     webhook: str | None = None
 
 
-def run_check(delta_root: Path, options: CheckOptions, *, as_json: bool) -> None:
+def run_check(settings: JobSettings, options: CheckOptions, *, as_json: bool) -> None:
     """Validate the tables, print the report, and write Data Docs.
 
     Raises:
         Invalid: There are no tables, or the options name what there is not.
         Corrupt: A file of a table is damaged or missing.
+        Unavailable: Kafka, or the running job, does not answer.
         typer.Exit: An expectation does not hold.
     """
     _require_tables(options.tables)
@@ -65,7 +75,7 @@ def run_check(delta_root: Path, options: CheckOptions, *, as_json: bool) -> None
 
         if options.webhook is not None:
             require_webhook(options.webhook)
-        report = _validated(delta_root.absolute(), options)
+        report, not_compared = _validated(settings, options)
     data_docs = options.data_docs.absolute()
     if as_json:
         document = {
@@ -75,11 +85,14 @@ def run_check(delta_root: Path, options: CheckOptions, *, as_json: bool) -> None
             "judged": report.judged,
             "expectations_failed": report.expectations_failed,
             "data_docs": str(data_docs),
+            "not_compared_with": not_compared,
             "outcomes": [dataclasses.asdict(outcome) for outcome in report.outcomes],
         }
         print(msgspec.json.encode(document, enc_hook=str).decode())
     else:
         _print(standard_output(), report)
+        for what in not_compared:
+            say(f"not compared with {what}")
         say(f"Data Docs: {data_docs / 'index.html'}")
     if not report.expectations_failed:
         return
@@ -93,16 +106,30 @@ def run_check(delta_root: Path, options: CheckOptions, *, as_json: bool) -> None
     raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
-def _validated(delta_root: Path, options: CheckOptions) -> "QualityReport":
-    from expectations.opened_tables import OpenedTables, pinned_versions  # noqa: PLC0415 - as above
+def _validated(settings: JobSettings, options: CheckOptions) -> tuple["QualityReport", list[str]]:
+    """Return the report, and with what the tables could not be compared."""
+    from expectations.evidence import Evidence  # noqa: PLC0415 - as above
+    from expectations.opened_tables import OpenedTables, pinned_versions  # noqa: PLC0415
     from expectations.validate import validate  # noqa: PLC0415
 
+    folder = JobFolder(settings.folder.absolute())
     options.data_docs.parent.mkdir(parents=True, exist_ok=True)
-    versions = pinned_versions(delta_root, {})
-    scope = _scope(delta_root, versions, options.since)
-    with OpenedTables(delta_root, versions=versions, scope=scope) as opened, interrupted_by_signals(opened.interrupt):
+    pinned_versions(folder.delta, {})  # before anybody is waited for
+    with contextlib.ExitStack() as stack:
+        before = before_opening(folder)
+        versions = pinned_versions(folder.delta, {})
+        log = stack.enter_context(log_to_compare(folder, settings))
+        evidence = Evidence(
+            log=log,
+            job=figures_between(folder, before),
+            now_ms=int(time.time() * 1000),
+            late_after_ms=options.late_after_ms,
+        )
+        scope = _scope(folder.delta, versions, options.since)
+        opened = stack.enter_context(OpenedTables(folder.delta, versions=versions, scope=scope, evidence=evidence))
+        stack.enter_context(interrupted_by_signals(opened.interrupt))
         try:
-            return validate(
+            report = validate(
                 opened,
                 tables=options.tables or None,
                 context=options.context,
@@ -111,6 +138,14 @@ def _validated(delta_root: Path, options: CheckOptions) -> "QualityReport":
         except KeyboardInterrupt as interrupted:
             interrupted.add_note(progress(opened))
             raise
+    return report, list(_not_compared(evidence))
+
+
+def _not_compared(evidence: "Evidence") -> Iterator[str]:
+    if evidence.log is None:
+        yield "Kafka's log: no job runs, and no --bootstrap-servers name its Kafka"
+    if evidence.job is None:
+        yield "what the job counts: none runs, or it has not written its rows yet"
 
 
 def _scope(delta_root: Path, versions: dict[str, int], since: str | None) -> "Scope":

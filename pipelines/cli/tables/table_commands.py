@@ -8,12 +8,13 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
-    FolderOptions,
+    JobOptions,
+    JobPrefix,
+    JobServers,
     JsonOutput,
-    StoryOptions,
-    TableOptions,
-    Tables,
+    KafkaConfig,
     Var,
+    duration_ms,
     moment_ms,
     since_ms,
     with_options,
@@ -234,6 +235,13 @@ def check(
         str | None,
         typer.Option(metavar="COMMAND", help="run it if an expectation does not hold, with the failures as JSON input"),
     ] = None,
+    late_after: Annotated[
+        str,
+        typer.Option(metavar="DURATION", help="age from which on a record of the ops topic must have its rows"),
+    ] = "10m",
+    bootstrap_servers: JobServers = None,
+    kafka_config: KafkaConfig = None,
+    prefix: JobPrefix = None,
     webhook: Annotated[
         str | None,
         typer.Option(metavar="URL", help="post the failures there, as JSON, if an expectation does not hold"),
@@ -255,9 +263,9 @@ def check(
 
     A daily `popstream check --since last` reads the day. The expectations are
     those of a file context of Great Expectations, which you may copy and
-    extend: docs/quality.md.
+    extend: docs/quality.md. The tables are compared with the running job and
+    with Kafka's log, also where no job runs but --bootstrap-servers is given.
     """
-    from checkpoints.layout import JobFolder
     from pipelines.cli.tables.check_tables import CheckOptions, run_check
 
     options = CheckOptions(
@@ -265,7 +273,9 @@ def check(
         since=since,
         context=context,
         data_docs=data_docs,
+        late_after_ms=duration_ms(late_after),
         on_failure=on_failure,
         webhook=webhook,
     )
-    run_check(JobFolder(job.load().folder).delta, options, as_json=as_json)
+    settings = job.load(bootstrap_servers=bootstrap_servers, kafka_config=kafka_config, topic_prefix=prefix)
+    run_check(settings, options, as_json=as_json)

@@ -257,6 +257,17 @@ def test_the_log_can_be_replayed_while_it_runs(up: Up) -> None:
     assert group["what_if"]["acked"] == group["fact"]["acked"] == 2
 
 
+def test_its_tables_agree_with_its_log_and_its_counts(up: Up, tmp_path: Path) -> None:
+    options = ("--json", "--late-after", "1ms", "--data-docs", str(tmp_path / "docs"))
+    done = run(up, "check", *options)
+    report = msgspec.json.decode(done.stdout)
+    assert report["not_compared_with"] == []
+    assert report["judged"]["operations"] > 0
+    broken = {outcome["expectation"]: outcome for outcome in report["outcomes"] if not outcome["success"]}
+    broken.pop("expect_tables_to_be_fresh", None)  # a tick that has come just now
+    assert broken == {}
+
+
 def scraped(port: int) -> dict[str, list[Sample]]:
     """The samples of each metric that the job exports."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
