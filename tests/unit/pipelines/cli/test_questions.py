@@ -66,7 +66,7 @@ def written(folder: Path, history: KernelHistory) -> Path:
 
 
 def test_the_page_has_examples() -> None:
-    assert len(EXAMPLES) >= 8
+    assert len(EXAMPLES) >= 15
 
 
 @pytest.mark.parametrize(("command", "output"), EXAMPLES, ids=[command[:40] for command, _ in EXAMPLES])
