@@ -15,7 +15,7 @@ UV ?= uv
 COMPILE = $(UV) pip compile pyproject.toml --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--fork-strategy fewest --custom-compile-command "make lock" --quiet
 
-.PHONY: help browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash cluster-test lock lock-jars clean s3-jars s3-test cluster-demo secure-demo
+.PHONY: help browser-test environment setup demo example test quick busy-test all-tests model check format integration compiled-test bench bench-peers conformance soak simulate fuzz mutants crash docs cluster-test lock lock-jars clean s3-jars s3-test cluster-demo secure-demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -131,6 +131,13 @@ lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra cluster --constraints requirements/pipeline.txt --no-emit-package pyspark --no-emit-package py4j \
 		--output-file connectors/spark_cluster/requirements.txt
 	$(COMPILE) --group s3-server --output-file requirements/s3_server.txt
+	$(subst pyproject.toml,,$(COMPILE)) --group docs --output-file requirements/docs.txt
+
+DOCS_BIN = var/docs-venv/bin
+docs: ## build the documentation site in var/site, and check its links
+	@[[ requirements/docs.txt -ot $(DOCS_BIN)/mkdocs ]] || { python3 -m venv --clear var/docs-venv \
+		&& $(DOCS_BIN)/pip install --quiet --require-hashes -r requirements/docs.txt && touch $(DOCS_BIN)/mkdocs; }
+	@$(DOCS_BIN)/mkdocs build --site-dir var/site && echo var/site/index.html
 
 lock-jars: ## rewrite connectors/jars/sha256.txt, and that of s3/, after a change of ivy.xml
 	$(BIN)/python -m connectors.jars.resolve --lock
