@@ -3,6 +3,7 @@
 ```
 python      runs: here, or in the test of its page          console     runs, with its output (test_questions.py)
 json        is decoded (test_wire.py)                       properties  is read as such a file
+toml        is loaded as settings
 sh          every `popstream` in it has these options, and every `make` this target; other programs are not run
 text        drawings, outputs and pieces of code: does not run              mermaid     a drawing
 ```
@@ -10,6 +11,7 @@ text        drawings, outputs and pieces of code: does not run              merm
 
 from __future__ import annotations
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -20,6 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from pipelines.cli.app import app
+from pipelines.cli.options import load_settings
 from popstream.java_properties import parse_properties
 from popstream.testing import MemoryJob
 
@@ -27,11 +30,12 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
-PYTHON = {"README.md", "client.md", "quality.md"}
-"""Their Python runs: that of client.md in test_client_page.py, the worker of the README in test_example.py."""
+PYTHON = {"README.md", "client.md", "quality.md", "scale.md"}
+"""Their Python runs: that of client.md in test_client_page.py, the worker of the README in test_example.py. That of
+scale.md is compiled here, and its imports run: it starts a cluster, as the tests of clusters do."""
 CONSOLE = {"questions.md"}
 JSON = {"wire.md"}
-LANGUAGES = {"python", "console", "json", "properties", "sh", "text", "mermaid"}
+LANGUAGES = {"python", "console", "json", "properties", "toml", "sh", "text", "mermaid"}
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -98,6 +102,23 @@ def test_make_has_the_targets_that_a_page_shows(page: Path) -> None:
 def test_properties_can_be_read(page: Path) -> None:
     for text in blocks(page, "properties"):
         assert list(parse_properties(text.encode()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_can_be_loaded(page: Path, tmp_path: Path) -> None:
+    for number, text in enumerate(blocks(page, "toml")):
+        file = tmp_path / f"{number}.toml"
+        file.write_text(text, encoding="utf-8")
+        assert load_settings(file).model_fields_set
+
+
+def test_the_page_on_clusters_imports_what_there_is() -> None:
+    (program,) = blocks(ROOT / "docs/scale.md", "python")
+    tree = ast.parse(program)
+    tree.body = [statement for statement in tree.body if isinstance(statement, ast.Import | ast.ImportFrom)]
+    names: dict[str, object] = {}
+    exec(compile(tree, "scale.md", "exec"), names)  # noqa: S102
+    assert "StandaloneCluster" in names
 
 
 def test_the_readme_sends_messages() -> None:
