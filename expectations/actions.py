@@ -36,7 +36,7 @@ _TEXT_MAX: Final = 300
 _log = structlog.get_logger(__name__)
 
 
-class CommandAction(ValidationAction):  # type: ignore[misc] # Great Expectations has no types
+class CommandAction(ValidationAction):
     """Runs a command with the failures as JSON on standard input."""
 
     type: Literal["popstream_command"] = "popstream_command"
@@ -51,7 +51,7 @@ class CommandAction(ValidationAction):  # type: ignore[misc] # Great Expectation
         return _noted(self.name, problem)
 
 
-class WebhookAction(ValidationAction):  # type: ignore[misc]
+class WebhookAction(ValidationAction):
     """Posts the failures as JSON to a URL."""
 
     type: Literal["popstream_webhook"] = "popstream_webhook"
@@ -147,7 +147,7 @@ def _document(result: CheckpointResult) -> dict[str, Any]:
     failures = [
         {
             "table": validation.suite_name,
-            "expectation": each.expectation_config.type,
+            "expectation": "" if each.expectation_config is None else each.expectation_config.type,
             "unexpected_count": each.result.get("observed_value", -1),
             "rows": each.result.get("details", {}).get("unexpected_rows", [])[:_ROWS_SHOWN],
         }

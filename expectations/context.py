@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 import great_expectations as gx
 
-from expectations import actions as _actions
-from expectations.suites import suites
+from expectations.actions import CommandAction, WebhookAction
+from expectations.suites import rules_of, suites
 from expectations.tables_source import SOURCE
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
     from great_expectations import ExpectationSuite
-    from great_expectations.data_context import FileDataContext
+    from great_expectations.data_context.data_context.file_data_context import FileDataContext
 
 __all__ = ["CHECKPOINT", "CONTEXT", "SITE", "context_files", "open_context", "write_context"]
 
@@ -30,11 +30,11 @@ CONTEXT: Final = Path(__file__).parent / "gx"
 CHECKPOINT: Final = "popstream"
 SITE: Final = "local_site"
 
-assert _actions.CommandAction, "importing them lets the files of a checkpoint name them"
-
 _UNCOMMITTED: Final = "uncommitted"
 _CONFIG: Final = "great_expectations.yml"
 _BATCH: Final = "whole"
+_ACTIONS: Final = (CommandAction, WebhookAction)
+"""Importing them lets the files of a checkpoint name them."""
 _RESULT_FORMAT: Final = {"result_format": "COMPLETE"}
 
 
@@ -101,12 +101,12 @@ def _suite(suite: ExpectationSuite) -> dict[str, Any]:
                 "description": expectation.description,
                 "id": _id("suite", suite.name, expectation.expectation_type),
                 # In one line, as the file is to be compared.
-                "kwargs": {"unexpected_rows_query": " ".join(expectation.unexpected_rows_query.split())},
+                "kwargs": {"unexpected_rows_query": " ".join(expectation.sql.split())},
                 "meta": {},
                 "severity": "critical",
                 "type": expectation.expectation_type,
             }
-            for expectation in suite.expectations
+            for expectation in rules_of(suite)
         ],
         "id": _id("suite", suite.name),
         "meta": {},

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import shutil
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from expectations.context import SITE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from great_expectations.data_context import FileDataContext
+    from great_expectations.data_context.data_context.file_data_context import FileDataContext
 
 __all__ = ["build_data_docs", "without_network"]
 
@@ -50,9 +50,11 @@ def build_data_docs(context: FileDataContext, folder: Path) -> None:
     fresh, old = folder.with_name(f".{folder.name}.new"), folder.with_name(f".{folder.name}.old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    site = context.config.data_docs_sites[SITE]
+    sites: dict[str, Any] = context.config.data_docs_sites or {}
+    site = sites[SITE]
     backend = {**site["store_backend"], "base_directory": str(fresh.absolute())}
-    context.update_data_docs_site(site_name=SITE, site_config={**site, "store_backend": backend})
+    moved: Any = {**site, "store_backend": backend}
+    context.update_data_docs_site(site_name=SITE, site_config=moved)
     context.build_data_docs(site_names=[SITE])
     for page in fresh.rglob("*.html"):
         page.write_text(without_network(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -94,17 +94,19 @@ class LogRecord(NamedTuple):
 
 
 class OpsLog(Protocol):
-    """The ops topic in Kafka.
+    """The ops topic in Kafka."""
 
-    Attributes:
-        topic_id: Kafka's id of it.
-        first: First offset by partition.
-        end: Offset after the last record, by partition.
-    """
+    @property
+    def topic_id(self) -> str:
+        """Kafka's id of it."""
 
-    topic_id: str
-    first: Mapping[int, int]
-    end: Mapping[int, int]
+    @property
+    def first(self) -> Mapping[int, int]:
+        """First offset by partition."""
+
+    @property
+    def end(self) -> Mapping[int, int]:
+        """Offset after the last record, by partition."""
 
     def records(self, partition: int, first: int, end: int) -> Iterator[LogRecord]:
         """Yield the committed records of [first, end), in order."""

@@ -20,6 +20,8 @@ from expectations.opened_tables import SAMPLE_ROWS_MAX
 if TYPE_CHECKING:
     from great_expectations.execution_engine.execution_engine import ExecutionEngine
 
+    from expectations.opened_tables import OpenedTables
+
 __all__ = ["SAMPLE_ROWS_MAX", "TABLE_COLUMN", "ExpectNoRows"]
 
 TABLE_COLUMN: Final = "table"
@@ -45,7 +47,8 @@ class UnexpectedRows(QueryMetricProvider):
     ) -> tuple[int, list[dict[str, Any]]]:
         frame, _, _ = execution_engine.get_compute_domain(metric_domain_kwargs, domain_type=MetricDomainTypes.TABLE)
         (table,) = frame[TABLE_COLUMN]
-        count, rows = execution_engine.tables.unexpected_rows(table, metric_value_kwargs["unexpected_rows_query"])
+        tables: OpenedTables = execution_engine.tables  # type: ignore[attr-defined] # of the batch (tables_source.py)
+        count, rows = tables.unexpected_rows(table, metric_value_kwargs["unexpected_rows_query"])
         # Data Docs are JSON, which has no dates and bytes.
         return count, json.loads(json.dumps(rows, default=str))
 
@@ -54,6 +57,12 @@ class ExpectNoRows(UnexpectedRowsExpectation):
     """Base of all expectations: `unexpected_rows_query` returns no rows."""
 
     metric_dependencies: ClassVar[tuple[str, ...]] = (_METRIC,)
+
+    @property
+    def sql(self) -> str:
+        """The query, with `{batch}` for the judged rows of the table."""
+        assert isinstance(self.unexpected_rows_query, str)
+        return self.unexpected_rows_query
 
     def _validate(
         self,

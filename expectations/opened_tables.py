@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from connectors.delta.snapshot import Snapshot
+    from connectors.delta.snapshot import DataFile, Snapshot
 
 __all__ = ["SAMPLE_ROWS_MAX", "OpenedTables", "pinned_versions"]
 
@@ -164,7 +164,8 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
         for snapshot in snapshots:
             table = snapshot.path.name
             day = TABLES[table].partitioned_by or ""
-            earlier, judged = [], []
+            earlier: list[DataFile] = []
+            judged: list[DataFile] = []
             for file in snapshot.files:
                 (judged if self.scope.has(table, file.least.get(day)) else earlier).append(file)
             self._tables.define(f"new_{table}", rows_of(snapshot, judged))

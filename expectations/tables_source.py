@@ -6,6 +6,7 @@ A batch is one table. It holds no rows, only the name: the expectations run SQL 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,7 +15,7 @@ from great_expectations.compatibility import pydantic
 from great_expectations.core.batch import LegacyBatchDefinition
 from great_expectations.core.batch_spec import RuntimeDataBatchSpec
 from great_expectations.core.id_dict import IDDict
-from great_expectations.datasource.fluent import BatchRequest
+from great_expectations.datasource.fluent.batch_request import BatchRequest
 from great_expectations.datasource.fluent.interfaces import Batch, DataAsset, Datasource
 from great_expectations.execution_engine.pandas_execution_engine import PandasExecutionEngine
 
@@ -27,7 +28,7 @@ SOURCE = "tables"
 """Name of the data source in great_expectations.yml."""
 
 
-class TableAsset(DataAsset):  # type: ignore[misc] # Great Expectations has no types
+class TableAsset(DataAsset):  # type: ignore[type-arg] # parameters would make another class of it
     """One table."""
 
     type: Literal["delta_table"] = "delta_table"
@@ -39,23 +40,23 @@ class TableAsset(DataAsset):  # type: ignore[misc] # Great Expectations has no t
         """Return no keys: what is judged of the tables is a matter of their source."""
         return ()
 
-    def build_batch_request(
+    def build_batch_request(  # type: ignore[override]
         self,
         options: dict[str, Any] | None = None,  # noqa: ARG002
         batch_slice: None = None,  # noqa: ARG002
         partitioner: None = None,  # noqa: ARG002
-    ) -> BatchRequest:
+    ) -> BatchRequest[Any]:
         """Return the request for the only batch."""
         return BatchRequest(datasource_name=self.datasource.name, data_asset_name=self.name, options={})
 
-    def _validate_batch_request(self, batch_request: BatchRequest) -> None:
+    def _validate_batch_request(self, batch_request: BatchRequest[Any]) -> None:
         assert (batch_request.datasource_name, batch_request.data_asset_name) == (self.datasource.name, self.name)
 
-    def get_batch_identifiers_list(self, batch_request: BatchRequest) -> list[dict[str, Any]]:
+    def get_batch_identifiers_list(self, batch_request: BatchRequest[Any]) -> list[dict[str, Any]]:
         """Return the identifiers of the only batch."""
         return [IDDict(batch_request.options)]
 
-    def get_batch(self, batch_request: BatchRequest) -> Batch:
+    def get_batch(self, batch_request: BatchRequest[Any]) -> Batch:
         """Return the batch."""
         self._validate_batch_request(batch_request)
         opened = self.datasource.opened()
@@ -85,14 +86,19 @@ class TableAsset(DataAsset):  # type: ignore[misc] # Great Expectations has no t
         )
 
 
-class TablesDatasource(Datasource):  # type: ignore[misc]
+_AssetTypes = Sequence[type[DataAsset]]  # type: ignore[type-arg]
+_EngineType = type[PandasExecutionEngine]
+"""Under other names: a source has a field `type`."""
+
+
+class TablesDatasource(Datasource):  # type: ignore[type-arg]
     """The Delta tables of a job.
 
     Args:
         folder: Folder of the tables, such as `var/delta`. Opened at the first validation, unless `use` gave others.
     """
 
-    asset_types: ClassVar[list[type[DataAsset]]] = [TableAsset]
+    asset_types: ClassVar[_AssetTypes] = [TableAsset]
 
     type: Literal["popstream_tables"] = "popstream_tables"
     folder: str
@@ -101,7 +107,7 @@ class TablesDatasource(Datasource):  # type: ignore[misc]
     _opened: Any = pydantic.PrivateAttr(None)
 
     @property
-    def execution_engine_type(self) -> type[PandasExecutionEngine]:
+    def execution_engine_type(self) -> _EngineType:
         """Return that of Pandas: it has the least to do with a batch that is a name."""
         return PandasExecutionEngine
 
@@ -116,7 +122,8 @@ class TablesDatasource(Datasource):  # type: ignore[misc]
         """Return the tables that are validated."""
         if self._opened is None:
             self._opened = OpenedTables(Path(self.folder))
-        return self._opened
+        opened: OpenedTables = self._opened
+        return opened
 
     def close(self) -> None:
         """Close the tables: the next validation opens their newest versions."""
@@ -124,5 +131,6 @@ class TablesDatasource(Datasource):  # type: ignore[misc]
             self._opened.__exit__()
             self._opened = None
 
-    def _get_exec_engine_excludes(self) -> set[str]:
+    @classmethod
+    def _get_exec_engine_excludes(cls) -> set[str]:
         return {*super()._get_exec_engine_excludes(), "folder"}

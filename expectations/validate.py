@@ -17,7 +17,7 @@ from expectations.context import CHECKPOINT, open_context
 from expectations.data_docs import build_data_docs
 from expectations.report import ExpectationResult, QualityReport
 from expectations.results import write_results
-from expectations.tables_source import SOURCE
+from expectations.tables_source import SOURCE, TablesDatasource
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -52,7 +52,9 @@ def validate(
     began = run_at or datetime.now(UTC)
     with tempfile.TemporaryDirectory(prefix="popstream-") as work:
         used = open_context(Path(work, "gx"), context)
-        used.data_sources.get(SOURCE).use(opened)
+        source = used.data_sources.get(SOURCE)
+        assert isinstance(source, TablesDatasource)
+        source.use(opened)
         checkpoint = used.checkpoints.get(CHECKPOINT)
         checkpoint.validation_definitions = [
             definition

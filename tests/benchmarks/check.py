@@ -8,6 +8,7 @@ unit for each message. The increment is of the next day. Each check is a process
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import resource
 import subprocess
@@ -42,11 +43,11 @@ def main(rows: int, increment: int) -> None:
         all_rows = history(turns * 5)
         first = rows // ROWS_OF_TEN_MESSAGES
         write(delta, {name: found[: first * len(found) // turns] for name, found in all_rows.items()}, 1, shift_ms=0)
-        write_units(delta, 0, first, 1)
+        write_units(delta, 0, first, 1, shift_ms=0)
         report("all rows", check(Path(work), "--since", "last"))
         later = {name: found[first * len(found) // turns :] for name, found in all_rows.items()}
         write(delta, later, 1_000_000, shift_ms=DAY_MS)
-        write_units(delta, first, turns, 1_000_000)
+        write_units(delta, first, turns, 1_000_000, shift_ms=DAY_MS)
         report("increment", check(Path(work), "--since", "last"))
         report("all rows again", check(Path(work)))
 
@@ -72,14 +73,15 @@ def is_time(row: object, field: str) -> bool:
     return field.endswith("_ms") and getattr(row, field) is not None
 
 
-def write_units(delta: Path, first_turn: int, end_turn: int, seq: int) -> None:
+def write_units(delta: Path, first_turn: int, end_turn: int, seq: int, *, shift_ms: int) -> None:
     """Commit a unit for each message of some turns."""
     rows = [
         unit_row(
             "orders",
             turn // LANES * 10 + offset,
             queue_id=turn % LANES,
-            store_time_ms=NOW_MS,
+            store_time_ms=NOW_MS + shift_ms,
+            store_date=dt.date(1970, 1, 1) + dt.timedelta(milliseconds=NOW_MS + shift_ms),
             build_seq=seq,
         )
         for turn in range(first_turn, end_turn)

@@ -16,6 +16,7 @@ from expectations.actions import call_webhook, run_command
 from expectations.context import CONTEXT, context_files
 from expectations.data_docs import without_network
 from expectations.opened_tables import OpenedTables
+from expectations.tables_source import TablesDatasource
 from expectations.validate import validate
 from popstream.wire.base_errors import Invalid
 from tests.support.delta_files import create_table
@@ -52,7 +53,9 @@ def test_a_context_in_place_runs_its_checkpoint(delta: Path, tmp_path: Path, mon
     context = gx.get_context(mode="file", context_root_dir=str(tmp_path / "quality"))
     result = context.checkpoints.get("popstream").run()
 
-    context.data_sources.get("tables").close()
+    source = context.data_sources.get("tables")
+    assert isinstance(source, TablesDatasource)
+    source.close()
     assert result.success
     assert {validation.suite_name for validation in result.run_results.values()} == set(TABLES)
 

@@ -15,7 +15,7 @@ from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
 from expectations.evidence import NOTHING, Evidence, JobFigures, LogRecord, PositionOfJob
 from expectations.opened_tables import OpenedTables
-from expectations.suites import suites
+from expectations.suites import rules_of, suites
 from pipelines.cli.tables.check_evidence import log_record
 from popstream.wire.command import Pop
 from tests.support.delta_files import append_rows, create_table
@@ -70,9 +70,9 @@ def broken(root: Path, evidence: Evidence = NOTHING, units: range = range(20), *
     append_rows(root, CONSUME_QUEUE.name, pa.Table.from_pylist(rows, schema=arrow_schema(CONSUME_QUEUE)))
     with OpenedTables(root, evidence=evidence) as opened:
         found = {
-            rule.expectation_type: opened.unexpected_rows(suite.name, rule.unexpected_rows_query)[1]
+            rule.expectation_type: opened.unexpected_rows(suite.name, rule.sql)[1]
             for suite in SUITES
-            for rule in suite.expectations
+            for rule in rules_of(suite)
         }
     del found["expect_rows_as_written"]  # the writer of the job did not write the units
     return {name: sample for name, sample in found.items() if sample}

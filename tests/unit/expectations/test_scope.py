@@ -15,7 +15,7 @@ from connectors.delta.compaction import compact
 from connectors.delta.tables import AUDIT_TABLES, TABLES
 from expectations.opened_tables import OpenedTables, pinned_versions
 from expectations.scope import ALL_ROWS, changed_rows, rows_since
-from expectations.suites import suites
+from expectations.suites import rules_of, suites
 from expectations.validate import validate
 from tests.support.quality_rows import NOW_MS, Rows, of_worlds, write
 
@@ -49,8 +49,8 @@ def broken(root: Path, scope: Scope) -> set[str]:
         return {
             f"{suite.name} {rule.expectation_type}"
             for suite in SUITES
-            for rule in suite.expectations
-            if opened.unexpected_rows(suite.name, rule.unexpected_rows_query)[0]
+            for rule in rules_of(suite)
+            if opened.unexpected_rows(suite.name, rule.sql)[0]
         }
 
 
@@ -75,7 +75,7 @@ def one_world_in_a_hundred(tables: TablesOfRows) -> TablesOfRows:
     worlds = sorted({row.topic.partition("-topic")[0] for _, row in tables["operations"]})
 
     def partition(row: Any) -> int:
-        return 100 * (10 + worlds.index(row.topic.partition("-topic")[0])) + row.partition % 100 % 8
+        return 100 * (10 + worlds.index(row.topic.partition("-topic")[0])) + int(row.partition) % 100 % 8
 
     return {
         table: [(seq, row._replace(partition=partition(row))) for seq, row in rows] for table, rows in tables.items()
