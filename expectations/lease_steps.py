@@ -12,6 +12,8 @@ acked     0 ├───┤ 9                                    2: 10..99 lease
 expired        10 ├──────────────┤ 99
 ```
 
+Where retention has deleted what came before (`history_cut`), the first row of a segment may be any step.
+
 An *era* of a lane ends with an operation of `ERA_ENDING_KINDS` that took effect: earlier leases, attempts and acks no
 longer count. Within one era and one segment the rows, in log order, must be steps of the diagram in
 docs/semantics.md.
@@ -126,6 +128,7 @@ _STEPS: Final = f"""
            ((step IN ({_LEASED}, {_CHANGED}))::INT - was_live::INT) * messages AS leased_delta
     FROM (
         SELECT *, CASE
+            WHEN is_begun_before THEN NULL
             WHEN step = {_LEASED} AND was_live THEN 'two_live_leases'
             WHEN step = {_LEASED} AND is_concurrent AND was IN ({_DONE}) THEN 'done_leased_again'
             WHEN step = {_EXPIRED} AND NOT was_live THEN 'step_without_lease'
@@ -142,7 +145,9 @@ _STEPS: Final = f"""
                 THEN 'revision'
         END AS rule
         FROM (
-            SELECT *, coalesce(was IN ({_LEASED}, {_CHANGED}), false) AS was_live
+            SELECT *, coalesce(was IN ({_LEASED}, {_CHANGED}), false) AS was_live,
+                   step_before IS NULL AND era = 0 AND (SELECT first_day IS NOT NULL FROM history_cut)
+                       AS is_begun_before
             FROM (
                 SELECT h.*, s.edge, s.messages, CASE WHEN era_before = era THEN step_before ELSE 0 END AS was
                 FROM lease_histories AS h JOIN lease_segments AS s ON s.lane = h.lane AND s.segment = h.segment

@@ -9,6 +9,7 @@ era_endings        operations that end every lease of a lane
 known_positions    the judged rows of commit_positions, and of each lane or queue the last row before them
 lease_steps        every step of every lease (lease_steps.py)
 unequal_row_totals dates with too few, too many or other rows (row_totals.py)
+history_cut        the first date that retention has left in every audit table, or null; rules that need more ask it
 unit_index         the units of each queue, numbered: how many there are in a range is the difference of two numbers
 records_without_rows, job_figures, job_positions     from Kafka and the running job (evidence.py); without, empty
 ```
@@ -16,12 +17,14 @@ records_without_rows, job_figures, job_positions     from Kafka and the running 
 
 from __future__ import annotations
 
+import dataclasses
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from broker_state.audit import ERA_ENDING_KINDS
 from connectors.delta.duckdb_tables import DuckDbTables, rows_of
-from connectors.delta.log.table_log import read_table_log
+from connectors.delta.history_start import first_day_of
+from connectors.delta.log.table_log import read_table_log, require_table_log
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.snapshot import open_snapshot
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, table_path
@@ -33,6 +36,7 @@ from expectations.scope import ALL_ROWS, Scope
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
+    import datetime as dt
     from collections.abc import Mapping
     from pathlib import Path
 
@@ -118,11 +122,14 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
         self.scope = scope
         self.evaluated: list[tuple[str, int]] = []
         unequal = unequal_row_totals(delta_root, self.versions, scope)
+        first_day = _first_whole_day(delta_root, self.versions)
         snapshots = [
-            open_snapshot(table_path(delta_root, name), version=version) for name, version in self.versions.items()
+            _kept(open_snapshot(table_path(delta_root, name), version=version), first_day)
+            for name, version in self.versions.items()
         ]
         self._tables = DuckDbTables(snapshots)
         try:
+            self._tables.keep("history_cut", "SELECT $first_day::DATE AS first_day", {"first_day": first_day})
             self._define(snapshots)
             self._tables.add("unequal_row_totals", unequal)
             keep_evidence(self._tables, evidence)
@@ -173,6 +180,22 @@ class OpenedTables(AbstractContextManager["OpenedTables"]):
         for name, query in _KEPT.items():
             self._tables.keep(name, query)
         keep_lease_steps(self._tables)
+
+
+def _first_whole_day(delta_root: Path, versions: Mapping[str, int]) -> dt.date | None:
+    """Return the first date of which all audit tables have all rows; None: retention has deleted none."""
+    txns = (require_table_log(table_path(delta_root, table), versions[table]).txns for table in AUDIT_TABLES)
+    return max((day for day in map(first_day_of, txns) if day is not None), default=None)
+
+
+def _kept(snapshot: Snapshot, first_day: dt.date | None) -> Snapshot:
+    """Return an audit table without the dates before which retention has deleted rows of any of them."""
+    table = snapshot.path.name
+    if first_day is None or table not in AUDIT_TABLES:
+        return snapshot
+    column = TABLES[table].partitioned_by or ""
+    files = [file for file in snapshot.files if (day := file.least.get(column)) is None or day >= first_day]
+    return dataclasses.replace(snapshot, files=files)
 
 
 def pinned_versions(delta_root: Path, chosen: Mapping[str, int]) -> dict[str, int]:

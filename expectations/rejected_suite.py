@@ -20,9 +20,13 @@ class ExpectHeadToBeTheStartOfTheValue(ExpectNoRows):
     unexpected_rows_query: str = f"""
         SELECT partition, kafka_offset, ordinal, value_bytes, octet_length(value_head) AS head_bytes, value_sha256
         FROM {{batch}}
-        WHERE octet_length(value_head) <> least(value_bytes, {REJECTED_HEAD_BYTES})
-           OR NOT regexp_full_match(value_sha256, '[0-9a-f]{{{{64}}}}')
-           OR value_bytes <= {REJECTED_HEAD_BYTES} AND value_sha256 <> sha256(value_head)
+        WHERE NOT regexp_full_match(value_sha256, '[0-9a-f]{{{{64}}}}')
+           OR NOT (
+               octet_length(value_head) = 0
+               OR value_bytes > {REJECTED_HEAD_BYTES} AND octet_length(value_head) IN ({REJECTED_HEAD_BYTES}, 32)
+               OR value_bytes = octet_length(value_head) AND value_sha256 = sha256(value_head)
+               OR value_bytes <= {REJECTED_HEAD_BYTES} AND value_sha256 = lower(hex(value_head))
+           )
     """  # noqa: S608 - constants of the code
 
 

@@ -78,8 +78,10 @@ def _unequal(delta_root: Path, table: str, version: int, scope: Scope) -> Iterat
     ):
         if not scope.has(table, date):
             continue
-        total = written.by_epoch.get(epoch, {}).get(date, NO_ROWS)
-        if total is not None and epoch not in uncounted and total != found.get((epoch, date), NO_ROWS):
+        total = written.total(epoch, date)
+        if total is None or epoch in uncounted or date < first_day:
+            continue
+        if total != found.get((epoch, date), NO_ROWS):
             yield (epoch, date), total, found.get((epoch, date), NO_ROWS)
 
 

@@ -34,6 +34,8 @@ def rows_of(table: Table, day: dt.date, seq: int = 1, epoch: str = "epoch") -> p
             return number % 2 == 0
         if pa.types.is_integer(field.type):
             return number
+        if pa.types.is_timestamp(field.type):
+            return dt.datetime.fromtimestamp(number / 1000, dt.UTC)
         return f"{field.name} {number}" if pa.types.is_string(field.type) else f"{number}".encode()
 
     schema = arrow_schema(table)

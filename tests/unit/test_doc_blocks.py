@@ -35,7 +35,7 @@ PYTHON = {"README.md", "client.md", "quality.md", "scale.md"}
 scale.md is compiled here, and its imports run: it starts a cluster, as the tests of clusters do."""
 CONSOLE = {"questions.md"}
 JSON = {"wire.md"}
-SECRET = "in place of the three points of a page"
+SECRET = "in place of the three points of a page"  # noqa: S105 - it is in no use
 LANGUAGES = {"python", "console", "json", "properties", "toml", "sh", "text", "mermaid"}
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -59,8 +60,10 @@ class CheckOptions:
     webhook: str | None = None
 
 
-def run_check(settings: JobSettings, options: CheckOptions, *, as_json: bool) -> None:
-    """Validate the tables, print the report, and write Data Docs.
+def run_check(
+    settings: JobSettings, delta_root: Path, options: CheckOptions, *, as_json: bool, is_copy: bool = False
+) -> None:
+    """Validate the tables, print the report, and write Data Docs; to `quality_results` only where that is allowed.
 
     Raises:
         Invalid: There are no tables, or the options name what there is not.
@@ -75,7 +78,8 @@ def run_check(settings: JobSettings, options: CheckOptions, *, as_json: bool) ->
 
         if options.webhook is not None:
             require_webhook(options.webhook)
-        report, not_compared = _validated(settings, options)
+        can_write = not is_copy and os.access(delta_root, os.W_OK)
+        report, not_compared = _validated(settings, delta_root.absolute(), options, results=can_write)
     data_docs = options.data_docs.absolute()
     if as_json:
         document = {
@@ -91,6 +95,8 @@ def run_check(settings: JobSettings, options: CheckOptions, *, as_json: bool) ->
         print(msgspec.json.encode(document, enc_hook=str).decode())
     else:
         _print(standard_output(), report)
+        if not can_write:
+            say("quality_results has no row of this check: the tables may only be read here")
         for what in not_compared:
             say(f"not compared with {what}")
         say(f"Data Docs: {data_docs / 'index.html'}")
@@ -106,7 +112,9 @@ def run_check(settings: JobSettings, options: CheckOptions, *, as_json: bool) ->
     raise typer.Exit(Exit.NOT_AS_ASKED)
 
 
-def _validated(settings: JobSettings, options: CheckOptions) -> tuple["QualityReport", list[str]]:
+def _validated(
+    settings: JobSettings, delta_root: Path, options: CheckOptions, *, results: bool
+) -> tuple["QualityReport", list[str]]:
     """Return the report, and with what the tables could not be compared."""
     from expectations.evidence import Evidence  # noqa: PLC0415 - as above
     from expectations.opened_tables import OpenedTables, pinned_versions  # noqa: PLC0415
@@ -114,10 +122,10 @@ def _validated(settings: JobSettings, options: CheckOptions) -> tuple["QualityRe
 
     folder = JobFolder(settings.folder.absolute())
     options.data_docs.parent.mkdir(parents=True, exist_ok=True)
-    pinned_versions(folder.delta, {})  # before anybody is waited for
+    pinned_versions(delta_root, {})  # before anybody is waited for
     with contextlib.ExitStack() as stack:
         before = before_opening(folder)
-        versions = pinned_versions(folder.delta, {})
+        versions = pinned_versions(delta_root, {})
         log = stack.enter_context(log_to_compare(folder, settings))
         evidence = Evidence(
             log=log,
@@ -125,14 +133,15 @@ def _validated(settings: JobSettings, options: CheckOptions) -> tuple["QualityRe
             now_ms=int(time.time() * 1000),
             late_after_ms=options.late_after_ms,
         )
-        scope = _scope(folder.delta, versions, options.since)
-        opened = stack.enter_context(OpenedTables(folder.delta, versions=versions, scope=scope, evidence=evidence))
+        scope = _scope(delta_root, versions, options.since)
+        opened = stack.enter_context(OpenedTables(delta_root, versions=versions, scope=scope, evidence=evidence))
         stack.enter_context(interrupted_by_signals(opened.interrupt))
         try:
             report = validate(
                 opened,
                 tables=options.tables or None,
                 context=options.context,
+                results=results,
                 data_docs=options.data_docs.absolute(),
             )
         except KeyboardInterrupt as interrupted:

@@ -8,11 +8,14 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
-    JobOptions,
+    FolderOptions,
     JobPrefix,
     JobServers,
     JsonOutput,
     KafkaConfig,
+    StoryOptions,
+    TableOptions,
+    Tables,
     Var,
     duration_ms,
     moment_ms,
@@ -278,4 +281,5 @@ def check(
         webhook=webhook,
     )
     settings = job.load(bootstrap_servers=bootstrap_servers, kafka_config=kafka_config, topic_prefix=prefix)
-    run_check(settings, options, as_json=as_json)
+    with job.opened() as tables:
+        run_check(settings, tables, options, as_json=as_json, is_copy=job.is_at_url)
