@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NO_SPARK", "append_audit_rows", "append_rows", "create_table"]
 
-NO_SPARK: Any = None
-"""A session for writers of tables that exist, which need none up to the first checkpoint of their log."""
+NO_SPARK: Any = SimpleNamespace(sql=lambda _: None)
+"""For writers of tables that exist: only comments and properties are missing, up to the first checkpoint of the log."""
 
 _MS_PER_DAY = 86_400_000
 
