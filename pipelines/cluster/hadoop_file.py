@@ -47,7 +47,15 @@ class HadoopFile:
             raise self._unreachable(error) from error
 
     def write(self, content: bytes, *, overwrite: bool = True) -> None:
-        """Write the file, and the folders above it; `overwrite=False`: fail if it exists, also if two write at once."""
+        """Write the file, and the folders above it.
+
+        Args:
+            content: The whole file.
+            overwrite: False: fail if the file exists, also of two writers at once.
+
+        Raises:
+            Unavailable: The place cannot be written, or another process has made the file.
+        """
         if not overwrite:
             if not NewFile(self._spark, self.url).write(content):
                 message = f"{self.url} was made by another process: start again"
