@@ -100,7 +100,7 @@ class Submitter(msgspec.Struct, frozen=True):
         conf: Mapping[str, str] | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> Iterator[subprocess.Popen[str]]:
-        """Start a module; what is left of it at the end is killed."""
+        """Start a module; what is left of it at the end is killed. Nobody reads its pipes before: let it log little."""
         submission = Submission(
             master=self.cluster.master_url,
             name=module,
