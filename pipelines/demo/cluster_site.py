@@ -61,7 +61,11 @@ _STOP_S = 60.0
 
 
 class ClusterSite:
-    """See `JobSite`. The arguments are those of `EmbeddedSite`."""
+    """See `JobSite`. The arguments are those of `EmbeddedSite`.
+
+    Raises:
+        Invalid: The settings name a Kafka: this demo has its own.
+    """
 
     # The driver may have been killed a moment ago.
     settle_s = 400.0

@@ -128,7 +128,11 @@ class EmbeddedSite:
         self._host.__exit__(kind, error, trace)
 
     def require_running(self) -> None:
-        """See `JobSite`."""
+        """See `JobSite`.
+
+        Raises:
+            Unavailable: The job has ended.
+        """
         if self._host.job.wait(0):
             failure = self._host.job.failure
             message = f"the job has ended: {failure or 'the streaming query stopped by itself'}"

@@ -16,10 +16,11 @@ from checkpoints.ownership import Ownership
 from checkpoints.prefix_owner import Owner
 from checkpoints.reconcile import LogFound
 from connectors.delta.spark_errors import spark_errors_kept
-from connectors.jars.resolve import spark_jars
+from connectors.jars.resolve import s3_jars, spark_jars
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts, describe
+from connectors.spark_cluster.object_store import is_on_s3, object_store_conf
 from pipelines.cli.exits import say
 from pipelines.cli.spark_tools import working
 from pipelines.cli.state.restore_state import the_kafka_of
@@ -68,7 +69,7 @@ def run_to_cluster(settings: JobSettings, checkpoint: str, *, only: str | None, 
             path = folder.state
         else:
             path = stack.enter_context(_fetched(settings, only))
-        place = stack.enter_context(_place(settings, var))
+        place = stack.enter_context(_place(settings, checkpoint, var))
         state = stack.enter_context(RocksStore(path, read_only=True))
         applied = applied_of(state)
         stack.enter_context(_owned(settings, place, {applied.state_epoch, *applied.former_epochs}, checkpoint))
@@ -89,7 +90,7 @@ def run_to_folder(settings: JobSettings, checkpoint: str, *, var: Path, as_json:
     """
     folder = settings.job_folder.absolute()
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(_place(settings, var))
+        place = stack.enter_context(_place(settings, checkpoint, var))
         identity = _identity(settings, place, checkpoint)
         stack.enter_context(_owned(settings, place, _epochs(identity), checkpoint))
         migrated = migrate_to_folder(
@@ -108,7 +109,7 @@ def run_rescale(settings: JobSettings, checkpoint: str, partitions: int, *, var:
         Fenced: A job runs.
     """
     with contextlib.ExitStack() as stack:
-        place = stack.enter_context(_place(settings, var))
+        place = stack.enter_context(_place(settings, checkpoint, var))
         identity = _identity(settings, place, checkpoint)
         stack.enter_context(_owned(settings, place, _epochs(identity), checkpoint))
         rescaled = rescale(place.spark, checkpoint, identity, partitions)
@@ -116,8 +117,8 @@ def run_rescale(settings: JobSettings, checkpoint: str, partitions: int, *, var:
 
 
 @contextlib.contextmanager
-def _place(settings: JobSettings, var: Path) -> Iterator[_Place]:
-    with the_kafka_of(settings, var) as connection, _session(var) as spark:
+def _place(settings: JobSettings, checkpoint: str, var: Path) -> Iterator[_Place]:
+    with the_kafka_of(settings, var) as connection, _session(settings, checkpoint, var) as spark:
         name = Topics.of(settings.topic_prefix).ops
         found = describe(connection, [name])
         if name not in found:
@@ -127,9 +128,10 @@ def _place(settings: JobSettings, var: Path) -> Iterator[_Place]:
 
 
 @contextlib.contextmanager
-def _session(var: Path) -> Iterator[SparkSession]:
+def _session(settings: JobSettings, checkpoint: str, var: Path) -> Iterator[SparkSession]:
     """Start a Spark on this machine, with the state store of a cluster."""
-    jars = os.pathsep.join(str(jar) for jar in spark_jars(var.absolute()))
+    found = [*spark_jars(var.absolute()), *(s3_jars(var.absolute()) if is_on_s3(checkpoint) else ())]
+    jars = os.pathsep.join(str(jar) for jar in found)
     with tempfile.TemporaryDirectory(prefix="popstream-") as scratch, ended_jvm():
         conf = {
             "spark.master": "local[*]",
@@ -139,6 +141,8 @@ def _session(var: Path) -> Iterator[SparkSession]:
             "spark.driver.extraClassPath": jars,
             "spark.local.dir": scratch,
             "spark.sql.warehouse.dir": str(Path(scratch, "warehouse")),
+            **object_store_conf(checkpoint),
+            **settings.session_conf,
         }
         with working("starting Spark"), held_signals(), output_in(Path(os.devnull)):
             session = cluster_session("popstream-state", os.cpu_count() or 1, conf)
