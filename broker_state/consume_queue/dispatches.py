@@ -1,4 +1,8 @@
-"""The dispatches of a scan: the ranges that were written and, as `skip`, holes and duplicates, which no group gets."""
+"""The dispatches of a scan: the ranges that were written and, as `skip`, holes and duplicates, which no group gets.
+
+Commands that are decided one after the other, from the commit position on, are accepted as a whole: what one of them
+spans fits into every window, and costs less than a record may spend. So nobody has to wait for an answer.
+"""
 
 from collections.abc import Iterator
 
@@ -7,12 +11,18 @@ import numpy as np
 from broker_state.consume_queue.scan import Scan
 from broker_state.consume_queue.unit import NO_DUPLICATE
 from popstream.wire.command import Dispatch, OffsetRange, WrittenRange
-from popstream.wire.limits import RANGE_OFFSETS_MAX
+from popstream.wire.limits import RANGE_OFFSETS_MAX, WINDOW_OFFSETS_MIN
 
-__all__ = ["PIECES_MAX", "dispatches_of", "skips_of"]
+__all__ = ["PIECES_MAX", "SKIPS_MAX", "SPAN_MAX", "dispatches_of", "skips_of"]
 
 PIECES_MAX = 1_900
 """Ranges of one command: with tags of 20 digits and times of delivery at most 252 kB, which fit in an outbox entry."""
+
+SPAN_MAX = WINDOW_OFFSETS_MIN
+"""Offsets between the first and the last one of a command: at most 15,625 pages of 64, besides its ranges."""
+
+SKIPS_MAX = 64
+"""Ranges of one command that follow each other, of up to RANGE_OFFSETS_MAX."""
 
 
 def dispatches_of(topic: str, queue_id: int, scan: Scan) -> Iterator[Dispatch]:
@@ -28,14 +38,15 @@ WrittenRange(first=9, last=9, tag=77, count=1, deliver_at_ms=0)] [(4, 4), (7, 8)
     """
     ranges: list[WrittenRange] = []
     skip: list[OffsetRange] = []
+    start = scan.first_offset
     for first, end, facts in _pieces(scan):
+        if len(ranges) + len(skip) == PIECES_MAX or (end - start > SPAN_MAX and first > start):
+            yield Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges, skip=skip)
+            ranges, skip, start = [], [], first
         if facts is None:
             skip.append((first, end - 1))
         else:
             ranges.append(WrittenRange(first, end - 1, *facts))
-        if len(ranges) + len(skip) == PIECES_MAX:
-            yield Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges, skip=skip)
-            ranges, skip = [], []
     if ranges or skip:
         yield Dispatch(v=1, topic=topic, queue_id=queue_id, ranges=ranges, skip=skip)
 
@@ -43,8 +54,8 @@ WrittenRange(first=9, last=9, tag=77, count=1, deliver_at_ms=0)] [(4, 4), (7, 8)
 def skips_of(topic: str, queue_id: int, first_offset: int, end_offset: int) -> Iterator[Dispatch]:
     """Yield the commands that declare [first_offset, end_offset) gone, for instance by retention."""
     skip = [(first, end - 1) for first, end in _cut(first_offset, end_offset)]
-    for at in range(0, len(skip), PIECES_MAX):
-        yield Dispatch(v=1, topic=topic, queue_id=queue_id, skip=skip[at : at + PIECES_MAX])
+    for at in range(0, len(skip), SKIPS_MAX):
+        yield Dispatch(v=1, topic=topic, queue_id=queue_id, skip=skip[at : at + SKIPS_MAX])
 
 
 def _pieces(scan: Scan) -> Iterator[tuple[int, int, tuple[int, int, int] | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,9 +12,15 @@ from hypothesis import strategies as st
 
 from broker_state.consume_queue import Scan, Unit, Units, dispatches_of, skips_of
 from broker_state.consume_queue.dispatches import PIECES_MAX
-from pipelines.decide_ops.entry import ENTRY_BYTES_MAX
-from popstream.wire.command import encode_command
-from popstream.wire.limits import RANGE_OFFSETS_MAX
+from broker_state.store.memory_kv import MemoryKv
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.entries import read_frame
+from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind
+from pipelines.decide_ops.ops_decider import OpsDecider
+from pipelines.decide_ops.order import in_one_turn, order
+from popstream.exchange.partitioner import ops_key
+from popstream.wire.command import Declare, Policy, encode_command
+from popstream.wire.limits import RANGE_OFFSETS_MAX, WINDOW_OFFSETS_MIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,11 +80,48 @@ def test_an_empty_scan_says_nothing() -> None:
 def test_no_range_is_longer_than_the_job_takes() -> None:
     offsets = np.arange(RANGE_OFFSETS_MAX + 5) + 2_500_000
     units = Units.simple(offsets, offsets * 0, offsets * 0)
-    (command,) = dispatches_of("t", 0, Scan(0, int(offsets[-1]) + 1, units))
-    assert [(run.first, run.last) for run in command.ranges] == [(2_500_000, 3_499_999), (3_500_000, 3_500_004)]
-    assert command.skip == [(0, 999_999), (1_000_000, 1_999_999), (2_000_000, 2_499_999)]
+    commands = list(dispatches_of("t", 0, Scan(0, int(offsets[-1]) + 1, units)))
+    assert [(run.first, run.last) for command in commands for run in command.ranges] == [
+        (2_500_000, 3_499_999),
+        (3_500_000, 3_500_004),
+    ]
+    skipped = [run for command in commands for run in command.skip]
+    assert skipped == [(0, 999_999), (1_000_000, 1_999_999), (2_000_000, 2_499_999)]
     (command,) = skips_of("t", 0, 5, 1_000_010)
     assert command.skip == [(5, 1_000_004), (1_000_005, 1_000_009)]
+
+
+def test_the_job_accepts_commands_in_their_order_as_a_whole() -> None:
+    """With the smallest window, tags everywhere, wide gaps and a start far from 0; nobody waits for an answer."""
+    written = np.concatenate([np.arange(1_900_000), np.arange(0, 3_000_000, 1_500) + 2_000_000, [9_999_999]])
+    origin = 70_000_000
+    units = Units.simple(written + origin, written * 0, written * 0)
+    tagged = replace(units, tag_hash=(written // 700 + 1).astype(np.uint64))
+    commands = [
+        Declare(v=1, topic="t", queue_id=0, topic_id="id"),
+        Policy(v=1, topic="t", queue_id=0, window_max=WINDOW_OFFSETS_MIN),
+        *skips_of("t", 0, 0, origin),
+        *dispatches_of("t", 0, Scan(origin, origin + 10_000_000, tagged)),
+    ]
+    key = ops_key("t", 0)
+    values = [
+        encode_command(msgspec.structs.replace(command, reply_to=0, op_id=str(at)))
+        for at, command in enumerate(commands)
+    ]
+    records = [KafkaRecord(0, at, 1_000, key, value, len(value)) for at, value in enumerate(values)]
+    decider = OpsDecider(MemoryKv(), Decoder(1).decode, results_partitions=1)
+    ordered = order(decider.decode(records), {})
+    decider.prefetch(ordered)
+    decider.decide(in_one_turn(ordered))
+    answers = [
+        answer
+        for entry in decider.entries(1)
+        if entry.kind == EntryKind.ANSWERS
+        for answer in msgspec.json.decode(read_frame(entry.value)[1])["answers"]
+    ]
+    assert {answer["reason"] for answer in answers} == {"OK"}
+    assert len({answer["op_id"] for answer in answers}) == len(commands) > 12
+    assert answers[-1]["commit_position"] == origin + 10_000_000
 
 
 def test_with_other_tags_at_each_offset_there_are_more_commands() -> None:
