@@ -5,49 +5,31 @@ Stored beside the values of each queue (broker_state/consume_queue):
     queues   <queue>              the record of the queue; its end is the offset up to which the partition is read
     meta     built                the epoch of this store, and the number of its WriteBatches
     meta     audited <queue>      of a queue that is read again: units below this offset are in Delta already
-             dedup i <queue> hash of an id  the last accepted unit with it: queue offset, store time, number
-             dedup o <queue> queue offset   the same by offset: hash of the id, store time, number
-             dedup n <queue>                the number of the last accepted unit, and how many were forgotten early
+             dedup ...        the ids of accepted units (stored_ids.py)
     outbox   dispatches           an operation for the ops topic, until the job has answered it
              unit spans           the units of a WriteBatch, until they are in Delta
 
 `<queue>` is encoded as in the state (keys.py). The end of a queue moves in the same WriteBatch as its units are added:
 a micro-batch that is read again is recognised, and a restarted builder continues at that end. What is known of ids
-follows from the units of the queue within the window, and is made from them again when the queue is truncated. The
-last `dedup_ids_max` accepted units are known, and until they are forgotten in steps some more.
+follows from the units of the queue within the window, and is made from them again when the queue is truncated.
 """
 
-import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Self
 
 import msgspec
-import numpy as np
 import structlog
 
 from broker_state.consume_queue import (
-    NO_DUPLICATE,
-    Accepted,
     ConsumeQueue,
     Get,
     Place,
     Revision,
     Scan,
     Units,
-    accepted_units,
-    append,
-    dispatches_of,
-    first_unit_since,
-    latest_time_ms,
-    mark_duplicates,
-    move_start,
-    number_messages,
     place_key,
-    skips_of,
     truncate,
     units_between,
 )
@@ -56,21 +38,20 @@ from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, QUEUES, UNITS, Erasure, RocksStore
 from broker_state.store.value_format import FORMAT_1, read_stored
 from pipelines.apply_ops.outbox import Outbox
+from pipelines.build_consume_queue.stored_ids import NO_IDS, StoredIds, erasures_of, read_id_counts
+from pipelines.build_units.accepted_ids import DedupRule, IdCounts, accepted_ids
+from pipelines.build_units.queue_change import LogFacts, Queue, QueueChange, appended, updated
 from pipelines.decide_ops.entry import Entry, EntryKind
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid
-from popstream.wire.command import Command, Declare, Dispatch, QueueType, encode_command
+from popstream.wire.command import Command, QueueType, encode_command
 from popstream.wire.dedup_id import DEDUP_IDS_MAX_DEFAULT, DEDUP_WINDOW_MS_DEFAULT
 
 __all__ = [
     "Builder",
     "Built",
-    "IdCounts",
-    "Queue",
     "UnitSpan",
     "UnitsInDelta",
-    "declare_of",
-    "read_id_counts",
     "read_queues",
     "read_spans",
     "reader_of",
@@ -80,20 +61,10 @@ _log = structlog.get_logger(__name__)
 
 BUILT_KEY = b"built"
 DELTA_END_KEY = b"audited "
-BY_ID_KEY = b"dedup i "
-BY_OFFSET_KEY = b"dedup o "
-COUNTS_KEY = b"dedup n "
-FORGOTTEN_MIN = 1_000
-"""Ids that a WriteBatch can forget at least, or twice as many as it adds to the queue."""
 WARNING_PAUSE_S = 60.0
 
-_ACCEPTED = struct.Struct(">Qqq")
-_COUNTS = struct.Struct(">qQ")
 SPAN_OFFSETS_MAX = 100_000
 """Offsets of one span after a restore, which reads the units of a span at once."""
-
-Queue = tuple[str, int]
-"""(topic, queue id)."""
 
 
 class Built(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,18 +109,6 @@ class UnitsInDelta(NamedTuple):
     topic_ids: Mapping[str, str]
 
 
-class IdCounts(NamedTuple):
-    """What is counted of the deduplication ids of a queue.
-
-    Attributes:
-        accepted: The number of the last accepted unit with an id.
-        forgotten_early: Ids that were forgotten within the window, because more than `dedup_ids_max` were accepted.
-    """
-
-    accepted: int
-    forgotten_early: int
-
-
 MessageBaseInDelta = Callable[[str, int, str, int], int | None]
 """Returns the message base at (topic, queue id, topic id, queue offset) by the Delta table; None: it has no units."""
 
@@ -181,8 +140,7 @@ class Builder:
         self._store = store
         self._outbox = outbox
         self._message_base_in_delta = message_base_in_delta
-        self._dedup_window_ms = dedup_window_ms
-        self._dedup_ids_max = dedup_ids_max
+        self._dedup_rule = DedupRule(dedup_window_ms, dedup_ids_max)
         self._warned_s = -WARNING_PAUSE_S
         stored = store.get(META, BUILT_KEY)
         self.is_new = stored is None
@@ -222,21 +180,19 @@ class Builder:
         """
         with self.lock:
             write_batch = _WriteBatch()
-            for (topic, queue_id), scan in scans.items():
-                queue = self.queues[topic, queue_id]
-                get = self.get((topic, queue_id))
-                numbered = self._with_duplicates(
-                    write_batch, (topic, queue_id), queue, number_messages(queue, get, scan)
-                )
-                write_batch.revise((topic, queue_id), append(queue, get, numbered))
-                fresh = numbered.cut(queue.end_offset, numbered.end_offset)
-                write_batch.dispatch(queue, dispatches_of(topic, queue_id, fresh))
-                delta_end = self._delta_end((topic, queue_id))
+            for queue, scan in scans.items():
+                known, ids = self.queues[queue], self._ids_of(queue)
+                early_count = ids.counts.forgotten_early
+                change = appended(queue, known, self.get(queue), scan, ids, self._dedup_rule)
+                write_batch.put_ids(queue, ids)
+                write_batch.take(queue, change)
+                self._warn_of_early(queue, ids.counts.forgotten_early - early_count)
+                fresh, delta_end = change.fresh, self._delta_end(queue)
                 first_offset = max(fresh.first_offset, delta_end)
                 if delta_end and fresh.end_offset >= delta_end:
-                    write_batch.changes.append((META, _delta_end_key((topic, queue_id)), None))
+                    write_batch.changes.append((META, _delta_end_key(queue), None))
                 units = fresh.units.between(first_offset, fresh.end_offset)
-                write_batch.add_span((topic, queue_id), queue, first_offset, fresh.end_offset, units)
+                write_batch.add_span(queue, known, first_offset, fresh.end_offset, units)
             return self._write(write_batch)
 
     def truncate(self, queue: Queue, end_offset: int, *, is_same_log: bool = True) -> int:
@@ -311,97 +267,27 @@ class Builder:
         self, write_batch: "_WriteBatch", queue: Queue, topic_id: str, queue_type: QueueType, start: int
     ) -> None:
         known = self.queues.get(queue)
-        if known is None or known.topic_id != topic_id:
-            if known is not None:
-                _log.warning("topic_recreated", topic=queue[0], queue_id=queue[1], topic_id=topic_id)
-                write_batch.remove_units(queue)
-            base = self._message_base(queue, topic_id, queue_type, start)
-            write_batch.put_queue(queue, ConsumeQueue.new(topic_id, queue_type, start, base))
-            write_batch.commands.append(declare_of(queue, write_batch.queues[queue]))
-        elif known.queue_type != queue_type:
-            message = f"{queue[0]}/{queue[1]} exists as a {known.queue_type} queue, and cannot become {queue_type}"
-            raise Invalid(message, subject=queue[0])
-        elif start > known.start_offset:
-            write_batch.revise(queue, move_start(known, self.get(queue), start))
-            write_batch.dispatch(known, skips_of(*queue, known.start_offset, start))
+        if known is not None and known.topic_id != topic_id:
+            _log.warning("topic_recreated", topic=queue[0], queue_id=queue[1], topic_id=topic_id)
+            write_batch.remove_units(queue)
+        is_new = known is None or known.topic_id != topic_id
+        base = self._message_base(queue, topic_id, queue_type, start) if is_new else None
+        change = updated(queue, known, self.get(queue), LogFacts(topic_id, queue_type, start, base))
+        if change is not None:
+            write_batch.take(queue, change)
 
-    def _with_duplicates(self, write_batch: "_WriteBatch", queue: Queue, record: ConsumeQueue, scan: Scan) -> Scan:
-        """Return the scan with its duplicates marked, and let the WriteBatch remember the ids that it has accepted.
+    def _ids_of(self, queue: Queue) -> StoredIds:
+        return StoredIds(self._store, queue, self._id_counts.get(queue, NO_IDS))
 
-        What was scanned before keeps what was said of it.
-        """
-        units = scan.units
-        if record.queue_type != "simple":  # a repeat is inside a unit, or may be all that compaction leaves
-            none = np.zeros(len(units), np.uint64)
-            return replace(scan, units=replace(units, dedup_high=none, dedup_low=none))
-        known, fresh = (
-            units.between(scan.first_offset, record.end_offset),
-            units.between(record.end_offset, scan.end_offset),
-        )
-        if len(known):
-            stored = units_between(record, self.get(queue), scan.first_offset, record.end_offset)
-            said = dict(zip(stored.queue_offset.tolist(), stored.duplicate_of.tolist(), strict=True))
-            marks = [said.get(at, NO_DUPLICATE) for at in known.queue_offset.tolist()]
-            known = replace(known, duplicate_of=np.array(marks, np.int64))
-        if self._dedup_window_ms and len(fresh):
-            clock_ms = latest_time_ms(record, self.get(queue))
-            found: dict[bytes, Accepted] = {}
-
-            def find(hashes: Sequence[bytes]) -> list[Accepted | None]:
-                values = self._store.get_many(META, [_by_id_key(queue, hashed) for hashed in hashes])
-                for hashed, value in zip(hashes, values, strict=True):
-                    if value is not None:
-                        found[hashed] = Accepted(*_ACCEPTED.unpack(value))
-                return [found.get(hashed) for hashed in hashes]
-
-            counts = self._id_counts.get(queue, IdCounts(0, 0))
-            fresh, accepted = mark_duplicates(
-                fresh,
-                clock_ms,
-                self._dedup_window_ms,
-                find,
-                accepted_count=counts.accepted,
-                ids_max=self._dedup_ids_max,
-            )
-            for hashed, last in accepted.items():
-                if hashed in found:
-                    write_batch.changes.append((META, _by_offset_key(queue, found[hashed].queue_offset), None))
-                write_batch.remember(queue, hashed, last)
-            fresh_ms = int(fresh.store_time_ms.max())
-            latest_ms = fresh_ms if clock_ms is None else max(fresh_ms, clock_ms)
-            self._forget(write_batch, queue, latest_ms - self._dedup_window_ms, counts, accepted)
-        return replace(scan, units=Units.joined([known, fresh]))
-
-    def _forget(
-        self,
-        write_batch: "_WriteBatch",
-        queue: Queue,
-        until_ms: int,
-        counts: IdCounts,
-        accepted: Mapping[bytes, Accepted],
-    ) -> None:
-        """Forget units that make no more duplicates: those stored until then, and all but the last `dedup_ids_max`."""
-        accepted_count = max((last.number for last in accepted.values()), default=counts.accepted)
-        early_count = 0
-        first = BY_OFFSET_KEY + queue_prefix(*queue)
-        oldest = self._store.scan(META, first, end_of_prefix(first))
-        for key, value in islice(oldest, max(FORGOTTEN_MIN, 2 * len(accepted))):
-            hashed, last = value[: -_ACCEPTED.size], Accepted(*_ACCEPTED.unpack(value[-_ACCEPTED.size :]))
-            is_over, is_early = last.store_time_ms <= until_ms, accepted_count - last.number >= self._dedup_ids_max
-            if hashed not in accepted and (is_over or is_early):
-                write_batch.changes.append((META, key, None))
-                write_batch.changes.append((META, _by_id_key(queue, hashed), None))
-                early_count += not is_over
-        if accepted or early_count:
-            write_batch.put_id_counts(queue, IdCounts(accepted_count, counts.forgotten_early + early_count))
-        if early_count and time.monotonic() - self._warned_s >= WARNING_PAUSE_S:
+    def _warn_of_early(self, queue: Queue, count: int) -> None:
+        if count and time.monotonic() - self._warned_s >= WARNING_PAUSE_S:
             self._warned_s = time.monotonic()
             _log.warning(
                 "deduplication_ids_forgotten_early",
                 topic=queue[0],
                 queue_id=queue[1],
-                count=early_count,
-                dedup_ids_max=self._dedup_ids_max,
+                count=count,
+                dedup_ids_max=self._dedup_rule.ids_max,
                 hint="repeats of their messages are delivered: raise dedup_ids_max, or lower dedup_window_s",
             )
 
@@ -413,25 +299,12 @@ class Builder:
         def get(place: Place) -> bytes | None:
             return revision.writes[place] if place in revision.writes else stored(place)
 
-        record = revision.queue
-        latest_ms = latest_time_ms(record, get)
-        if latest_ms is None or not self._dedup_window_ms:
-            return
-        since = first_unit_since(record, get, latest_ms - self._dedup_window_ms + 1)
-        start = since.queue_offset if since else record.end_offset
-        accepted: dict[bytes, Accepted] = {}
-        number = self._dedup_ids_max
-        for end in range(record.end_offset, start, -SPAN_OFFSETS_MAX):
-            if not number:
-                break
-            units = units_between(record, get, max(start, end - SPAN_OFFSETS_MAX), end)
-            for hashed, last in islice(accepted_units(units, number), number):
-                accepted.setdefault(hashed, last)
-                number = last.number - 1
-        for hashed, last in accepted.items():
-            write_batch.remember(queue, hashed, last)
-        counts = self._id_counts.get(queue, IdCounts(0, 0))
-        write_batch.put_id_counts(queue, IdCounts(self._dedup_ids_max, counts.forgotten_early))
+        accepted = accepted_ids(revision.queue, get, self._dedup_rule)
+        ids = StoredIds(self._store, queue, NO_IDS)
+        forgotten_early = self._id_counts.get(queue, NO_IDS).forgotten_early
+        if accepted or forgotten_early:
+            ids.update((), accepted, IdCounts(self._dedup_rule.ids_max, forgotten_early))
+            write_batch.put_ids(queue, ids)
 
     def _message_base(self, queue: Queue, topic_id: str, queue_type: QueueType, start: int) -> int | None:
         """Return the anchor of a new queue, or None to count from 0: this store may be new, and the queue not."""
@@ -481,8 +354,9 @@ class _WriteBatch:
         self.queues[queue] = record
         self.changes.append((QUEUES, queue_prefix(*queue), record.encode()))
 
-    def dispatch(self, record: ConsumeQueue, commands: Iterable[Dispatch]) -> None:
-        self.commands += [msgspec.structs.replace(command, topic_id=record.topic_id) for command in commands]
+    def take(self, queue: Queue, change: QueueChange) -> None:
+        self.revise(queue, change.revision)
+        self.commands += change.commands
 
     def revise(self, queue: Queue, revision: Revision) -> None:
         prefix = queue_prefix(*queue)
@@ -505,41 +379,20 @@ class _WriteBatch:
         self.remove_units(queue)
         self.changes.append((QUEUES, queue_prefix(*queue), None))
 
-    def remember(self, queue: Queue, hashed: bytes, last: Accepted) -> None:
-        """Remember the last accepted unit with an id."""
-        packed = _ACCEPTED.pack(*last)
-        self.changes.append((META, _by_id_key(queue, hashed), packed))
-        self.changes.append((META, _by_offset_key(queue, last.queue_offset), hashed + packed))
-
-    def put_id_counts(self, queue: Queue, counts: IdCounts) -> None:
-        self.id_counts[queue] = counts
-        self.changes.append((META, _counts_key(queue), _COUNTS.pack(*counts)))
+    def put_ids(self, queue: Queue, ids: StoredIds) -> None:
+        self.id_counts[queue] = ids.counts
+        self.changes += ids.changes
 
     def forget_all(self, queue: Queue) -> None:
         """Forget the ids of a queue."""
-        for kind in (BY_ID_KEY, BY_OFFSET_KEY):
-            prefix = kind + queue_prefix(*queue)
-            self.erasures.append((META, prefix, end_of_prefix(prefix)))
-        self.id_counts[queue] = IdCounts(0, 0)
-        self.changes.append((META, _counts_key(queue), None))
+        self.erasures += erasures_of(queue)
+        self.id_counts[queue] = NO_IDS
 
     def remove_units(self, queue: Queue) -> None:
         self.forget_all(queue)
         prefix = queue_prefix(*queue)
         self.erasures.append((UNITS, prefix, end_of_prefix(prefix)))
         self.changes.append((META, _delta_end_key(queue), None))
-
-
-def declare_of(queue: Queue, record: ConsumeQueue) -> Declare:
-    """Return the operation that declares a queue to the job."""
-    return Declare(
-        v=1,
-        topic=queue[0],
-        queue_id=queue[1],
-        topic_id=record.topic_id,
-        queue_type=record.queue_type,
-        min_offset=record.start_offset,
-    )
 
 
 def reader_of(store: RocksStore, queue: Queue) -> Get:
@@ -554,12 +407,6 @@ def read_queues(store: RocksStore) -> Iterator[tuple[Queue, ConsumeQueue]]:
         yield (key[1:-4].decode(), int.from_bytes(key[-4:], "big")), ConsumeQueue.decode(value)
 
 
-def read_id_counts(store: RocksStore, queue: Queue) -> IdCounts:
-    """Return what is counted of the deduplication ids of a queue."""
-    stored = store.get(META, _counts_key(queue))
-    return IdCounts(0, 0) if stored is None else IdCounts(*_COUNTS.unpack(stored))
-
-
 def read_spans(entry: Entry) -> list[UnitSpan]:
     """Return the spans of an outbox entry of kind UNIT_SPANS."""
     return msgspec.msgpack.decode(entry.value, type=list[UnitSpan])
@@ -567,15 +414,3 @@ def read_spans(entry: Entry) -> list[UnitSpan]:
 
 def _delta_end_key(queue: Queue) -> bytes:
     return DELTA_END_KEY + queue_prefix(*queue)
-
-
-def _counts_key(queue: Queue) -> bytes:
-    return COUNTS_KEY + queue_prefix(*queue)
-
-
-def _by_id_key(queue: Queue, hashed: bytes) -> bytes:
-    return BY_ID_KEY + queue_prefix(*queue) + hashed
-
-
-def _by_offset_key(queue: Queue, queue_offset: int) -> bytes:
-    return BY_OFFSET_KEY + queue_prefix(*queue) + queue_offset.to_bytes(8, "big")

@@ -31,10 +31,11 @@ from checkpoints.spark_progress import planned_ends
 from connectors.delta.session import join_pool
 from connectors.kafka.own_topics import Topics, chosen_topics
 from connectors.kafka.spark_source import source_options
-from pipelines.build_consume_queue.builder import Builder, Queue
+from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.unit_columns import unit_columns, units_by_queue
 from pipelines.build_consume_queue.unit_flush import PIPELINE, UnitFlush
+from pipelines.build_units.queue_change import Queue
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings

@@ -18,7 +18,7 @@ import structlog
 
 from broker_state.consume_queue import skips_of
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue.builder import Queue
+from pipelines.build_units.queue_change import Queue
 from pipelines.decide_ops.entry import Entry
 from popstream.back_off import back_off_s
 from popstream.errors import ClientClosed

@@ -14,12 +14,13 @@ from checkpoints.layout import JobFolder
 from connectors.delta.covered import message_base_in_units
 from connectors.kafka.own_topics import Topics
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue.builder import Builder, Queue, declare_of
+from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_query import BuilderQuery
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest, views_of
 from pipelines.build_consume_queue.unit_flush import UnitFlush
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
+from pipelines.build_units.queue_change import Queue, declare_of
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.job_settings import JobSettings
 from popstream.exchange.transport import Transport

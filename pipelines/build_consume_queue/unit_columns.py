@@ -27,7 +27,7 @@ from pyspark.sql import functions as f
 from broker_state.consume_queue import NO_DUPLICATE, Units
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
-from pipelines.build_consume_queue.builder import Queue
+from pipelines.build_units.queue_change import Queue
 from popstream.payload.inner_batch import DIGITS_MAX, KEY_HASH_BYTES
 from popstream.wire.command import QueueType
 from popstream.wire.dedup_id import DEDUP_HASH_BYTES, DEDUP_ID_BYTES_MAX

@@ -18,10 +18,11 @@ from rich.console import Console
 from broker_state.consume_queue import NO_DUPLICATE, Scan, Unit, Units, units_between
 from broker_state.store.rocks_store import BUILDER_FAMILIES, META, RocksStore
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue import builder as builder_module
-from pipelines.build_consume_queue.builder import BY_ID_KEY, BY_OFFSET_KEY, Builder
+from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.queue_view import QueueRequest, views_of
+from pipelines.build_consume_queue.stored_ids import BY_ID_KEY, BY_OFFSET_KEY
 from pipelines.build_consume_queue.unit_columns import delta_rows
+from pipelines.build_units import accepted_ids
 from pipelines.cli.state.queue import print_queues
 from pipelines.decide_ops.entry import EntryKind
 from popstream.topics.message_topics import MessageTopic
@@ -168,7 +169,7 @@ def test_cuts_restarts_repeats_and_truncations_change_nothing(tmp_path: Path, se
 
 
 def test_ids_are_forgotten_in_bounded_steps_after_the_window(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder_module, "FORGOTTEN_MIN", 100)
+    monkeypatch.setattr(accepted_ids, "FORGOTTEN_MIN", 100)
     records = [(0, number) for number in range(1, 251)] + [(WINDOW_MS, 0)] * 3 + [(WINDOW_MS, 3)]
     lab.append(records, 0, 250)
     left = []
@@ -183,7 +184,7 @@ def test_ids_are_forgotten_in_bounded_steps_after_the_window(lab: Lab, monkeypat
 def test_no_more_ids_are_kept_than_the_bound_allows_and_the_oldest_are_forgotten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builder_module, "FORGOTTEN_MIN", 10)
+    monkeypatch.setattr(accepted_ids, "FORGOTTEN_MIN", 10)
     lab = Lab(tmp_path / "queues", ids_max=100)
     records = [(0, number) for number in range(1, 1_001)] + [(1, 950), (1, 850), (1, 850), (1, 901), (1, 902)]
     with structlog.testing.capture_logs() as logged:

@@ -21,8 +21,9 @@ from connectors.delta.all_columns import with_all_columns
 from connectors.delta.pieces import find_pieces
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
-from pipelines.build_consume_queue.builder import Builder, Queue, read_queues, reader_of
+from pipelines.build_consume_queue.builder import Builder, read_queues, reader_of
 from pipelines.build_consume_queue.unit_columns import delta_rows, units_by_queue
+from pipelines.build_units.queue_change import Queue
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify import units as units_module
