@@ -1,7 +1,7 @@
 """Watches the chosen topics, and runs one streaming query over exactly their partitions.
 
 ```
-describe topics ─> Builder.update_topics ─> same partitions and topic ids? ── yes ──> again after POLL_S
+describe topics ─> QueueWriter.update_topics ─> same partitions and topic ids? ── yes ──> again after POLL_S
        ^                                              │ no
        └─────────────────────────── start a query at the ends of the queues
 ```
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from py4j.protocol import Py4JError
@@ -26,17 +26,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from broker_state.consume_queue import Scan, Units
 from checkpoints.spark_progress import planned_ends
 from connectors.delta.session import join_pool
 from connectors.kafka.own_topics import Topics, chosen_topics
 from connectors.kafka.spark_source import source_options
-from pipelines.build_consume_queue.builder import Builder
-from pipelines.build_consume_queue.dispatch_sender import DispatchSender
-from pipelines.build_consume_queue.unit_columns import unit_columns, units_by_queue
-from pipelines.build_consume_queue.unit_flush import PIPELINE, UnitFlush
+from pipelines.build_consume_queue.queue_writer import QueueWriter
+from pipelines.build_consume_queue.unit_columns import unit_columns
+from pipelines.build_consume_queue.unit_flush import PIPELINE
 from pipelines.build_units.queue_change import Queue
-from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
 from popstream.kafka_connection import KafkaConnection
@@ -86,10 +83,9 @@ class BuilderQuery:
         connection: The Kafka with the message topics.
         checkpoints: Folder for Spark's checkpoints.
         settings: Settings of the job. The job's own topics are never chosen.
-        builder: Takes the units; nothing else may append to it.
-        sender: Sends the dispatches.
+        writer: Takes what is read; nothing else may write to its queues.
         publisher: Publishes the queue types for producers.
-        unit_flush: Writes the units to Delta.
+        records_per_task_max: At more records several tasks read one partition; None: one task reads it, in order.
         on_failure: Called once with the error that ended it.
 
     Attributes:
@@ -104,10 +100,9 @@ class BuilderQuery:
         connection: KafkaConnection,
         checkpoints: Path,
         settings: JobSettings,
-        builder: Builder,
-        sender: DispatchSender,
+        writer: QueueWriter[Any],
         publisher: QueueTypesPublisher,
-        unit_flush: UnitFlush,
+        records_per_task_max: int | None,
         on_failure: Callable[[BaseException], None],
     ) -> None:
         self._spark = spark
@@ -117,15 +112,14 @@ class BuilderQuery:
             # Records that retention removed are holes, not a failure.
             "failOnDataLoss": "false",
             "maxOffsetsPerTrigger": str(settings.build_records_per_batch_max),
-            # Parallel tasks for large micro-batches only; minPartitions would split small ones, too.
-            "maxRecordsPerPartition": str(settings.build_records_per_task_max),
         }
+        if records_per_task_max is not None:
+            # Parallel tasks for large micro-batches only; minPartitions would split small ones, too.
+            self._options["maxRecordsPerPartition"] = str(records_per_task_max)
         self._settings = settings
         self._checkpoints = checkpoints
-        self._builder = builder
-        self._sender = sender
+        self._writer = writer
         self._publisher = publisher
-        self._unit_flush = unit_flush
         self._on_failure = on_failure
         self._reader = TopicReader(connection, client_id="popstream-builder")
         self._checker = TopicReader(connection, client_id="popstream-builder-check")
@@ -169,14 +163,13 @@ class BuilderQuery:
             return self._truncate(queue, from_offset)
 
     def _truncate(self, queue: Queue, from_offset: int, *, is_same_log: bool = True) -> int:
-        """Remove a queue's units from an offset on, while nothing is added, and after all of them are in Delta."""
+        """Remove a queue's units from an offset on, while nothing is added."""
         self._replace_query()
-        self._unit_flush.flush()
-        return self._builder.truncate(queue, from_offset, is_same_log=is_same_log)
+        return self._writer.truncate(queue, from_offset, is_same_log=is_same_log)
 
     def _replace_query(self) -> None:
         """Ignore whatever the present query reads from now on, and let a new one start."""
-        with self._builder.lock:
+        with self._writer.lock:
             self._run_number += 1
             self._reads = None
         self._wake.set()
@@ -199,7 +192,7 @@ class BuilderQuery:
 
     def _update(self) -> None:
         """Describe the topics, update the queues, and make sure that a query reads exactly their partitions."""
-        ends = {queue: record.end_offset for queue, record in list(self._builder.queues.items())}
+        ends = {queue: record.end_offset for queue, record in list(self._writer.queues.items())}
         try:
             own = Topics.of(self._settings.topic_prefix)
             topics = self._reader.choose(partial(chosen_topics, globs=self._settings.message_globs, own=own))
@@ -207,8 +200,8 @@ class BuilderQuery:
         except (Unavailable, Invalid) as error:  # Kafka may refuse one topic; the others are read on
             _log.warning("topics_not_described", error=str(error))
             return
-        with self._builder.lock:  # the operations of a queue are sent in the order of the WriteBatches
-            self._sender.send(self._builder.update_topics(topics, types))
+        if self._writer.update_topics(topics, types):
+            self._replace_query()
         self._publish_types()
         self._truncate_shortened(topics, ends)
         self.topics = topics
@@ -225,16 +218,16 @@ class BuilderQuery:
     def _types(self, topics: Mapping[str, MessageTopic]) -> dict[str, QueueType]:
         """Return the types from the settings, else of the existing queues, else `sparse` for compacted topics."""
         known: dict[str, QueueType] = {
-            name: self._builder.queues[name, 0].queue_type
+            name: self._writer.queues[name, 0].queue_type
             for name, topic in topics.items()
-            if (name, 0) in self._builder.queues and self._builder.queues[name, 0].topic_id == topic.topic_id
+            if (name, 0) in self._writer.queues and self._writer.queues[name, 0].topic_id == topic.topic_id
         }
         compacted = self._reader.compacted([name for name in topics if name not in known])
         return {**dict.fromkeys(compacted, "sparse"), **known, **self._settings.queue_types}
 
     def _publish_types(self) -> None:
         """Publish the types of all queues; a producer that has not read them sends plain records, which suit all."""
-        types = {(name, queue.topic_id, queue.queue_type) for (name, _), queue in list(self._builder.queues.items())}
+        types = {(name, queue.topic_id, queue.queue_type) for (name, _), queue in list(self._writer.queues.items())}
         try:
             self._publisher.publish(types)
         except Unavailable as error:
@@ -245,7 +238,7 @@ class BuilderQuery:
         for topic in topics.values():
             for queue_id, end in topic.ends.items():
                 queue = (topic.name, queue_id)
-                if end < ends.get(queue, 0) and self._builder.queues[queue].start_offset <= end:
+                if end < ends.get(queue, 0) and self._writer.queues[queue].start_offset <= end:
                     _log.error("log_truncated", topic=topic.name, queue_id=queue_id, end=end, was_read_to=ends[queue])
                     self._truncate(queue, end, is_same_log=False)
 
@@ -260,7 +253,7 @@ class BuilderQuery:
 
     def _end_query(self) -> None:
         query, self._query = self._query, None
-        with self._builder.lock:
+        with self._writer.lock:
             self._run_number += 1
         if query is not None:
             query.stop()
@@ -269,14 +262,14 @@ class BuilderQuery:
         self._reads = reads
         if not reads:
             return
-        with self._builder.lock:
+        with self._writer.lock:
             number = self._run_number
             self._batch_topics = frozenset(
-                topic for topic, queue_id in reads if self._builder.queues[topic, queue_id].queue_type == "batch"
+                topic for topic, queue_id in reads if self._writer.queues[topic, queue_id].queue_type == "batch"
             )
             starts: dict[str, dict[str, int]] = {}
             for topic, queue_id in reads:
-                starts.setdefault(topic, {})[str(queue_id)] = self._builder.queues[topic, queue_id].end_offset
+                starts.setdefault(topic, {})[str(queue_id)] = self._writer.queues[topic, queue_id].end_offset
         checkpoint = self._checkpoints / str(number)
         assign = {topic: sorted(map(int, queue_ids)) for topic, queue_ids in starts.items()}
         frame = (
@@ -290,7 +283,7 @@ class BuilderQuery:
         self._query = (
             unit_columns(frame, self._batch_topics)
             .writeStream.queryName(PIPELINE)
-            .option("checkpointLocation", str(checkpoint))
+            .option("checkpointLocation", f"file://{checkpoint.absolute()}")
             .foreachBatch(partial(self._take, _Run(number, checkpoint, reads)))
             .start()
         )
@@ -315,34 +308,25 @@ class BuilderQuery:
             raise
 
     def _build(self, run: _Run, frame: DataFrame, batch_id: int) -> None:
-        while not self._sender.wait_for_room(WAIT_FOR_ROOM_S):
+        while not self._writer.wait_for_room(WAIT_FOR_ROOM_S):
             self._require_current(run)
         ends = {
             (topic, queue_id): end
             for topic, by_partition in planned_ends(run.checkpoint, batch_id).items()
             for queue_id, end in by_partition.items()
         }
-        table = frame.toArrow()
+        read = self._writer.read(frame, ends, self._batch_topics)
         failpoint("build")
-        units = dict(units_by_queue(table, batch_topics=self._batch_topics))
         self._require_same_logs(run, ends)
-        with self._builder.lock:
+        with self._writer.lock:
             self._require_current(run)
-            scans = {}
-            for queue, end in ends.items():
-                first_offset = self._builder.queues[queue].end_offset
-                if end > first_offset:
-                    new_units = units.get(queue, _NO_UNITS).between(first_offset, end)
-                    scans[queue] = Scan(first_offset, end, new_units)
-            entries = self._builder.append(scans)
-            failpoint("build_dispatch")
-            self._sender.send([entry for entry in entries if entry.kind == EntryKind.DISPATCH])
+            records = self._writer.write(read, ends)
         self._failures = 0
-        self.units += table.num_rows
+        self.units += records
 
     def _require_current(self, run: _Run) -> None:
         """Raise if the queues are not those that the query was started for. The caller holds the builder's lock."""
-        queues = self._builder.queues
+        queues = self._writer.queues
         is_current = run.number == self._run_number and not self._stopping.is_set()
         if not is_current or any(queues[queue].topic_id != topic_id for queue, topic_id in run.reads.items()):
             raise _OutdatedError
@@ -355,10 +339,7 @@ class BuilderQuery:
             is_same = topic is not None and topic.topic_id == run.reads[name, queue_id]
             if is_same and topic is not None and topic.ends.get(queue_id, end) >= end:
                 continue
-            with self._builder.lock:
+            with self._writer.lock:
                 self._require_current(run)
                 self._replace_query()
             raise _OutdatedError
-
-
-_NO_UNITS = Units.of([])

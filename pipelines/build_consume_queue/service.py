@@ -18,6 +18,7 @@ from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_query import BuilderQuery
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest, views_of
+from pipelines.build_consume_queue.queue_writer import StoredQueueWriter
 from pipelines.build_consume_queue.unit_flush import UnitFlush
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.build_units.queue_change import Queue, declare_of
@@ -161,10 +162,9 @@ class BuilderService:
             connection=self._connection,
             checkpoints=self._folder.builder_spark,
             settings=self._settings,
-            builder=self.builder,
-            sender=self.sender,
+            writer=StoredQueueWriter(self.builder, self.sender, self.unit_flush),
             publisher=QueueTypesPublisher(self._connection, Topics.of(self._settings.topic_prefix).queue_types),
-            unit_flush=self.unit_flush,
+            records_per_task_max=self._settings.build_records_per_task_max,
             on_failure=self._on_failure,
         )
         self.query.start()
