@@ -5,6 +5,8 @@
 | `<prefix>.cluster_audit` | delete, 7 days, 16 MiB | audit rows and dead letters, on their way to Delta |
 | `<prefix>.cluster_deadlines` | compact, 1 partition | the deadlines of each shard, for the ticker |
 | `<prefix>.cluster_attempts` | compact, 1 partition | records that are decided alone, after a worker has ended twice |
+| `<prefix>.cluster_queue_log` | delete, 7 days, 16 MiB | what was read of message topics, on its way to their queues |
+| `<prefix>.cluster_queues` | compact, 1 partition | how far each queue is built, for the driver |
 """
 
 from __future__ import annotations
@@ -37,6 +39,8 @@ class ClusterTopics(msgspec.Struct, frozen=True):
     audit: str
     deadlines: str
     attempts: str
+    queue_log: str
+    queues: str
 
     @classmethod
     def of(cls, prefix: str) -> ClusterTopics:
@@ -57,7 +61,7 @@ def ensure_cluster_topics(
     Args:
         connection: Which Kafka.
         topics: Their names.
-        audit_partitions: Partitions of a new audit topic.
+        audit_partitions: Partitions of a new audit topic, and of a new log of queues.
 
     Raises:
         Invalid: One has another `cleanup.policy`, or Kafka's ACLs do not allow what the job does with it.
@@ -65,21 +69,22 @@ def ensure_cluster_topics(
     """
     used = {name: ["Read", "Write", "DescribeConfigs"] for name in topics.names}
     require_rights(connection, "popstream-topics", used)
-    policies = {topics.audit: "delete", topics.deadlines: "compact", topics.attempts: "compact"}
+    split = {topics.audit, topics.queue_log}
+    policies = {name: "delete" if name in split else "compact" for name in topics.names}
+    passing = {"retention.ms": str(7 * _DAY_MS), "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX)}
     with open_admin(connection) as admin:
         existing = admin.describe(topics.names)
         settings = {
-            topics.audit: {
-                "retention.ms": str(7 * _DAY_MS),
-                "max.message.bytes": str(OPS_TOPIC_RECORD_BYTES_MAX),
-            },
+            topics.audit: passing,
             topics.deadlines: {"segment.ms": "600000"},
             topics.attempts: {},
+            topics.queue_log: passing,
+            topics.queues: {"segment.ms": "600000"},
         }
         new = {
             name: NewTopic(
                 name,
-                audit_partitions if name == topics.audit else 1,
+                audit_partitions if name in split else 1,
                 BROKER_DEFAULT,
                 {"cleanup.policy": policies[name], **settings[name]},
             )

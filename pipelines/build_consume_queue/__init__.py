@@ -8,3 +8,6 @@ BuilderQuery ─ new, recreated, truncated topics ─> Builder    └─> UnitFl
 
 It writes no lane state. A unit is durable before its dispatch is sent.
 """
+
+PIPELINE = "build_consume_queue"
+"""Name of the query, and of the pipeline in the transaction ids of its rows."""

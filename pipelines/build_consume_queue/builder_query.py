@@ -30,9 +30,9 @@ from checkpoints.spark_progress import planned_ends
 from connectors.delta.session import join_pool
 from connectors.kafka.own_topics import Topics, chosen_topics
 from connectors.kafka.spark_source import source_options
+from pipelines.build_consume_queue import PIPELINE
 from pipelines.build_consume_queue.queue_writer import QueueWriter
 from pipelines.build_consume_queue.unit_columns import unit_columns
-from pipelines.build_consume_queue.unit_flush import PIPELINE
 from pipelines.build_units.queue_change import Queue
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings

@@ -18,7 +18,7 @@ from pipelines.build_consume_queue.builder import Builder
 from pipelines.build_consume_queue.builder_query import BuilderQuery
 from pipelines.build_consume_queue.dispatch_sender import DispatchSender
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest, views_of
-from pipelines.build_consume_queue.queue_writer import StoredQueueWriter
+from pipelines.build_consume_queue.stored_queue_writer import StoredQueueWriter
 from pipelines.build_consume_queue.unit_flush import UnitFlush
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.build_units.queue_change import Queue, declare_of

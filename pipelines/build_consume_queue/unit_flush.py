@@ -21,6 +21,7 @@ from connectors.delta.exactly_once import ExactlyOnceTable
 from connectors.delta.rows import in_pieces
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
+from pipelines.build_consume_queue import PIPELINE
 from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
 from pipelines.decide_ops.entry import Entry, EntryKind
@@ -31,8 +32,6 @@ from popstream.wire.base_errors import Corrupt
 __all__ = ["UnitFlush"]
 
 _log = structlog.get_logger(__name__)
-
-PIPELINE = "build_consume_queue"
 
 COMMIT_ROWS = 1_000_000
 """A commit ends with the WriteBatch in which it reaches this number of rows."""

@@ -68,7 +68,7 @@ class AcceptedIds(Protocol):
         """Return the last accepted unit for each of some hashes."""
 
     def oldest(self, count: int) -> list[tuple[bytes, Accepted]]:
-        """Return the first accepted units by their offsets, at most so many, with their hashes."""
+        """Return the first accepted units by their offsets, at most `count`, with their hashes."""
 
     def update(
         self, forgotten: Sequence[tuple[bytes, Accepted]], accepted: Mapping[bytes, Accepted], counts: IdCounts

@@ -1,9 +1,9 @@
 """The query that writes the tables: entries of the audit topic to Delta, each exactly once, and copies of letters.
 
-A repeated task of the deciding query sends its entries again. Those of a shard come in one partition, in the order of
-(apply_seq, ordinal), so an entry counts if it is above all that came before it: `Cursors`. They are stored for each
-micro-batch before it is written, and a micro-batch that is repeated begins with the same ones. Delta recognises the
-repeated commit by its transaction id.
+A repeated task of another query sends its entries again. Those of a shard, or of a consume queue, come in one partition
+and in the order of their numbers, so an entry counts if it is above all that came before it: `Cursors`. They are stored
+for each micro-batch before it is written, and a micro-batch that is repeated begins with the same ones. Delta
+recognises the repeated commit by its transaction id.
 """
 
 from collections.abc import Iterator
@@ -20,13 +20,14 @@ from connectors.delta.log.transactions import app_id
 from connectors.delta.rows import completed_rows
 from connectors.delta.session import join_pool
 from connectors.delta.spark_schemas import spark_schema
-from connectors.delta.tables import AUDIT_TABLES
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options
 from pipelines.cluster.dead_letter_copies import copy_dead_letters
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.outgoing import EntryKey
 from pipelines.cluster.table_locations import TableLocations
+from pipelines.cluster.unit_entries import UNIT_TABLE, UnitsKey, completed_units
 from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
 from pipelines.decide_ops.entry import EntryKind
 from popstream.kafka_connection import KafkaConnection
@@ -45,22 +46,21 @@ Place = tuple[int, int]
 
 
 class Cursors:
-    """The last entry of each shard that is written, as (apply_seq, ordinal) by partition of the ops topic.
+    """The last entry that is written of each source: a partition of the ops topic, or a queue.
 
-    >>> cursors = Cursors({3: (7, 1)})
+    >>> cursors = Cursors({"3": (7, 1)})
     >>> cursors.take(EntryKey(3, 7, 1, 4)), cursors.take(EntryKey(3, 7, 2, 4)), cursors.take(EntryKey(3, 7, 2, 4))
     (False, True, False)
     """
 
-    def __init__(self, last: dict[int, tuple[int, int]]) -> None:
+    def __init__(self, last: dict[str, tuple[int, int]]) -> None:
         self.last = last
 
-    def take(self, key: EntryKey) -> bool:
+    def take(self, key: EntryKey | UnitsKey) -> bool:
         """Return whether an entry is new, and note it."""
-        at = key.apply_seq, key.ordinal
-        if at <= self.last.get(key.ops_partition, (0, -1)):
+        if key.at <= self.last.get(key.source, (0, -1)):
             return False
-        self.last[key.ops_partition] = at
+        self.last[key.source] = key.at
         return True
 
 
@@ -132,18 +132,21 @@ class AuditQuery:
             for place, key, number, letter in _heads(frame):
                 if not cursors.take(key):
                     repeated.append(place)
-                elif key.kind == EntryKind.AUDIT:
-                    numbers.add(number)
-                else:
+                elif isinstance(key, EntryKey) and key.kind == EntryKind.DEAD_LETTER:
                     letters.append(letter)
+                else:
+                    numbers.add(number)
             fresh = _without(self._spark, frame, repeated)
-            with ThreadPoolExecutor(len(TABLE_NUMBERS), "audit-commit") as pool:
+            appends = [
+                (AUDIT_TABLES[table], _entries_of(fresh, EntryKind.AUDIT, number))
+                for table, number in TABLE_NUMBERS.items()
+                if number in numbers
+            ]
+            if UNIT_TABLE in numbers:
+                appends.append((CONSUME_QUEUE, _entries_of(fresh, EntryKind.UNITS, UNIT_TABLE)))
+            with ThreadPoolExecutor(len(TABLE_NUMBERS) + 1, "audit-commit") as pool:
                 # A commit is some small jobs of Spark one after the other; those of several tables need not wait.
-                commits = [
-                    pool.submit(self._append, table, _entries_of(fresh, number), batch_id)
-                    for table, number in TABLE_NUMBERS.items()
-                    if number in numbers
-                ]
+                commits = [pool.submit(self._append, table, entries, batch_id) for table, entries in appends]
             for commit in commits:
                 commit.result()
             copy_dead_letters(self._spark, self._connection, self._prefix, letters)
@@ -151,30 +154,34 @@ class AuditQuery:
         finally:
             frame.unpersist()
 
-    def _append(self, table: str, entries: DataFrame, batch_id: int) -> None:
+    def _append(self, table: Table, entries: DataFrame, batch_id: int) -> None:
         join_pool(self._spark, QUERY)
-        epoch, topic_id, heads = self._state_epoch, self._ops_topic_id, self._rejected_heads
+        epoch, topic_id, heads, name = self._state_epoch, self._ops_topic_id, self._rejected_heads, table.name
+
+        def completed(key: bytes, value: bytes) -> pa.Table:
+            if name == CONSUME_QUEUE.name:
+                return completed_units(key, value, epoch)
+            _, data = read_slice(value)
+            return completed_rows(name, data, EntryKey.decode(key).apply_seq, epoch, topic_id, heads)
 
         def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 for key, value in zip(batch.column("key"), batch.column("value"), strict=True):
-                    _, data = read_slice(value.as_py())
-                    apply_seq = EntryKey.decode(key.as_py()).apply_seq
-                    yield from completed_rows(table, data, apply_seq, epoch, topic_id, heads).to_batches()
+                    yield from completed(key.as_py(), value.as_py()).to_batches()
 
         (
             entries.select("key", "value")
-            .mapInArrow(rows, spark_schema(AUDIT_TABLES[table]))
+            .mapInArrow(rows, spark_schema(table))
             .write.format("delta")
             .mode("append")
-            .option("txnAppId", app_id(PIPELINE, table, epoch))
+            .option("txnAppId", app_id(PIPELINE, name, epoch))
             .option("txnVersion", batch_id)
-            .save(self._tables.of(table))
+            .save(self._tables.of(name))
         )
 
-    def _stored_cursors(self, batch_id: int) -> dict[int, tuple[int, int]]:
+    def _stored_cursors(self, batch_id: int) -> dict[str, tuple[int, int]]:
         stored = self._cursor_file(batch_id).read()
-        return {} if stored is None else msgspec.json.decode(stored, type=dict[int, tuple[int, int]])
+        return {} if stored is None else msgspec.json.decode(stored, type=dict[str, tuple[int, int]])
 
     def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
         self._cursor_file(batch_id).write(msgspec.json.encode(cursors.last))
@@ -184,7 +191,7 @@ class AuditQuery:
         return HadoopFile(self._spark, f"{self._checkpoint}/cursors/{batch_id}")
 
 
-def _heads(frame: DataFrame) -> Iterator[tuple[Place, EntryKey, int, bytes]]:
+def _heads(frame: DataFrame) -> Iterator[tuple[Place, EntryKey | UnitsKey, int, bytes]]:
     """Yield (place, key, table number, value of a dead letter) of each entry, in the order of the topic."""
     is_letter = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.DEAD_LETTER,)))
     heads = frame.select(
@@ -197,7 +204,7 @@ def _heads(frame: DataFrame) -> Iterator[tuple[Place, EntryKey, int, bytes]]:
     for partition, offset, key, number, letter in sorted(
         zip(*(column.to_pylist() for column in heads.columns), strict=True)
     ):
-        yield (partition, offset), EntryKey.decode(key), number[0], letter
+        yield (partition, offset), (UnitsKey if key[-1] == EntryKind.UNITS else EntryKey).decode(key), number[0], letter
 
 
 def _without(spark: SparkSession, frame: DataFrame, repeated: list[Place]) -> DataFrame:
@@ -208,6 +215,6 @@ def _without(spark: SparkSession, frame: DataFrame, repeated: list[Place]) -> Da
     return frame.join(f.broadcast(spark.createDataFrame(places)), ["partition", "offset"], "left_anti")
 
 
-def _entries_of(frame: DataFrame, number: int) -> DataFrame:
-    is_audit = f.substring("key", -1, 1) == f.lit(bytes((EntryKind.AUDIT,)))
-    return frame.where(is_audit & (f.substring("value", 1, 1) == f.lit(bytes((number,)))))
+def _entries_of(frame: DataFrame, kind: int, number: int) -> DataFrame:
+    is_of_kind = f.substring("key", -1, 1) == f.lit(bytes((kind,)))
+    return frame.where(is_of_kind & (f.substring("value", 1, 1) == f.lit(bytes((number,)))))

@@ -1,4 +1,4 @@
-"""The job on a cluster: its two queries and the ticker, in the driver, from `start` to `stop` or a failure."""
+"""The job on a cluster: its queries and the ticker, in the driver, from `start` to `stop` or a failure."""
 
 import contextlib
 import threading
@@ -16,6 +16,7 @@ from connectors.delta.spark_errors import SPARK_ERRORS, SparkError, spark_text
 from connectors.kafka.cluster_topics import ClusterTopics, ensure_cluster_topics
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
+from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit_query import QUERY as AUDIT
 from pipelines.cluster.audit_query import AuditQuery
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
@@ -23,6 +24,7 @@ from pipelines.cluster.cluster_metrics import ClusterMetrics
 from pipelines.cluster.deadline_ticker import DeadlineTicker
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
 from pipelines.cluster.kept_query import KeptQuery, stop_between_batches
+from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.migration.to_cluster import beginning_of
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
@@ -90,7 +92,7 @@ class ClusterJob:
         self.internal = ClusterTopics.of(settings.topic_prefix)
 
     def start(self) -> Self:
-        """Start both queries and the ticker.
+        """Start the queries and the ticker.
 
         Raises:
             Fenced: Another job runs with this prefix.
@@ -137,6 +139,7 @@ class ClusterJob:
             )
             audit.start()
             self._stack.callback(audit.stop)
+            self._start_message_queues(identity, internal)
             self._start_ticker(ops.partition_count)
             self._serve_metrics()
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
@@ -194,6 +197,23 @@ class ClusterJob:
         )
         self._stack.callback(ownership.release)
         ownership.take({identity.state_epoch, *identity.former_epochs}, take_over=self._take_over)
+
+    def _start_message_queues(self, identity: CheckpointIdentity, internal: dict[str, TopicFacts]) -> None:
+        if not self.settings.message_globs:
+            return
+        queues = MessageQueues(
+            self._spark,
+            self.connection,
+            self.settings,
+            identity,
+            internal,
+            checkpoint=f"{self.cluster.checkpoint}/build_units",
+            tasks=self.cluster.tasks,
+            on_failure=self._fail,
+        )
+        query = queues.start()
+        self._stack.callback(queues.stop)
+        self._watch(query)
 
     def _start_ticker(self, ops_partitions: int) -> None:
         if self.settings.ticks:

@@ -50,6 +50,16 @@ class EntryKey(NamedTuple):
     """Its place among the audit entries of this write."""
     kind: int
 
+    @property
+    def source(self) -> str:
+        """What the entries with a common order have in common."""
+        return str(self.ops_partition)
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """Its place in that order."""
+        return self.apply_seq, self.ordinal
+
     def encode(self) -> bytes:
         """Four big-endian numbers."""
         return _ENTRY_KEY.pack(*self)

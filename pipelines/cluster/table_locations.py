@@ -5,7 +5,7 @@ from pyspark.sql import SparkSession
 
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.store import create_table, types_of
-from connectors.delta.tables import AUDIT_TABLES, Table
+from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["TableLocations"]
@@ -26,12 +26,12 @@ class TableLocations:
         return f"{self.root}/{table}"
 
     def ensure(self, spark: SparkSession) -> None:
-        """Create the audit tables that are missing.
+        """Create the audit tables and `consume_queue` where they are missing.
 
         Raises:
             Invalid: A table has other columns.
         """
-        for table in AUDIT_TABLES.values():
+        for table in (*AUDIT_TABLES.values(), CONSUME_QUEUE):
             create_table(spark, self.of(table.name), table)
             self._require_columns(spark, table)
 

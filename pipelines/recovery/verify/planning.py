@@ -20,7 +20,7 @@ from connectors.delta.store import require_columns
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, table_path
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import PIPELINE
-from pipelines.build_consume_queue.unit_flush import PIPELINE as UNIT_PIPELINE
+from pipelines.build_consume_queue import PIPELINE as UNIT_PIPELINE
 from pipelines.recovery.verify.base import Base
 from pipelines.recovery.verify.plan import TablePlan, VerifyPlan, unit_sources
 from pipelines.recovery.verify.slices import slices_of

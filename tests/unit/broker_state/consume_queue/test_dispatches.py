@@ -19,7 +19,7 @@ from pipelines.decide_ops.entry import ENTRY_BYTES_MAX, EntryKind
 from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.decide_ops.order import in_one_turn, order
 from popstream.exchange.partitioner import ops_key
-from popstream.wire.command import Declare, Policy, encode_command
+from popstream.wire.command import Command, Declare, Policy, encode_command
 from popstream.wire.limits import RANGE_OFFSETS_MAX, WINDOW_OFFSETS_MIN
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def test_the_job_accepts_commands_in_their_order_as_a_whole() -> None:
     origin = 70_000_000
     units = Units.simple(written + origin, written * 0, written * 0)
     tagged = replace(units, tag_hash=(written // 700 + 1).astype(np.uint64))
-    commands = [
+    commands: list[Command] = [
         Declare(v=1, topic="t", queue_id=0, topic_id="id"),
         Policy(v=1, topic="t", queue_id=0, window_max=WINDOW_OFFSETS_MIN),
         *skips_of("t", 0, 0, origin),

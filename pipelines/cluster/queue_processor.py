@@ -1,0 +1,125 @@
+"""The operator that builds consume queues: hands the records of each queue to its shard, and yields what leaves."""
+
+import gc
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.own_topics import Topics
+from pipelines.build_units.accepted_ids import DedupRule, MemoryIds
+from pipelines.build_units.queue_change import Queue
+from pipelines.cluster.outgoing import OutgoingRecord
+from pipelines.cluster.queue_log import decode_log_record, queue_of_key
+from pipelines.cluster.queue_shard import BuiltUnits, QueueMeta, QueueShard
+from pipelines.cluster.spark_maps import BYTES, SparkMap
+from pipelines.cluster.unit_entries import unit_records
+from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.wire.command import AdminCommand, Command, encode_command
+from popstream.wire.signing import AdminKey, sign_operation
+
+__all__ = ["QueueProcessor", "UnitSettings"]
+
+IDS_KEPT_MAX = 2_000_000
+"""Ids that a worker keeps of all its queues, some 250 bytes each; those of the queue at hand are kept in any case."""
+
+_ids: "OrderedDict[tuple[str, str], tuple[QueueMeta, MemoryIds]]" = OrderedDict()
+"""By run of the query and key: the ids of a queue, with the meta that they belong to. The last used is the last one."""
+
+
+class UnitSettings(NamedTuple):
+    """What all queues of a job are built by.
+
+    Attributes:
+        run_id: Identity of the running query: what is in memory belongs to it.
+        state_epoch: Identity of the state.
+        ops_partitions: Partitions of the ops topic.
+        audit_partitions: Partitions of the audit topic.
+        rule: Which repeats are duplicates.
+        admin_key: Signs what goes to the ops topic; None: it is not signed.
+    """
+
+    run_id: str
+    state_epoch: str
+    ops_partitions: int
+    audit_partitions: int
+    rule: DedupRule
+    admin_key: AdminKey | None = None
+
+
+class QueueProcessor(StatefulProcessor):
+    """Builds the queues that Spark gives to this task.
+
+    Args:
+        settings: What all queues are built by.
+        prefix: Prefix of the job's topics.
+    """
+
+    def __init__(self, settings: UnitSettings, prefix: str) -> None:
+        self._settings = settings
+        self._topics = Topics.of(prefix)
+        self._internal = ClusterTopics.of(prefix)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state; called at the start of each task."""
+        self._meta = handle.getValueState("meta", BYTES)
+        self._units = SparkMap(handle.getMapState("units", BYTES, BYTES))
+
+    def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
+        """Build one queue."""
+        (name,) = key
+        queue = queue_of_key(name.encode())
+        stored = self._meta.get()
+        before = QueueMeta() if stored is None else QueueMeta.decode(bytes(stored[0]))
+        place = self._settings.run_id, name
+        meta, ids = _ids.pop(place, (None, None))
+        shard = QueueShard(queue, self._units, before, self._settings.rule, ids if meta == before else None)
+        ordered = sorted((row.log_offset, bytes(row.value)) for row in rows)
+        gc.disable()  # many objects and no cycles: a collection now would only cost time
+        try:
+            built = shard.apply(decode_log_record(value) for _, value in ordered)
+        finally:
+            gc.enable()
+        if shard.meta == before:
+            _keep(place, shard)
+            return
+        self._meta.update((shard.meta.encode(),))
+        _keep(place, shard)
+        for record in self._outgoing(queue, name, shard.meta, built):
+            yield Row(**record._asdict())
+
+    def close(self) -> None:
+        """Do nothing: Spark closes the state."""
+
+    def _outgoing(self, queue: Queue, name: str, meta: QueueMeta, built: BuiltUnits) -> Iterator[OutgoingRecord]:
+        key = ops_key(*queue)
+        partition = partition_of(key, self._settings.ops_partitions)
+        for number, command in enumerate(built.commands):
+            value = self._encoded(command, meta.build_seq, number)
+            yield OutgoingRecord(self._topics.ops, partition, key, value)
+        yield from unit_records(
+            queue, meta.build_seq, built.units, self._internal.audit, self._settings.audit_partitions
+        )
+        yield OutgoingRecord(self._internal.queues, 0, name.encode(), meta.encode())
+
+    def _encoded(self, command: Command, build_seq: int, number: int) -> bytes:
+        """Return an operation with an op_id, which is the same when a task is repeated."""
+        op_id = f"build-{self._settings.state_epoch}-{build_seq}-{number}"
+        value = encode_command(msgspec.structs.replace(command, op_id=op_id))
+        admin_key = self._settings.admin_key
+        if admin_key is None or not isinstance(command, AdminCommand):
+            return value
+        return sign_operation(value, admin_key, ops_topic=self._topics.ops, at_ms=int(time.time() * 1000))
+
+
+def _keep(place: tuple[str, str], shard: QueueShard) -> None:
+    if shard.ids is None:
+        return
+    _ids[place] = shard.meta, shard.ids
+    while len(_ids) > 1 and sum(len(ids) for _, ids in _ids.values()) > IDS_KEPT_MAX:
+        _ids.popitem(last=False)

@@ -1,0 +1,54 @@
+"""The query that builds consume queues: the log of queues through one shard for each of them, to the Kafka sink."""
+
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.streaming.query import StreamingQuery
+
+from connectors.delta.session import join_pool
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.spark_source import sink_options, source_options
+from pipelines.cluster.outgoing import OUTGOING_SCHEMA
+from pipelines.cluster.queue_processor import QueueProcessor, UnitSettings
+from popstream.kafka_connection import KafkaConnection
+
+__all__ = ["QUERY", "start_units_query"]
+
+QUERY = "build_units"
+RECORDS_PER_BATCH_MAX = 1_000
+
+
+def start_units_query(
+    spark: SparkSession, connection: KafkaConnection, settings: UnitSettings, *, prefix: str, checkpoint: str
+) -> StreamingQuery:
+    """Start the query.
+
+    Args:
+        spark: The session.
+        connection: The Kafka.
+        settings: What all queues are built by.
+        prefix: Prefix of the job's topics.
+        checkpoint: Path or URL of the query's checkpoint.
+    """
+    join_pool(spark, QUERY)
+    frame = (
+        spark.readStream.format("kafka")
+        .options(**source_options(connection))
+        .option("subscribe", ClusterTopics.of(prefix).queue_log)
+        .option("startingOffsets", "earliest")
+        .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
+        # What is lost of this log is read again from the message topics (`QueueMeta.is_behind`).
+        .option("failOnDataLoss", "false")
+        .load()
+        .select(f.col("key").cast("string").alias("queue"), f.col("offset").alias("log_offset"), "value")
+    )
+    outgoing = frame.groupBy("queue").transformWithState(
+        QueueProcessor(settings, prefix), OUTGOING_SCHEMA, "append", "none"
+    )
+    return (
+        outgoing.writeStream.queryName(QUERY)
+        .format("kafka")
+        .options(**sink_options(connection))
+        .option("checkpointLocation", checkpoint)
+        .outputMode("append")
+        .start()
+    )
