@@ -10,7 +10,7 @@ from connectors.delta.column_values import KINDS, REASONS
 from connectors.delta.views import sql_list
 from expectations.common_expectations import common_expectations
 from expectations.expect_no_rows import ExpectNoRows
-from popstream.wire.reason import CODE_OF_REASON, code_of
+from popstream.wire.reason import CODE_OF_REASON, Reason, code_of
 
 __all__ = ["operations_suite"]
 
@@ -134,12 +134,12 @@ class ExpectTablesToBeFresh(ExpectNoRows):
 class ExpectRefusalsThatTheJobCounted(ExpectNoRows):
     """Compares with the running job, if it is asked. After a restore rows are of two states, and not compared."""
 
-    description: str = "There are as many rows with an error code as the job has counted since it started."
-    unexpected_rows_query: str = """
+    description: str = "There are as many rows of refused operations as the job has counted since it started."
+    unexpected_rows_query: str = f"""
         SELECT * FROM (
             SELECT j.least, j.greatest, (
-                SELECT count(*) FROM operations AS o  /* and not only of {batch} */
-                WHERE o.code <> 0 AND o.apply_seq >= j.since_seq
+                SELECT count(*) FROM operations AS o  /* and not only of {{batch}} */
+                WHERE o.code NOT IN (0, {CODE_OF_REASON[Reason.NO_MESSAGE]}) AND o.apply_seq >= j.since_seq
             ) AS found
             FROM job_figures AS j
             WHERE j.what = 'refused' AND NOT EXISTS (
@@ -147,7 +147,7 @@ class ExpectRefusalsThatTheJobCounted(ExpectNoRows):
             )
         )
         WHERE found NOT BETWEEN least AND greatest
-    """
+    """  # noqa: S608 - constants of the code
 
 
 def operations_suite() -> ExpectationSuite:

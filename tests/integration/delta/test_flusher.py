@@ -36,7 +36,9 @@ from connectors.delta.rows import encode_rows
 from connectors.delta.spark_tables import register_views
 from connectors.delta.store import ensure_table, write_checkpoint
 from connectors.delta.tables import AUDIT_TABLES, TABLES
-from expectations.rejected_suite import rejected_suite
+from expectations.opened_tables import OpenedTables
+from expectations.scope import ALL_ROWS
+from expectations.suites import rules_of, suites
 from popstream.wire.base_errors import Corrupt, Fenced, Invalid
 from tests.support.audit_tables import NOW_MS, delivery, flushed, slices, stored, stored_seqs
 
@@ -131,9 +133,12 @@ def test_the_heads_of_rejected_records_are_kept_as_chosen(
     start(rejected_heads=kept).flush("rejected", [(1, data) for data in encode_rows("rejected", [row])], 1)
     (found,) = stored(spark, root, "rejected")
     assert bytes(found["value_head"]) == stored_head
-    rejected_rule: Any = next(each for each in rejected_suite().expectations if "Head" in type(each).__name__)
-    spark.read.format("delta").load(str(root / "rejected")).createOrReplaceTempView("rejected_here")
-    assert spark.sql(rejected_rule.unexpected_rows_query.format(batch="rejected_here")).count() == 0
+    (rejected,) = (suite for suite in suites() if suite.name == "rejected")
+    (rule,) = (
+        each for each in rules_of(rejected) if each.expectation_type == "expect_head_to_be_the_start_of_the_value"
+    )
+    with OpenedTables(root, scope=ALL_ROWS) as opened:
+        assert opened.unexpected_rows("rejected", rule.sql)[0] == 0
 
 
 def test_a_span_is_one_commit_with_one_file_a_date(
