@@ -47,9 +47,9 @@ decode_log_record = msgspec.msgpack.Decoder(LogRecord).decode
 
 
 def queue_of_key(key: bytes) -> tuple[str, int]:
-    """Return (topic, queue id) of a key.
+    r"""Return (topic, queue id) of a key.
 
-    >>> queue_of_key(ops_key("orders", 12))
+    >>> queue_of_key(b"orders\x0012")
     ('orders', 12)
     """
     topic, queue_id = key.rsplit(b"\0", 1)

@@ -75,18 +75,24 @@ class PopAnyQueue:
         return answers
 
     def _rounds(self, command: Pop) -> Iterator[tuple[list[int], int]]:
-        """Yield (queues to ask together, poll time): promising ones alone, then all without waiting, then waiting."""
+        """Yield (queues to ask together, poll time): promising ones alone, then all without waiting, then waiting.
+
+        There is at least one, also when finding the queues took longer than the poll time.
+        """
         deadline_s = time.monotonic() + command.poll_time_ms / 1000
         order = self._order()
         with self._lock:
             promising = [queue_id for queue_id in order if queue_id in self._promising]
         for queue_id in promising:
             yield [queue_id], 0
+        has_asked = bool(promising)
         places = max(1, command.max_messages)
         if places < len(order) or not command.poll_time_ms:
+            has_asked = True
             for start in range(0, len(order), places):
                 yield order[start : start + places], 0
-        while (left_ms := int((deadline_s - time.monotonic()) * 1000)) > 0:
+        while (left_ms := max(0, int((deadline_s - time.monotonic()) * 1000))) or not has_asked:
+            has_asked = True
             yield order[:places], left_ms if places >= len(order) else min(left_ms, POLL_MS_SHARED)
             order = order[places:] + order[:places]
 

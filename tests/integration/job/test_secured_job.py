@@ -155,7 +155,7 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: SecuredKafka, canary
             ["snapshot"],
             ["verify", "--var", str(ROOT / "var")],
             ["query", "--var", str(ROOT / "var"), "select * from operations"],
-            ["check", "--var", str(ROOT / "var")],
+            ["check"],
         ):
             done = run(up, *command)
             assert done.returncode == 0, (command, done.stderr)
