@@ -111,8 +111,9 @@ fuzz: environment ## fuzz five targets with FUZZ_INPUTS inputs each, and search 
 mutants: environment ## each of the seeded mistakes in the kernel has to fail the suite
 	@$(PYTEST) -n $(WORKERS) tests/mutants tests/conformance/test_conformance_mutants.py
 
-cluster-test: setup ## the job on a Spark cluster of this machine: equal decisions, poison records, kills, what it brings along
-	@$(PYTEST) tests/cluster --ignore=tests/cluster/s3 -m "not long"
+CLUSTER_TESTS ?= tests/cluster
+cluster-test: setup ## the job on Spark clusters: equal decisions, poison, lost executors and drivers; CLUSTER_TESTS=FILE... for some
+	@$(PYTEST) $(CLUSTER_TESTS) -m "cluster and not long" --ignore=tests/cluster/s3
 
 s3-test: setup s3-jars ## checkpoint and tables of a job on a cluster in an S3 that runs here
 	@[[ -x var/s3-server/bin/moto_server ]] || { $(BIN)/python -m venv --clear var/s3-server && var/s3-server/bin/python -m pip install \
