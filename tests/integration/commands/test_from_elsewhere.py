@@ -6,7 +6,6 @@ Method: a real job, with its tables in a folder of their own; commands that know
 from __future__ import annotations
 
 import os
-import socket
 import stat
 import subprocess
 import urllib.request
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 import pytest
 
+from connectors.local_servers.loopback import free_port
 from tests.support.processes.job_process import POPSTREAM, ROOT
 from tests.support.processes.up_process import COMMAND_TIMEOUT_S, Up, environment, run
 from tests.support.wire import wait_for
@@ -67,8 +67,7 @@ class Site(NamedTuple):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     root = tmp_path_factory.mktemp("from_elsewhere")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()  # of a range from which no outgoing connection gets one meanwhile
     token_file, tables, elsewhere = root / "token", root / "shared" / "tables", root / "elsewhere"
     token_file.write_text(f"{TOKEN}\n")
     elsewhere.mkdir()

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from connectors.local_servers.loopback import free_port
 from pipelines.control.metric_definitions import Metric, MetricKind
 from pipelines.process.maintenance import Maintained
 from popstream.history.check import check_history
@@ -39,8 +40,7 @@ def answers(done: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def metrics_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
+    return free_port()  # of a range from which no outgoing connection gets one meanwhile
 
 
 @pytest.fixture(scope="module")
