@@ -23,28 +23,11 @@ _FIELDS = {
     "--prefix": "topic_prefix",
     "--at": "snapshots",
 }
+_CHOOSE_JOB = ("--settings", "--folder", "--tables", "--bootstrap-servers", "--kafka-config", "--prefix")
 _TAKES = {
-    "up": ("--settings", "--folder", "--tables", "--bootstrap-servers", "--kafka-config", "--prefix", "--var"),
-    "restore": (
-        "--settings",
-        "--folder",
-        "--tables",
-        "--bootstrap-servers",
-        "--kafka-config",
-        "--prefix",
-        "--at",
-        "--var",
-    ),
-    "verify": (
-        "--settings",
-        "--folder",
-        "--tables",
-        "--bootstrap-servers",
-        "--kafka-config",
-        "--prefix",
-        "--at",
-        "--var",
-    ),
+    "up": (*_CHOOSE_JOB, "--var"),
+    "restore": (*_CHOOSE_JOB, "--at", "--var"),
+    "verify": (*_CHOOSE_JOB, "--at", "--var"),
     "snapshot": ("--settings", "--folder", "--at"),
 }
 """The options of each command that choose the job."""
