@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from broker_state.store.key_kinds import queue_of_key
 from broker_state.store.keys import QueueTag
 from broker_state.store.overlay import STATE, Change
 from broker_state.store.state_records import LaneRecord, QueueRecord
@@ -49,7 +50,7 @@ def raise_generation(state: Iterable[tuple[bytes, bytes]], used: int = 0) -> Ite
     prefix = b""
     for key, value in state:
         if not prefix or not key.startswith(prefix):
-            prefix = key[: 1 + key[0] + 4]
+            prefix = queue_of_key(key)
         kind = key[len(prefix) : len(prefix) + 1]
         if kind == QueueTag.RECORD:
             queue = QueueRecord.decode(value)

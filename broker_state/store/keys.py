@@ -56,6 +56,7 @@ __all__ = [
     "op_page_key",
     "queue_prefix",
     "read_deadline_key",
+    "read_queue_prefix",
 ]
 
 DEADLINE_PAGE = 0
@@ -125,6 +126,15 @@ def queue_prefix(topic: str, queue_id: int) -> bytes:
     """
     name = topic.encode()
     return bytes((len(name),)) + name + queue_id.to_bytes(4, "big")
+
+
+def read_queue_prefix(prefix: bytes) -> tuple[str, int]:
+    """Return (topic, queue id) of a `queue_prefix`.
+
+    >>> read_queue_prefix(queue_prefix("orders", 12))
+    ('orders', 12)
+    """
+    return prefix[1:-4].decode(), int.from_bytes(prefix[-4:], "big")
 
 
 def lane_prefix(queue: bytes, lane_no: int) -> bytes:

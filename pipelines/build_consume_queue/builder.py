@@ -33,7 +33,7 @@ from broker_state.consume_queue import (
     truncate,
     units_between,
 )
-from broker_state.store.keys import end_of_prefix, queue_prefix
+from broker_state.store.keys import end_of_prefix, queue_prefix, read_queue_prefix
 from broker_state.store.overlay import Change
 from broker_state.store.rocks_store import META, QUEUES, UNITS, Erasure, RocksStore
 from broker_state.store.value_format import FORMAT_1, read_stored
@@ -404,7 +404,7 @@ def reader_of(store: RocksStore, queue: Queue) -> Get:
 def read_queues(store: RocksStore) -> Iterator[tuple[Queue, ConsumeQueue]]:
     """Yield every queue of a builder's store, in the order of their keys."""
     for key, value in store.scan(QUEUES, b""):
-        yield (key[1:-4].decode(), int.from_bytes(key[-4:], "big")), ConsumeQueue.decode(value)
+        yield read_queue_prefix(key), ConsumeQueue.decode(value)
 
 
 def read_spans(entry: Entry) -> list[UnitSpan]:

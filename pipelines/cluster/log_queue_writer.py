@@ -22,10 +22,10 @@ from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import sink_options
 from pipelines.build_units.queue_change import LogFacts, Queue, updated
 from pipelines.cluster.keyed_log import KeyedLog
-from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated, encode_log_record, queue_of_key
+from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated, encode_log_record
 from pipelines.cluster.queue_shard import QueueMeta
 from pipelines.cluster.scan_records import SCANS_SCHEMA, ScanSpan, scan_packer
-from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
 from popstream.exchange.resilient_producer import close_producer
 from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic
@@ -111,7 +111,7 @@ class LogQueueWriter:
         )
         self._packed = packed.persist(StorageLevel.MEMORY_AND_DISK)
         rows = packed.groupBy("key").agg(f.max("end_offset"), f.sum("records")).collect()
-        return ReadScans({queue_of_key(bytes(key)): end for key, end, _ in rows}, sum(row[2] for row in rows))
+        return ReadScans({queue_of_ops_key(bytes(key)): end for key, end, _ in rows}, sum(row[2] for row in rows))
 
     def write(self, read: ReadScans, ends: Mapping[Queue, int]) -> int:
         """See `QueueWriter.write`."""
@@ -172,7 +172,7 @@ class LogQueueWriter:
         return is_behind
 
     def _news(self) -> Iterable[tuple[Queue, QueueMeta]]:
-        return ((queue_of_key(key), QueueMeta.decode(value)) for key, value in self._built.to_end())
+        return ((queue_of_ops_key(key), QueueMeta.decode(value)) for key, value in self._built.to_end())
 
     def _write(self, records: Iterable[tuple[Queue, LogRecord]]) -> None:
         """Write records, and wait until Kafka has them."""

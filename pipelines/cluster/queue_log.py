@@ -13,7 +13,7 @@ import msgspec
 
 from popstream.wire.command import QueueType
 
-__all__ = ["Began", "LogRecord", "Scanned", "Truncated", "decode_log_record", "encode_log_record", "queue_of_key"]
+__all__ = ["Began", "LogRecord", "Scanned", "Truncated", "decode_log_record", "encode_log_record"]
 
 
 class Began(msgspec.Struct, array_like=True, frozen=True, tag=1):
@@ -44,13 +44,3 @@ LogRecord = Began | Scanned | Truncated
 
 encode_log_record = msgspec.msgpack.Encoder().encode
 decode_log_record = msgspec.msgpack.Decoder(LogRecord).decode
-
-
-def queue_of_key(key: bytes) -> tuple[str, int]:
-    r"""Return (topic, queue id) of a key.
-
-    >>> queue_of_key(b"orders\x0012")
-    ('orders', 12)
-    """
-    topic, queue_id = key.rsplit(b"\0", 1)
-    return topic.decode(), int(queue_id)

@@ -15,11 +15,11 @@ from connectors.kafka.own_topics import Topics
 from pipelines.build_units.accepted_ids import DedupRule, MemoryIds
 from pipelines.build_units.queue_change import Queue
 from pipelines.cluster.outgoing import OutgoingRecord
-from pipelines.cluster.queue_log import decode_log_record, queue_of_key
+from pipelines.cluster.queue_log import decode_log_record
 from pipelines.cluster.queue_shard import BuiltUnits, QueueMeta, QueueShard
 from pipelines.cluster.spark_maps import BYTES, SparkMap
 from pipelines.cluster.unit_entries import unit_records
-from popstream.exchange.partitioner import ops_key, partition_of
+from popstream.exchange.partitioner import ops_key, partition_of, queue_of_ops_key
 from popstream.wire.command import AdminCommand, Command, encode_command
 from popstream.wire.signing import AdminKey, sign_operation
 
@@ -73,7 +73,7 @@ class QueueProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Any, timerValues: Any) -> Iterator[Row]:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
         """Build one queue."""
         (name,) = key
-        queue = queue_of_key(name.encode())
+        queue = queue_of_ops_key(name.encode())
         stored = self._meta.get()
         before = QueueMeta() if stored is None else QueueMeta.decode(bytes(stored[0]))
         place = self._settings.run_id, name

@@ -11,6 +11,7 @@ import msgspec
 from sortedcontainers import SortedList
 
 from broker_state.kernel.context.decision import OpRecord
+from broker_state.store.keys import read_queue_prefix
 from broker_state.store.value_format import FORMAT_1, read_stored
 from pipelines.cluster.shard_state import ShardMaps, ShardState
 from pipelines.decide_ops.decode import Decoder, KafkaRecord, Rejected, reject_quarantined
@@ -188,6 +189,6 @@ class Shard:
             self._due.remove(noted)
         earliest_ms = self._state.deadline_index.earliest_of(queue)
         if earliest_ms is not None:
-            due = QueueDeadline(earliest_ms, queue[1:-4].decode(), int.from_bytes(queue[-4:], "big"))
+            due = QueueDeadline(earliest_ms, *read_queue_prefix(queue))
             self._due_by_queue[queue] = due
             self._due.add(due)

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import msgspec
 
 from broker_state.kernel.context.queue_state import LaneState, QueueState, load_queue
-from broker_state.store.keys import QueueTag, end_of_prefix
+from broker_state.store.key_kinds import queue_of_key
+from broker_state.store.keys import QueueTag, end_of_prefix, read_queue_prefix
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
 from broker_state.store.state_records import LaneRecord, QueueRecord
@@ -134,14 +135,13 @@ def scan_queues(store: RocksStore) -> Iterator[StoredQueue]:
         first = next(iter(store.scan(STATE, at)), None)
         if first is None:
             return
-        key = first[0]
-        size = 1 + key[0] + 4
-        prefix = key[:size]
+        prefix = queue_of_key(first[0])
         stored = store.get(STATE, prefix + QueueTag.RECORD)
         if stored is not None:
+            topic, queue_id = read_queue_prefix(prefix)
             yield StoredQueue(
-                topic=prefix[1:-4].decode(),
-                queue_id=int.from_bytes(prefix[-4:], "big"),
+                topic=topic,
+                queue_id=queue_id,
                 record=QueueRecord.decode(stored),
                 lanes=[LaneRecord.decode(value) for _, value in _lanes(store, prefix)],
             )

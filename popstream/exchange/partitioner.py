@@ -19,7 +19,7 @@ from functools import lru_cache
 
 from kafka.partitioner import murmur2
 
-__all__ = ["ops_key", "partition_of"]
+__all__ = ["ops_key", "partition_of", "queue_of_ops_key"]
 
 SIGN_BIT_CLEARED = 0x7FFF_FFFF
 # Far above the number of queues of one job. An entry takes about 200 bytes; the pure-Python hash several microseconds.
@@ -43,6 +43,16 @@ def ops_key(topic: str, queue_id: int) -> bytes:
         message = f"a queue id is 0 or more, not {queue_id}"
         raise ValueError(message)
     return f"{topic}\x00{queue_id}".encode()
+
+
+def queue_of_ops_key(key: bytes) -> tuple[str, int]:
+    r"""Return (topic, queue id) of an `ops_key`.
+
+    >>> queue_of_ops_key(b"orders\x0012")
+    ('orders', 12)
+    """
+    topic, queue_id = key.rsplit(b"\0", 1)
+    return topic.decode(), int(queue_id)
 
 
 @lru_cache(maxsize=CACHED_KEYS_MAX)

@@ -40,7 +40,6 @@ from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.keyed_log import KeyedLog
 from pipelines.cluster.message_queues import MessageQueues
-from pipelines.cluster.queue_log import queue_of_key
 from pipelines.cluster.queue_shard import QueueMeta
 from pipelines.cluster.unit_entries import UnitsKey, completed_units
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
@@ -49,6 +48,7 @@ from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.decide_ops.order import in_one_turn, order
 from pipelines.job_settings import JobSettings, KeySetting
 from popstream import Producer, Transport
+from popstream.exchange.partitioner import queue_of_ops_key
 from popstream.settings import ClientSettings
 from popstream.topics.message_topics import MessageTopic, TopicReader
 from popstream.wire.command import Pop
@@ -142,7 +142,7 @@ class Lab:
     def metas(self) -> dict[Queue, QueueMeta]:
         """What the job says of its queues."""
         with KeyedLog(self.connection, f"{self.prefix}.cluster_queues") as log:
-            return {queue_of_key(key): QueueMeta.decode(value) for key, value in log.to_end()}
+            return {queue_of_ops_key(key): QueueMeta.decode(value) for key, value in log.to_end()}
 
     def wait(self, query: StreamingQuery | None = None) -> None:
         """Until all queues are built to the ends of their logs."""
@@ -218,7 +218,7 @@ class Lab:
         for row in frame.select(
             f.col("key.queue"), f.col("user_map_key.bytes").alias("at"), f.col("user_map_value.bytes").alias("value")
         ).collect():
-            values.setdefault(queue_of_key(row.queue.encode()), {})[bytes(row.at)] = bytes(row.value)
+            values.setdefault(queue_of_ops_key(row.queue.encode()), {})[bytes(row.at)] = bytes(row.value)
         return values
 
     def embedded(self, folder: Path) -> tuple[dict[Queue, ConsumeQueue], dict[Queue, dict[bytes, bytes]], Rows]:

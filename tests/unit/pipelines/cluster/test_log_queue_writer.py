@@ -11,9 +11,9 @@ from broker_state.consume_queue import ConsumeQueue
 from connectors.kafka.cluster_topics import ClusterTopics
 from pipelines.cluster import log_queue_writer
 from pipelines.cluster.log_queue_writer import LogQueueWriter
-from pipelines.cluster.queue_log import Began, LogRecord, Truncated, decode_log_record, queue_of_key
+from pipelines.cluster.queue_log import Began, LogRecord, Truncated, decode_log_record
 from pipelines.cluster.queue_shard import QueueMeta
-from popstream.exchange.partitioner import ops_key
+from popstream.exchange.partitioner import ops_key, queue_of_ops_key
 from popstream.kafka_connection import KafkaConnection
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.base_errors import Invalid, Unavailable
@@ -37,7 +37,7 @@ class Kafka:
     def send(self, topic: str, *, key: bytes, value: bytes, partition: int) -> Kafka:
         assert topic == "p.cluster_queue_log"
         assert 0 <= partition < 3
-        self.written.append((queue_of_key(key), decode_log_record(value)))
+        self.written.append((queue_of_ops_key(key), decode_log_record(value)))
         return self
 
     def get(self, timeout_s: float) -> None:

@@ -23,11 +23,12 @@ from pipelines.build_consume_queue.unit_columns import DELTA_SCHEMA, UNIT_SCHEMA
 from pipelines.build_units.accepted_ids import DedupRule
 from pipelines.cluster import queue_shard
 from pipelines.cluster.arrow_slices import sliced
-from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated, decode_log_record, queue_of_key
+from pipelines.cluster.queue_log import Began, LogRecord, Scanned, Truncated, decode_log_record
 from pipelines.cluster.queue_shard import QueueMeta, QueueShard
 from pipelines.cluster.scan_records import ScanSpan, scan_packer
 from pipelines.cluster.unit_entries import UnitsKey, completed_units, unit_records
 from pipelines.decide_ops.entry import Entry, EntryKind
+from popstream.exchange.partitioner import queue_of_ops_key
 from popstream.topics.message_topics import MessageTopic
 from popstream.wire.command import Command, Dispatch, encode_command
 from tests.support.in_process.memory_maps import MemoryMap
@@ -253,7 +254,7 @@ def test_rows_of_several_queues_come_in_records_that_follow_each_other() -> None
         ):
             record = decode_log_record(value)
             assert isinstance(record, Scanned)
-            values.setdefault(queue_of_key(key), []).append(record)
+            values.setdefault(queue_of_ops_key(key), []).append(record)
             count += records
     assert values.keys() == spans.keys()
     for queue, found in values.items():
