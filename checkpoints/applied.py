@@ -44,6 +44,11 @@ class Applied(msgspec.Struct, frozen=True, kw_only=True):
     spark_batch_id: int = -1
     former_epochs: list[str] = []
 
+    @property
+    def epochs(self) -> tuple[str, ...]:
+        """The state epoch, and those that it continues."""
+        return (self.state_epoch, *self.former_epochs)
+
     def encode(self) -> bytes:
         """Format byte and MessagePack."""
         return FORMAT_1 + msgspec.msgpack.encode(self)

@@ -212,7 +212,7 @@ def _refuse_lost_state(log: LogFound, tables: Iterable[TableFound]) -> None:
 
 def _refuse_other_tables(applied: Applied, tables: Iterable[TableFound]) -> None:
     epoch = applied.state_epoch
-    ours = {epoch, *applied.former_epochs}
+    ours = {*applied.epochs}
     restored, ahead, strange = [], [], []
     for table in tables:
         delivered = table.delivered.get(epoch, -1)

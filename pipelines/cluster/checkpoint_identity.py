@@ -45,6 +45,11 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
     former_epochs: list[str] = []
     first_offset: dict[int, int] = {}
 
+    @property
+    def epochs(self) -> tuple[str, ...]:
+        """The state epoch, and those that it continues."""
+        return (self.state_epoch, *self.former_epochs)
+
     @classmethod
     def new(cls, prefix: str, ops: TopicFacts, **fields: Any) -> "CheckpointIdentity":  # noqa: ANN401 - as the fields are
         """Return the identity of a state that begins."""

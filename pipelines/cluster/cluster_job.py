@@ -196,7 +196,7 @@ class ClusterJob:
             on_failure=self._fail,
         )
         self._stack.callback(ownership.release)
-        ownership.take({identity.state_epoch, *identity.former_epochs}, take_over=self._take_over)
+        ownership.take(identity.epochs, take_over=self._take_over)
 
     def _start_message_queues(self, identity: CheckpointIdentity, internal: dict[str, TopicFacts]) -> None:
         if not self.settings.message_globs:

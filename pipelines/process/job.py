@@ -305,7 +305,7 @@ class Job:
             on_failure=self._fail_unless_stopping,
         )
         self._stack.callback(self.prefix_ownership.release)
-        epochs = set() if known is None else {known.state_epoch, *known.former_epochs}
+        epochs = () if known is None else known.epochs
         self.prefix_ownership.take(epochs, take_over=self._take_over)
         self._show_owner()
 

@@ -220,7 +220,7 @@ def _new_epoch(state: UsableState, log: LogFound, tables: _Tables, continues: st
     """Return the notes with which a new state epoch begins; it continues all epochs that the tables know, and one."""
     source, _, found, losses = state
     before = found.applied
-    epochs = tables.epochs if before is None else tables.epochs | {*before.former_epochs, before.state_epoch}
+    epochs = tables.epochs if before is None else tables.epochs | {*before.epochs}
     epochs = epochs | ({continues} - {""})
     decided = {} if before is None or found.is_of_another(log) else before.next_offset
     applied = Applied(

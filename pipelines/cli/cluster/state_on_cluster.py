@@ -3,7 +3,7 @@
 import contextlib
 import os
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ def run_to_cluster(settings: JobSettings, checkpoint: str, *, only: str | None, 
         place = stack.enter_context(_place(settings, checkpoint, var))
         state = stack.enter_context(RocksStore(path, read_only=True))
         applied = applied_of(state)
-        stack.enter_context(_owned(settings, place, {applied.state_epoch, *applied.former_epochs}, checkpoint))
+        stack.enter_context(_owned(settings, place, applied.epochs, checkpoint))
         migrated = migrate_to_cluster(
             place.spark, state, prefix=settings.topic_prefix, ops=place.ops, log=place.log, checkpoint=checkpoint
         )
@@ -92,7 +92,7 @@ def run_to_folder(settings: JobSettings, checkpoint: str, *, var: Path, as_json:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(_place(settings, checkpoint, var))
         identity = _identity(settings, place, checkpoint)
-        stack.enter_context(_owned(settings, place, _epochs(identity), checkpoint))
+        stack.enter_context(_owned(settings, place, identity.epochs, checkpoint))
         migrated = migrate_to_folder(
             place.spark, checkpoint, prefix=settings.topic_prefix, ops=place.ops, log=place.log, folder=folder
         )
@@ -111,7 +111,7 @@ def run_rescale(settings: JobSettings, checkpoint: str, partitions: int, *, var:
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(_place(settings, checkpoint, var))
         identity = _identity(settings, place, checkpoint)
-        stack.enter_context(_owned(settings, place, _epochs(identity), checkpoint))
+        stack.enter_context(_owned(settings, place, identity.epochs, checkpoint))
         rescaled = rescale(place.spark, checkpoint, identity, partitions)
     _report(rescaled, f"in {partitions} partitions", as_json=as_json)
 
@@ -168,8 +168,8 @@ def _fetched(settings: JobSettings, snapshot_id: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _owned(settings: JobSettings, place: _Place, epochs: Collection[str], checkpoint: str) -> Iterator[None]:
-    """Own the prefix meanwhile, so that no job of it runs or starts."""
+def _owned(settings: JobSettings, place: _Place, epochs: tuple[str, ...], checkpoint: str) -> Iterator[None]:
+    """Own the prefix meanwhile for the first of `epochs`, so that no job of it runs or starts."""
     failures: list[BaseException] = []
     ownership = PrefixOwnership(
         settings.topic_prefix,
@@ -177,7 +177,7 @@ def _owned(settings: JobSettings, place: _Place, epochs: Collection[str], checkp
         folder=checkpoint,
         place=checkpoint,
         ops_topic_id=place.ops.topic_id,
-        state_epoch=lambda: next(iter(epochs), ""),
+        state_epoch=lambda: epochs[0],
         on_failure=failures.append,
     )
     try:
@@ -197,10 +197,6 @@ def _identity(settings: JobSettings, place: _Place, checkpoint: str) -> Checkpoi
         raise Invalid(message, subject=checkpoint)
     identity.require(checkpoint, settings.topic_prefix, place.ops)
     return identity
-
-
-def _epochs(identity: CheckpointIdentity) -> set[str]:
-    return {identity.state_epoch, *identity.former_epochs}
 
 
 def _report(migrated: Migrated, what: str, *, as_json: bool) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from broker_state.store.keys import read_queue_prefix
 from broker_state.store.rocks_store import OUTBOX, RocksStore
 from checkpoints.applied import applied_of
 from checkpoints.reconcile import LogFound, lost_records, require_same_log
@@ -17,7 +18,7 @@ from pipelines.cluster.migration.shard_rows import ShardRow, content_of, shard_r
 from pipelines.cluster.migration.stored_state import Migrated, content_of_store, digest_of
 from pipelines.cluster.shard import ShardMeta
 from pipelines.cluster.shard_keys import shard_keys
-from popstream.exchange.partitioner import partition_of
+from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import Corrupt, Invalid
 
 __all__ = ["beginning_of", "migrate_to_cluster"]
@@ -65,12 +66,11 @@ def migrate_to_cluster(
         )
         raise Invalid(message, subject=str(state.path))
     first_offset = {number: applied.next_offset.get(number, 0) for number in range(ops.partition_count)}
-    former_epochs = [applied.state_epoch, *applied.former_epochs]
-    identity = CheckpointIdentity.new(prefix, ops, former_epochs=former_epochs, first_offset=first_offset)
+    identity = CheckpointIdentity.new(prefix, ops, former_epochs=list(applied.epochs), first_offset=first_offset)
     rows = shard_rows(
         content_of_store(state),
         _metas(state, first_offset),
-        lambda queue: _partition_of_queue(queue, ops.partition_count),
+        lambda queue: partition_of(ops_key(*read_queue_prefix(queue)), ops.partition_count),
         seed=identity.seed,
         newest_ms=time.time_ns() // 1_000_000,
     )
@@ -100,11 +100,6 @@ def _metas(state: RocksStore, first_offset: dict[int, int]) -> dict[int, ShardMe
         partition: ShardMeta(next_offset, quarantined=quarantined[partition])
         for partition, next_offset in first_offset.items()
     }
-
-
-def _partition_of_queue(queue: bytes, partition_count: int) -> int:
-    """Return the partition of the ops topic of a queue, by the prefix of its keys."""
-    return partition_of(queue[1:-4] + b"\0" + str(int.from_bytes(queue[-4:], "big")).encode(), partition_count)
 
 
 def _rows_url(checkpoint: str) -> str:

@@ -53,7 +53,7 @@ def migrate_to_folder(
         ops_topic=ops.name,
         ops_topic_id=identity.ops_topic_id,
         next_offset=first_offset | {partition: meta.next_offset for partition, meta in metas.items()},
-        former_epochs=[identity.state_epoch, *identity.former_epochs],
+        former_epochs=list(identity.epochs),
     )
     require_same_log(applied, log)
     if lost := lost_records(applied.next_offset, log):

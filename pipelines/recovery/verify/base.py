@@ -56,7 +56,7 @@ def choose_base(
         if since == NEWEST and found.next_offset == applied.next_offset:
             continue  # there are no records between it and the state
         is_before = all(offset <= applied.next_offset.get(p, 0) for p, offset in found.next_offset.items())
-        is_ours = found.state_epoch in (since_loss or {applied.state_epoch, *applied.former_epochs})
+        is_ours = found.state_epoch in (since_loss or applied.epochs)
         if found.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(found.next_offset, log):
             try:
                 snapshots.fetch(snapshot, folder)
