@@ -18,7 +18,7 @@ from connectors.delta.tables import Column, Table, table_path
 from popstream.wire.base_errors import Corrupt, Invalid
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
     from pyspark.sql import SparkSession
@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CHECKPOINT_INTERVAL",
+    "column_differences",
+    "create_table",
     "ensure_table",
     "require_appendable",
     "require_columns",
     "require_rewritable",
+    "types_of",
     "write_checkpoint",
 ]
 
@@ -181,17 +184,25 @@ def require_columns(path: Path, table: Table, schema: str, *, may_lack: Collecti
         raise Corrupt(message, subject=table.name) from error
     wanted = types_of(spark_schema(table))
     if {name: kind for name, kind in wanted.items() if name in found or name not in may_lack} != found:
-        differences = [
-            f"{name}: {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}"
-            for name in sorted(found.keys() | wanted.keys())
-            if found.get(name) != wanted.get(name)
-        ]
         message = (
             f"the Delta table at {path} has other columns than this version writes: run the version that created it,"
             f" or run `popstream restore --rebuild {table.name}`"
         )
-        raise Invalid(message, subject=table.name, details=differences)
+        raise Invalid(message, subject=table.name, details=column_differences(found, wanted))
     return frozenset(found)
+
+
+def column_differences(found: Mapping[str, str], wanted: Mapping[str, str]) -> list[str]:
+    """Say which columns differ, both given as `types_of` gives them.
+
+    >>> column_differences({"id": "long", "old": "string"}, {"id": "long", "new": "date"})
+    ['new: missing, expected date', 'old: string, expected none']
+    """
+    return [
+        f"{name}: {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}"
+        for name in sorted(found.keys() | wanted.keys())
+        if found.get(name) != wanted.get(name)
+    ]
 
 
 def _comments(schema: str) -> dict[str, str]:
@@ -212,6 +223,7 @@ def _place(table: Table, column: Column) -> str:
 
 
 def create_table(spark: SparkSession, path: str, table: Table) -> None:
+    """Create a table with the properties of the audit tables at a path or URL, unless there is one."""
     builder = DeltaTable.createIfNotExists(spark).location(path).comment(table.comment)
     builder = builder.addColumns(spark_schema(table))
     if table.partitioned_by is not None:
@@ -222,4 +234,5 @@ def create_table(spark: SparkSession, path: str, table: Table) -> None:
 
 
 def types_of(schema: StructType) -> dict[str, str]:
+    """Return the type of each column, as Spark writes it in short."""
     return {field.name: field.dataType.simpleString() for field in schema}

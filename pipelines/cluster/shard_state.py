@@ -10,8 +10,8 @@ Keys, deadlines and the hashes of the window are in memory: some 100 bytes a key
 micro-batch costs in calls follows from the values that it reads for the first time and from those that it changes.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple, Protocol, Self
 
 from broker_state.store.key_kinds import queue_of_key
 from broker_state.store.keys import DeadlineRef, QueueTag, deadline_key
@@ -43,6 +43,11 @@ class ShardMaps(NamedTuple):
     deadlines: StoredMap
     chunk_index: StoredMap
     chunk_values: StoredMap
+
+    @classmethod
+    def each(cls, new_map: Callable[[], StoredMap]) -> Self:
+        """Return maps that `new_map` returns."""
+        return cls(*(new_map() for _ in cls._fields))
 
 
 class ShardState:

@@ -4,7 +4,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
 
 from connectors.delta.spark_schemas import spark_schema
-from connectors.delta.store import create_table, types_of
+from connectors.delta.store import column_differences, create_table, types_of
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from popstream.wire.base_errors import Invalid
 
@@ -39,10 +39,5 @@ class TableLocations:
         found = types_of(DeltaTable.forPath(spark, self.of(table.name)).toDF().schema)
         wanted = types_of(spark_schema(table))
         if found != wanted:
-            differences = [
-                f"{name}: {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}"
-                for name in sorted(found.keys() | wanted.keys())
-                if found.get(name) != wanted.get(name)
-            ]
             message = f"the Delta table at {self.of(table.name)} has other columns than this version writes"
-            raise Invalid(message, subject=table.name, details=differences)
+            raise Invalid(message, subject=table.name, details=column_differences(found, wanted))

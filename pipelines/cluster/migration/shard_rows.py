@@ -83,7 +83,7 @@ def shard_rows(
     for family, key, value in content:
         by_partition[partition_of_queue(queue_of_key(key))].append((family, key, value))
     for partition, meta in metas.items():
-        maps = ShardMaps(CollectedMap(), CollectedMap(), CollectedMap(), CollectedMap())
+        maps = ShardMaps.each(CollectedMap)
         state = ShardState(maps, seed, 1, 1)
         changes = by_partition.pop(partition, [])
         for first in range(0, len(changes), _CHANGES_AT_ONCE):
@@ -100,9 +100,7 @@ def shard_rows(
 def content_of(rows: Iterable[ShardRow], seed: int) -> tuple[dict[int, ShardMeta], Iterator[Content]]:
     """Return how far each partition is decided, and (family, key, value) of everything that the shards hold."""
     metas: dict[int, ShardMeta] = {}
-    maps: dict[int, ShardMaps] = defaultdict(
-        lambda: ShardMaps(CollectedMap(), CollectedMap(), CollectedMap(), CollectedMap())
-    )
+    maps: dict[int, ShardMaps] = defaultdict(lambda: ShardMaps.each(CollectedMap))
     for partition, name, key, value in rows:
         if name == META_MAP:
             metas[partition] = ShardMeta.decode(value)

@@ -39,7 +39,7 @@ class MemoryMap(CollectedMap):
 
 def memory_maps() -> ShardMaps:
     """Empty maps."""
-    return ShardMaps(MemoryMap(), MemoryMap(), MemoryMap(), MemoryMap())
+    return ShardMaps.each(MemoryMap)
 
 
 class ShardStore:
