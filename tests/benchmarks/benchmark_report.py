@@ -18,6 +18,8 @@ long_log      a table with 10,000 commits: milliseconds of a flush at its beginn
 size          operations a second of kernel and store: `leases`, single ones beside 1,000 and beside 10,000,000 leases;
               `lanes`, in turn over 10 and over 100,000 lanes of a queue; `put_off`, behind 0 and behind 1,000,000
               messages with a delivery time to come
+protection    CPU us of an operation with and without quotas; the scrub of a cold store of 1 GiB with one flipped byte:
+              seconds until it is reported, at the scrub's own pace (17 minutes), and the share of a core meanwhile
 client        `renewal`: CPU seconds of a client that renews 100,000 messages; `ack_bytes_a_message` on the wire
 ------------  ---------------------------------------------------------------------------------------------------------
 producer      messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;
@@ -77,6 +79,7 @@ from tests.benchmarks.latency import measure_latency
 from tests.benchmarks.long_log import measure_long_log
 from tests.benchmarks.positions import measure_positions
 from tests.benchmarks.producer_speed import measure_producer
+from tests.benchmarks.protection import measure_protection
 from tests.benchmarks.redelivery import measure_redelivery
 from tests.benchmarks.redrive import measure_redrive
 from tests.benchmarks.size import measure_restart, measure_size
@@ -99,6 +102,7 @@ _PARTS: dict[str, Callable[[BenchOptions], Any]] = {
     "positions": measure_positions,
     "long_log": measure_long_log,
     "size": measure_size,
+    "protection": measure_protection,
     "client": measure_client,
 }
 _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
