@@ -26,6 +26,7 @@ producer      messages of 100 bytes a second: `rates` asynchronous and waited, a
               `waited_by_threads` with batches and without, `delay_ms...` [median, 99 of 100], `memory...` in use
 drain         the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
 batches       the same for acks of 1,000 entries each, and for pops of 10,000 messages that are acked as a whole
+verify        `popstream verify` of a job that was drained: `records_per_s` with its start, rows compared, CPU a record
 restart       a job with 10,000,000 leases: `bytes_a_lease` in its state, `first_answer_s` from a start with no JVM
 build         `filled`: from a filled topic of messages of 100 bytes until all are poppable, the first one cold, and
               until all units are in Delta; `poppable`: milliseconds from the send of a message until it can be popped
@@ -85,6 +86,7 @@ from tests.benchmarks.redrive import measure_redrive
 from tests.benchmarks.size import measure_restart, measure_size
 from tests.benchmarks.snapshot_delay import measure_snapshot
 from tests.benchmarks.timeline import measure_timeline
+from tests.benchmarks.verify import measure_verify
 from tests.support.time_limit import time_limit
 
 __all__ = ["PARTS", "run_bench"]
@@ -109,6 +111,7 @@ _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "producer": measure_producer,
     "drain": measure_drain,
     "batches": measure_batches,
+    "verify": measure_verify,
     "restart": measure_restart,
     "build": measure_build,
     "latency": measure_latency,
