@@ -114,6 +114,8 @@ class PendingOperations:
         self._waiting: dict[str, PendingOperation] = {}
         self._resend_after_s_max = resend_after_s_max
         self._is_closed = False
+        self._is_failing = False
+        """Whether the last outcome of a send was a failure: of an outage only the first one is a warning."""
         self.broker_clock = BrokerClock()
 
     def __len__(self) -> int:
@@ -158,13 +160,15 @@ class PendingOperations:
     def sent(self, op_id: str, error: Exception | None, now_s: float, retry_after_s: float) -> None:
         """Record that Kafka has confirmed a send, or that it failed: then it is due again after `retry_after_s`."""
         with self._lock:
+            was_failing, self._is_failing = self._is_failing, error is not None
             pending = self._waiting.get(op_id)
             if pending is None:
                 return
             if error is None:
                 pending.in_log = True
             else:
-                LOG.warning("could not write %s, sending it again: %s", pending.what, error)
+                level = logging.DEBUG if was_failing else logging.WARNING
+                LOG.log(level, "could not write %s, sending it again: %s", pending.what, error)
                 pending.next_send_s = min(pending.next_send_s, now_s + retry_after_s)
 
     def due(self, now_s: float) -> list[PendingOperation]:

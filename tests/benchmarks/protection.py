@@ -36,6 +36,7 @@ _ALL_QUOTAS = Policy(
     resets_per_min_max=_NEVER_REACHED,
 )
 _STORE_BYTES = 1 << 30
+_SETTLED_S = 3.0
 _VALUE_BYTES, _VALUES_A_WRITE = 4_096, 4_096
 
 
@@ -80,17 +81,26 @@ def _scrub(folder: Path) -> dict[str, float]:
             numbers = range(first, first + _VALUES_A_WRITE)
             store.write_changes([(STATE, b"%012d" % number, chance.randbytes(_VALUE_BYTES)) for number in numbers])
         store.checkpoint(folder / "flushed")
-        last = store.path / store.table_files()[-1]
-        size = sum((store.path / name).stat().st_size for name in store.table_files())
-        flip_byte(last, last.stat().st_size // 2)
+        sizes = _settled_sizes(store)
+        last = [name for name, size in sizes.items() if size > 1 << 20][-1]
+        flip_byte(store.path / last, sizes[last] - (1 << 20))
         scrub = Scrub([store], interval_s=24 * 3600)
         started_s, cpu_s = time.perf_counter(), time.thread_time()
         scrub.read_stores()
         took_s, cpu_s = time.perf_counter() - started_s, time.thread_time() - cpu_s
-        assert len(scrub.damage) == 1, "the flipped byte is found"
+        assert len(scrub.damage) == 1, f"one flipped byte was reported as {scrub.damage}"
     return {
-        "bytes": size,
+        "bytes": sum(sizes.values()),
         "bytes_per_s_min": BYTES_PER_S_MIN,
         "report_after_s": round(took_s, 1),
         "share_of_a_core": round(cpu_s / took_s, 5),
     }
+
+
+def _settled_sizes(store: RocksStore) -> dict[str, int]:
+    """Return the bytes of each table file, in the order in which they are read, once compactions have ended."""
+    while True:
+        names = store.table_files()
+        time.sleep(_SETTLED_S)
+        if names == store.table_files():
+            return {name: (store.path / name).stat().st_size for name in names}

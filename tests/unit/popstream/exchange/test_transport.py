@@ -104,6 +104,15 @@ def test_a_send_that_fails_is_tried_again_soon() -> None:
         assert len(link.sent) == 1
 
 
+def test_an_outage_is_one_warning_and_the_next_outage_another(caplog: pytest.LogCaptureFixture) -> None:
+    with transport_with(lambda _key, value: [frame_of([answer_to(decode(value))])]) as (transport, link):
+        for outage in (1, 2):
+            link.failures = [OSError(f"broken {outage}"), OSError("still broken")]
+            transport.request(TICK)
+    warnings = [record.message.partition("again: ")[2] for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings == ["broken 1", "broken 2"]
+
+
 def test_after_the_deadline_the_outcome_is_unknown_and_says_so() -> None:
     with transport_with(answer_timeout_ms=50) as (transport, link):
         with pytest.raises(AnswerTimeout, match="in the log") as raised:
