@@ -36,7 +36,7 @@ _ALL_QUOTAS = Policy(
     resets_per_min_max=_NEVER_REACHED,
 )
 _STORE_BYTES = 1 << 30
-_SETTLED_S = 3.0
+_SETTLED_S = 30.0
 _VALUE_BYTES, _VALUES_A_WRITE = 4_096, 4_096
 
 
@@ -88,6 +88,7 @@ def _scrub(folder: Path) -> dict[str, float]:
         started_s, cpu_s = time.perf_counter(), time.thread_time()
         scrub.read_stores()
         took_s, cpu_s = time.perf_counter() - started_s, time.thread_time() - cpu_s
+        assert list(sizes) == store.table_files(), "no file was replaced meanwhile"
         assert len(scrub.damage) == 1, f"one flipped byte was reported as {scrub.damage}"
     return {
         "bytes": sum(sizes.values()),
