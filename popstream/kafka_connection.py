@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from popstream.client_properties import ClientProperties, read_client_properties
+from popstream.oauth_properties import TokenRequest
+from popstream.oauth_tokens import TokenProvider, get_token
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["KafkaConnection", "chosen_connection"]
@@ -70,12 +73,18 @@ class KafkaConnection(msgspec.Struct, frozen=True):
                 settings["ssl_context"] = found.ssl_context
             if found.sasl_mechanism:
                 settings["sasl_mechanism"] = found.sasl_mechanism
+            if found.username:
                 settings["sasl_plain_username"] = found.username
                 settings["sasl_plain_password"] = found.password
+            request = found.token_request
+            if request is not None:
+                settings["sasl_oauth_token_provider"] = TokenProvider(partial(get_token, request), request.extensions)
         return settings | self.kafka_python
 
     def for_librdkafka(self) -> dict[str, Any]:
         """Return the settings of librdkafka, without those of `kafka_python`.
+
+        It gets our tokens: its own method would trust another store, and read no file.
 
         Raises:
             Invalid: As in `properties`.
@@ -86,8 +95,10 @@ class KafkaConnection(msgspec.Struct, frozen=True):
             return settings
         same = ("client.dns.lookup", "sasl.mechanism", "security.protocol")
         settings |= {name: found.entries[name] for name in same if name in found.entries}
-        if found.sasl_mechanism:
+        if found.username:
             settings |= {"sasl.username": found.username, "sasl.password": found.password}
+        if found.token_request is not None:
+            settings["oauth_cb"] = partial(_token_for_librdkafka, found.token_request)
         if found.ssl_context is not None:
             settings["ssl.endpoint.identification.algorithm"] = "https" if found.ssl_context.check_hostname else "none"
             if found.trusted_pem:
@@ -97,6 +108,12 @@ class KafkaConnection(msgspec.Struct, frozen=True):
                 settings["ssl.key.pem"] = found.key_pair.key_pem
                 settings["ssl.key.password"] = found.key_pair.password
         return settings
+
+
+def _token_for_librdkafka(request: TokenRequest, _config: str) -> tuple[str, float, str, dict[str, str]]:
+    """Return a token, its end in seconds since 1970, a name that is not sent, and what is sent with the token."""
+    token = get_token(request)
+    return token.text, token.expires_s, request.client_id, request.extensions
 
 
 def chosen_connection(bootstrap_servers: str, config_file: Path | None) -> KafkaConnection | None:

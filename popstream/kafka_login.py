@@ -21,6 +21,9 @@ from kafka.protocol.sasl import (
     SaslHandshakeResponse,
 )
 
+from popstream.certificate_errors import why_not_trusted
+from popstream.oauth_tokens import TokenProvider, get_token
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from io import BufferedRWPair
@@ -34,10 +37,6 @@ METADATA, HANDSHAKE, AUTHENTICATE = 4, 1, 0
 ANSWER_BYTES_MAX = 1024 * 1024
 INT32 = struct.Struct(">i")
 
-# https://docs.openssl.org/master/man3/X509_STORE_CTX_get_error
-NOT_YET_VALID, EXPIRED = 9, 10
-OTHER_HOST = frozenset((62, 64))
-UNTRUSTED = frozenset((2, 7, 18, 19, 20, 21))
 NOT_TLS = frozenset(("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"))
 
 
@@ -60,6 +59,8 @@ def log_in(opened: socket.socket, host: str, properties: ClientProperties | None
     Raises:
         RefusedError: A certificate, the login, or its mechanism is refused.
         ClosedError: The broker closes the connection.
+        Invalid: There is no token for the login, as of `get_token`.
+        Unavailable: Likewise, for now.
         OSError: It does not answer, or has not started yet.
     """
     with (
@@ -84,7 +85,7 @@ def _encrypted(opened: socket.socket, host: str, properties: ClientProperties | 
     try:
         encrypted = properties.ssl_context.wrap_socket(opened, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
-        raise RefusedError(_why_not_trusted(error, host)) from error
+        raise RefusedError(why_not_trusted(error, host, "broker", "ssl.truststore.location")) from error
     except ssl.SSLError as error:
         if error.reason in NOT_TLS or isinstance(error, ssl.SSLEOFError):
             raise ClosedError(_not_its_protocol(properties)) from error
@@ -124,27 +125,45 @@ def _authenticate(stream: BufferedRWPair, host: str, properties: ClientPropertie
         message = f"expects no login: security.protocol={properties.security_protocol} is not that of its listener"
         raise RefusedError(message)
     _require(refusal, answer)
-    login = get_sasl_mechanism(mechanism)(
-        host=host,
-        security_protocol=properties.security_protocol,
-        sasl_mechanism=mechanism,
-        sasl_plain_username=properties.username,
-        sasl_plain_password=properties.password,
-    )
+    login = _login(host, properties)
     while not login.is_done():
         request = SaslAuthenticateRequest(login.auth_bytes(), version=AUTHENTICATE)
         answer = _ask(stream, request, SaslAuthenticateResponse)
         if for_code(answer.error_code) is not NoError:
-            message = (
-                f"refuses the login of the user {properties.username} ({answer.error_message}): correct user or"
-                " password in sasl.jaas.config, or create the user"
-            )
-            raise RefusedError(message)
+            raise RefusedError(_why_refused(properties, answer.error_message))
         try:
             login.receive(answer.auth_bytes)
         except ValueError as error:
             message = f"does not prove that it knows the password of the user {properties.username}: {error}"
             raise RefusedError(message) from error
+
+
+def _login(host: str, properties: ClientProperties) -> Any:  # noqa: ANN401 - kafka-python has no types
+    """Return kafka-python's state of a login."""
+    request, provider = properties.token_request, None
+    if request is not None:
+        token = get_token(request)
+        provider = TokenProvider(lambda: token, request.extensions)
+    return get_sasl_mechanism(properties.sasl_mechanism)(
+        host=host,
+        security_protocol=properties.security_protocol,
+        sasl_mechanism=properties.sasl_mechanism,
+        sasl_plain_username=properties.username,
+        sasl_plain_password=properties.password,
+        sasl_oauth_token_provider=provider,
+    )
+
+
+def _why_refused(properties: ClientProperties, reason: str) -> str:
+    if properties.token_request is not None:
+        return (
+            f"refuses the token of the {properties.token_request} ({reason}): does it accept tokens of this issuer, for"
+            " this audience, and are the clocks right?"
+        )
+    return (
+        f"refuses the login of the user {properties.username} ({reason}): correct user or password in"
+        " sasl.jaas.config, or create the user"
+    )
 
 
 def _ask(stream: BufferedRWPair, request: Any, answer: Any) -> Any:  # noqa: ANN401 - kafka-python has no types
@@ -162,22 +181,6 @@ def _require(error: type[Exception], answer: object) -> None:
     if error is not NoError:
         message = f"refuses the login: {error.__name__}: {answer}"
         raise RefusedError(message)
-
-
-def _why_not_trusted(error: ssl.SSLCertVerificationError, host: str) -> str:
-    code = error.verify_code
-    if code == EXPIRED:
-        return "has a certificate that has expired: renew it on the broker"
-    if code == NOT_YET_VALID:
-        return "has a certificate that is not valid yet: is the clock of this machine right?"
-    if code in OTHER_HOST:
-        return f"has a certificate that does not name {host}: use a name that is in it, or issue one with this name"
-    if code in UNTRUSTED:
-        return (
-            "has a certificate that is not trusted: put the certificate of the authority that signed it into"
-            " ssl.truststore.location"
-        )
-    return f"has a certificate that is not accepted: {error.verify_message}"
 
 
 def _not_its_protocol(properties: ClientProperties | None) -> str:

@@ -35,8 +35,9 @@ def reach_kafka(connection: KafkaConnection, *, timeout_s: float = TIMEOUT_S) ->
 
     Raises:
         Invalid: An address or the configuration file is wrong, or broker and client refuse each other: a certificate is
-            not trusted, has expired or is of another host, or the login is wrong.
-        Unavailable: No server accepts a connection and answers in time.
+            not trusted, has expired or is of another host, or the login is wrong. Or the login needs a token, and its
+            endpoint refuses it.
+        Unavailable: No server accepts a connection and answers in time, or the token endpoint does not.
     """
     addresses = [_address(server) for server in connection.bootstrap_servers.split(",")]
     properties = connection.properties
@@ -59,6 +60,8 @@ def reach_kafka(connection: KafkaConnection, *, timeout_s: float = TIMEOUT_S) ->
                 deadline_s = min(deadline_s, time.monotonic() + TIMEOUT_S)
             except OSError as error:
                 failure = f"no Kafka accepts connections at {connection} ({error}): does it run at this address?"
+            except Unavailable as error:
+                failure = str(error)
             else:
                 return
         if time.monotonic() >= deadline_s:

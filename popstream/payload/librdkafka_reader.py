@@ -43,7 +43,7 @@ from popstream.payload.partition_reader import (
 )
 from popstream.payload.payload_block import RECORD_BYTES, PayloadBlock
 from popstream.payload.payloads import Payload
-from popstream.wire.base_errors import Invalid
+from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -257,8 +257,12 @@ class LibrdkafkaReader:
             "error_cb": self._on_error,
         }
         self._last_error = ""
+        _require_token(config)
         try:
             consumer = Consumer(config, logger=LOG)
+        except SystemError as error:  # what it raises when it gets no token
+            message = "librdkafka has no token: its endpoint has just failed"
+            raise KafkaConnectionError(message) from error
         except (KafkaException, TypeError, ValueError) as error:
             message = f"librdkafka refuses its settings: {error}"
             raise Invalid(message, subject=settings.client_id) from error
@@ -376,6 +380,16 @@ class LibrdkafkaReader:
         LOG.warning("%s starts at %d now, so the offsets from %d to there are gone", queue, start, first)
         place.restart(start)
         return PayloadBlock(first, start)
+
+
+def _require_token(config: dict[str, Any]) -> None:
+    """Fail at once where there is no token: librdkafka would wait for one for ten seconds, and not say why."""
+    if "oauth_cb" not in config:
+        return
+    try:
+        config["oauth_cb"]("")
+    except Unavailable as error:
+        raise KafkaConnectionError(str(error)) from error
 
 
 def _payload(message: Message) -> Payload:

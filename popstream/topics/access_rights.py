@@ -80,6 +80,7 @@ def rights_refused(connection: KafkaConnection, lacking: Mapping[str, Sequence[s
     rights = "; ".join(f"{operations} on topic {', '.join(names)}" for operations, names in topics.items())
     properties = connection.properties
     name = properties.username if properties is not None else ""
-    user = f"User:{name}" if name else "the user of this client's certificate"
+    proof = "certificate" if properties is None or properties.token_request is None else "token"
+    user = f"User:{name}" if name else f"the user of this client's {proof}"
     message = f"Kafka does not allow {user} what is needed: grant {rights}"
     return Invalid(message, subject=str(connection))

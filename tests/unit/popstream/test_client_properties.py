@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 SECRET = "canary-7f3a"  # noqa: S105 - not one
 LOGIN = f"""\
 security.protocol=SASL_PLAINTEXT
@@ -132,8 +134,11 @@ def test_host_names_are_not_verified_if_the_algorithm_is_empty(file: Path) -> No
         ("security.protocol=TLS", 1, "must be one of PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL, not TLS"),
         ("client.dns.lookup=default", 1, "must be one of use_all_dns_ips"),
         ("a\\u12=b", 1, "four hexadecimal digits"),
-        (LOGIN.replace("SCRAM-SHA-512", "GSSAPI"), 2, "must be one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, not GSSAPI"),
-        (LOGIN.replace("SCRAM-SHA-512", "OAUTHBEARER"), 2, "not OAUTHBEARER"),
+        (
+            LOGIN.replace("SCRAM-SHA-512", "GSSAPI"),
+            2,
+            "must be one of PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, not GSSAPI",
+        ),
         (LOGIN.replace("SCRAM-SHA-512", "PLAIN"), 3, f"must be {PLAIN} required username"),
         (LOGIN.replace('";', '"'), 3, "sasl.jaas.config must be"),
         (LOGIN.replace('username="job"', ""), 3, "must have a username and a password, and nothing else"),
@@ -160,11 +165,114 @@ def test_host_names_are_not_verified_if_the_algorithm_is_empty(file: Path) -> No
     ],
 )
 def test_what_is_wrong_is_named_with_its_line(file: Path, text: str, line: int, what: str) -> None:
+    require_named(file, text, line, what)
+
+
+def require_named(file: Path, text: str, line: int, what: str) -> None:
     with pytest.raises(Invalid, match=what) as raised:
         read(file, text)
     assert str(raised.value).startswith(f"{file}, line {line}: ")
     assert SECRET not in str(raised.value)
     assert raised.value.subject == str(file)
+
+
+def oauth(text: str = "", options: str = "", url: str = "https://login.example/token") -> str:
+    """What a file says of OAUTHBEARER: the endpoint is in line 3, the login module in line 4, the text after them."""
+    return (
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
+        f"sasl.oauthbearer.token.endpoint.url={url}\nsasl.jaas.config={OAUTH} required {options};\n{text}"
+    )
+
+
+CREDENTIALS = f'clientId="job" clientSecret="{SECRET}"'
+ID, SECRET_OF_ID = (f"sasl.oauthbearer.client.credentials.client.{name}" for name in ("id", "secret"))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        oauth(options=f'{CREDENTIALS} scope="a b" extension_pool="p"'),
+        oauth(f"{ID}=job\n{SECRET_OF_ID}={SECRET}\nsasl.oauthbearer.scope=a b\n", 'extension_pool="p"'),
+        oauth(f"sasl.login.callback.handler.class={HANDLER}\n", f'{CREDENTIALS} scope="a b" extension_pool=p'),
+    ],
+)
+def test_the_credentials_of_a_token_are_in_the_login_module_or_beside_it(file: Path, text: str) -> None:
+    found = read(file, text)
+    assert (found.sasl_mechanism, found.username, found.password) == ("OAUTHBEARER", "", "")
+    request = found.token_request
+    assert request is not None
+    assert (request.url, request.file) == ("https://login.example/token", "")
+    assert (request.client_id, request.client_secret, request.scope) == ("job", SECRET, "a b")
+    assert (request.extensions, request.encodes_credentials) == ({"pool": "p"}, False)
+    assert request.ssl_context is not None
+    assert request.ssl_context.check_hostname
+    assert SECRET not in f"{found!r} {request!r} {request}"
+
+
+def test_the_login_module_may_be_missing_where_it_says_nothing(file: Path) -> None:
+    lines = oauth(f"{ID}=job\n{SECRET_OF_ID}={SECRET}\nsasl.oauthbearer.header.urlencode=true\n", url="http://h/t")
+    request = read(file, lines.replace(f"sasl.jaas.config={OAUTH} required ;\n", "")).token_request
+    assert request is not None
+    assert (request.client_id, request.encodes_credentials, request.ssl_context) == ("job", True, None)
+
+
+def test_a_token_may_be_in_a_file(file: Path) -> None:
+    request = read(file, oauth(url="file:///run/token%20of/job")).token_request
+    assert request is not None
+    assert (request.file, request.url) == ("/run/token%20of/job", "")  # Java does not decode it either
+
+
+WANTED = r"must be the URL of a token endpoint, https://\.\.\., or file:///\.\.\. of a file that has a token"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "what"),
+    [
+        (oauth(options=CREDENTIALS, url="login.example/token"), 3, WANTED),
+        (oauth(options=CREDENTIALS, url="ftp://login.example/token"), 3, WANTED),
+        (oauth(options=CREDENTIALS, url="https:///token"), 3, WANTED),
+        (oauth(options=CREDENTIALS, url="https://login.example:x/token"), 3, WANTED),
+        (oauth(url="file://host/token"), 3, WANTED),
+        (oauth(options=CREDENTIALS, url=f"https://job:{SECRET}@login.example/"), 3, "must not have a name or a pass"),
+        (oauth(), 4, f'sasl.jaas.config must have clientId="...", or set {ID}'),
+        (oauth(options="clientId=job"), 4, f'sasl.jaas.config must have clientSecret="...", or set {SECRET_OF_ID}'),
+        (oauth(f"{ID}=job\n"), 4, f'sasl.jaas.config must have clientSecret="...", or set {SECRET_OF_ID}'),
+        (oauth(f"{ID}=job\n", CREDENTIALS), 5, f"{ID} and clientId of sasl.jaas.config say the same: remove one of"),
+        (oauth(f"{SECRET_OF_ID}=x\n", CREDENTIALS), 5, "and clientSecret of sasl.jaas.config say the same"),
+        (oauth("sasl.oauthbearer.scope=a", f"{CREDENTIALS} scope=b"), 5, "and scope of sasl.jaas.config say the same"),
+        (oauth(options=CREDENTIALS, url="file:///token"), 4, "clientId of sasl.jaas.config has no effect with a file"),
+        (oauth("sasl.oauthbearer.scope=a", url="file:///token"), 5, "scope has no effect with a file in sasl.oauthb"),
+        (oauth(options=f"{CREDENTIALS} tokenauth=true"), 4, "has the option tokenauth, which popstream does not know"),
+        (oauth(options=CREDENTIALS).replace(OAUTH, SCRAM), 4, f"must be {OAUTH} required clientId="),
+        (
+            oauth("sasl.login.callback.handler.class=my.Handler", CREDENTIALS),
+            5,
+            f"must be one of {HANDLER}, not my.Handler",
+        ),
+        (oauth("sasl.oauthbearer.header.urlencode=yes", CREDENTIALS), 5, "must be one of true, false, not yes"),
+        (oauth("sasl.oauthbearer.jwt.retriever.class=my.One", CREDENTIALS), 5, "knows no setting sasl.oauthbearer.jwt"),
+        (
+            oauth(options=f"{CREDENTIALS} ssl.truststore.location=/nowhere"),
+            4,
+            "ssl.truststore.location of sasl.jaas.config names /nowhere, which cannot be read",
+        ),
+        (
+            oauth(options=f"{CREDENTIALS} ssl.truststore.location=/ca.pem", url="http://login.example/token"),
+            4,
+            "ssl.truststore.location of sasl.jaas.config has no effect with http in sasl.oauthbearer.token.endpoint",
+        ),
+        (f"{LOGIN}sasl.oauthbearer.scope=a", 4, "scope has no effect with sasl.mechanism=SCRAM-SHA-512: use OAUTHB"),
+        (f"{LOGIN}sasl.login.callback.handler.class={HANDLER}", 4, "has no effect with sasl.mechanism=SCRAM-SHA-512"),
+        ("security.protocol=SSL\nsasl.oauthbearer.scope=a", 2, "has no effect with security.protocol=SSL"),
+    ],
+)
+def test_what_is_wrong_with_oauthbearer_is_named_with_its_line(file: Path, text: str, line: int, what: str) -> None:
+    require_named(file, text, line, what)
+
+
+def test_a_token_needs_a_place(file: Path) -> None:
+    with pytest.raises(Invalid, match=f"^{file}: sasl.oauthbearer.token.endpoint.url {WANTED}"):
+        read(file, "security.protocol=SASL_SSL\nsasl.mechanism=OAUTHBEARER\n")
 
 
 def test_a_login_needs_its_settings(file: Path) -> None:

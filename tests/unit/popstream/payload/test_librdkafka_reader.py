@@ -5,9 +5,11 @@ Method: a scripted consumer that returns what a test has put into its queue; the
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, ClassVar, get_args
 
 import msgspec
@@ -357,6 +359,25 @@ def test_a_value_that_librdkafka_refuses_is_told() -> None:
     )
     with pytest.raises(Invalid, match=r"librdkafka refuses its settings.*security\.protocol"):
         reader.read({QUEUE: 0})
+
+
+def test_that_there_is_no_token_is_told_at_once(tmp_path: Path) -> None:
+    """librdkafka itself waits for ten seconds, and does not say why."""
+    file = tmp_path / "client.properties"
+    text = (
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
+        "sasl.oauthbearer.client.credentials.client.id=c\nsasl.oauthbearer.client.credentials.client.secret=s\n"
+        "sasl.oauthbearer.token.endpoint.url="
+    )
+    reader = LibrdkafkaReader(msgspec.structs.replace(SETTINGS, kafka_config=file))
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        file.write_text(f"{text}http://127.0.0.1:{closed.getsockname()[1]}/")
+    with pytest.raises(KafkaConnectionError, match=r"token endpoint http://127.* cannot be reached"):
+        reader.read({QUEUE: 0})
+    file.write_text("\n".join((*text.splitlines()[:2], f"{text.splitlines()[-1]}file://{tmp_path}/token")))
+    with pytest.raises(Invalid, match=r"token cannot be read: No such file"):
+        reader.read({QUEUE: 0})
+    assert not reader.is_connected
 
 
 def test_an_unknown_client_is_refused() -> None:
