@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from popstream.client_properties import SECRETS
+from popstream.jaas_login import parse_jaas, quoted
 from popstream.key_stores import is_locked_by_pbes2
+from popstream.oauth_properties import CLIENT_ID, CLIENT_SECRET, HANDLER, HANDLER_CLASS, JAAS, MODULE, SCOPE
 from popstream.wire.base_errors import Invalid
 
 if TYPE_CHECKING:
+    from popstream.client_properties import ClientProperties
     from popstream.kafka_connection import KafkaConnection
 
 __all__ = ["sink_options", "source_options"]
@@ -42,7 +45,7 @@ def source_options(connection: KafkaConnection) -> dict[str, str]:
 
     Raises:
         Invalid: The configuration file is wrong, its path cannot be written in a reference, or Java cannot open its
-            key.
+            key or read its client secret.
     """
     return READING | _connecting(connection)
 
@@ -66,13 +69,45 @@ def _connecting(connection: KafkaConnection) -> dict[str, str]:
         raise Invalid(message, subject=connection.config_file)
     if properties.entries.get("ssl.keystore.type") == "PEM" and properties.key_pair is not None:
         _require_readable(properties.key_pair.key_pem, connection.config_file)
-    names = properties.entries.keys() - {"bootstrap.servers"}
+    settings = {name: value for name, value in properties.entries.items() if name != "bootstrap.servers"}
+    settings |= {name: _reference(connection.config_file, name) for name in settings.keys() & SECRETS}
+    if properties.token_request is not None:
+        settings = _with_login_of_java(settings, properties, connection.config_file)
     return options | {
         "kafka.config.providers": PROVIDER,
         f"kafka.config.providers.{PROVIDER}.class": "org.apache.kafka.common.config.provider.FileConfigProvider",
-        **{f"kafka.{name}": properties.entries[name] for name in sorted(names - SECRETS)},
-        **{f"kafka.{name}": f"${{{PROVIDER}:{connection.config_file}:{name}}}" for name in sorted(names & SECRETS)},
+        **{f"kafka.{name}": settings[name] for name in sorted(settings)},
     }
+
+
+def _reference(config_file: str, name: str) -> str:
+    return f"${{{PROVIDER}:{config_file}:{name}}}"
+
+
+def _with_login_of_java(settings: dict[str, str], properties: ClientProperties, config_file: str) -> dict[str, str]:
+    """Return the settings as Spark's Kafka client needs them for OAUTHBEARER.
+
+    It is older than Kafka 4.1, so it looks for client id, secret and scope in the options of the login module alone.
+    """
+    settings = {HANDLER: HANDLER_CLASS, **settings}
+    own = {CLIENT_ID, CLIENT_SECRET, SCOPE} & settings.keys()
+    if not own and JAAS in settings:
+        return settings
+    options = parse_jaas(properties.entries.get(JAAS, f"{MODULE} required;"), MODULE) or {}
+    secret = properties.entries.get(CLIENT_SECRET, "")
+    if {"clientSecret", "ssl.truststore.password"} & options.keys() or {*'"\\\r\n'} & {*secret}:
+        message = (
+            f"{config_file}: Spark's Kafka client cannot join {', '.join(sorted(own))} and sasl.jaas.config here: write"
+            ' clientId="..." clientSecret="..." scope="..." in sasl.jaas.config instead'
+        )
+        raise Invalid(message, subject=config_file)
+    names = {"clientId": CLIENT_ID, "scope": SCOPE}
+    options |= {option: settings[name] for option, name in names.items() if name in settings}
+    written = [f"{option}={quoted(value)}" for option, value in options.items()]
+    if CLIENT_SECRET in own:
+        written.append(f'clientSecret="{_reference(config_file, CLIENT_SECRET)}"')
+    kept = {name: value for name, value in settings.items() if name not in own}
+    return kept | {JAAS: f"{' '.join((MODULE, 'required', *written))};"}
 
 
 def _require_readable(key_pem: str, config_file: str) -> None:

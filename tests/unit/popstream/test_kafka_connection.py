@@ -90,6 +90,60 @@ def test_spark_gets_references_instead_of_secrets(secured: KafkaConnection) -> N
     assert found["kafka.ssl.keystore.password"] == f"${{popstream:{secured.config_file}:ssl.keystore.password}}"
 
 
+OAUTH = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule"
+CREDENTIAL = "sasl.oauthbearer.client.credentials.client"
+
+
+def with_tokens(tmp_path: Path, *lines: str) -> KafkaConnection:
+    file = tmp_path / "client.properties"
+    url = "sasl.oauthbearer.token.endpoint.url=http://login/token"
+    file.write_text("\n".join(("security.protocol=SASL_SSL", "sasl.mechanism=OAUTHBEARER", url, *lines)))
+    return KafkaConnection("kafka:9092", str(file))
+
+
+def test_libraries_get_a_way_to_get_tokens(tmp_path: Path) -> None:
+    connection = with_tokens(tmp_path, f"{CREDENTIAL}.id=job", f"{CREDENTIAL}.secret={SECRET}")
+    for_python, for_librdkafka = connection.for_kafka_python(), connection.for_librdkafka()
+    assert for_python["sasl_mechanism"] == for_librdkafka["sasl.mechanism"] == "OAUTHBEARER"
+    assert {"sasl_plain_username", "sasl.username"}.isdisjoint(for_python.keys() | for_librdkafka.keys())
+    for_python.pop("ssl_context")
+    assert SECRET not in f"{for_python} {for_librdkafka}"
+
+
+def test_spark_gets_the_login_module_of_the_file(tmp_path: Path) -> None:
+    connection = with_tokens(tmp_path, f'sasl.jaas.config={OAUTH} required clientId="job" clientSecret="{SECRET}";')
+    found = source_options(connection)
+    assert found["kafka.sasl.jaas.config"] == f"${{popstream:{connection.config_file}:sasl.jaas.config}}"
+    assert found["kafka.sasl.oauthbearer.token.endpoint.url"] == "http://login/token"
+    assert found["kafka.sasl.login.callback.handler.class"].endswith(".OAuthBearerLoginCallbackHandler")
+
+
+def test_spark_gets_a_login_module_with_what_is_said_beside_it(tmp_path: Path) -> None:
+    """Spark's Kafka client is older than these settings."""
+    lines = (f'{CREDENTIAL}.id=my "job"', f"{CREDENTIAL}.secret={SECRET}", "sasl.oauthbearer.scope=a b")
+    connection = with_tokens(tmp_path, *lines, f"sasl.jaas.config={OAUTH} required extension_pool=p;")
+    found = source_options(connection)
+    secret = f"${{popstream:{connection.config_file}:{CREDENTIAL}.secret}}"
+    assert found["kafka.sasl.jaas.config"] == (
+        rf'{OAUTH} required extension_pool="p" clientId="my \"job\"" scope="a b" clientSecret="{secret}";'
+    )
+    assert not [name for name in found if "credentials" in name or name.endswith(".scope")]
+    assert SECRET not in "".join(found.values())
+
+
+def test_what_spark_cannot_join_is_refused(tmp_path: Path) -> None:
+    module = f"sasl.jaas.config={OAUTH} required"
+    for lines in (
+        (f"{CREDENTIAL}.id=job", f'{CREDENTIAL}.secret={SECRET}"', f"{module};"),
+        (f"{CREDENTIAL}.id=job", f"{module} clientSecret={SECRET};"),
+    ):
+        with pytest.raises(
+            Invalid, match=r'cannot join .*client\.id.*: write clientId="\.\.\." clientSecret='
+        ) as raised:
+            source_options(with_tokens(tmp_path, *lines))
+        assert SECRET not in str(raised.value)
+
+
 def test_a_key_that_java_cannot_open_is_refused(secured: KafkaConnection, tmp_path: Path) -> None:
     """Its consumers in Spark would only say that they cannot be made. Python and librdkafka can open it."""
     store = Authority(tmp_path / "other").key_store("job", password=SECRET)
