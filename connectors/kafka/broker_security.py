@@ -1,4 +1,4 @@
-"""TLS, SCRAM and Kafka's ACLs for an embedded broker, as in a cluster that is run for others.
+"""TLS, SCRAM, OAUTHBEARER and Kafka's ACLs for an embedded broker, as in a cluster that is run for others.
 
 The user `admin` may do everything, and makes users and ACLs; the password is in `admin.properties` in the broker's
 folder. Broker and controller prove themselves to each other with the broker's certificate.
@@ -16,11 +16,15 @@ from typing import Literal
 import msgspec
 
 from popstream.client_properties import read_client_properties
+from popstream.oauth_properties import MODULE as OAUTH
 
 __all__ = ["ADMIN", "SCRAM", "BrokerSecurity"]
 
 ADMIN = "admin"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"
+VALIDATOR = "org.apache.kafka.common.security.oauthbearer.OAuthBearerValidatorCallbackHandler"
+ALLOWED_URLS = "org.apache.kafka.sasl.oauthbearer.allowed.urls"
+"""Property of a JVM since Kafka 4.0: what it may ask for keys and for tokens, separated by commas."""
 ITERATIONS = 4096
 """Kafka's least number."""
 
@@ -33,12 +37,20 @@ class BrokerSecurity(msgspec.Struct, frozen=True):
         trust_store: PEM file with the certificates that sign those of the broker and of clients.
         name: Common name (CN) in the broker's certificate.
         protocol: `SASL_SSL`: users log in with SCRAM. `SSL`: clients bring certificates; the CN is the user.
+        jwks: With `SASL_SSL`: file with a JSON Web Key Set (RFC 7517), by whose keys tokens are signed. Users may also
+            log in with OAUTHBEARER then; the claim `sub` is the user.
     """
 
     key_store: Path
     trust_store: Path
     name: str
     protocol: Literal["SASL_SSL", "SSL"] = "SASL_SSL"
+    jwks: Path | None = None
+
+    @property
+    def java_options(self) -> list[str]:
+        """Flags that the broker's JVM needs."""
+        return [f"-D{ALLOWED_URLS}={_url(self.jwks)}"] if self.jwks is not None else []
 
     def write_admin(self, path: Path) -> None:
         """Write the file by which clients connect as `admin`, unless it is there."""
@@ -83,8 +95,14 @@ class BrokerSecurity(msgspec.Struct, frozen=True):
         }
         if self.protocol == "SSL":
             return settings | {f"{clients}.ssl.client.auth": "required"}
+        if self.jwks is not None:
+            settings |= {
+                f"{clients}.oauthbearer.sasl.server.callback.handler.class": VALIDATOR,
+                f"{clients}.oauthbearer.sasl.jaas.config": f"{OAUTH} required;",
+                "sasl.oauthbearer.jwks.endpoint.url": _url(self.jwks),
+            }
         return settings | {
-            "sasl.enabled.mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256",
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512,SCRAM-SHA-256" + (",OAUTHBEARER" if self.jwks else ""),
             "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
             f"{clients}.scram-sha-512.sasl.jaas.config": read_client_properties(admin).entries["sasl.jaas.config"],
             f"{clients}.scram-sha-256.sasl.jaas.config": f"{SCRAM} required;",
@@ -93,6 +111,10 @@ class BrokerSecurity(msgspec.Struct, frozen=True):
 
 def _stores(kind: str, path: Path) -> dict[str, str]:
     return {f"ssl.{kind}.type": "PEM", f"ssl.{kind}.location": str(path.absolute())}
+
+
+def _url(path: Path) -> str:
+    return f"file://{path.absolute()}"  # not percent-encoded, as Kafka does not decode it
 
 
 def _base64(content: bytes) -> str:

@@ -77,7 +77,7 @@ class EmbeddedKafka:
         self._requested = Ports(port, controller_port)
         self._ports = self._requested
         self._heap_mb = heap_mb
-        self._java_options = list(java_options)
+        self._java_options = [*java_options, *(security.java_options if security is not None else ())]
         self._start_timeout_s = start_timeout_s
         self._stop_grace_s = stop_grace_s
         self._process: WatchedProcess | None = None
@@ -173,7 +173,13 @@ class EmbeddedKafka:
         self.start()
 
     def run_tool(
-        self, main_class: str, arguments: Sequence[str], *, input_text: str = "", timeout_s: float = 60.0
+        self,
+        main_class: str,
+        arguments: Sequence[str],
+        *,
+        input_text: str = "",
+        timeout_s: float = 60.0,
+        java_options: Sequence[str] = (),
     ) -> subprocess.CompletedProcess[str]:
         """Run one of Kafka's command line tools, and return its exit code and output.
 
@@ -183,12 +189,13 @@ class EmbeddedKafka:
                 broker `--command-config` with the file of `connection`.
             input_text: Its standard input.
             timeout_s: Seconds until it is killed.
+            java_options: More flags of the tool's JVM.
 
         Raises:
             Invalid: Java or a jar is missing.
             Unavailable: The tool did not end in time.
         """
-        command = [*self._java(256, SHORT_LIVED), main_class, *arguments]
+        command = [*self._java(256, [*SHORT_LIVED, *java_options]), main_class, *arguments]
         try:
             return subprocess.run(  # noqa: S603 - the command is ours
                 command, input=input_text, capture_output=True, text=True, timeout=timeout_s, check=False

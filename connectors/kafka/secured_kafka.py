@@ -22,6 +22,8 @@ from connectors.kafka.broker_security import SCRAM, BrokerSecurity
 from connectors.kafka.certificates import Authority
 from connectors.kafka.embedded import SHORT_LIVED, EmbeddedKafka
 from popstream.kafka_connection import KafkaConnection
+from popstream.oauth_properties import HANDLER_CLASS
+from popstream.oauth_properties import MODULE as OAUTH
 from popstream.wire.base_errors import Unavailable
 
 if TYPE_CHECKING:
@@ -90,6 +92,20 @@ class SecuredKafka:
             yield admin
         finally:
             admin.close()
+
+    def login_by_token(self, name: str, **lines: str | None) -> KafkaConnection:
+        """Write the file by which a client connects with tokens (OAUTHBEARER), and return the connection.
+
+        Args:
+            name: Name of the file.
+            **lines: More lines, with underscores for dots, such as where to get a token; None leaves one out.
+        """
+        own = {
+            "sasl_mechanism": "OAUTHBEARER",
+            "sasl_jaas_config": f"{OAUTH} required;",
+            "sasl_login_callback_handler_class": HANDLER_CLASS,
+        }
+        return self.login(name, "", **(own | lines))
 
     def login(self, name: str, password: str, **lines: str | None) -> KafkaConnection:
         """Write the file by which a user connects, and return the connection.

@@ -1,8 +1,9 @@
 """Claim: with the rights that docs/operating.md lists, a job, its commands and clients do all their work with a secured
 Kafka; and a secret is nowhere but in the file that it was written into.
 
-Method: passwords and a passphrase that exist nowhere else. While the job works, also through an outage, the arguments
-of all processes are looked at; afterwards, everything that job, commands and broker have printed and written.
+Method: passwords, client secrets and a passphrase that exist nowhere else, and the tokens of an endpoint of this test.
+While the job works, also through an outage, the arguments of all processes are looked at; afterwards, everything that
+job, commands and broker have printed and written.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ import pyarrow.parquet as pq
 import pytest
 from kafka import KafkaConsumer, TopicPartition
 
+from connectors.kafka.certificates import Authority
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.secured_kafka import SecuredKafka, running
 from connectors.kafka.topic_admin import create_message_topic
 from popstream import Consumer, Producer
+from popstream.oauth_properties import MODULE
 from popstream.settings import FetchClient
 from tests.support.acl_lines import rights_in
 from tests.support.processes.job_process import ROOT
 from tests.support.processes.up_process import Up, run, run_for, status_of
+from tests.support.token_server import TokenServer
 from tests.support.wire import wait_for
 
 if TYPE_CHECKING:
@@ -40,10 +44,11 @@ PATIENCE_S = 240.0
 
 
 class Canary:
-    """A secret, and where it was seen."""
+    """Secrets, and where they were seen: a text, and the tokens that an endpoint has issued."""
 
     def __init__(self) -> None:
         self.text = f"canary{secrets.token_hex(12)}"
+        self.tokens: list[str] = []
         self.seen_in_arguments: set[str] = set()
         self._ending = threading.Event()
         self._watching = threading.Thread(target=self._watch, daemon=True)
@@ -60,17 +65,22 @@ class Canary:
         while not self._ending.wait(0.2):
             for process in psutil.process_iter(["cmdline"]):
                 arguments = " ".join(process.info["cmdline"] or ())
-                if self.text in arguments:
+                if self.is_in(arguments):
                     self.seen_in_arguments.add(arguments)
 
-    def files(self, root: Path) -> set[Path]:
-        """The files below a folder that have it; of Parquet, what its columns say."""
-        return {path for path in root.rglob("*") if path.is_file() and self._is_in(path)}
+    def is_in(self, text: str) -> bool:
+        """Whether a text has one of them; of a token, the beginning of the signature."""
+        signatures = (token.rpartition(".")[2][:40] for token in [*self.tokens])
+        return any(secret in text for secret in (self.text, *signatures))
 
-    def _is_in(self, path: Path) -> bool:
-        if self.text.encode() in path.read_bytes():
+    def files(self, root: Path) -> set[Path]:
+        """The files below a folder that have one; of Parquet, what its columns say."""
+        return {path for path in root.rglob("*") if path.is_file() and self._is_in_file(path)}
+
+    def _is_in_file(self, path: Path) -> bool:
+        if self.is_in(path.read_bytes().decode("latin-1")):
             return True
-        return path.suffix == ".parquet" and self.text in str(pq.read_table(path).to_pylist())
+        return path.suffix == ".parquet" and self.is_in(str(pq.read_table(path).to_pylist()))
 
 
 @pytest.fixture
@@ -79,34 +89,72 @@ def canary() -> Iterator[Canary]:
         yield made
 
 
-@pytest.fixture
-def secured(tmp_path: Path, kafka_jar_files: list[Path], canary: Canary) -> Iterator[SecuredKafka]:
-    with running(tmp_path / "broker", kafka_jar_files) as broker:
-        for user in USERS:
-            broker.add_user(user, f"{canary.text} of {user}")
+class Site:
+    """A broker, and how its users log in: by passwords, or by tokens of an endpoint."""
+
+    def __init__(
+        self, broker: SecuredKafka, canary: Canary, endpoint: TokenServer | None = None, trust_store: Path | None = None
+    ) -> None:
+        self.broker = broker
+        self._canary = canary
+        self._endpoint = endpoint
+        self._trust_store = trust_store
+
+    @property
+    def servers(self) -> str:
+        return self.broker.servers
+
+    def file_of(self, user: str) -> str:
+        """The file of a user, with all that is secret."""
+        secret = f"{self._canary.text} of {user}"
+        store = self.broker.authority.key_store(user, password=self._canary.text, as_pkcs12=True)
+        lines: dict[str, str | None] = {
+            "ssl_keystore_location": str(store),
+            "ssl_keystore_password": self._canary.text,
+        }
+        if self._endpoint is None:
+            return self.broker.login(user, secret, **lines).config_file
+        trust = f'ssl.truststore.type="PEM" ssl.truststore.location="{self._trust_store}"'
+        jaas = f'{MODULE} required clientId="{user}" clientSecret="{secret}" {trust};'
+        tokens = {"sasl_oauthbearer_token_endpoint_url": self._endpoint.url, "sasl_jaas_config": jaas}
+        return self.broker.login_by_token(user, **lines, **tokens).config_file
+
+
+@pytest.fixture(params=["SCRAM", pytest.param("OAUTHBEARER", marks=pytest.mark.long)])
+def secured(
+    request: pytest.FixtureRequest, tmp_path: Path, kafka_jar_files: list[Path], canary: Canary
+) -> Iterator[Site]:
+    folder = tmp_path / "broker"
+    with contextlib.ExitStack() as opened:
+        if request.param == "SCRAM":
+            broker = opened.enter_context(running(folder, kafka_jar_files))
+            for user in USERS:
+                broker.add_user(user, f"{canary.text} of {user}")
+            made = Site(broker, canary)
+        else:
+            authority = Authority(tmp_path / "login")
+            clients = {user: f"{canary.text} of {user}" for user in USERS}
+            endpoint = TokenServer(clients, authority.key_store("endpoint"), lifetime_s=60)
+            canary.tokens = opened.enter_context(endpoint).issued
+            jwks = endpoint.write_keys(tmp_path / "jwks.json")
+            broker = opened.enter_context(running(folder, kafka_jar_files, jwks=jwks))
+            made = Site(broker, canary, endpoint, authority.trust_store)
         create_message_topic(broker.broker.connection, "orders", 1)
         broker.grant_only(rights_in((ROOT / "docs" / "operating.md").read_text(encoding="utf-8")))
-        yield broker
+        yield made
 
 
-def file_of(broker: SecuredKafka, user: str, canary: Canary) -> str:
-    store = broker.authority.key_store(user, password=canary.text, as_pkcs12=True)
-    return broker.login(
-        user, f"{canary.text} of {user}", ssl_keystore_location=str(store), ssl_keystore_password=canary.text
-    ).config_file
-
-
-def send(broker: SecuredKafka, canary: Canary) -> None:
-    with Producer(broker.servers, kafka_config=file_of(broker, "producer", canary)) as producer:
+def send(site: Site) -> None:
+    with Producer(site.servers, kafka_config=site.file_of("producer")) as producer:
         for sent in [producer.send("orders", str(number).encode()) for number in range(MESSAGES)]:
             sent.result(PATIENCE_S)
 
 
-def consume(broker: SecuredKafka, canary: Canary, fetch_client: FetchClient) -> None:
+def consume(site: Site, fetch_client: FetchClient) -> None:
     """All but one are acked; that one becomes a dead letter."""
-    file = file_of(broker, "consumer", canary)
+    file = site.file_of("consumer")
     with Consumer(
-        broker.servers,
+        site.servers,
         group=fetch_client,
         kafka_config=file,
         fetch_client=fetch_client,
@@ -134,17 +182,17 @@ def count_dead_letters(broker: SecuredKafka) -> int:
         return sum(consumer.end_offsets(places).values())
 
 
-def test_a_secured_job_works_and_keeps_its_secrets(secured: SecuredKafka, canary: Canary, tmp_path: Path) -> None:
-    file = file_of(secured, "job", canary)
+def test_a_secured_job_works_and_keeps_its_secrets(secured: Site, canary: Canary, tmp_path: Path) -> None:
+    file = secured.file_of("job")
     kafka = ["--bootstrap-servers", secured.servers, "--kafka-config", file]
     said: list[str] = []
     up = Up(tmp_path / "job", *kafka, "--message-topics", "orders", "--flush-interval", "500ms", "--log-level", "DEBUG")
     try:
         up.wait_for("ready after")
-        send(secured, canary)
+        send(secured)
         for fetch_client in get_args(FetchClient):
-            consume(secured, canary, fetch_client)
-        secured.broker.restart()
+            consume(secured, fetch_client)
+        secured.broker.broker.restart()
         wait_for(lambda: not status_of(up)["not_ready_reasons"], patience_s=PATIENCE_S)
         tick = '{"type":"tick","topic":"orders","queue_id":0}'
         for command in (
@@ -160,7 +208,7 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: SecuredKafka, canary
             done = run(up, *command)
             assert done.returncode == 0, (command, done.stderr)
             said += [done.stdout, done.stderr]
-        assert count_dead_letters(secured) == len(get_args(FetchClient))
+        assert count_dead_letters(secured.broker) == len(get_args(FetchClient))
         assert str(secured.servers) in (up.folder / "job.json").read_text()
         assert file in (up.folder / "job.json").read_text()
         code, left = up.stop(signal.SIGTERM)
@@ -170,6 +218,6 @@ def test_a_secured_job_works_and_keeps_its_secrets(secured: SecuredKafka, canary
         said += [restored.stdout, restored.stderr, *up.lines]
     finally:
         up.end()
-    assert canary.text not in "".join(said)
+    assert not canary.is_in("".join(said))
     assert canary.seen_in_arguments == set()
-    assert canary.files(tmp_path) == {Path(secured.folder, f"{user}.properties") for user in USERS}
+    assert canary.files(tmp_path) == {Path(secured.broker.folder, f"{user}.properties") for user in USERS}
