@@ -42,8 +42,8 @@ class DeadLetters:
     ```
 
     A letter is handled once: it is redriven, or purged. Kafka commits the redriven messages in one transaction with the
-    records that say so, up to 500 letters at a time. So a redrive that is killed has lost none, and the next one goes
-    on where it ended and sends none twice. A second redrive or purge stops the first one.
+    records that say so, up to 2,000 letters or 8 MiB at a time. So a redrive that is killed has lost none, and the next
+    one goes on where it ended and sends none twice. A second redrive or purge stops the first one.
 
     Not thread-safe.
 

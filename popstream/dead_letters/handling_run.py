@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["HandlingCall", "HandlingRun", "LetterLeft", "LettersReport"]
 
-TRANSACTION_LETTERS_MAX = 500
+TRANSACTION_LETTERS_MAX = 2_000
+"""Readers of the queues wait until it is committed, for about a second."""
 TRANSACTION_BYTES_MAX = 8 * 1024 * 1024
 DISPATCH_EACH_S = 5.0
 """Messages of topics that the job does not build are dispatched so often: others behind them wait for it."""

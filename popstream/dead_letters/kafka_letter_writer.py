@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -16,7 +17,6 @@ from kafka import KafkaProducer
 from kafka.errors import (
     AuthorizationError,
     KafkaError,
-    KafkaTimeoutError,
     PolicyViolationError,
     TransactionalIdAuthorizationFailedError,
 )
@@ -30,7 +30,7 @@ from popstream.send.kafka_errors import REFUSED_BY_BATCH, REFUSED_WITH_BATCH
 from popstream.wire.base_errors import Fenced, Invalid, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from types import TracebackType
 
     from popstream.dead_letters.letter_topics import HandledLetter
@@ -44,6 +44,8 @@ LOG = logging.getLogger(__name__)
 TRANSACTION_TIMEOUT_MS = 30_000
 """After a kill, readers of the queues that were sent to wait for this long, or until the next writer opens."""
 BATCH_BYTES = 256 * 1024
+CHUNK_LETTERS = 500
+"""Letters whose offsets are waited for together. The messages of two chunks are in flight at a time."""
 LINGER_MS = 5
 CLOSE_S = 2.0
 REFUSED = (*REFUSED_BY_BATCH, PolicyViolationError)
@@ -94,17 +96,34 @@ class KafkaLetterWriter:
         with self._errors_translated():
             self._producer.begin_transaction()
             try:
-                handlings = self._sent(batch)
-                self._record(batch, handlings)
+                with self._errors_translated():  # before the abort, which forgets why the transaction has failed
+                    handlings = self._written(batch)
             except BaseException:
                 self._abandon()
                 raise
             commit(self._producer, self._timeout_s)
         return handlings
 
-    def _sent(self, batch: Sequence[HandledLetter]) -> list[LetterHandling]:
-        """Send the messages, and return what is to be recorded about them."""
-        sent = [
+    def _written(self, batch: Sequence[HandledLetter]) -> list[LetterHandling]:
+        """Write the messages, and the records with their offsets; return what was recorded.
+
+        While Kafka takes the messages of a chunk, those of the next one are sent.
+        """
+        chunks = [batch[first : first + CHUNK_LETTERS] for first in range(0, len(batch), CHUNK_LETTERS)]
+        handlings: list[LetterHandling] = []
+        recorded: list[Any] = []
+        sent = self._sent(chunks[0])
+        for number, chunk in enumerate(chunks, start=1):
+            following = self._sent(chunks[number]) if number < len(chunks) else []
+            handlings += self._with_offsets(chunk, sent)
+            recorded += self._recorded(chunk, handlings[-len(chunk) :])
+            sent = following
+        self._wait(recorded)
+        return handlings
+
+    def _sent(self, chunk: Sequence[HandledLetter]) -> list[list[Any]]:
+        """Send the messages of each letter, and return their futures."""
+        return [
             [
                 self._producer.send(
                     one.letter.topic,
@@ -115,30 +134,31 @@ class KafkaLetterWriter:
                 )
                 for record in one.records
             ]
-            for one in batch
-        ]
-        self._flush()
-        return [
-            msgspec.structs.replace(one.handling, sent=ranges_of(future.get(0).offset for future in futures))
-            for one, futures in zip(batch, sent, strict=True)
+            for one in chunk
         ]
 
-    def _record(self, batch: Sequence[HandledLetter], handlings: Sequence[LetterHandling]) -> None:
-        recorded = [
+    def _with_offsets(self, chunk: Sequence[HandledLetter], sent: Sequence[Sequence[Any]]) -> list[LetterHandling]:
+        """Wait until the messages are written, and return what is to be recorded about them."""
+        self._wait(future for futures in sent for future in futures)
+        return [
+            msgspec.structs.replace(one.handling, sent=ranges_of(future.value.offset for future in futures))
+            for one, futures in zip(chunk, sent, strict=True)
+        ]
+
+    def _recorded(self, chunk: Sequence[HandledLetter], handlings: Sequence[LetterHandling]) -> list[Any]:
+        return [
             self._producer.send(
                 self._handled, key=one.letter.letter_id.encode(), value=msgspec.json.encode(handling), partition=0
             )
-            for one, handling in zip(batch, handlings, strict=True)
+            for one, handling in zip(chunk, handlings, strict=True)
         ]
-        self._flush()
-        for future in recorded:
-            future.get(0)
 
-    def _flush(self) -> None:
-        """Wait until all records are written or refused; the futures say which."""
-        # A record that the accumulator still holds has an error when this has timed out.
-        with contextlib.suppress(KafkaTimeoutError):
-            self._producer.flush(self._timeout_s)
+    def _wait(self, sent: Iterable[Any]) -> None:
+        """Wait until records are written. Raises the error of the first one that is not."""
+        deadline_s = time.monotonic() + self._timeout_s
+        for future in sent:
+            if not future.succeeded():
+                future.get(max(0.0, deadline_s - time.monotonic()))
 
     def _abandon(self) -> None:
         try:
@@ -158,7 +178,8 @@ class KafkaLetterWriter:
         except (KafkaError, TimeoutError) as error:
             raise self._translated(error) from error
 
-    def _translated(self, error: Exception) -> Exception:
+    def _translated(self, found: Exception) -> Exception:
+        error = self._first_error(found)
         if is_fenced(self._producer, error):
             message = "another redrive or purge of these dead letters has begun, and this one has stopped"
             return Fenced(message, subject=self._handled)
@@ -172,3 +193,8 @@ class KafkaLetterWriter:
             return Invalid(message, subject=self._handled)
         message = f"Kafka does not confirm what was written: {error!r}"
         return Unavailable(message, subject=self._settings.bootstrap_servers)
+
+    def _first_error(self, error: Exception) -> Exception:
+        """Return why the transaction has failed, if kafka-python says only that it has: what follows, it refuses."""
+        first = self._producer._transaction_manager.last_error if type(error) is KafkaError else None  # noqa: SLF001
+        return error if first is None else first

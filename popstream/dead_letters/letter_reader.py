@@ -23,7 +23,7 @@ __all__ = ["HandledLetters", "read_letters"]
 
 LOG = logging.getLogger(__name__)
 
-FETCH_RECORDS = 1_000
+FETCH_RECORDS = 4000
 FETCH_BYTES_MAX = 8 * 1024 * 1024
 TIMEOUT_S = 30.0
 

@@ -42,7 +42,7 @@ redelivery    `after_kill_s` until the message of a killed consumer with leases 
               from the delivery time of a message to its handler, [median, greatest]
 fetch         records of 100 bytes of 8 queues in turn, `cpu_us` a message and `messages_a_second` (medians): with each
               Kafka client alone, which is the floor, and with the fetcher of consumers on top of it
-redrive       dead letters of 1,000 bytes a second: `listed`, and `redriven` to their group
+redrive       dead letters of 1,000 bytes a second: `listed`, and `redriven` to their group; `cpu_us` a redriven letter
 timeline      milliseconds of each stage between an operation and its answer, at 500 and at 5,000 operations a second:
               `operation` send -> answer, `spark` and `job` for each micro-batch
 cluster       the job on a standalone Spark cluster with executors of one core: records a second and

@@ -1,7 +1,10 @@
 """Dead letters that are listed, and redriven to their group, a second."""
 
+import statistics
 import time
+from typing import Any
 
+import psutil
 from kafka import KafkaProducer
 
 from connectors.kafka.embedded import EmbeddedKafka
@@ -14,6 +17,7 @@ from popstream.topics.queue_types import QueueTypesPublisher
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.dead_letter_record import copy_of
 from tests.benchmarks.benchmark_options import BenchOptions
+from tests.benchmarks.cpu_use import cpu_s
 from tests.benchmarks.kernel import Rate
 
 __all__ = ["measure_redrive"]
@@ -24,10 +28,12 @@ QUEUES = 8
 RUNS = 3
 
 
-def measure_redrive(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Rate]:
-    """Return letters of 1,000 bytes a second."""
+def measure_redrive(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
+    """Return letters of 1,000 bytes a second, and microseconds of CPU a redriven letter (medians)."""
     listed: list[float] = []
     redriven: list[float] = []
+    cpu_us: dict[str, list[float]] = {"client": [], "broker": []}
+    (broker,) = (child for child in psutil.Process().children(recursive=True) if child.name() == "java")
     for run in range(RUNS):
         prefix = f"redrive-{run}"
         write_letters(kafka.bootstrap_servers, prefix)
@@ -36,10 +42,20 @@ def measure_redrive(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Ra
             assert sum(1 for _ in dead_letters.list()) == LETTERS
             listed.append(LETTERS / (time.perf_counter() - began_s))
             began_s = time.perf_counter()
+            client_s, broker_s = time.process_time(), cpu_s(broker)
             assert dead_letters.redrive().letters == LETTERS
+            cpu_us["client"].append((time.process_time() - client_s) / LETTERS * 1e6)
+            cpu_us["broker"].append((cpu_s(broker) - broker_s) / LETTERS * 1e6)
             redriven.append(LETTERS / (time.perf_counter() - began_s))
-        options.on_progress(f"redrive: {redriven[-1]:,.0f} letters a second")
-    return {"listed": Rate.of("letters", listed), "redriven": Rate.of("letters", redriven)}
+        options.on_progress(
+            f"redrive: {redriven[-1]:,.0f} letters a second,"
+            f" {cpu_us['client'][-1]:.0f} µs of CPU a letter, the broker {cpu_us['broker'][-1]:.0f}"
+        )
+    return {
+        "listed": Rate.of("letters", listed),
+        "redriven": Rate.of("letters", redriven),
+        "cpu_us": {name: round(statistics.median(each), 1) for name, each in cpu_us.items()},
+    }
 
 
 def write_letters(servers: str, prefix: str) -> None:

@@ -19,6 +19,8 @@ from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from connectors.kafka.own_topics import Topics, ensure_topics
 from connectors.kafka.topic_admin import create_message_topic, describe
 from popstream import DeadLetters, Fenced, Invalid, LetterSelection
+from popstream.dead_letters.handling_run import TRANSACTION_LETTERS_MAX
+from popstream.dead_letters.kafka_letter_writer import CHUNK_LETTERS
 from popstream.kafka_connection import KafkaConnection
 from popstream.payload.redelivery import Redelivery
 from popstream.topics.queue_types import QueueTypesPublisher
@@ -114,30 +116,32 @@ def scene(kafka: EmbeddedKafka, topic_prefix: str) -> Scene:
 
 def test_killed_at_every_kind_of_moment_it_goes_on_and_sends_each_message_once(scene: Scene) -> None:
     """The same letters all the way: each kill leaves what the one before it has left."""
-    values = [b"%04d" % number for number in range(1_700)]
+    count, left = 4 * TRANSACTION_LETTERS_MAX - 100, TRANSACTION_LETTERS_MAX - 100
+    values = [b"%04d" % number for number in range(count)]
     scene.give_up(values)
     done = 0
     kills: list[tuple[Point, int, int]] = [
-        ("send", 250, 0),  # messages of a transaction
-        ("send", 750, 0),  # the records that say so
+        ("send", CHUNK_LETTERS // 2, 0),  # the first messages of a transaction
+        ("send", 2 * CHUNK_LETTERS + 50, 0),  # records that say so, while other messages are in flight
+        ("send", 2 * TRANSACTION_LETTERS_MAX, 0),  # the last of these records
         ("commit", 1, 0),
         ("commit", 2, 1),
         ("committed", 1, 1),
-        ("send", 1_200, 1),
+        ("send", 2 * TRANSACTION_LETTERS_MAX + CHUNK_LETTERS + 50, 1),
     ]
     for point, number, transactions in kills:
         scene.kill_redrive(point, number)
-        done += transactions * 500
+        done += transactions * TRANSACTION_LETTERS_MAX
         # What was not committed is aborted now.
         with scene.dead_letters() as dead_letters:
             assert dead_letters.redrive(LetterSelection(group="nobody")).letters == 0
             assert sum(letter.handling is not None for letter in dead_letters.list(handled=True)) == done
         assert sum(scene.sent().values()) == done
     report = scene.redrive()
-    assert (report.letters, report.duplicates, report.left_count) == (200, 0, 0)
+    assert (report.letters, report.duplicates, report.left_count) == (left, 0, 0)
     assert scene.sent() == Counter(values)
     written = sum(end_offsets(scene.servers, scene.orders).values())
-    assert written > 1_700 + 4 * 250  # also what was aborted
+    assert written > count + 4 * CHUNK_LETTERS // 2  # also what was aborted
     assert scene.redrive().letters == 0
 
 
@@ -160,7 +164,7 @@ def test_a_redriven_message_is_for_its_group_in_its_queue_and_says_which_letter_
 
 
 def test_a_second_redrive_stops_the_first_and_nothing_is_sent_twice(scene: Scene) -> None:
-    values = [b"%04d" % number for number in range(1_100)]
+    values = [b"%04d" % number for number in range(TRANSACTION_LETTERS_MAX + 600)]
     scene.give_up(values)
     with scene.dead_letters() as first:
 
@@ -172,13 +176,14 @@ def test_a_second_redrive_stops_the_first_and_nothing_is_sent_twice(scene: Scene
     assert scene.sent() == Counter(values)
 
 
-def test_what_kafka_refuses_is_left_and_keeps_no_other_back(scene: Scene) -> None:
-    """The topic takes records of 100,000 bytes."""
-    values = [b"%03d" % number for number in range(40)]
+@pytest.mark.parametrize("count", [40, 3 * CHUNK_LETTERS])
+def test_what_kafka_refuses_is_left_and_keeps_no_other_back(scene: Scene, count: int) -> None:
+    """The topic takes records of 100,000 bytes. If it refuses one, others behind it are being sent."""
+    values = [b"%04d" % number for number in range(count)]
     large = b"x" * 200_000
     scene.give_up([*values[:17], large, *values[17:]])
     report = scene.redrive()
-    assert (report.letters, report.left_count) == (40, 1)
+    assert (report.letters, report.left_count) == (count, 1)
     assert "MessageSizeTooLarge" in report.left[0].why
     assert scene.sent() == Counter(values)
     with scene.dead_letters() as dead_letters:
