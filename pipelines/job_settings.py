@@ -291,6 +291,13 @@ class JobSettings(BaseSettings):
         ),
     )
     api_token_file: Path | None = Field(default=None, description="file with the `api_token`, in place of it")
+    traces: bool = Field(
+        default=False,
+        description=(
+            "true: spans of each micro-batch, flush, snapshot and maintenance go to OpenTelemetry, where the variables"
+            " OTEL_... say; takes popstream[opentelemetry], and not on a cluster"
+        ),
+    )
     log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")
     log_format: LogFormat = Field(
         default=LogFormat.AUTO,

@@ -1,6 +1,5 @@
 """Writes audit rows from the outbox to Delta, at intervals, independently of the micro-batches: fewer, larger files."""
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -11,6 +10,7 @@ from pipelines.apply_ops.outbox import Outbox
 from pipelines.decide_ops.entries import read_slice
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
+from pipelines.laps import Lap, OnLap, untold
 
 __all__ = ["DeltaFlush", "TableSink"]
 
@@ -37,6 +37,7 @@ class DeltaFlush:
         sink: Writes them.
         applied_seq: Returns the last apply_seq that is written.
         check_ownership: Raises Fenced once another job has taken the prefix. Called before each commit.
+        on_lap: Is told of each flush that had rows to write.
     """
 
     def __init__(
@@ -46,11 +47,13 @@ class DeltaFlush:
         *,
         applied_seq: Callable[[], int],
         check_ownership: Callable[[], None] = lambda: None,
+        on_lap: OnLap = untold,
     ) -> None:
         self._outbox = outbox
         self._sink = sink
         self._applied_seq = applied_seq
         self._check_ownership = check_ownership
+        self._on_lap = on_lap
         committed = min(sink.delivered(table) for table in AUDIT_TABLES)
         # Committed by an earlier process that was killed before the outbox noted it.
         outbox.delivered([entry.key for entry in outbox.undelivered(EntryKind.AUDIT, upto_seq=committed)])
@@ -68,18 +71,25 @@ class DeltaFlush:
         """Commit the rows of all micro-batches that are written, in as many commits as memory requires."""
         while (upto := self._next_commit_end()) > self._delivered_seq:
             failpoint("flush_begin")
-            started = time.perf_counter()
-            entries = list(self._outbox.undelivered(EntryKind.AUDIT, self._delivered_seq, upto))
-            slices = [(entry.apply_seq, *read_slice(entry.value)) for entry in entries]
-            rows = 0
-            for table in AUDIT_TABLES:
-                self._check_ownership()
-                rows += self._sink.flush(table, ((seq, data) for seq, name, data in slices if name == table), upto)
-                failpoint("flush")
-            self._outbox.delivered(entry.key for entry in entries)
-            self._delivered_seq = upto
-            self.flushed_rows += rows
-            _log.debug("flushed", upto=upto, rows=rows, seconds=round(time.perf_counter() - started, 3))
+            with Lap("flush", self._on_lap) as lap:
+                rows = self._commit(upto, lap)
+            _log.debug("flushed", upto=upto, rows=rows, seconds=round(lap.seconds, 3))
+
+    def _commit(self, upto: int, lap: Lap) -> int:
+        """Commit the rows up to an apply_seq, and return their number."""
+        entries = list(self._outbox.undelivered(EntryKind.AUDIT, self._delivered_seq, upto))
+        slices = [(entry.apply_seq, *read_slice(entry.value)) for entry in entries]
+        lap.facts = {"apply_seq": upto, "bytes": sum(len(data) for _, _, data in slices)}
+        rows = 0
+        for table in AUDIT_TABLES:
+            self._check_ownership()
+            rows += self._sink.flush(table, ((seq, data) for seq, name, data in slices if name == table), upto)
+            failpoint("flush")
+        lap.facts["rows"] = rows
+        self._outbox.delivered(entry.key for entry in entries)
+        self._delivered_seq = upto
+        self.flushed_rows += rows
+        return rows
 
     def _next_commit_end(self) -> int:
         """Return the last apply_seq of the next commit: as many micro-batches as `_COMMIT_BYTES_MAX` allows."""

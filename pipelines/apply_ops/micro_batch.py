@@ -29,6 +29,7 @@ from pipelines.decide_ops.entry import Entry
 from pipelines.decide_ops.ops_decider import Decided, OpsDecider
 from pipelines.decide_ops.order import TurnLength, in_turns, order
 from pipelines.failpoints import failpoint
+from pipelines.laps import Lap, seconds_of
 from popstream.wire.base_errors import PopstreamError
 from popstream.wire.handle import Signer
 
@@ -64,22 +65,31 @@ class MicroBatchReport:
         newest_ms: Timestamp of the newest record.
         touched: Queues whose state was read or changed.
         write_batch_bytes: Size of the last WriteBatch.
-        seconds: By step, and `fetch`, the time to take the records over from Spark.
+        before: How far the log was applied before it.
+        after: How far the log is applied now.
+        lap: It as a whole, from `fetch`, in which the records are taken over from Spark, to its last step or an error.
+            These are its parts; between `fetch` and the first step it waits for the micro-batch before.
     """
 
     __slots__ = (
+        "after",
         "apply_seq",
+        "before",
+        "lap",
         "newest_ms",
         "operations",
         "records",
         "refused",
         "rejected",
-        "seconds",
         "touched",
         "write_batch_bytes",
     )
 
-    def __init__(self, fetch_seconds: float) -> None:
+    def __init__(self, fetch: Lap, applied: Applied) -> None:
+        self.before = self.after = applied
+        self.lap = Lap("micro_batch")
+        self.lap.began_s = fetch.began_s
+        self.lap.parts.append(fetch)
         self.apply_seq = 0
         self.records = 0
         self.operations = 0
@@ -88,21 +98,16 @@ class MicroBatchReport:
         self.newest_ms = 0
         self.touched: set[QueueState] = set()
         self.write_batch_bytes = 0
-        self.seconds: dict[str, float] = {"fetch": fetch_seconds}
 
-    @contextlib.contextmanager
-    def step(self, name: str) -> Iterator[None]:
-        """Pass the fail-point of a step, and add its duration to `seconds`."""
+    @property
+    def seconds(self) -> dict[str, float]:
+        """The seconds of `fetch` and of each step."""
+        return seconds_of(self.lap)
+
+    def step(self, name: str) -> Lap:
+        """Pass the fail-point of a step, and return its lap, to be entered."""
         failpoint(name)
-        with self.lap(name):
-            yield
-
-    @contextlib.contextmanager
-    def lap(self, name: str) -> Iterator[None]:
-        """Add the duration of the block to `seconds`."""
-        started = time.perf_counter()
-        yield
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+        return self.lap.part(name)
 
     def add(self, decided: Decided, apply_seq: int, write_batch_bytes: int) -> None:
         """Add a WriteBatch that is durable."""
@@ -132,6 +137,7 @@ class MicroBatchApplier:
         signer: Signs the handles in answers; None leaves them unsigned.
         delivered: Returns, by table, the last apply_seq whose rows are durable in Delta.
         publish: Called with the new outbox entries after each write; must not block.
+        trace: Called with the report of each micro-batch, also of one that has failed; must neither block nor raise.
         observe: Called with each decision once it is written and published, and with the queues that it touched; must
             neither block nor raise.
         after_batch: Called at the end of a micro-batch with its report, the earliest deadline of each queue that it
@@ -156,6 +162,7 @@ class MicroBatchApplier:
         publish: Callable[[list[Entry]], None],
         after_batch: Callable[[MicroBatchReport, Mapping[tuple[str, int], int], int], None],
         observe: Callable[[Decision, Collection[QueueState]], None] = lambda _decision, _touched: None,
+        trace: Callable[[MicroBatchReport], None] = lambda _: None,
     ) -> None:
         self._store = store
         self._require_ownership = require_ownership
@@ -169,6 +176,7 @@ class MicroBatchApplier:
         self._publish = publish
         self._after_batch = after_batch
         self._observe = observe
+        self._trace = trace
         self._decider = OpsDecider(
             store,
             lambda record: quarantine.decode(record, decoder),
@@ -179,7 +187,7 @@ class MicroBatchApplier:
 
     def __call__(self, micro_batch: MicroBatch) -> None:
         """Apply one micro-batch; any exception ends the job."""
-        report = MicroBatchReport(micro_batch.fetch_seconds)
+        report = MicroBatchReport(micro_batch.fetch, self.applied)
         batch_id = micro_batch.spark_batch_id
         breaker = CrashLoopBreaker(
             self._attempts,
@@ -187,8 +195,13 @@ class MicroBatchApplier:
             lambda slices, end_offset: self._try_to_apply(slices, end_offset, batch_id, report),
             lambda: self.applied.next_offset,
         )
-        end_offset = end_of_micro_batch(self._plans, batch_id, self.applied)
-        breaker.run(lambda: self._source.records(micro_batch), end_offset)
+        try:
+            with report.lap:
+                end_offset = end_of_micro_batch(self._plans, batch_id, self.applied)
+                breaker.run(lambda: self._source.records(micro_batch), end_offset)
+        finally:
+            report.after = self.applied
+            self._trace(report)
         deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in report.touched}
         self._after_batch(report, deadlines, report.newest_ms)
 
@@ -223,7 +236,8 @@ class MicroBatchApplier:
         for records in _fetched(slices, report):
             with _pure():
                 # Step 1: decode
-                with report.step("decode"):
+                with report.step("decode") as lap:
+                    lap.facts["records"] = len(records)
                     report.newest_ms = max(report.newest_ms, *(record.timestamp_ms for record in records), 0)
                     decoded = decider.decode(records)
                 # Step 2: order
@@ -246,27 +260,33 @@ class MicroBatchApplier:
 
     def _finish(self, end_offset: dict[int, int], batch_id: int, report: MicroBatchReport) -> None:
         # Step 5: write
-        with report.step("write"):
+        with report.step("write") as lap:
             applied = self.applied.after(end_offset, self._plans.query_id, batch_id)
-            entries = self._write(applied, report)
+            entries = self._write(applied, report, lap)
             decided = self._decider.written()
         # Step 6: publish
-        with report.step("publish"):
+        with report.step("publish") as lap:
+            lap.facts["entries"] = len(entries)
             self._publish(entries)
         self._observe(decided.decision, decided.touched)
 
-    def _write(self, applied: Applied, report: MicroBatchReport) -> list[Entry]:
+    def _write(self, applied: Applied, report: MicroBatchReport, lap: Lap) -> list[Entry]:
         """Write the WriteBatch, and return its outbox entries."""
         self._require_ownership()
+        decided = self._decider.decided
+        lap.facts |= {"apply_seq": applied.apply_seq, "records": decided.records, "rows": decided.rows}
         with _pure():
-            entries = self._decider.entries(applied.apply_seq)
+            with lap.part("encode"):
+                entries = self._decider.entries(applied.apply_seq)
             # Audit entries leave the outbox only if this note says so: a table that loses commits later is noticed.
             noted = (META, NOTED_KEY, encode_noted(self._delivered()))
             own = [(META, APPLIED_KEY, applied.encode()), noted, *self._outbox.changes(entries)]
-            write_batch_bytes = self._store.write(self._decider.overlay, own)
+            with lap.part("write_batch") as writing:
+                write_batch_bytes = self._store.write(self._decider.overlay, own)
+            writing.facts["bytes"] = write_batch_bytes
         self._outbox.written(entries)
         self.applied = applied
-        report.add(self._decider.decided, applied.apply_seq, write_batch_bytes)
+        report.add(decided, applied.apply_seq, write_batch_bytes)
         return entries
 
 
@@ -274,7 +294,7 @@ def _fetched(slices: Iterable[list[KafkaRecord]], report: MicroBatchReport) -> I
     """Yield the slices, and add the time to read them to the lap `fetch`."""
     iterator = iter(slices)
     while True:
-        with report.lap("fetch"):
+        with report.lap.part("fetch"):
             records = next(iterator, None)
         if records is None:
             return

@@ -6,7 +6,6 @@ size and hash leave the JVM.
 """
 
 import json
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,6 +17,7 @@ from connectors.delta.session import join_pool
 from connectors.kafka.record_columns import record_columns
 from pipelines.apply_ops.read_ahead import read_ahead
 from pipelines.decide_ops.decode import KafkaRecord
+from pipelines.laps import Lap
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.limits import RECORD_BYTES_MAX
 
@@ -38,7 +38,7 @@ class MicroBatch(NamedTuple):
 
     spark_batch_id: int
     table: pa.Table
-    fetch_seconds: float
+    fetch: Lap
 
 
 class OpsSource:
@@ -77,9 +77,10 @@ class OpsSource:
 
     def fetch(self, frame: DataFrame, spark_batch_id: int) -> MicroBatch:
         """Copy a micro-batch out of Spark, which may drop it afterwards."""
-        started = time.perf_counter()
-        table = frame.toArrow()
-        return MicroBatch(spark_batch_id, table, time.perf_counter() - started)
+        with Lap("fetch") as lap:
+            table = frame.toArrow()
+        lap.facts = {"records": table.num_rows, "bytes": table.nbytes}
+        return MicroBatch(spark_batch_id, table, lap)
 
     def records(self, micro_batch: MicroBatch) -> Iterator[list[KafkaRecord]]:
         """Yield the records in slices with at most 24 MiB of long values, nearly always one.

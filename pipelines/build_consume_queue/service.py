@@ -24,6 +24,7 @@ from pipelines.build_consume_queue.units_in_delta import units_in_delta
 from pipelines.build_units.queue_change import Queue, declare_of
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.job_settings import JobSettings
+from pipelines.laps import OnLap, untold
 from popstream.exchange.transport import Transport
 from popstream.kafka_connection import KafkaConnection
 from popstream.settings import ClientSettings
@@ -42,6 +43,7 @@ class BuilderService:
         connection: The Kafka with the ops topic and the message topics.
         spark: The session.
         on_failure: Called with the error that ended it.
+        on_lap: Is told of each flush of units.
     """
 
     store: RocksStore
@@ -58,7 +60,10 @@ class BuilderService:
         connection: KafkaConnection,
         spark: SparkSession,
         on_failure: Callable[[BaseException], None],
+        *,
+        on_lap: OnLap = untold,
     ) -> None:
+        self._on_lap = on_lap
         self._settings = settings
         self._folder = folder
         self._connection = connection
@@ -136,6 +141,7 @@ class BuilderService:
             self.outbox,
             interval_s=self._settings.flush_interval_s,
             on_failure=self._on_failure,
+            on_lap=self._on_lap,
         )
 
     def _start_sender(self) -> None:

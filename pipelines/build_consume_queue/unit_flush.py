@@ -7,7 +7,6 @@ outbox   spans of build_seq 3   4   5 | 6   7   8        v = 5, read from Delta
 """
 
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -26,6 +25,7 @@ from pipelines.build_consume_queue.builder import Builder, UnitSpan, read_spans
 from pipelines.build_consume_queue.unit_columns import delta_rows, store_dates
 from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.failpoints import failpoint
+from pipelines.laps import Lap, OnLap, untold
 from pipelines.loops.retry_loop import RetryLoop
 from popstream.wire.base_errors import Corrupt
 
@@ -47,6 +47,7 @@ class UnitFlush:
         outbox: The builder's outbox, with the spans.
         interval_s: A longer interval makes fewer and larger files, and an older table.
         on_failure: Called once with the error that ended the thread.
+        on_lap: Is told of each flush that had rows to write.
 
     Attributes:
         loop: The thread; the caller starts and stops it.
@@ -65,7 +66,9 @@ class UnitFlush:
         *,
         interval_s: float,
         on_failure: Callable[[BaseException], None],
+        on_lap: OnLap = untold,
     ) -> None:
+        self._on_lap = on_lap
         self._spark = spark
         self._builder = builder
         self._outbox = outbox
@@ -105,12 +108,13 @@ class UnitFlush:
             self._is_in_doubt = False
             self._note_committed()
         while (upto := self._builder.built.build_seq) > self._table.delivered:
-            started = time.perf_counter()
             entries = list(_first_entries(self._outbox.undelivered(EntryKind.UNIT_SPANS, self._table.delivered, upto)))
             if entries:
                 upto = entries[-1].apply_seq
                 try:
-                    rows = self._table.append(in_pieces(self._rows(entries)), upto)
+                    with Lap("flush_units", self._on_lap) as lap:
+                        lap.facts["build_seq"] = upto
+                        lap.facts["rows"] = rows = self._table.append(in_pieces(self._rows(entries)), upto)
                 except Exception:
                     # The commit may have succeeded: read the version from the log before the next one.
                     self._is_in_doubt = True
@@ -118,7 +122,7 @@ class UnitFlush:
                 failpoint("unit_flush")
                 self._outbox.delivered(entry.key for entry in entries)
                 self.flushed_rows += rows
-                _log.debug("units_flushed", upto=upto, rows=rows, seconds=round(time.perf_counter() - started, 3))
+                _log.debug("units_flushed", upto=upto, rows=rows, seconds=round(lap.seconds, 3))
             self._table.skip(upto)
 
     def _note_committed(self) -> None:

@@ -12,7 +12,7 @@ from broker_state.kernel.context.queue_state import QueueState
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import CACHE_BYTES, Kv, Overlay
 from pipelines.decide_ops.decode import KafkaRecord, Rejected
-from pipelines.decide_ops.entries import entries_of
+from pipelines.decide_ops.entries import entries_of, rows_by_table
 from pipelines.decide_ops.entry import Entry
 from pipelines.decide_ops.order import Ordered, Turn
 from pipelines.decide_ops.prefetch import op_keys_of
@@ -47,6 +47,11 @@ class Decided:
         """Operations with an error code. A pop that found no message has a code, but was not refused."""
         expected = {0, CODE_OF_REASON[Reason.NO_MESSAGE]}
         return sum(1 for row in self.decision.operations if row.code not in expected)
+
+    @property
+    def rows(self) -> int:
+        """Rows for the audit tables."""
+        return sum(map(len, rows_by_table(self.decision, self.rejected).values()))
 
 
 class OpsDecider:

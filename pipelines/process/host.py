@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 from pyspark import SparkContext
@@ -44,12 +44,16 @@ from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.jvm import ended_jvm, jvm_has_ended, kill_jvm, output_in, silence_query_errors
 from pipelines.process.logs import configure_logs, rotate_in_place
 from pipelines.process.malloc_trim import JVM_ENVIRONMENT, limit_arenas, trim
+from pipelines.process.open_traces import open_traces
 from pipelines.process.preflight import require_ready, require_safe
 from pipelines.process.restarts import Restarts
 from pipelines.process.signals import handled_signals, held_signals
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.wire.base_errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from pipelines.process.job_traces import JobTraces
 
 __all__ = ["Host"]
 
@@ -122,6 +126,7 @@ class Host:
         self._is_starting = False
         self._is_stop_abandoned = False
         self._ownership: Ownership | None = None
+        self._traces: JobTraces | None = None
         self._restarts = Restarts()
         self._restart_reason: str | None = None
         self._job_since = time.monotonic()
@@ -191,6 +196,9 @@ class Host:
     def _start(self) -> None:
         settings, enter = self.settings, self._stack.enter_context
         require_safe(settings)
+        self._traces = open_traces(settings)
+        if self._traces is not None:
+            self._stack.callback(self._traces.close)
         enter(_umask(UMASK_FOR_GROUP if settings.tables_group_readable else UMASK))
         enter(handled_signals(self._on_signal))
         self._step("checking Java, jars and disk space")
@@ -314,7 +322,13 @@ class Host:
         settings = self.settings.model_copy(update=resolved)
         with spark_errors_kept():
             job = Job(
-                settings, self.connection, self.spark, self._ownership, self.metrics, take_over=self._take_over
+                settings,
+                self.connection,
+                self.spark,
+                self._ownership,
+                self.metrics,
+                take_over=self._take_over,
+                traces=self._traces,
             ).start()
         # Once: two jobs that restart must not take the prefix from each other by turns.
         self._take_over = False

@@ -4,9 +4,10 @@ import contextlib
 import gc
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 import structlog
@@ -53,6 +54,7 @@ from pipelines.decide_ops.decode import Decoder
 from pipelines.decide_ops.entry import EntryKind
 from pipelines.failpoints import failpoint
 from pipelines.job_settings import JobSettings
+from pipelines.laps import Lap, OnLap, untold
 from pipelines.loops.periodic import Periodic
 from pipelines.loops.retry_loop import RetryLoop
 from pipelines.printed_commands import with_options
@@ -70,6 +72,9 @@ from popstream.wire.base_errors import Corrupt, Unavailable
 from popstream.wire.dead_letter import DeadLetter
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
+
+if TYPE_CHECKING:
+    from pipelines.process.job_traces import JobTraces
 
 __all__ = ["Job"]
 
@@ -89,6 +94,7 @@ class Job:
         ownership: Ownership of the folder. The caller keeps it, and may start another job with it.
         metrics: Where to count. A process may run several jobs, one after the other.
         take_over: Take the prefix from any owner.
+        traces: Is told what the job has done; None: nobody is.
     """
 
     topics: Topics
@@ -122,6 +128,7 @@ class Job:
         metrics: Metrics | None = None,
         *,
         take_over: bool = False,
+        traces: "JobTraces | None" = None,
     ) -> None:
         self.settings = settings
         self.folder = settings.job_folder
@@ -130,6 +137,8 @@ class Job:
         self._spark = spark
         self._ownership = ownership
         self._take_over = take_over
+        self._traces = traces
+        self._on_lap: OnLap = untold if traces is None else traces.work
         self._stored_epoch = ""
         """The state epoch, once something is stored in the state."""
         self._failure: BaseException | None = None
@@ -371,6 +380,7 @@ class Job:
             publish=self.publisher.publish,
             observe=self._observe,
             after_batch=self._after_batch,
+            trace=self._trace,
         )
 
     def _start_audit(self) -> None:
@@ -381,6 +391,7 @@ class Job:
             applied_seq=lambda: self.applied.apply_seq,
             # Not `require`: these tables are in the job's own folder, and get their rows also while Kafka is away.
             check_ownership=self._prefix.check,
+            on_lap=self._on_lap,
         )
         self.flush_loop = RetryLoop(
             "flush",
@@ -433,7 +444,9 @@ class Job:
 
     def _start_builder(self) -> None:
         if self.settings.message_globs:
-            self.builder = BuilderService(self.settings, self.folder, self.connection, self._spark, self.fail).start()
+            self.builder = BuilderService(
+                self.settings, self.folder, self.connection, self._spark, self.fail, on_lap=self._on_lap
+            ).start()
             self._stack.callback(self.builder.stop)
             builder = self.builder.builder
             self.metrics.bind_gauges({Metric.FORGOTTEN_DEDUP_IDS: lambda: builder.forgotten_ids})
@@ -454,6 +467,7 @@ class Job:
             retention=settings.snapshot_retention,
             decided=lambda: self.applied.apply_seq,
             last_done=self.folder.last_done,
+            on_lap=self._on_lap,
         )
         self.snapshot_loop.start()
         self._stack.callback(self.snapshot_loop.stop)
@@ -471,8 +485,15 @@ class Job:
     def _maintain(self) -> None:
         join_pool(self._spark, "maintenance")
         days = self.settings.audit_retention_days
-        for done in maintain(self._spark, self.folder.delta, lambda: self._maintenance.is_stopping, days):
-            _log.info("maintained", **msgspec.structs.asdict(done))
+        counts = Counter[str]()
+        with Lap("maintenance", self._on_lap) as lap:
+            try:
+                for done in maintain(self._spark, self.folder.delta, lambda: self._maintenance.is_stopping, days):
+                    found = msgspec.structs.asdict(done)
+                    _log.info("maintained", **found)
+                    counts.update(tables=1, **{name: count for name, count in found.items() if name != "table"})
+            finally:
+                lap.facts.update(counts)
 
     def _fail_unless_stopping(self, error: BaseException) -> None:
         if not self._is_stopping:
@@ -506,6 +527,10 @@ class Job:
     def _observe(self, decision: Decision, touched: Collection[QueueState]) -> None:
         if self.lane_watch is not None:
             self.lane_watch.observe(decision, touched)
+
+    def _trace(self, report: MicroBatchReport) -> None:
+        if self._traces is not None:
+            self._traces.micro_batch(report)
 
     def _show_owner(self) -> None:
         self.metrics.show_owner(OwnerView.of(self.settings.topic_prefix, self._prefix.owner))

@@ -1,7 +1,6 @@
 """The thread that takes snapshots of a running job, and deletes those that are no longer kept."""
 
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import structlog
 
 from checkpoints.snapshot_retention import SnapshotRetention
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
+from pipelines.laps import Lap, OnLap, untold
 from pipelines.loops.periodic import Periodic
 
 __all__ = ["SnapshotLoop"]
@@ -28,6 +28,7 @@ class SnapshotLoop:
         retention: The snapshots to keep; others are deleted.
         decided: Returns the last apply_seq.
         last_done: Folder with the time of the last snapshot, which survives restarts.
+        on_lap: Is told of each snapshot.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class SnapshotLoop:
         retention: SnapshotRetention,
         decided: Callable[[], int],
         last_done: Path,
+        on_lap: OnLap = untold,
     ) -> None:
         self._take = take
         self._snapshots = snapshots
         self._retention = retention
         self._decided = decided
+        self._on_lap = on_lap
         self._lock = threading.Lock()
         self.last: Snapshot | None = None
         self._periodic = Periodic("snapshot", interval_s, self._take_if_new, last_done)
@@ -68,13 +71,12 @@ class SnapshotLoop:
             Unavailable: The storage does not accept it.
             Corrupt: The stores are damaged. Older snapshots stay as they are.
         """
-        with self._lock:
-            started = time.perf_counter()
+        with self._lock, Lap("snapshot", self._on_lap) as lap:
             self.last = snapshot = self._take()
+            lap.facts = {"snapshot_id": snapshot.id, "bytes": snapshot.size}
             self._snapshots.prune(self._retention)
             self._periodic.failure = None
-        seconds = round(time.perf_counter() - started, 3)
-        _log.info("snapshot_taken", id=snapshot.id, bytes=snapshot.size, seconds=seconds)
+        _log.info("snapshot_taken", id=snapshot.id, bytes=snapshot.size, seconds=round(lap.seconds, 3))
         return snapshot
 
     def _take_if_new(self) -> None:

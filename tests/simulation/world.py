@@ -25,6 +25,7 @@ from pipelines.apply_ops.publish import Publisher
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.laps import Lap
 from popstream.wire.base_errors import Fenced
 from tests.model.generator import PARTITIONS, iterate
 from tests.simulation.disk import Disk, MemoryStore, SimulatedProducer, SimulatedTables
@@ -187,7 +188,7 @@ class Instance:
     def run_again(self) -> None:
         """The last micro-batch, as Spark runs one again that it had not noted."""
         if self.plans.ends:
-            self.apply_ops(MicroBatch(len(self.plans.ends) - 1, None, 0.0))
+            self.apply_ops(MicroBatch(len(self.plans.ends) - 1, None, Lap("fetch")))
 
     @property
     def is_between_batches(self) -> bool:

@@ -16,6 +16,7 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.overlay import Overlay
 from broker_state.store.rocks_store import RocksStore
+from checkpoints.applied import Applied
 from checkpoints.layout import JobFolder
 from connectors.delta.schemas import arrow_schema
 from connectors.delta.tables import CONSUME_QUEUE
@@ -31,6 +32,7 @@ from pipelines.control.metrics import Metrics
 from pipelines.http_api.api_app import api_app
 from pipelines.http_api.http_server import HttpServer, Listener
 from pipelines.http_api.letters import Letters
+from pipelines.laps import Lap
 from popstream.kafka_connection import KafkaConnection
 from popstream.testing import MemoryJob
 from popstream.wire.command import Command, Declare, Dispatch, Policy, Pop, WrittenRange
@@ -222,12 +224,15 @@ class ApiSite:
         self.answers._history = history = BatchHistory(self.job.metrics, lambda: clock.now_s)
         for number in range(POINTS_MAX):
             clock.now_s += STEP_S
-            report = MicroBatchReport(0.0)
+            report = MicroBatchReport(
+                Lap("fetch"), Applied(state_epoch="e", ops_topic="popstream.ops", ops_topic_id="t")
+            )
             report.apply_seq = number + 1
             report.records = report.operations = 900 + 400 * (number % 90) // 90 + 37 * (number % 11)
             report.refused = number % 40 == 0
             steps = {"fetch": 4, "decode": 3, "order": 1, "prefetch": 6, "decide": 21, "write": 9, "publish": 5}
-            report.seconds = {step: (ms + number % 7 / 2) / 1000 for step, ms in steps.items()}
+            for step, ms in steps.items():
+                report.lap.part(step).seconds = (ms + number % 7 / 2) / 1000
             self.job.metrics.record(report, outbox, number)
             history.sample()
 

@@ -15,6 +15,7 @@ from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import MicroBatch
 from pipelines.decide_ops.decode import Decoder, KafkaRecord
 from pipelines.decide_ops.entry import Entry
+from pipelines.laps import Lap
 from popstream.exchange.partitioner import ops_key
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class SmallJob:
         self.delivered: dict[str, int] = {}
         self.published: list[Entry] = []
         self.reports: list[MicroBatchReport] = []
+        self.traced: list[MicroBatchReport] = []
         self.records = Records()
         self._next = applied.next_offset.get(0, 0)
         self._batch_id = 0
@@ -77,6 +79,7 @@ class SmallJob:
             delivered=lambda: self.delivered,
             publish=self.published.extend,
             after_batch=self._after_batch,
+            trace=self.traced.append,
         )
 
     def run(self, *operations: dict[str, Any], planned_end: int | None = None) -> None:
@@ -96,7 +99,9 @@ class SmallJob:
         plan = f'v1\n{{}}\n{{"{TOPIC}":{{"0":{planned_end}}}}}'
         (self.checkpoint / "offsets" / str(self._batch_id)).write_text(plan)
         self.records.batch = batch
-        self.apply_ops(MicroBatch(self._batch_id, None, 0.0))
+        with Lap("fetch") as fetch:
+            fetch.facts["records"] = len(batch)
+        self.apply_ops(MicroBatch(self._batch_id, None, fetch))
         self._next = planned_end
         self._batch_id += 1
 

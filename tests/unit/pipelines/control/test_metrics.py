@@ -9,12 +9,14 @@ import pytest
 from prometheus_client import generate_latest
 
 from broker_state.store.rocks_store import RocksStore
+from checkpoints.applied import Applied
 from pipelines.apply_ops.micro_batch import MicroBatchReport
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.control.messages import OwnerView
 from pipelines.control.metric_definitions import Metric, MetricKind
 from pipelines.control.metrics import Metrics
 from pipelines.control.metrics_reference import with_metrics_table
+from pipelines.laps import Lap
 
 ROOT = Path(__file__).parents[4]
 
@@ -42,7 +44,8 @@ def test_a_bound_gauge_is_read_at_each_scrape() -> None:
 
 
 def report_of(apply_seq: int) -> MicroBatchReport:
-    report = MicroBatchReport(0.0)
+    applied = Applied(state_epoch="e", ops_topic="popstream.ops", ops_topic_id="t")
+    report = MicroBatchReport(Lap("fetch"), applied)
     report.apply_seq = apply_seq
     return report
 

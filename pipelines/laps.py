@@ -1,0 +1,85 @@
+"""How long the parts of the job's work take: measured once, for metrics, logs and traces."""
+
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+__all__ = ["Fact", "Lap", "OnLap", "seconds_of", "untold"]
+
+Fact = str | int | list[str]
+
+AT_ONCE_S = 0.01
+
+
+class Lap:
+    """Measures the block for which it is entered; entered again, it goes on.
+
+    Args:
+        name: What is done.
+        on_end: Called with the lap each time that it is left, also by an error; must neither block nor raise.
+
+    Attributes:
+        began_s: When it was entered first, in seconds of `time.perf_counter`.
+        ended_s: When it was left last, likewise.
+        seconds: How long it was entered in all.
+        facts: What was done, by name.
+        parts: Laps within it.
+        error: What its block has raised; None: nothing.
+
+    >>> with Lap("flush") as lap, lap.part("commit"):
+    ...     lap.facts["rows"] = 3
+    >>> lap.seconds >= lap.parts[0].seconds > 0, lap.facts
+    (True, {'rows': 3})
+    """
+
+    __slots__ = ("_entered_s", "_on_end", "began_s", "ended_s", "error", "facts", "name", "parts", "seconds")
+
+    def __init__(self, name: str, on_end: Callable[["Lap"], None] | None = None) -> None:
+        self.name = name
+        self.began_s = self.ended_s = self._entered_s = self.seconds = 0.0
+        self.facts: dict[str, Fact] = {}
+        self.parts: list[Lap] = []
+        self.error: BaseException | None = None
+        self._on_end = on_end
+
+    def part(self, name: str) -> "Lap":
+        """Return a lap within this one, to be entered.
+
+        Parts of one name that follow each other at once are one lap: they are the turns of a loop.
+        """
+        last = self.parts[-1] if self.parts else None
+        if last is None or last.name != name or last.error or time.perf_counter() - last.ended_s > AT_ONCE_S:
+            last = Lap(name)
+            self.parts.append(last)
+        return last
+
+    def __enter__(self) -> Self:
+        self._entered_s = time.perf_counter()
+        self.began_s = self.began_s or self._entered_s
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.ended_s = time.perf_counter()
+        self.seconds += self.ended_s - self._entered_s
+        self.error = error
+        if self._on_end is not None:
+            self._on_end(self)
+
+
+OnLap = Callable[[Lap], None]
+"""Is told that a piece of work has ended, or failed; neither blocks nor raises."""
+
+
+def untold(_: Lap) -> None:
+    """Tell nobody."""
+
+
+def seconds_of(lap: Lap) -> dict[str, float]:
+    """Return the seconds of the parts of a lap, by name, in the order of their first time."""
+    seconds: dict[str, float] = {}
+    for part in lap.parts:
+        seconds[part.name] = seconds.get(part.name, 0.0) + part.seconds
+    return seconds

@@ -1,0 +1,64 @@
+"""Claim: a lap is measured once, whatever is made of it: seconds for metrics and logs, and a span."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipelines import laps
+from pipelines.laps import Lap, seconds_of
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(laps.time, "perf_counter", lambda: self.now_s)
+
+    def spend(self, lap: Lap, seconds: float) -> None:
+        with lap:
+            self.now_s += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock(monkeypatch)
+
+
+def test_the_turns_of_a_loop_are_one_lap(clock: Clock) -> None:
+    work = Lap("micro_batch")
+    for _ in range(3):
+        clock.spend(work.part("decide"), 2.0)
+        clock.now_s += laps.AT_ONCE_S / 2
+    (decide,) = work.parts
+    assert (decide.began_s, decide.seconds) == (100.0, 6.0)
+    assert decide.ended_s == pytest.approx(106.0 + laps.AT_ONCE_S)
+
+
+def test_what_comes_again_later_is_another_lap_and_counts_with_the_first(clock: Clock) -> None:
+    work = Lap("micro_batch")
+    for name in ("fetch", "decide", "write", "decide"):
+        clock.spend(work.part(name), 1.0)
+    clock.now_s += 1.0  # somebody else's turn
+    clock.spend(work.part("decide"), 4.0)
+    assert [part.name for part in work.parts] == ["fetch", "decide", "write", "decide", "decide"]
+    assert seconds_of(work) == {"fetch": 1.0, "decide": 6.0, "write": 1.0}
+
+
+def test_a_lap_that_fails_is_told_with_its_error_and_its_seconds(clock: Clock) -> None:
+    told: list[Lap] = []
+    failed = OSError("no space left")
+    lap = Lap("flush", told.append)
+    with pytest.raises(OSError, match="no space"), lap:
+        clock.now_s += 3.0
+        raise failed
+    assert told == [lap]
+    assert (lap.seconds, lap.error) == (3.0, failed)
+
+
+def test_a_part_after_one_that_failed_is_another_lap(clock: Clock) -> None:
+    work = Lap("micro_batch")
+    with pytest.raises(ValueError, match="poison"), work.part("decide"):
+        raise ValueError("poison")
+    clock.spend(work.part("decide"), 1.0)
+    assert [part.error is None for part in work.parts] == [False, True]
