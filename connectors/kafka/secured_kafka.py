@@ -143,6 +143,7 @@ def running(
     jars: Sequence[Path] | None = None,
     *,
     settings: Mapping[str, str] | None = None,
+    java_options: Sequence[str] = SHORT_LIVED,
     **options: Any,  # noqa: ANN401 - those of BrokerSecurity
 ) -> Iterator[SecuredKafka]:
     """Run a broker with its own settings.
@@ -151,6 +152,7 @@ def running(
         folder: Folder of the broker, of certificates and of the files of users.
         jars: Kafka's jars, as of `EmbeddedKafka`.
         settings: Settings of the broker that override the defaults.
+        java_options: Flags of the broker's JVM.
         **options: Those of `BrokerSecurity`.
 
     Raises:
@@ -160,6 +162,6 @@ def running(
     authority = Authority(folder / "authority")
     security = BrokerSecurity(authority.key_store("broker"), authority.trust_store, "broker", **options)
     with EmbeddedKafka(
-        folder / "kafka", jars=jars, security=security, settings=settings, java_options=SHORT_LIVED
+        folder / "kafka", jars=jars, security=security, settings=settings, java_options=java_options
     ) as broker:
         yield SecuredKafka(broker, authority, folder)

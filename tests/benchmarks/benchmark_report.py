@@ -25,6 +25,8 @@ client        `renewal`: CPU seconds of a client that renews 100,000 messages; `
 producer      messages of 100 bytes a second: `rates` asynchronous and waited, against kafka-python in the same run;
               `waited_by_threads` with batches and without, `delay_ms...` [median, 99 of 100], `memory...` in use
 drain         the job on a filled topic: `delta_beside` flushes every 5 s, `delta_after` when all is answered
+tls           the drain of a quarter of the operations by turns from two brokers, `plaintext` and `sasl_ssl`;
+              `rate_ratio` and `cpu_ratio`: with encryption by without
 batches       the same for acks of 1,000 entries each, and for pops of 10,000 messages that are acked as a whole
 verify        `popstream verify` of a job that was drained: `records_per_s` with its start, rows compared, CPU a record
 restart       a job with 10,000,000 leases: `bytes_a_lease` in its state, `first_answer_s` from a start with no JVM
@@ -86,6 +88,7 @@ from tests.benchmarks.redrive import measure_redrive
 from tests.benchmarks.size import measure_restart, measure_size
 from tests.benchmarks.snapshot_delay import measure_snapshot
 from tests.benchmarks.timeline import measure_timeline
+from tests.benchmarks.tls import measure_tls
 from tests.benchmarks.verify import measure_verify
 from tests.support.time_limit import time_limit
 
@@ -110,6 +113,7 @@ _PARTS: dict[str, Callable[[BenchOptions], Any]] = {
 _PARTS_WITH_KAFKA: dict[str, Callable[[BenchOptions, EmbeddedKafka], Any]] = {
     "producer": measure_producer,
     "drain": measure_drain,
+    "tls": measure_tls,
     "batches": measure_batches,
     "verify": measure_verify,
     "restart": measure_restart,

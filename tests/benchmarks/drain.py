@@ -19,7 +19,7 @@ from tests.benchmarks.benchmark_options import QUEUES, BenchOptions
 from tests.benchmarks.cpu_use import CpuUse, is_spark
 from tests.benchmarks.measured_operations import declare_queue, single_entry_ops, whole_pop_ops
 
-__all__ = ["drain", "fill", "measure_batches", "measure_drain"]
+__all__ = ["drain", "fill", "fill_with_single_entries", "measure_batches", "measure_drain"]
 
 _TOPIC = "bench"
 _GROUP = "group"
@@ -28,9 +28,7 @@ _SAMPLE_S = 0.5
 
 def measure_drain(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, Any]:
     """Fill a topic once with operations of one entry, and drain it with flushes to Delta meanwhile, and afterwards."""
-    messages = options.operations // 2 // QUEUES
-    streams = [single_entry_ops(_TOPIC, queue_id, _GROUP, messages, reply_to=queue_id) for queue_id in range(QUEUES)]
-    records = fill(kafka, "bench", _TOPIC, messages, streams, options.on_progress)
+    records = fill_with_single_entries(options, kafka, "bench", options.operations)
     return {
         name: drain(kafka, "bench", options.work / name, options.var, records, flush_interval_s=interval_s)
         for name, interval_s in (("delta_beside", 5.0), ("delta_after", 3600.0))
@@ -67,6 +65,13 @@ def measure_batches(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
     return report
 
 
+def fill_with_single_entries(options: BenchOptions, kafka: EmbeddedKafka, prefix: str, operations: int) -> int:
+    """Write operations of one entry to a new ops topic; return the number of records."""
+    messages = operations // 2 // QUEUES
+    streams = [single_entry_ops(_TOPIC, queue_id, _GROUP, messages, reply_to=queue_id) for queue_id in range(QUEUES)]
+    return fill(kafka, prefix, _TOPIC, messages, streams, options.on_progress)
+
+
 def fill(
     kafka: EmbeddedKafka,
     prefix: str,
@@ -82,7 +87,11 @@ def fill(
     topics = Topics.of(prefix)
     facts = ensure_topics(kafka.connection, topics, TopicSettings())[topics.ops]
     producer = KafkaProducer(
-        bootstrap_servers=kafka.bootstrap_servers, acks=1, linger_ms=50, batch_size=512 * 1024, max_request_size=1 << 24
+        **kafka.connection.for_kafka_python(),
+        acks=1,
+        linger_ms=50,
+        batch_size=512 * 1024,
+        max_request_size=1 << 24,
     )
     declared = (command for number in range(len(streams)) for command in declare_queue(topic, number, messages))
     sent = 0
@@ -104,9 +113,11 @@ def drain(
     kafka: EmbeddedKafka, prefix: str, folder: Path, var: Path, records: int, *, flush_interval_s: float
 ) -> dict[str, Any]:
     """Start a job on the filled topic; return the rates until all is answered, and until Delta has all rows."""
+    config_file = kafka.connection.config_file
     settings = JobSettings(
         folder=folder,
         bootstrap_servers=kafka.bootstrap_servers,
+        kafka_config=Path(config_file) if config_file else None,
         topic_prefix=prefix,
         flush_interval_s=flush_interval_s,
     )

@@ -39,11 +39,12 @@ def measure_redrive(options: BenchOptions, kafka: EmbeddedKafka) -> dict[str, An
         write_letters(kafka.bootstrap_servers, prefix)
         with DeadLetters(kafka.bootstrap_servers, prefix=prefix) as dead_letters:
             began_s = time.perf_counter()
-            assert sum(1 for _ in dead_letters.list()) == LETTERS
+            assert (found := sum(1 for _ in dead_letters.list())) == LETTERS, f"{found} letters are listed"
             listed.append(LETTERS / (time.perf_counter() - began_s))
             began_s = time.perf_counter()
             client_s, broker_s = time.process_time(), cpu_s(broker)
-            assert dead_letters.redrive().letters == LETTERS
+            report = dead_letters.redrive()
+            assert report.letters == LETTERS, f"{report}"
             cpu_us["client"].append((time.process_time() - client_s) / LETTERS * 1e6)
             cpu_us["broker"].append((cpu_s(broker) - broker_s) / LETTERS * 1e6)
             redriven.append(LETTERS / (time.perf_counter() - began_s))
@@ -67,10 +68,12 @@ def write_letters(servers: str, prefix: str) -> None:
     publisher.publish({(topic, facts.topic_id, "simple")})
     publisher.close()
     producer = KafkaProducer(bootstrap_servers=servers)
+    sent = []
     message = Payload(b"table-3", b"x" * VALUE_BYTES, [("trace", b"1")], 0)
     for number in range(LETTERS):
         letter = DeadLetter(topic, number % QUEUES, "g", number, number, "attempt_limit", 16, 1, 5, 6, 0, number)
         copied = copy_of(letter, number, message)
-        producer.send(topics.dead_letters, copied.value, copied.key, copied.headers)
+        sent.append(producer.send(topics.dead_letters, copied.value, copied.key, copied.headers))
     producer.flush()
+    assert all(future.succeeded() for future in sent)
     producer.close()

@@ -1,4 +1,4 @@
-"""Claim: with `traces` each micro-batch, flush and snapshot is a trace, also one that fails; without it nothing is there.
+"""Claim: with `traces` each micro-batch, flush and snapshot is a trace, also one that fails; without it none is made.
 
 Method: the applier of micro-batches without Spark; OpenTelemetry's SDK with its exporter in memory.
 """
@@ -91,9 +91,7 @@ def job(tmp_path: Path) -> Iterator[SmallJob]:
         yield SmallJob(tmp_path, store)
 
 
-def test_a_micro_batch_is_a_trace_of_its_steps(
-    traced: Traced, job: SmallJob, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_micro_batch_is_a_trace_of_its_steps(traced: Traced, job: SmallJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laps, "AT_ONCE_S", 60.0)  # also on a machine that is slow
     began_ns = time.time_ns()
     job.run(DECLARE, written_to(0, 9), POP, POP)
