@@ -13,7 +13,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_s = 100.0
-        monkeypatch.setattr(laps.time, "perf_counter", lambda: self.now_s)
+        monkeypatch.setattr("pipelines.laps.time.perf_counter", lambda: self.now_s)
 
     def spend(self, lap: Lap, seconds: float) -> None:
         with lap:
