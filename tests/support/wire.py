@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+    from pipelines.process.job_traces import JobTraces
+
 __all__ = ["Wire", "has_finished", "start_job", "wait_for"]
 
 # For machines on which other things run.
@@ -41,14 +43,21 @@ class OwnJob(Job):
 
 
 def start_job(
-    spark: SparkSession, servers: str, folder: Path, prefix: str, *, take_over: bool = True, **settings: Any
+    spark: SparkSession,
+    servers: str,
+    folder: Path,
+    prefix: str,
+    *,
+    take_over: bool = True,
+    traces: JobTraces | None = None,
+    **settings: Any,
 ) -> Job:
     """A job in this process; `stop` it. It may have another folder than the job before it had."""
     more = {"ops_partitions": 2, "results_partitions": 4, "flush_interval_s": 0.5, **settings}
     ownership = Ownership(folder / "lock")
     try:
         chosen = JobSettings(folder=folder, topic_prefix=prefix, **more)
-        return OwnJob(chosen, KafkaConnection(servers), spark, ownership, take_over=take_over).start()
+        return OwnJob(chosen, KafkaConnection(servers), spark, ownership, take_over=take_over, traces=traces).start()
     except BaseException:
         ownership.release()
         raise
