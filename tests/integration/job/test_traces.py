@@ -43,8 +43,12 @@ def test_all_that_a_job_does_is_in_traces(
     )
     try:
         with Wire(job) as wire:
-            pop = {"group": "baristas", "max_messages": 1, "invisible_time_ms": 60_000}
-            wait_for(lambda: wire.ask("pop", orders, **pop).get("messages"), job)
+
+            def pop() -> object:
+                answer = wire.ask("pop", orders, group="baristas", max_messages=1, invisible_time_ms=60_000)
+                return answer.get("messages")
+
+            wait_for(pop, job)
         builder = job.builder
         assert builder is not None
         wait_for(lambda: builder.unit_flush.flushed_rows, job)

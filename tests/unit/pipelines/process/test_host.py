@@ -140,8 +140,9 @@ def test_a_restart_does_not_take_over_again(tmp_path: Path, monkeypatch: pytest.
     taken: list[bool] = []
 
     class StartedJob:
-        def __init__(self, *_: Any, take_over: bool) -> None:
+        def __init__(self, *_: Any, take_over: bool, traces: None) -> None:
             taken.append(take_over)
+            assert traces is None
 
         def start(self) -> Any:
             return self

@@ -104,7 +104,7 @@ def batch(count: int) -> list[HandledLetter]:
 def _letter(number: int) -> Letter:
     fields: dict[str, Any] = dict.fromkeys(Letter.__struct_fields__, 0)
     texts = {"topic": "orders", "group": "g", "reason": "rejected", "letter_id": f"id-{number}", "cannot_redrive": ""}
-    more = {"cause": None, "history": None, "key": None, "headers": [], "handling": None}
+    more: dict[str, Any] = {"cause": None, "history": None, "key": None, "headers": [], "handling": None}
     return Letter(**{**fields, **texts, **more, "value": b"%d" % number})
 
 
