@@ -25,7 +25,7 @@ class Lap:
         seconds: How long it was entered in all.
         facts: What was done, by name.
         parts: Laps within it.
-        error: What its block has raised; None: nothing.
+        error: What its block has raised; None: nothing, or it was told and forgotten.
 
     >>> with Lap("flush") as lap, lap.part("commit"):
     ...     lap.facts["rows"] = 3
@@ -67,6 +67,17 @@ class Lap:
         self.error = error
         if self._on_end is not None:
             self._on_end(self)
+            self.forget_errors()
+
+    def forget_errors(self) -> None:
+        """Let go of the errors of this lap and its parts, once they are told.
+
+        Their tracebacks have the frames that have the lap: what these hold, such as an open store, would stay until the
+        next garbage collection.
+        """
+        self.error = None
+        for part in self.parts:
+            part.forget_errors()
 
 
 OnLap = Callable[[Lap], None]

@@ -202,6 +202,7 @@ class MicroBatchApplier:
         finally:
             report.after = self.applied
             self._trace(report)
+            report.lap.forget_errors()
         deadlines = {(queue.topic, queue.queue_id): queue.deadlines.earliest_ms for queue in report.touched}
         self._after_batch(report, deadlines, report.newest_ms)
 

@@ -19,7 +19,7 @@ from pipelines.laps import Lap
 from popstream.exchange.partitioner import ops_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 __all__ = ["DECLARE", "POP", "SmallJob", "written_to"]
@@ -49,7 +49,9 @@ class Records:
 class SmallJob:
     """MicroBatchApplier with its store and outbox; `run` is a micro-batch."""
 
-    def __init__(self, root: Path, store: RocksStore) -> None:
+    def __init__(
+        self, root: Path, store: RocksStore, trace: Callable[[MicroBatchReport], None] = lambda _: None
+    ) -> None:
         self.checkpoint = root / "spark"
         (self.checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
         (self.checkpoint / "metadata").write_text('{"id":"query"}')
@@ -60,7 +62,6 @@ class SmallJob:
         self.delivered: dict[str, int] = {}
         self.published: list[Entry] = []
         self.reports: list[MicroBatchReport] = []
-        self.traced: list[MicroBatchReport] = []
         self.records = Records()
         self._next = applied.next_offset.get(0, 0)
         self._batch_id = 0
@@ -79,7 +80,7 @@ class SmallJob:
             delivered=lambda: self.delivered,
             publish=self.published.extend,
             after_batch=self._after_batch,
-            trace=self.traced.append,
+            trace=trace,
         )
 
     def run(self, *operations: dict[str, Any], planned_end: int | None = None) -> None:

@@ -86,16 +86,15 @@ def traced() -> Traced:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[SmallJob]:
+def job(tmp_path: Path, traced: Traced) -> Iterator[SmallJob]:
     with RocksStore(tmp_path / "state") as store:
-        yield SmallJob(tmp_path, store)
+        yield SmallJob(tmp_path, store, traced.traces.micro_batch)
 
 
 def test_a_micro_batch_is_a_trace_of_its_steps(traced: Traced, job: SmallJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(laps, "AT_ONCE_S", 60.0)  # also on a machine that is slow
     began_ns = time.time_ns()
     job.run(DECLARE, written_to(0, 9), POP, POP)
-    traced.traces.micro_batch(job.traced[-1])
     slice_steps = [["decode"], ["order"], ["prefetch"], ["decide"], ["fetch"]]
     written = [["write", ["encode"], ["write_batch"]], ["publish"]]
     assert traced.trees() == [["micro_batch", ["fetch"], *slice_steps, *slice_steps, *written]]
@@ -119,11 +118,11 @@ def test_a_micro_batch_is_a_trace_of_its_steps(traced: Traced, job: SmallJob, mo
     rows = write.attributes["popstream.rows"]
     assert dict(write.attributes) == {"popstream.apply_seq": 1, "popstream.records": 4, "popstream.rows": rows}
     assert rows >= 4  # each operation has one
-    assert batch.attributes["popstream.bytes"] == job.traced[-1].write_batch_bytes > 0
+    assert batch.attributes["popstream.bytes"] == job.reports[-1].write_batch_bytes > 0
     assert began_ns - 1_000_000_000 < root.start_time <= write.start_time <= batch.start_time
     assert batch.end_time <= write.end_time <= root.end_time < time.time_ns() + 1_000_000_000
     lasted_s = sum((span.end_time - span.start_time) / 1e9 for span in [write])
-    assert lasted_s == pytest.approx(job.traced[-1].seconds["write"], abs=1e-5)
+    assert lasted_s == pytest.approx(job.reports[-1].seconds["write"], abs=1e-5)
 
 
 def test_a_micro_batch_that_fails_is_a_trace_with_the_error_at_its_step(
@@ -137,7 +136,6 @@ def test_a_micro_batch_that_fails_is_a_trace_with_the_error_at_its_step(
     monkeypatch.setattr(job.apply_ops, "_publish", fail)
     with pytest.raises(Unavailable):
         job.run(written_to(0, 9))
-    traced.traces.micro_batch(job.traced[-1])
     for name in ("micro_batch", "publish"):
         span = traced.span(name)
         assert (span.status.status_code.name, span.status.description) == ("ERROR", "Kafka does not take it")
@@ -160,7 +158,6 @@ def test_an_attempt_that_is_repeated_is_in_the_trace(
 
     monkeypatch.setattr(decider, "prefetch", fail_once)
     job.run(DECLARE)
-    traced.traces.micro_batch(job.traced[-1])
     found = [span for span in traced.exporter.get_finished_spans() if span.name == "prefetch"]
     assert [span.status.status_code.name for span in found] == ["ERROR", "UNSET", "UNSET"]
     assert traced.span("micro_batch").status.status_code.name == "UNSET"
@@ -189,6 +186,7 @@ def test_a_flush_is_a_trace_and_so_is_one_that_fails(traced: Traced, job: SmallJ
     flush.flush()
     assert traced.trees() == []
     job.run(DECLARE, written_to(0, 9))
+    traced.exporter.clear()
     tables.error = OSError("disk full")
     with pytest.raises(OSError, match="disk full"):
         flush.flush()
