@@ -62,7 +62,7 @@ class SecuredKafka:
         Raises:
             Unavailable: It does not within a minute.
         """
-        wanted = [right.acl() for right in rights]
+        wanted = [right.acl() for right in dict.fromkeys(rights)]
         everything = ACLFilter(
             None,
             None,
