@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple, Self
 
 import msgspec
+from pyspark.sql import Row
 
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.own_topics import Topics
@@ -35,6 +36,11 @@ class OutgoingRecord(NamedTuple):
     partition: int | None
     key: bytes | None
     value: bytes
+
+    @property
+    def row(self) -> Row:
+        """The same for Spark."""
+        return Row(**self._asdict())
 
 
 class EntryKey(NamedTuple):

@@ -91,7 +91,7 @@ class QueueProcessor(StatefulProcessor):
         self._meta.update((shard.meta.encode(),))
         _keep(place, shard)
         for record in self._outgoing(queue, name, shard.meta, built):
-            yield Row(**record._asdict())
+            yield record.row
 
     def close(self) -> None:
         """Do nothing: Spark closes the state."""

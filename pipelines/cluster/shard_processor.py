@@ -69,9 +69,10 @@ class ShardProcessor(StatefulProcessor):
             raise
         finally:
             gc.enable()
-        yield from map(_row, records_of(entries, partition, self._topics, self._internal, self._audit_partitions))
+        for record in records_of(entries, partition, self._topics, self._internal, self._audit_partitions):
+            yield record.row
         newest_ms = max(record.timestamp_ms for record in records)
-        yield _row(deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal))
+        yield deadlines_record(shard.earliest_deadlines(), newest_ms, partition, self._internal).row
 
     def handleInitialState(self, key: Any, initialState: Any, timerValues: Any) -> None:  # noqa: ARG002, N802, N803, ANN401 - Spark's names
         """Store one row of a state that came from elsewhere; Spark calls it with the first micro-batch."""
@@ -105,7 +106,3 @@ class ShardProcessor(StatefulProcessor):
         else:
             shard.bind(self._maps)
         return shard
-
-
-def _row(record: Any) -> Row:  # noqa: ANN401 - a named tuple becomes a row of the same fields
-    return Row(**record._asdict())

@@ -24,7 +24,7 @@ from pipelines.cluster.migration.to_folder import migrate_to_folder
 from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
-from tests.cluster.test_equal_decisions import Log, decide, decided_entries
+from tests.support.cluster_log import Log, decide, decided_entries
 from tests.support.in_process.folding import KERNEL_FAMILIES, records_of
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from pipelines.cluster import decide_query
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.kafka_connection import KafkaConnection
 from tests.cluster.dying_shard import POISON, DyingProcessor
-from tests.cluster.test_equal_decisions import Log, decide, stored_metas
 from tests.model.generator import PARTITIONS
 from tests.model.reference_model import Record
+from tests.support.cluster_log import Log, decide, stored_metas
 
 if TYPE_CHECKING:
     from pathlib import Path

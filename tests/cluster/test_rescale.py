@@ -13,7 +13,7 @@ from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.decide_query import checkpoint_of
 from pipelines.cluster.rescale import rescale
 from popstream.kafka_connection import KafkaConnection
-from tests.cluster.test_equal_decisions import Log, decide, decided_entries, stored_families
+from tests.support.cluster_log import Log, decide, decided_entries, stored_families
 from tests.support.in_process.folding import KERNEL_FAMILIES, records_of
 from tests.support.in_process.memory_maps import SEED
 

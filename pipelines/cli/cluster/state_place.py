@@ -1,0 +1,142 @@
+"""The state of a job on a cluster as commands reach it: its log, a Spark on this machine that reads it, its prefix."""
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from pyspark.sql import SparkSession
+
+from checkpoints.prefix_owner import Owner
+from checkpoints.reconcile import LogFound
+from connectors.jars.resolve import s3_jars, spark_jars
+from connectors.kafka.own_topics import Topics
+from connectors.kafka.owner_log import OwnerLog
+from connectors.kafka.topic_admin import TopicFacts, describe
+from connectors.spark_cluster.object_store import is_on_s3, object_store_conf
+from pipelines.cli.spark_tools import session_of_command
+from pipelines.cli.state.restore_state import the_kafka_of
+from pipelines.cluster.checkpoint_identity import CheckpointIdentity, stored_identity
+from pipelines.cluster.session import cluster_session
+from pipelines.job_settings import JobSettings
+from pipelines.process.prefix_ownership import PrefixOwnership
+from pipelines.recovery.ops_log import found_log
+from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Fenced, Invalid
+
+__all__ = ["StatePlace", "cluster_spark", "identity_in", "owned", "state_place"]
+
+
+class StatePlace(NamedTuple):
+    """The log of a job, and Spark to read and write its state."""
+
+    connection: KafkaConnection
+    ops: TopicFacts
+    log: LogFound
+    spark: SparkSession
+    checkpoint: str
+
+    def identity(self, prefix: str) -> CheckpointIdentity:
+        """Return whose state the checkpoint is.
+
+        Raises:
+            Invalid: There is none, or it belongs to another prefix.
+            Corrupt: The ops topic is not the one that it was decided from.
+            Unavailable: The place cannot be reached.
+        """
+        found = identity_in(self.spark, self.checkpoint)
+        found.require(self.checkpoint, prefix, self.ops)
+        return found
+
+
+@contextlib.contextmanager
+def state_place(settings: JobSettings, checkpoint: str, var: Path) -> Iterator[StatePlace]:
+    """Reach the log of a job, and start a Spark that reaches its state.
+
+    Args:
+        settings: Of the job; they name its Kafka.
+        checkpoint: Path or URL of the state; it need not exist.
+        var: The folder with the jars.
+
+    Raises:
+        Invalid: There is no such ops topic.
+        Unavailable: Kafka does not answer.
+        SparkError: Spark failed, in the block too.
+    """
+    with the_kafka_of(settings, var) as connection, cluster_spark(settings, checkpoint, var) as spark:
+        name = Topics.of(settings.topic_prefix).ops
+        found = describe(connection, [name])
+        if name not in found:
+            message = f"there is no topic {name}: name the prefix of the job with --prefix"
+            raise Invalid(message, subject=name)
+        yield StatePlace(connection, found[name], found_log(connection, found[name]), spark, checkpoint)
+
+
+@contextlib.contextmanager
+def cluster_spark(settings: JobSettings, checkpoint: str, var: Path) -> Iterator[SparkSession]:
+    """Start a Spark on this machine, with the state store of a cluster.
+
+    Raises:
+        SparkError: Spark failed, in the block too.
+    """
+    found = [*spark_jars(var.absolute()), *(s3_jars(var.absolute()) if is_on_s3(checkpoint) else ())]
+
+    def started(conf: dict[str, str]) -> SparkSession:
+        own = {
+            "spark.master": "local[*]",
+            "spark.ui.enabled": "false",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.driver.extraClassPath": os.pathsep.join(str(jar) for jar in found),
+        }
+        chosen = {**own, **conf, **object_store_conf(checkpoint), **settings.session_conf}
+        return cluster_session("popstream-state", os.cpu_count() or 1, chosen)
+
+    with session_of_command(started) as session:
+        yield session
+
+
+@contextlib.contextmanager
+def owned(settings: JobSettings, place: StatePlace, epochs: tuple[str, ...]) -> Iterator[None]:
+    """Own the prefix meanwhile for the first of `epochs`, so that no job of it runs or starts.
+
+    Raises:
+        Fenced: A job runs, or has taken the prefix meanwhile.
+        Invalid: The prefix belongs to another state.
+        Unavailable: Kafka does not answer.
+    """
+    failures: list[BaseException] = []
+    ownership = PrefixOwnership(
+        settings.topic_prefix,
+        OwnerLog(place.connection, Topics.of(settings.topic_prefix).owner, Owner),
+        folder=place.checkpoint,
+        # Not that of a driver: one with the same place takes the prefix at once, and a job that runs would end.
+        place=f"{place.checkpoint} (a command)",
+        ops_topic_id=place.ops.topic_id,
+        state_epoch=lambda: epochs[0],
+        on_failure=failures.append,
+    )
+    try:
+        ownership.take(epochs, take_over=False)
+        yield
+    finally:
+        ownership.release()
+    if failures:
+        message = "a job has taken the prefix meanwhile: what was written may lack its decisions; remove it"
+        raise Fenced(message, subject=settings.topic_prefix) from failures[0]
+
+
+def identity_in(spark: SparkSession, checkpoint: str) -> CheckpointIdentity:
+    """Return whose state a checkpoint is.
+
+    Raises:
+        Invalid: It is no state of a job.
+        Corrupt: Its file cannot be read.
+        Unavailable: The place cannot be reached.
+    """
+    found = stored_identity(spark, checkpoint)
+    if found is None:
+        message = f"there is no state of a job in {checkpoint}"
+        raise Invalid(message, subject=checkpoint)
+    return found

@@ -1,0 +1,179 @@
+"""A log in a topic, decided by Spark's operator on local threads and by the kernel over any store; what left both."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+
+from broker_state.store.overlay import Kv, Overlay
+from connectors.delta.rows import decode_rows
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.own_topics import Topics
+from connectors.kafka.topic_admin import create_message_topic
+from pipelines.cluster.decide_query import start_decide_query
+from pipelines.cluster.migration.shard_rows import content_of
+from pipelines.cluster.migration.stored_state import rows_of_checkpoint
+from pipelines.cluster.shard import ShardMeta, ShardSettings
+from pipelines.decide_ops.decode import Decoder, KafkaRecord
+from pipelines.decide_ops.entries import read_frame, read_notifications, read_slice
+from pipelines.decide_ops.entry import Entry, EntryKind
+from pipelines.decide_ops.ops_decider import OpsDecider
+from pipelines.decide_ops.order import in_one_turn, order
+from popstream.kafka_connection import KafkaConnection
+from tests.model.generator import PARTITIONS
+from tests.support.in_process.folding import KERNEL_FAMILIES, RESULTS_PARTITIONS
+from tests.support.in_process.memory_maps import SEED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+
+    from pipelines.cluster.decide_query import Beginning
+    from tests.model.reference_model import Record
+
+__all__ = ["Left", "Log", "decide", "decided_entries", "left_by", "stored_families", "stored_metas"]
+
+UNREADABLE = [b"", b"no json", b"[]", b'{"v":9,"type":"pop"}', b'{"v":1,"type":"dance","op_id":"u1","reply_to":1}']
+
+
+class Log:
+    """A log in a topic of a broker, with the times that it was generated with."""
+
+    partition_count = PARTITIONS
+
+    def __init__(self, connection: KafkaConnection, prefix: str, records: Sequence[Record]) -> None:
+        self.connection, self.prefix = connection, prefix
+        self.topics, self.internal = Topics.of(prefix), ClusterTopics.of(prefix)
+        configs = {"message.timestamp.type": "CreateTime", "max.message.bytes": "16777216", "retention.ms": "-1"}
+        create_message_topic(connection, self.topics.ops, PARTITIONS, configs=configs)
+        create_message_topic(connection, self.topics.results, RESULTS_PARTITIONS)
+        for name in (self.topics.notifications, *self.internal.names):
+            create_message_topic(connection, name, 1)
+        counts: Counter[int] = Counter()
+        self.records: list[KafkaRecord] = []
+        for at, record in enumerate(records):
+            for value in (record.value, *(UNREADABLE if at == len(records) // 2 else ())):
+                place = record.partition, counts[record.partition], record.timestamp_ms
+                self.records.append(KafkaRecord(*place, record.key, value, len(value)))
+                counts[record.partition] += 1
+
+    def write(self, records: Sequence[KafkaRecord]) -> None:
+        producer = KafkaProducer(**self.connection.for_kafka_python(), linger_ms=20)
+        for each in records:
+            producer.send(
+                self.topics.ops,
+                key=each.key,
+                value=each.value,
+                partition=each.partition,
+                timestamp_ms=each.timestamp_ms,
+            )
+        producer.flush()
+        producer.close()
+
+    def read(self, topic: str) -> Iterator[Any]:
+        """All records of a topic, in the order of each partition."""
+        consumer = KafkaConsumer(**self.connection.for_kafka_python(), group_id=None, enable_auto_commit=False)
+        places = [TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic) or ()]
+        consumer.assign(places)
+        consumer.seek_to_beginning()
+        ends = consumer.end_offsets(places)
+        while any(consumer.position(place) < ends[place] for place in places):
+            for records in consumer.poll(timeout_ms=500).values():
+                yield from records
+        consumer.close()
+
+
+def decide(
+    spark: SparkSession,
+    log: Log,
+    run_id: str,
+    checkpoint: str,
+    *,
+    seed: int = SEED,
+    beginning: Beginning | None = None,
+) -> None:
+    """Decide all that is in the log, with a memory of its own for each run."""
+    settings = ShardSettings(run_id, PARTITIONS, RESULTS_PARTITIONS, None, seed, 1 << 20)
+    query = start_decide_query(
+        spark,
+        log.connection,
+        settings,
+        prefix=log.prefix,
+        audit_partitions=1,
+        records_per_batch_max=max(1, len(log.records) // 6),
+        tasks=2,
+        checkpoint=checkpoint,
+        beginning=beginning,
+    )
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
+
+
+def stored_metas(spark: SparkSession, checkpoint: str) -> dict[int, ShardMeta]:
+    """What each shard has stored of itself, by partition of the ops topic."""
+    metas, _ = content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED)
+    return metas
+
+
+def stored_families(spark: SparkSession, checkpoint: str) -> dict[str, dict[bytes, bytes]]:
+    """The state of all shards, as Spark's own reader finds it in the state store."""
+    families: dict[str, dict[bytes, bytes]] = {name: {} for name in KERNEL_FAMILIES}
+    _, content = content_of(rows_of_checkpoint(spark, checkpoint, PARTITIONS), SEED)
+    for family, key, value in content:
+        families[family][key] = value
+    return families
+
+
+class Left:
+    """What has left a runner, by kind, however it was cut into records."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[str, Counter[Any]] = defaultdict(Counter)
+
+    def add_frame(self, partition: int, frame: bytes) -> None:
+        for answer in msgspec.json.decode(frame)["answers"]:
+            self.kinds["answers"][partition, msgspec.json.encode(answer)] += 1
+
+    def add_audit(self, kind: int, value: bytes) -> None:
+        if kind == EntryKind.DEAD_LETTER:
+            self.kinds["dead letters"][value] += 1
+            return
+        table, data = read_slice(value)
+        for row in decode_rows(table, [data]).to_pylist():
+            self.kinds[table][repr(row)] += 1
+
+
+class Store(Kv, Protocol):
+    """`MemoryKv` and `RocksStore`."""
+
+    def write(self, overlay: Overlay) -> object:
+        """Take what the overlay changed."""
+
+
+def decided_entries(kv: Store, records: Sequence[KafkaRecord]) -> list[Entry]:
+    """What leaves when all records are decided at once over `kv`."""
+    decider = OpsDecider(kv, Decoder(PARTITIONS).decode, results_partitions=RESULTS_PARTITIONS)
+    ordered = order(decider.decode(records), {})
+    decider.prefetch(ordered)
+    decider.decide(in_one_turn(ordered))
+    entries = decider.entries(1)
+    kv.write(decider.overlay)
+    return entries
+
+
+def left_by(entries: Sequence[Entry]) -> dict[str, Counter[Any]]:
+    left = Left()
+    for entry in entries:
+        if entry.kind == EntryKind.ANSWERS:
+            left.add_frame(*read_frame(entry.value))
+        elif entry.kind == EntryKind.NOTIFICATIONS:
+            left.kinds["notifications"].update(read_notifications(entry.value))
+        else:
+            left.add_audit(entry.kind, entry.value)
+    return left.kinds
