@@ -6,7 +6,8 @@ for each micro-batch before it is written, and a micro-batch that is repeated be
 recognises the repeated commit by its transaction id.
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
@@ -23,6 +24,7 @@ from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, Table
 from connectors.kafka.cluster_topics import ClusterTopics
 from connectors.kafka.spark_source import source_options
+from connectors.kafka.topic_admin import describe
 from pipelines.cluster.dead_letter_copies import copy_dead_letters
 from pipelines.cluster.hadoop_file import HadoopFile
 from pipelines.cluster.outgoing import EntryKey
@@ -30,9 +32,10 @@ from pipelines.cluster.table_locations import TableLocations
 from pipelines.cluster.unit_entries import UNIT_TABLE, UnitsKey, completed_units
 from pipelines.decide_ops.entries import TABLE_NUMBERS, read_slice
 from pipelines.decide_ops.entry import EntryKind
+from pipelines.recovery.ops_log import found_log
 from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["PIPELINE", "QUERY", "AuditQuery", "Cursors"]
+__all__ = ["PIPELINE", "QUERY", "AuditQuery", "Cursors", "audit_ends", "stored_cursors"]
 
 QUERY = "audit"
 PIPELINE = "cluster"
@@ -74,6 +77,7 @@ class AuditQuery:
         tables: Where the tables are; they exist.
         state_epoch: Identity of the state.
         ops_topic_id: Kafka's id of the ops topic.
+        begins: Where a new checkpoint begins, by partition of the audit topic; empty: at its first entry.
         checkpoint: Path or URL of the query's checkpoint.
         interval_s: Seconds between commits.
         rejected_heads: What is kept of the values in `rejected`.
@@ -88,6 +92,7 @@ class AuditQuery:
         tables: TableLocations,
         state_epoch: str,
         ops_topic_id: str,
+        begins: Mapping[int, int],
         checkpoint: str,
         interval_s: float,
         rejected_heads: RejectedHeads,
@@ -98,17 +103,20 @@ class AuditQuery:
         self._tables = tables
         self._state_epoch = state_epoch
         self._ops_topic_id = ops_topic_id
+        self._begins = begins
         self._checkpoint = checkpoint
         self._interval_s = interval_s
         self._rejected_heads = rejected_heads
 
     def start(self) -> StreamingQuery:
         """Start the query."""
+        topic = ClusterTopics.of(self._prefix).audit
+        starting = json.dumps({topic: {str(number): at for number, at in self._begins.items()}})
         frame = (
             self._spark.readStream.format("kafka")
             .options(**source_options(self._connection))
-            .option("subscribe", ClusterTopics.of(self._prefix).audit)
-            .option("startingOffsets", "earliest")
+            .option("subscribe", topic)
+            .option("startingOffsets", starting if self._begins else "earliest")
             .option("maxOffsetsPerTrigger", RECORDS_PER_BATCH_MAX)
             .load()
             .select("partition", "offset", "key", "value")
@@ -125,7 +133,7 @@ class AuditQuery:
         """Write one micro-batch: a commit for each table that has rows in it."""
         frame.persist()
         try:
-            cursors = Cursors(self._stored_cursors(batch_id))
+            cursors = stored_cursors(self._spark, self._checkpoint, batch_id)
             repeated: list[Place] = []
             numbers: set[int] = set()
             letters: list[bytes] = []
@@ -179,16 +187,32 @@ class AuditQuery:
             .save(self._tables.of(name))
         )
 
-    def _stored_cursors(self, batch_id: int) -> dict[str, tuple[int, int]]:
-        stored = self._cursor_file(batch_id).read()
-        return {} if stored is None else msgspec.json.decode(stored, type=dict[str, tuple[int, int]])
-
     def _store_cursors(self, batch_id: int, cursors: Cursors) -> None:
-        self._cursor_file(batch_id).write(msgspec.json.encode(cursors.last))
-        self._cursor_file(batch_id - _CURSORS_KEPT).delete()
+        _cursor_file(self._spark, self._checkpoint, batch_id).write(msgspec.json.encode(cursors.last))
+        _cursor_file(self._spark, self._checkpoint, batch_id - _CURSORS_KEPT).delete()
 
-    def _cursor_file(self, batch_id: int) -> HadoopFile:
-        return HadoopFile(self._spark, f"{self._checkpoint}/cursors/{batch_id}")
+
+def stored_cursors(spark: SparkSession, checkpoint: str, batch_id: int) -> Cursors:
+    """Return the cursors with which a micro-batch of the query begins.
+
+    Args:
+        spark: A session.
+        checkpoint: Path or URL of the checkpoint of the audit query.
+        batch_id: Number of the micro-batch.
+    """
+    stored = _cursor_file(spark, checkpoint, batch_id).read()
+    return Cursors({} if stored is None else msgspec.json.decode(stored, type=dict[str, tuple[int, int]]))
+
+
+def audit_ends(connection: KafkaConnection, prefix: str) -> dict[int, int]:
+    """Return the end of the audit topic by partition; empty: there is no such topic. Raises Unavailable."""
+    name = ClusterTopics.of(prefix).audit
+    facts = describe(connection, [name]).get(name)
+    return {} if facts is None else dict(found_log(connection, facts).end_offset)
+
+
+def _cursor_file(spark: SparkSession, checkpoint: str, batch_id: int) -> HadoopFile:
+    return HadoopFile(spark, f"{checkpoint}/cursors/{batch_id}")
 
 
 def _heads(frame: DataFrame) -> Iterator[tuple[Place, EntryKey | UnitsKey, int, bytes]]:

@@ -6,6 +6,7 @@ log the state was decided, so a start on another one is refused before anything 
 
 import secrets
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -34,6 +35,8 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
         ops_partitions: Partitions of the ops topic.
         former_epochs: The state epochs that this state continues.
         first_offset: Of a state that came from elsewhere: the first Kafka offset that it decides here, by partition.
+        since_loss: Of such a state: its epochs since a restore with losses, to which the log alone does not lead.
+        audit_from: By partition of the audit topic, its end when this state began: entries before it are of others.
     """
 
     format: int
@@ -44,6 +47,8 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
     ops_partitions: int
     former_epochs: list[str] = []
     first_offset: dict[int, int] = {}
+    since_loss: list[str] = []
+    audit_from: dict[int, int] = {}
 
     @property
     def epochs(self) -> tuple[str, ...]:
@@ -87,8 +92,21 @@ class CheckpointIdentity(msgspec.Struct, frozen=True, kw_only=True):
             raise Corrupt(message, subject=ops.name)
 
 
-def identity_of_checkpoint(spark: SparkSession, checkpoint: str, prefix: str, ops: TopicFacts) -> CheckpointIdentity:
+def identity_of_checkpoint(
+    spark: SparkSession,
+    checkpoint: str,
+    prefix: str,
+    ops: TopicFacts,
+    audit_ends: Callable[[], dict[int, int]] = dict,
+) -> CheckpointIdentity:
     """Return the identity of a checkpoint; a new one gets one.
+
+    Args:
+        spark: A session.
+        checkpoint: Path or URL of the state.
+        prefix: Prefix of the job's topics.
+        ops: Its ops topic.
+        audit_ends: Returns the end of the audit topic by partition.
 
     Raises:
         Invalid: It belongs to another prefix, or another program made it.
@@ -98,7 +116,7 @@ def identity_of_checkpoint(spark: SparkSession, checkpoint: str, prefix: str, op
     identity = stored_identity(spark, checkpoint)
     if identity is None:
         require_new(spark, checkpoint)
-        identity = CheckpointIdentity.new(prefix, ops)
+        identity = CheckpointIdentity.new(prefix, ops, audit_from=audit_ends())
         write_identity(spark, checkpoint, identity)
     else:
         identity.require(checkpoint, prefix, ops)

@@ -1,6 +1,7 @@
 """The job on a cluster: its queries and the ticker, in the driver, from `start` to `stop` or a failure."""
 
 import contextlib
+import functools
 import threading
 import uuid
 from typing import Self
@@ -18,9 +19,10 @@ from connectors.kafka.own_topics import Topics
 from connectors.kafka.owner_log import OwnerLog
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit_query import QUERY as AUDIT
-from pipelines.cluster.audit_query import AuditQuery
+from pipelines.cluster.audit_query import AuditQuery, audit_ends
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
 from pipelines.cluster.cluster_metrics import ClusterMetrics
+from pipelines.cluster.committed import is_committed
 from pipelines.cluster.deadline_ticker import DeadlineTicker
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
 from pipelines.cluster.kept_query import KeptQuery, stop_between_batches
@@ -105,10 +107,17 @@ class ClusterJob:
             facts = ensure_job_topics(self.connection, self.settings)
             internal = ensure_cluster_topics(self.connection, self.internal, self.cluster.audit_partitions)
             ops, results = facts[self.topics.ops], facts[self.topics.results]
-            identity = identity_of_checkpoint(self._spark, self.cluster.checkpoint, self.settings.topic_prefix, ops)
+            prefix = self.settings.topic_prefix
+            audit_now = functools.partial(audit_ends, self.connection, prefix)
+            identity = identity_of_checkpoint(self._spark, self.cluster.checkpoint, prefix, ops, audit_now)
             self._take_prefix(identity)
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
+            deciding = checkpoint_of(self.cluster.checkpoint)
+            if not is_committed(self._spark, deciding):
+                tables.require_no_rows_from(
+                    self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch
+                )
             self._watch(
                 start_decide_query(
                     self._spark,
@@ -118,7 +127,7 @@ class ClusterJob:
                     audit_partitions=internal[self.internal.audit].partition_count,
                     records_per_batch_max=self.settings.records_per_batch_max,
                     tasks=self.cluster.tasks,
-                    checkpoint=checkpoint_of(self.cluster.checkpoint),
+                    checkpoint=deciding,
                     beginning=beginning_of(self._spark, self.cluster.checkpoint, identity),
                 )
             )
@@ -131,6 +140,7 @@ class ClusterJob:
                     tables=tables,
                     state_epoch=identity.state_epoch,
                     ops_topic_id=identity.ops_topic_id,
+                    begins=identity.audit_from,
                     checkpoint=f"{self.cluster.checkpoint}/{AUDIT}",
                     interval_s=self.settings.flush_interval_s,
                     rejected_heads=self.settings.rejected_heads,

@@ -1,5 +1,6 @@
-"""Small files at any URL that Spark's Hadoop can reach, such as that of a checkpoint."""
+"""Small files and folders at any URL that Spark's Hadoop can reach, such as that of a checkpoint."""
 
+from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
@@ -12,7 +13,7 @@ __all__ = ["HadoopFile"]
 
 
 class HadoopFile:
-    """One file.
+    """One file or folder.
 
     Args:
         spark: The session.
@@ -27,7 +28,8 @@ class HadoopFile:
         self._spark = spark
         jvm: Any = spark._jvm  # noqa: SLF001 - PySpark has no API for files
         self._jvm = jvm
-        self._path = jvm.org.apache.hadoop.fs.Path(url)
+        self._jvm_path = jvm.org.apache.hadoop.fs.Path
+        self._path = self._jvm_path(url)
         try:
             self._file_system = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())  # noqa: SLF001
         except Py4JJavaError as error:
@@ -67,6 +69,33 @@ class HadoopFile:
                 stream.write(content)
             finally:
                 stream.close()
+        except Py4JJavaError as error:
+            raise self._unreachable(error) from error
+
+    def names(self) -> list[str]:
+        """Return the names in the folder that this is; none if there is no such folder."""
+        try:
+            if not self._file_system.exists(self._path):
+                return []
+            return [str(found.getPath().getName()) for found in self._file_system.listStatus(self._path)]
+        except Py4JJavaError as error:
+            raise self._unreachable(error) from error
+
+    def copy_to(self, folder: Path, *, without: str = "") -> None:
+        """Copy what is in the folder that this is, with the folders below, into a folder on this machine.
+
+        Args:
+            folder: Is made; what it has is replaced.
+            without: A name that is left out.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for found in self._file_system.listStatus(self._path):
+                name = str(found.getPath().getName())
+                if name != without:
+                    # Raw: without the checksum files that Hadoop puts beside files on a local disk.
+                    target = self._jvm_path(str(folder / name))
+                    self._file_system.copyToLocalFile(False, found.getPath(), target, True)
         except Py4JJavaError as error:
             raise self._unreachable(error) from error
 

@@ -1,7 +1,10 @@
 """Where the Delta tables of a job on a cluster are: below one path or URL that every executor can write to."""
 
+from collections.abc import Mapping
+
 from delta.tables import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as f
 
 from connectors.delta.spark_schemas import spark_schema
 from connectors.delta.store import column_differences, create_table, types_of
@@ -34,6 +37,30 @@ class TableLocations:
         for table in (*AUDIT_TABLES.values(), CONSUME_QUEUE):
             create_table(spark, self.of(table.name), table)
             self._require_columns(spark, table)
+
+    def require_no_rows_from(
+        self, spark: SparkSession, ops_topic_id: str, first_offset: Mapping[int, int], state_epoch: str
+    ) -> None:
+        """Refuse tables with rows of what a state that begins will decide: they would be there twice.
+
+        Args:
+            spark: A session.
+            ops_topic_id: Kafka's id of the ops topic.
+            first_offset: By partition, the first offset that the state decides; of others all.
+            state_epoch: Identity of the state, whose own rows are no reason.
+
+        Raises:
+            Invalid: There are such rows.
+        """
+        rows = spark.read.format("delta").load(self.of("operations"))
+        others = rows.where((f.col("ops_topic_id") == ops_topic_id) & (f.col("state_epoch") != state_epoch))
+        for partition, last in others.groupBy("partition").agg(f.max("kafka_offset")).collect():
+            if last >= first_offset.get(partition, 0):
+                message = (
+                    f"the tables in {self.root} have rows of another state for what this one will decide (partition"
+                    f" {partition}, up to offset {last}), and would have them twice: name other --tables"
+                )
+                raise Invalid(message, subject=self.root)
 
     def _require_columns(self, spark: SparkSession, table: Table) -> None:
         found = types_of(DeltaTable.forPath(spark, self.of(table.name)).toDF().schema)

@@ -73,7 +73,13 @@ def test_a_state_goes_to_a_cluster_and_back(
 
     with RocksStore(state, read_only=True) as store:
         migrated = migrate_to_cluster(
-            cluster_spark, store, prefix=topic_prefix, ops=ops, log=found_log(connection, ops), checkpoint=checkpoint
+            cluster_spark,
+            store,
+            prefix=topic_prefix,
+            ops=ops,
+            log=found_log(connection, ops),
+            audit_from={},
+            checkpoint=checkpoint,
         )
         assert migrated.keys == sum(1 for _ in content_of_store(store))
     identity = stored_identity(cluster_spark, checkpoint)
@@ -122,6 +128,7 @@ def test_a_state_that_cannot_be_taken_over_is_refused(
                 prefix=topic_prefix,
                 ops=ops,
                 log=log_found,  # type: ignore[arg-type]
+                audit_from={},
                 checkpoint=str(tmp_path / name),
             )
 

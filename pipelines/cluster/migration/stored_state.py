@@ -4,18 +4,19 @@ import hashlib
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from broker_state.store.overlay import DEADLINES, OPS, STATE
+from broker_state.store.overlay import DEADLINES, OPS, STATE, Change
 from broker_state.store.rocks_store import RocksStore
 from pipelines.cluster.migration.shard_rows import META_MAP, Content, ShardRow
 from pipelines.cluster.shard_keys import shard_keys
 from pipelines.cluster.shard_state import ShardMaps
 
-__all__ = ["Migrated", "content_of_store", "digest_of", "rows_of_checkpoint"]
+__all__ = ["Migrated", "content_of_store", "digest_of", "fill", "rows_of_checkpoint", "stored_map"]
 
 _FIRST_KEY = b"\x01"
+_CHANGES_AT_ONCE = 20_000
 
 
 class Migrated(NamedTuple):
@@ -41,15 +42,40 @@ def rows_of_checkpoint(spark: SparkSession, query_checkpoint: str, ops_partition
         ops_partitions: Partitions of the ops topic.
     """
     partition_of_key = {key: partition for partition, key in enumerate(shard_keys(spark, ops_partitions))}
-    _ = spark.streams.active  # in a session without streams Spark's reader finds no coordinator of state stores
     for name in (META_MAP, *ShardMaps._fields):
-        frame = spark.read.format("statestore").option("path", query_checkpoint).option("stateVarName", name).load()
-        if name == META_MAP:
-            columns = f.col("key.shard"), f.lit(b"").alias("at"), f.col("value.bytes").alias("value")
-        else:
-            columns = f.col("key.shard"), f.col("user_map_key.bytes"), f.col("user_map_value.bytes")
-        for shard, key, value in frame.select(*columns).toLocalIterator():
+        at = f.lit(b"") if name == META_MAP else f.col("at")
+        found = stored_map(spark, query_checkpoint, name).select("key.*", at, "value")
+        for shard, key, value in found.toLocalIterator():
             yield ShardRow(partition_of_key[shard], name, bytes(key), bytes(value))
+
+
+def stored_map(spark: SparkSession, query_checkpoint: str, name: str) -> DataFrame:
+    """Return what a state variable of bytes holds after the last committed micro-batch.
+
+    Args:
+        spark: A session with the state store of `cluster_session`.
+        query_checkpoint: Path or URL of the checkpoint of a query.
+        name: Name of the variable: a single value by grouping key, or a map.
+
+    Returns:
+        Columns `key`, a struct of the grouping key, `at`, the key in the map (of a map alone), and `value`.
+    """
+    _ = spark.streams.active  # in a session without streams Spark's reader finds no coordinator of state stores
+    frame = spark.read.format("statestore").option("path", query_checkpoint).option("stateVarName", name).load()
+    if "user_map_key" not in frame.columns:
+        return frame.select("key", f.col("value.bytes").alias("value"))
+    return frame.select("key", f.col("user_map_key.bytes").alias("at"), f.col("user_map_value.bytes").alias("value"))
+
+
+def fill(store: RocksStore, changes: Iterable[Change]) -> None:
+    """Write changes to a store, some thousands at once."""
+    waiting: list[Change] = []
+    for change in changes:
+        waiting.append(change)
+        if len(waiting) == _CHANGES_AT_ONCE:
+            store.write_changes(waiting)
+            waiting = []
+    store.write_changes(waiting)
 
 
 def digest_of(content: Iterable[Content]) -> Migrated:

@@ -1,7 +1,7 @@
 """Takes the state of an embedded job, which must not run, to a new checkpoint of a job on a cluster."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -10,6 +10,7 @@ from broker_state.store.keys import read_queue_prefix
 from broker_state.store.rocks_store import OUTBOX, RocksStore
 from checkpoints.applied import applied_of
 from checkpoints.reconcile import LogFound, lost_records, require_same_log
+from checkpoints.replay import replay_of
 from connectors.kafka.topic_admin import TopicFacts
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, require_new, write_identity
@@ -21,7 +22,7 @@ from pipelines.cluster.shard_keys import shard_keys
 from popstream.exchange.partitioner import ops_key, partition_of
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["beginning_of", "migrate_to_cluster"]
+__all__ = ["beginning_of", "beginning_rows", "migrate_to_cluster"]
 
 _ROWS_AT_ONCE = 100_000
 _SCHEMA = pa.schema(
@@ -36,7 +37,14 @@ _SCHEMA = pa.schema(
 
 
 def migrate_to_cluster(
-    spark: SparkSession, state: RocksStore, *, prefix: str, ops: TopicFacts, log: LogFound, checkpoint: str
+    spark: SparkSession,
+    state: RocksStore,
+    *,
+    prefix: str,
+    ops: TopicFacts,
+    log: LogFound,
+    audit_from: Mapping[int, int],
+    checkpoint: str,
 ) -> Migrated:
     """Write the state beside a new checkpoint, from which the first start of the job on the cluster takes it.
 
@@ -46,6 +54,7 @@ def migrate_to_cluster(
         prefix: Prefix of the job's topics.
         ops: Its ops topic.
         log: The log, as found.
+        audit_from: The end of the audit topic by partition; empty: there is no such topic.
         checkpoint: Path or URL of the state on the cluster; nothing may be there.
 
     Raises:
@@ -66,7 +75,14 @@ def migrate_to_cluster(
         )
         raise Invalid(message, subject=str(state.path))
     first_offset = {number: applied.next_offset.get(number, 0) for number in range(ops.partition_count)}
-    identity = CheckpointIdentity.new(prefix, ops, former_epochs=list(applied.epochs), first_offset=first_offset)
+    identity = CheckpointIdentity.new(
+        prefix,
+        ops,
+        former_epochs=list(applied.epochs),
+        first_offset=first_offset,
+        since_loss=replay_of(state).since_loss,
+        audit_from=dict(audit_from),
+    )
     rows = shard_rows(
         content_of_store(state),
         _metas(state, first_offset),
@@ -76,7 +92,7 @@ def migrate_to_cluster(
     )
     _write(spark, rows, shard_keys(spark, ops.partition_count), _rows_url(checkpoint))
     migrated = digest_of(content_of_store(state))
-    _, content = content_of(_read(spark.read.parquet(_rows_url(checkpoint))), identity.seed)
+    _, content = content_of(beginning_rows(spark, checkpoint), identity.seed)
     if digest_of(content) != migrated:
         message = f"what was written to {checkpoint} is not what was read: remove it, and try again"
         raise Corrupt(message, subject=checkpoint)
@@ -90,6 +106,11 @@ def beginning_of(spark: SparkSession, checkpoint: str, identity: CheckpointIdent
         return None
     rows = spark.read.parquet(_rows_url(checkpoint)).select("shard", "map", "key", "value")
     return Beginning(rows, identity.first_offset)
+
+
+def beginning_rows(spark: SparkSession, checkpoint: str) -> Iterator[ShardRow]:
+    """Yield what the maps of shards held at the beginning of a state that came from elsewhere."""
+    return _read(spark.read.parquet(_rows_url(checkpoint)))
 
 
 def _metas(state: RocksStore, first_offset: dict[int, int]) -> dict[int, ShardMeta]:

@@ -1,0 +1,69 @@
+"""How far a query has come, by its checkpoint: its last committed micro-batch, and the offsets at its end."""
+
+from typing import NamedTuple
+
+import msgspec
+from pyspark.sql import SparkSession
+
+from pipelines.cluster.hadoop_file import HadoopFile
+from popstream.wire.base_errors import Corrupt
+from popstream.wire.decode_errors import DECODE_ERRORS
+
+__all__ = ["Committed", "is_committed", "last_committed", "offsets_in"]
+
+
+class Committed(NamedTuple):
+    """A micro-batch: its number, and by partition the Kafka offset after the last record of it and of all before it."""
+
+    batch_id: int
+    ends: dict[int, int]
+
+
+def last_committed(spark: SparkSession, query_checkpoint: str, topic: str) -> Committed | None:
+    """Return the last committed micro-batch; None: there is none.
+
+    Args:
+        spark: A session.
+        query_checkpoint: Path or URL of the checkpoint of the query.
+        topic: The topic that it reads.
+
+    Raises:
+        Corrupt: The checkpoint lacks its offsets, or they cannot be read.
+        Unavailable: The place cannot be reached.
+    """
+    numbers = _commits(spark, query_checkpoint)
+    if not numbers:
+        return None
+    file = HadoopFile(spark, f"{query_checkpoint}/offsets/{max(numbers)}")
+    stored = file.read()
+    try:
+        ends = None if stored is None else offsets_in(stored.decode(), topic)
+    except DECODE_ERRORS as error:
+        message = f"{file.url} cannot be read: {error}"
+        raise Corrupt(message, subject=file.url) from error
+    if ends is None:
+        message = f"{file.url} has no offsets of {topic}: the checkpoint is damaged, or that of another query"
+        raise Corrupt(message, subject=file.url)
+    return Committed(max(numbers), ends)
+
+
+def is_committed(spark: SparkSession, query_checkpoint: str) -> bool:
+    """Return whether a query has committed a micro-batch. Raises Unavailable."""
+    return bool(_commits(spark, query_checkpoint))
+
+
+def _commits(spark: SparkSession, query_checkpoint: str) -> list[int]:
+    return [int(name) for name in HadoopFile(spark, f"{query_checkpoint}/commits").names() if name.isdigit()]
+
+
+def offsets_in(text: str, topic: str) -> dict[int, int] | None:
+    r"""Return the offsets of a topic in a file of Spark's offset log; None: it has none.
+
+    >>> offsets_in('v1\n{"batchWatermarkMs":0}\n{"orders":{"0":7,"1":3}}', "orders")
+    {0: 7, 1: 3}
+    """
+    for line in text.splitlines()[1:]:
+        found = msgspec.json.decode(line) if line.startswith("{") else {}
+        if isinstance(offsets := found.get(topic), dict):
+            return {int(partition): offset for partition, offset in offsets.items()}
+    return None
