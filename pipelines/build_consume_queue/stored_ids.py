@@ -16,7 +16,7 @@ from broker_state.store.rocks_store import META, Erasure, RocksStore
 from pipelines.build_units.accepted_ids import IdCounts
 from pipelines.build_units.queue_change import Queue
 
-__all__ = ["BY_ID_KEY", "BY_OFFSET_KEY", "NO_IDS", "StoredIds", "erasures_of", "read_id_counts"]
+__all__ = ["BY_ID_KEY", "BY_OFFSET_KEY", "NO_IDS", "StoredIds", "counts_change", "erasures_of", "read_id_counts"]
 
 BY_ID_KEY = b"dedup i "
 BY_OFFSET_KEY = b"dedup o "
@@ -76,7 +76,7 @@ class StoredIds:
             self.changes.append((META, self._by_offset(last), None))
             self.changes.append((META, self._by_id(hashed), None))
         if counts != self.counts:
-            self.changes.append((META, _counts_key(self._prefix), _COUNTS.pack(*counts)))
+            self.changes.append(_counts_change(self._prefix, counts))
         self.counts = counts
 
     def _by_id(self, hashed: bytes) -> bytes:
@@ -100,6 +100,15 @@ def read_id_counts(store: RocksStore, queue: Queue) -> IdCounts:
     """Return what is counted of the deduplication ids of a queue."""
     stored = store.get(META, _counts_key(queue_prefix(*queue)))
     return NO_IDS if stored is None else IdCounts(*_COUNTS.unpack(stored))
+
+
+def counts_change(queue: Queue, counts: IdCounts) -> Change:
+    """Return the change that stores what is counted of the ids of a queue."""
+    return _counts_change(queue_prefix(*queue), counts)
+
+
+def _counts_change(prefix: bytes, counts: IdCounts) -> Change:
+    return META, _counts_key(prefix), _COUNTS.pack(*counts)
 
 
 def _counts_key(prefix: bytes) -> bytes:

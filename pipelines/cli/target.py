@@ -173,7 +173,7 @@ def _job_behind(api: JobApi) -> JobFile:
     unknown = JobFile(
         pid=0, bootstrap_servers="", prefix="", folder="", address=api.url, token=api.token, started_at=0.0
     )
-    status = ask(unknown, StatusRequest(limit=1), Status)
+    status = ask(unknown, StatusRequest(limit=0), Status)
     # Where this machine reaches Kafka by another address or login than the job, the settings here say so.
     kafka = api.connection or KafkaConnection(status.bootstrap_servers or "", "")
     return msgspec.structs.replace(

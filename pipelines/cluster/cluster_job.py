@@ -8,7 +8,7 @@ from typing import Self
 
 import msgspec
 import structlog
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -21,20 +21,24 @@ from connectors.kafka.topic_admin import TopicFacts
 from pipelines.cluster.audit_query import QUERY as AUDIT
 from pipelines.cluster.audit_query import AuditQuery, audit_ends
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity, identity_of_checkpoint
+from pipelines.cluster.cluster_answers import ClusterAnswers
 from pipelines.cluster.cluster_metrics import ClusterMetrics
-from pipelines.cluster.committed import is_committed
+from pipelines.cluster.committed import Committed, last_committed
 from pipelines.cluster.deadline_ticker import DeadlineTicker
 from pipelines.cluster.decide_query import checkpoint_of, start_decide_query
+from pipelines.cluster.driver_watch import DriverWatch
 from pipelines.cluster.kept_query import KeptQuery, stop_between_batches
 from pipelines.cluster.message_queues import MessageQueues
 from pipelines.cluster.migration.to_cluster import beginning_of
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.table_locations import TableLocations
+from pipelines.http_api.http_server import HttpServer
+from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings
 from pipelines.process.job_topics import ensure_job_topics
 from pipelines.process.prefix_ownership import PrefixOwnership
+from pipelines.process.preflight import require_safe
 from popstream.kafka_connection import KafkaConnection
-from popstream.wire.base_errors import Invalid
 from popstream.wire.handle import Signer
 from popstream.wire.signing import OperationVerifier
 
@@ -70,7 +74,12 @@ class ClusterJob:
         connection: The Kafka.
         spark: A session made by `cluster_session`.
         take_over: Take the prefix from any owner.
+
+    Attributes:
+        answers: What answers about the job, once it has started.
     """
+
+    answers: ClusterAnswers
 
     def __init__(
         self,
@@ -102,6 +111,7 @@ class ClusterJob:
             Corrupt: The log is not the one that the state was decided from.
             Unavailable: Kafka or the place of the checkpoint cannot be reached.
         """
+        require_safe(self.settings)
         with self._stack:
             self._stack.callback(self._ended.set)
             facts = ensure_job_topics(self.connection, self.settings)
@@ -110,11 +120,13 @@ class ClusterJob:
             prefix = self.settings.topic_prefix
             audit_now = functools.partial(audit_ends, self.connection, prefix)
             identity = identity_of_checkpoint(self._spark, self.cluster.checkpoint, prefix, ops, audit_now)
-            self._take_prefix(identity)
+            ownership = self._take_prefix(identity)
             tables = TableLocations(self.cluster.tables)
             tables.ensure(self._spark)
             deciding = checkpoint_of(self.cluster.checkpoint)
-            if not is_committed(self._spark, deciding):
+            committed = last_committed(self._spark, deciding, ops.name)
+            if committed is None:
+                committed = Committed(-1, identity.first_offset)
                 tables.require_no_rows_from(
                     self._spark, identity.ops_topic_id, identity.first_offset, identity.state_epoch
                 )
@@ -151,7 +163,21 @@ class ClusterJob:
             self._stack.callback(audit.stop)
             self._start_message_queues(identity, internal)
             self._start_ticker(ops.partition_count)
-            self._serve_metrics()
+            self._serve(
+                DriverWatch(
+                    self._spark,
+                    self.connection,
+                    self.settings,
+                    checkpoint=self.cluster.checkpoint,
+                    tables=self.cluster.tables,
+                    ops=ops,
+                    committed=committed,
+                    owner=lambda: ownership.owner,
+                    audit_failures=lambda: audit.failures,
+                    failure=lambda: self._failure,
+                    on_failure=self._fail,
+                )
+            )
             _log.info("cluster_job_started", checkpoint=self.cluster.checkpoint, state_epoch=identity.state_epoch)
             self._stack = self._stack.pop_all()
         return self
@@ -195,7 +221,7 @@ class ClusterJob:
             cache_bytes=self.cluster.cache_bytes // shards_per_task,
         )
 
-    def _take_prefix(self, identity: CheckpointIdentity) -> None:
+    def _take_prefix(self, identity: CheckpointIdentity) -> PrefixOwnership:
         ownership = PrefixOwnership(
             self.settings.topic_prefix,
             OwnerLog(self.connection, self.topics.owner, Owner),
@@ -207,6 +233,7 @@ class ClusterJob:
         )
         self._stack.callback(ownership.release)
         ownership.take(identity.epochs, take_over=self._take_over)
+        return ownership
 
     def _start_message_queues(self, identity: CheckpointIdentity, internal: dict[str, TopicFacts]) -> None:
         if not self.settings.message_globs:
@@ -233,19 +260,14 @@ class ClusterJob:
             ticker.start()
             self._stack.callback(ticker.stop)
 
-    def _serve_metrics(self) -> None:
-        if not self.settings.metrics_port:
-            return
+    def _serve(self, watch: DriverWatch) -> None:
+        watch.start()
+        self._stack.callback(watch.stop)
+        self.answers = ClusterAnswers(self._spark, self.cluster.checkpoint, self.connection, watch)
         registry = CollectorRegistry()
-        registry.register(ClusterMetrics(lambda: self._spark.streams.active))
-        port, host = self.settings.metrics_port, self.settings.metrics_host
-        try:
-            server, _ = start_http_server(port, addr=host, registry=registry)
-        except OSError as error:
-            message = f"metrics cannot be served on {host}:{port}: {error.strerror}"
-            raise Invalid(message) from error
-        self._stack.callback(server.server_close)
-        self._stack.callback(server.shutdown)
+        registry.register(ClusterMetrics(watch.queries, watch.report))
+        if listeners := listeners_of(self.settings, self.answers, registry, watch.not_ready_reasons):
+            self._stack.enter_context(HttpServer(listeners))
 
     def _watch(self, query: StreamingQuery) -> None:
         self._stack.callback(stop_between_batches, query)

@@ -31,6 +31,8 @@ from pipelines.recovery.take_snapshot import take_image
 from popstream.wire.base_errors import Invalid, Unavailable
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from broker_state.store.rocks_store import RocksStore
     from checkpoints.layout import JobFolder
     from checkpoints.snapshot_store import Snapshot
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from pipelines.control.metrics import Metrics
     from popstream.kafka_connection import KafkaConnection
 
-__all__ = ["AnsweringJob", "JobAnswers"]
+__all__ = ["AnsweringJob", "Answers", "JobAnswers"]
 
 _log = structlog.get_logger(__name__)
 
@@ -74,6 +76,25 @@ class AnsweringJob(Protocol):
 
     def take_snapshot(self) -> Snapshot:
         """Take a snapshot and store it."""
+
+
+class Answers(Protocol):
+    """What the HTTP API needs to answer for a job: this one, or one on a cluster."""
+
+    def answer(self, request: Request) -> Answer:
+        """Return the answer to a request.
+
+        Raises:
+            Invalid: The request names something that there is not, or that this job cannot tell.
+            Unavailable: The job cannot answer now.
+            Corrupt: Stored data are damaged.
+        """
+
+    def tables(self) -> Path:
+        """Return the folder of the audit tables. Raises Invalid if they are not on this machine."""
+
+    def kafka(self) -> tuple[KafkaConnection, str]:
+        """Return the Kafka and the prefix of the job. Raises Unavailable if it has not started yet."""
 
 
 class JobAnswers:
@@ -112,6 +133,18 @@ class JobAnswers:
         """Answer for another job."""
         with self._answering:
             self._job, self._not_ready_reason = job, None
+
+    def tables(self) -> Path:
+        """See `Answers.tables`."""
+        return self._job.folder.delta
+
+    def kafka(self) -> tuple[KafkaConnection, str]:
+        """Return the Kafka and the prefix of the job. Raises Unavailable if it has not started yet."""
+        prefix = self._job.report().prefix
+        if prefix is None:
+            message = "the job has not started yet"
+            raise Unavailable(message)
+        return self._job.connection, prefix
 
     def sample(self) -> None:
         """Note the counts of now, for rates; the control socket does it twice a second."""

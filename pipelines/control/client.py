@@ -33,23 +33,31 @@ from popstream.wire.base_errors import Invalid, Unavailable
 __all__ = ["ask", "is_owned", "stored_policies", "stored_queues", "stored_status"]
 
 TIMEOUT_S = 15.0
+API_TIMEOUT_S = 60.0
+"""By HTTP there may be a job on a cluster, which reads its state from its checkpoint."""
 
 Reply = TypeVar("Reply", Status, Policies, list[ConsumeQueueView], Rebuilt, Snapshot, Image)
 
 
-def ask(job: JobFile, request: Request, reply: type[Reply], *, timeout_s: float = TIMEOUT_S) -> Reply:
+def ask(job: JobFile, request: Request, reply: type[Reply], *, timeout_s: float | None = None) -> Reply:
     """Send a request to the job of a job file, and decode its answer as `reply`.
 
     If the address of the job is a URL, the request goes to its HTTP API.
+
+    Args:
+        job: How to reach the job.
+        request: The request.
+        reply: The type of the answer.
+        timeout_s: How long to wait for it; None: 15 s, or 60 s for the API.
 
     Raises:
         Unavailable: The job does not answer, or cannot serve the request now.
         Invalid: The job refuses the request.
     """
     if "://" in job.address:
-        line = asked_by_http(job.address, job.token, request, timeout_s)
+        line = asked_by_http(job.address, job.token, request, timeout_s or API_TIMEOUT_S)
     else:
-        line = _asked_by_socket(job, request, timeout_s)
+        line = _asked_by_socket(job, request, timeout_s or TIMEOUT_S)
     try:
         return msgspec.json.decode(line, type=reply)
     except msgspec.DecodeError as error:

@@ -11,6 +11,7 @@ from checkpoints.snapshot_store import Snapshot
 from connectors.delta.table_sizes import TableSize
 from pipelines.build_consume_queue.queue_view import BuilderStatus, ConsumeQueueView, QueueRequest
 from pipelines.control.batch_history import RatePoint
+from pipelines.control.cluster_report import ClusterReport
 from pipelines.control.lane_views import LANES_SHOWN, QueueView
 from pipelines.control.metrics import Totals
 from pipelines.control.page_messages import LanePage, LanesRequest, QueuePage, QueuesRequest, RatesRequest
@@ -48,7 +49,7 @@ class StatusRequest(
         token: Token of the job file.
         group: Only lanes of this group, with their details.
         topic: Only queues of this topic.
-        limit: Lanes shown at most.
+        limit: Lanes shown at most; 0: the queues are not read.
     """
 
     token: str = ""
@@ -171,6 +172,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
         damage: Damage to files of the stores that was found since the job started, with the command that repairs it.
         quarantined: Records that are skipped because deciding them failed; each has a row in `rejected`.
         builder: Progress of the builder; None: the job builds no queues.
+        cluster: Of a job on a Spark cluster: its shards and queries. Its folder is its checkpoint.
     """
 
     folder: str
@@ -191,6 +193,7 @@ class JobReport(msgspec.Struct, frozen=True, kw_only=True):
     damage: list[str] = []
     quarantined: int = 0
     builder: BuilderStatus | None = None
+    cluster: ClusterReport | None = None
 
 
 class Status(JobReport, frozen=True, kw_only=True):

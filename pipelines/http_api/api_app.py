@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,7 +27,6 @@ from pipelines.http_api.message_life import MessageLife, MessageLives, MessageRe
 from pipelines.http_api.metrics_app import COMPRESSED_FROM_BYTES, metrics_routes
 from pipelines.http_api.openapi import openapi_document
 from pipelines.web_style import stylesheet
-from popstream.wire.base_errors import Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,8 +35,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp
 
-    from pipelines.control.answers import JobAnswers
-    from popstream.kafka_connection import KafkaConnection
+    from pipelines.control.answers import Answers
 
 __all__ = ["api_app", "endpoints_of"]
 
@@ -47,7 +44,7 @@ MEDIA_TYPES = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+
 
 
 def api_app(
-    answers: JobAnswers,
+    answers: Answers,
     registry: CollectorRegistry,
     not_ready_reasons: Callable[[], Sequence[str]],
     *,
@@ -63,7 +60,7 @@ def api_app(
         token: What a request has to carry; empty: nothing, but it has to come from this machine.
         letters: The dead letters, for tests; None: those of the job.
     """
-    endpoints = endpoints_of(answers, letters or Letters(partial(_kafka_of, answers)))
+    endpoints = endpoints_of(answers, letters or Letters(answers.kafka))
     document = openapi_document(endpoints)
     routes = [
         *_page_routes(),
@@ -91,9 +88,9 @@ def _page_routes() -> list[Route]:
     ]
 
 
-def endpoints_of(answers: JobAnswers, letters: Letters) -> list[Endpoint]:
+def endpoints_of(answers: Answers, letters: Letters) -> list[Endpoint]:
     """Return all endpoints of the API."""
-    lives = MessageLives(lambda: answers.job.folder.delta)
+    lives = MessageLives(answers.tables)
 
     def ask(
         request: StatusRequest | PoliciesRequest | QueueRequest | LanesRequest | QueuesRequest | RatesRequest, _: str
@@ -131,14 +128,6 @@ def endpoints_of(answers: JobAnswers, letters: Letters) -> list[Endpoint]:
             needs_token=True,
         ),
     ]
-
-
-def _kafka_of(answers: JobAnswers) -> tuple[KafkaConnection, str]:
-    prefix = answers.job.report().prefix
-    if prefix is None:
-        message = "the job has not started yet"
-        raise Unavailable(message)
-    return answers.job.connection, prefix
 
 
 def _constant(text: str, media_type: str) -> Callable[[Request], Response]:

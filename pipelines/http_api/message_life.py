@@ -9,7 +9,6 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import msgspec
 
 from pipelines.control.page_messages import Skip
-from pipelines.explain.message_rows import read_message_rows, require_known
 from pipelines.explain.story import MessageStory, ToldStory, story_of, told_story
 from pipelines.http_api.endpoint import OneAtATime
 
@@ -74,15 +73,17 @@ class MessageLives:
             Invalid: There is no such message or group, or the tables do not go back so far.
             Corrupt: A file of a table is damaged or missing.
         """
+        tables = self._tables()
+        # Here, because a driver on a node of a cluster has no DuckDB; it has no tables, either.
+        from pipelines.explain.message_rows import read_message_rows, require_known  # noqa: PLC0415
+
         zone = _zone(request.zone)
         groups = None if request.group is None else [request.group]
         with self._turn:
-            rows = read_message_rows(
-                self._tables(), request.topic, request.queue_id, request.queue_offset, memory=MEMORY
-            )
+            rows = read_message_rows(tables, request.topic, request.queue_id, request.queue_offset, memory=MEMORY)
             story = story_of(rows, groups, round(time.time() * 1000), zone)
             if not any(each.events for each in story.groups):
-                require_known(self._tables(), rows, request.group)
+                require_known(tables, rows, request.group)
         return MessageLife(story=story, told=told_story(story, zone), zone=zone.key)
 
 

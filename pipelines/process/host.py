@@ -34,9 +34,8 @@ from pipelines.control.job_file import JobFile
 from pipelines.control.metric_definitions import Metric
 from pipelines.control.metrics import Metrics
 from pipelines.control.server import ControlServer
-from pipelines.http_api.api_app import api_app
-from pipelines.http_api.http_server import HttpServer, Listener
-from pipelines.http_api.metrics_app import metrics_app
+from pipelines.http_api.http_server import HttpServer
+from pipelines.http_api.listeners import listeners_of
 from pipelines.job_settings import JobSettings
 from pipelines.loops.periodic import Periodic
 from pipelines.process.job import Job
@@ -238,7 +237,9 @@ class Host:
         self._stack.callback(self._stop_last_job)
         self.metrics.bind_gauges({Metric.READY: lambda: not self.not_ready_reasons})
         self.answers = JobAnswers(self.job, self.metrics)
-        if listeners := self._listeners():
+        if listeners := listeners_of(
+            self.settings, self.answers, self.metrics.registry, lambda: self.not_ready_reasons
+        ):
             enter(HttpServer(listeners))
         self._write_job_file(enter(ControlServer(self.answers, self.folder.root)))
 
@@ -406,17 +407,6 @@ class Host:
         # A job that did not stop may still write: then the folder stays locked until this process ends.
         if not self._is_stop_abandoned:
             ownership.release()
-
-    def _listeners(self) -> list[Listener]:
-        settings, registry = self.settings, self.metrics.registry
-        found = []
-        if settings.metrics_port:
-            app = metrics_app(registry, lambda: self.not_ready_reasons)
-            found.append(Listener(settings.metrics_host, settings.metrics_port, app, "metrics_port"))
-        if settings.api_port:
-            app = api_app(self.answers, registry, lambda: self.not_ready_reasons, token=settings.api_secret)
-            found.append(Listener(settings.api_host, settings.api_port, app, "api_port"))
-        return found
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
         is_first = not self._stop_requested.is_set()

@@ -79,7 +79,7 @@ class LogWatch:
         self._stopping = threading.Event()
         self._problem: str | None = None
         self._away_since = 0.0
-        self._lag = 0
+        self._lags: dict[int, int] = {}
         self._overdue = 0
         self._retention_ms: int | None = None
         self._thread = threading.Thread(target=self._run, name="log-watch", daemon=True)
@@ -96,7 +96,12 @@ class LogWatch:
     @property
     def lag(self) -> int:
         """Offsets of the ops topic that were not decided at the last request, control records included."""
-        return self._lag
+        return sum(self._lags.values())
+
+    @property
+    def lags(self) -> dict[int, int]:
+        """The same by partition; empty before the first request."""
+        return dict(self._lags)
 
     @property
     def overdue(self) -> int:
@@ -123,8 +128,9 @@ class LogWatch:
                 if consumer is None:
                     consumer = KafkaConsumer(**self._connection.for_kafka_python(), enable_auto_commit=False)
                 end = consumer.end_offsets(self._partitions, timeout_ms=REQUEST_TIMEOUT_S * 1000)
-                lag = self._behind(end)
-                overdue = self._behind(self._due(consumer, end)) if lag else 0
+                lags = self._behind(end)
+                lag = sum(lags.values())
+                overdue = sum(self._behind(self._due(consumer, end)).values()) if lag else 0
             except Exception as error:  # noqa: BLE001 - any error leaves the end of the log unknown
                 if self._problem is None:
                     self._away_since = asked_at
@@ -133,17 +139,17 @@ class LogWatch:
             else:
                 if self._problem is not None:
                     _log.info("kafka_reachable", after_s=round(time.monotonic() - self._away_since, 1))
-                self._problem, self._lag = None, lag
+                self._problem, self._lags = None, lags
                 self._set_stall(self._stall_clock.look(asked_at, lag=lag, decided=self._decided()))
                 self._set_overdue(overdue)
             self._stopping.wait(INTERVAL_S)
         if consumer is not None:
             consumer.close(autocommit=False)
 
-    def _behind(self, offsets: Mapping[TopicPartition, int]) -> int:
-        """Return the number of offsets below these that are not decided."""
+    def _behind(self, offsets: Mapping[TopicPartition, int]) -> dict[int, int]:
+        """Return, by partition, the number of offsets below these that are not decided."""
         decided = self._decided()
-        return sum(max(0, offset - decided.get(at.partition, 0)) for at, offset in offsets.items())
+        return {at.partition: max(0, offset - decided.get(at.partition, 0)) for at, offset in offsets.items()}
 
     def _due(self, consumer: KafkaConsumer, end: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Return the first offsets that are younger than half of the topic's retention."""
@@ -156,7 +162,7 @@ class LogWatch:
 
     def _set_stall(self, stall: str | None) -> None:
         if stall and not self._stall:
-            _log.warning("nothing_decided", lag=self._lag)
+            _log.warning("nothing_decided", lag=self.lag)
         if self._stall and not stall:
             _log.info("deciding_again")
         self._stall = stall

@@ -1,5 +1,6 @@
 """`popstream status`: status of the running job, or its stored state."""
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -13,11 +14,12 @@ from pipelines.cli.exits import say
 from pipelines.cli.printing import print_facts, standard_output
 from pipelines.cli.target import JobPlace, end_without_job, require_left_alone, require_running_job, running_job
 from pipelines.control.client import ask, stored_status
+from pipelines.control.cluster_report import ClusterReport
 from pipelines.control.lane_views import LaneDetail
 from pipelines.control.messages import OwnerView, Status, StatusRequest
 from popstream.wire.base_errors import Corrupt, Invalid, Unavailable
 
-__all__ = ["run_ready", "run_status", "status_of"]
+__all__ = ["run_ready", "run_status", "show_status", "status_of"]
 
 
 def run_status(place: JobPlace, request: StatusRequest, *, as_json: bool) -> None:
@@ -29,15 +31,24 @@ def run_status(place: JobPlace, request: StatusRequest, *, as_json: bool) -> Non
         typer.Exit: No job runs; the stored state was printed.
     """
     status = status_of(place, request)
-    _require_found(status, request)
     if isinstance(place, JobFolder):
         status = msgspec.structs.replace(status, tables=_sizes(place))
+    show_status(status, request, as_json=as_json)
+    if not status.running:
+        end_without_job(place, "this is the stored state")
+
+
+def show_status(status: Status, request: StatusRequest, *, as_json: bool) -> None:
+    """Print a status.
+
+    Raises:
+        Invalid: It has no such group or topic.
+    """
+    _require_found(status, request)
     if as_json:
         print(msgspec.json.encode(status).decode())
     else:
         _print(standard_output(), status)
-    if not status.running:
-        end_without_job(place, "this is the stored state")
 
 
 def run_ready(place: JobPlace) -> None:
@@ -47,7 +58,7 @@ def run_ready(place: JobPlace) -> None:
         Unavailable: No job runs, it does not answer, or it is not ready.
     """
     job = require_running_job(place)
-    status = ask(job, StatusRequest(limit=1), Status)
+    status = ask(job, StatusRequest(limit=0), Status)
     if status.not_ready_reasons:
         message = "the job is not ready:"
         raise Unavailable(message, subject=status.folder, details=status.not_ready_reasons)
@@ -96,10 +107,12 @@ def _print(console: Console, status: Status) -> None:
         facts["Kafka"] = status.bootstrap_servers or ""
     if status.owner is not None:
         facts["owner"] = _owner_text(status.owner)
-    facts["folder"] = status.folder
+    facts["folder" if status.cluster is None else "checkpoint"] = status.folder
     facts["decided"] = f"{status.apply_seq:,} micro-batches since the state was created"
     if status.ops_lag is not None:
         facts["decided"] += f", lag {status.ops_lag:,} records"
+    if status.cluster is not None and status.running:
+        facts["decided"] += f", {status.operations_per_s or 0:,.1f} records/s over 10 s"
     if status.ops_overdue:
         facts["at risk"] = (
             f"{status.ops_overdue:,} of these are older than half of the ops topic's retention:"
@@ -134,9 +147,29 @@ def _print(console: Console, status: Status) -> None:
             f"{built.queues:,} queues, {built.behind:,} offsets to read, {built.open_dispatches:,} open dispatches,"
             f" {built.delta_behind:,} micro-batches not in Delta yet"
         )
+    if status.cluster is not None:
+        facts |= dict(_cluster_facts(status.cluster))
     facts |= {f"table {each.table}": _size_text(each) for each in status.tables}
     print_facts(console, facts)
     _print_queues(console, status)
+
+
+def _cluster_facts(cluster: ClusterReport) -> Iterator[tuple[str, str]]:
+    if cluster.master:
+        yield "cluster", f"{cluster.master}, tables in {cluster.tables}"
+    lags = [(shard.lag or 0, shard.partition) for shard in cluster.shards]
+    text = f"{len(lags):,}"
+    if lags and max(lags)[0]:
+        text += f", the greatest lag is {max(lags)[0]:,} records in partition {max(lags)[1]}"
+    if cluster.skew is not None and (busiest := cluster.busiest) is not None:
+        text += f"; busiest is partition {busiest.partition}, with {cluster.skew:g} times the mean of the last minutes"
+    yield "shards", text
+    for query in cluster.queries:
+        state = f"; state of {query.state_keys:,} keys, {_mb(query.state_bytes)} in memory" if query.state_keys else ""
+        what = f"micro-batch {query.batch_id:,} of {query.records:,} records in {query.seconds:g} s"
+        yield f"query {query.name}", f"{what}, at {_moment(query.at_ms)}; {query.behind:,} records behind{state}"
+    if cluster.audit_failures:
+        yield "tables", f"the query that writes them has failed {cluster.audit_failures:,} times: see the log"
 
 
 def _size_text(size: TableSize) -> str:

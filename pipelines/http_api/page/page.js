@@ -29,7 +29,7 @@ async function refresh() {
   clearTimeout(timer);
   const turn = ++latest;
   try {
-    const [status] = await Promise.all([get("status", { limit: 1 }), views[shown].refresh()]);
+    const [status] = await Promise.all([get("status", { limit: 0 }), views[shown].refresh()]);
     if (!isOpen) open();
     showStatus(status);
     byId("age").textContent = `as of ${clock(Date.now())}`;
