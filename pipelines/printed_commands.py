@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pipelines.job_settings import JobSettings
 
-__all__ = ["remember_job", "remember_var", "with_options"]
+__all__ = ["remember_checkpoint", "remember_job", "remember_var", "with_options"]
 
 _DEFAULT_VAR = Path("var")
 _FIELDS = {
@@ -30,6 +30,7 @@ _TAKES = {
     "verify": (*_CHOOSE_JOB, "--at", "--var"),
     "snapshot": ("--settings", "--folder", "--at"),
 }
+_TAKES_ON_CLUSTER = dict.fromkeys(("verify", "snapshot"), ("--checkpoint", *_CHOOSE_JOB, "--at", "--var"))
 """The options of each command that choose the job."""
 
 _NAMED = re.compile(rf"`popstream ({'|'.join(_TAKES)})((?: [^`]*)?)`")
@@ -57,6 +58,14 @@ def remember_job(settings: JobSettings, file: Path | None = None) -> None:
             _options[option] = str(Path(value).absolute()) if is_path else value
 
 
+def remember_checkpoint(url: str | None) -> str | None:
+    """Take the state of a job on a cluster, and return it; None: the job is an embedded one."""
+    _options.pop("--checkpoint", None)
+    if url is not None:
+        _options["--checkpoint"] = url
+    return url
+
+
 def remember_var(var: Path) -> Path:
     """Take the folder of the jars, and return it."""
     _options.pop("--var", None)
@@ -80,7 +89,8 @@ def with_options(text: str) -> str:
 
 def _completed(found: re.Match[str]) -> str:
     name, given = found[1], found[2]
-    missing = [option for option in _TAKES[name] if option in _options and option not in given.split()]
+    takes = _TAKES_ON_CLUSTER.get(name, _TAKES[name]) if "--checkpoint" in _options else _TAKES[name]
+    missing = [option for option in takes if option in _options and option not in given.split()]
     return "".join(
         [f"`popstream {name}{given}", *(f" {option} {shlex.quote(_options[option])}" for option in missing), "`"]
     )

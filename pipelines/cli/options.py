@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from pipelines.job_settings import PREFIX, JobSettings, unknown_variables
-from pipelines.printed_commands import remember_job, remember_var
+from pipelines.printed_commands import remember_checkpoint, remember_job, remember_var
 from popstream.dead_letters.letter import parse_place
 from popstream.dead_letters.selection import LetterSelection
 from popstream.wire.base_errors import Invalid
@@ -50,6 +50,7 @@ __all__ = [
     "LetterOptions",
     "PolicyOptions",
     "QueuePolicyOptions",
+    "ReadCheckpoint",
     "RecoveryOptions",
     "ServerOptions",
     "SettingsFile",
@@ -114,7 +115,9 @@ SettingsFile = Annotated[
     Path | None,
     typer.Option("--settings", help="TOML file with settings; POPSTREAM_... variables and options override it"),
 ]
-Tables = Annotated[Path | None, typer.Option("--tables", metavar="FOLDER", help=meaning("tables"), show_default=False)]
+Tables = Annotated[
+    str | None, typer.Option("--tables", metavar="FOLDER|URL", help=meaning("tables"), show_default=False)
+]
 Api = Annotated[
     str | None,
     typer.Option(
@@ -136,6 +139,16 @@ JobServers = Annotated[
 KafkaConfig = Annotated[Path | None, typer.Option("--kafka-config", metavar="FILE", help=meaning("kafka_config"))]
 JobPrefix = Annotated[str | None, typer.Option("--prefix", help=meaning("topic_prefix"))]
 Snapshots = Annotated[str | None, typer.Option("--at", metavar="PATH|URL", help=meaning("snapshots"))]
+ReadCheckpoint = Annotated[
+    str | None,
+    typer.Option(
+        "--checkpoint",
+        metavar="URL",
+        help="path or URL of the state of a job on a Spark cluster, in place of a folder",
+        show_default=False,
+        callback=remember_checkpoint,
+    ),
+]
 AdminKeyFile = Annotated[
     Path | None,
     typer.Option(
@@ -284,12 +297,15 @@ class RecoveryOptions:
     prefix: JobPrefix = None
     settings_file: SettingsFile = None
 
-    def load(self) -> JobSettings:
-        """Return the settings of the job. Raises Invalid."""
+    def load(self, *, on_cluster: bool = False) -> JobSettings:
+        """Return the settings of the job; those of one on a cluster do not say where its tables are. Raises Invalid."""
+        if not on_cluster and "://" in (self.tables or ""):
+            message = "tables at a URL are those of a job on a Spark cluster, whose state --checkpoint names"
+            raise Invalid(message, subject=self.tables or "")
         settings = load_settings(
             self.settings_file,
             folder=self.folder,
-            tables=self.tables,
+            tables=None if on_cluster else self.tables,
             bootstrap_servers=self.bootstrap_servers,
             kafka_config=self.kafka_config,
             topic_prefix=self.prefix,

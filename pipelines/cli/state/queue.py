@@ -21,7 +21,7 @@ from popstream.settings import ClientSettings, new_client_id
 from popstream.wire.base_errors import Invalid
 from popstream.wire.key_hash import key_hash
 
-__all__ = ["opened", "print_queues", "queues_of", "run_queue", "run_rebuild", "unit_text"]
+__all__ = ["opened", "print_queues", "queues_of", "run_queue", "run_rebuild", "show_queues", "unit_text"]
 
 REBUILD_TIMEOUT_S = 300.0
 READ_TIMEOUT_S = 10.0
@@ -36,12 +36,17 @@ def run_queue(place: JobPlace, request: QueueRequest, *, as_json: bool) -> None:
         typer.Exit: No job runs; the stored queues were printed.
     """
     views, is_running = queues_of(place, request)
+    show_queues(views, as_json=as_json)
+    if not is_running:
+        end_without_job(place, "these are the stored queues")
+
+
+def show_queues(views: list[ConsumeQueueView], *, as_json: bool) -> None:
+    """Print queues, for people or as JSON."""
     if as_json:
         print(msgspec.json.encode(views).decode())
     else:
         print_queues(standard_output(), views)
-    if not is_running:
-        end_without_job(place, "these are the stored queues")
 
 
 def queues_of(place: JobPlace, request: QueueRequest) -> tuple[list[ConsumeQueueView], bool]:

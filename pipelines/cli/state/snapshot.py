@@ -17,7 +17,7 @@ from pipelines.control.messages import SnapshotRequest
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.take_snapshot import take_snapshot
 
-__all__ = ["run_list", "run_snapshot"]
+__all__ = ["run_list", "run_snapshot", "show_snapshot", "snapshots_of"]
 
 # The job copies every file before it answers.
 TIMEOUT_S = 600.0
@@ -38,6 +38,11 @@ def run_snapshot(settings: JobSettings, *, as_json: bool) -> None:
         snapshot = ask(job, SnapshotRequest(), Snapshot, timeout_s=TIMEOUT_S)
     else:
         snapshot = _of_a_stopped_job(folder, snapshots_of(settings))
+    show_snapshot(snapshot, as_json=as_json)
+
+
+def show_snapshot(snapshot: Snapshot, *, as_json: bool) -> None:
+    """Say that a snapshot was taken."""
     if as_json:
         print(msgspec.json.encode(snapshot).decode())
         return

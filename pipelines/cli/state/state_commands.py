@@ -8,16 +8,16 @@ import typer
 
 from pipelines.cli.options import (
     DEFAULT_VAR,
-    FolderOptions,
     JobOptions,
     JsonOutput,
+    ReadCheckpoint,
     RecoveryOptions,
-    Snapshots,
     Topic,
     Var,
     moment_ms,
     with_options,
 )
+from popstream.wire.base_errors import Invalid
 
 __all__ = ["queue", "restore", "snapshot", "status", "verify"]
 
@@ -30,22 +30,33 @@ def status(
     ready: Annotated[  # noqa: FBT002 - a flag
         bool, typer.Option("--ready", help="only report whether the job decides and delivers; exit code 3 if not")
     ] = False,
+    checkpoint: ReadCheckpoint = None,
+    var: Var = DEFAULT_VAR,
     *,
     job: JobOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Show job status: totals, queues and lanes.
 
-    If no job runs, shows the stored state, and exits with code 3.
+    If no job runs, shows the stored state, and exits with code 3. With
+    --checkpoint it reads what a job on a cluster has committed; what that job
+    itself knows it tells by --api.
     """
-    from pipelines.cli.state.status import run_ready, run_status
     from pipelines.control.messages import StatusRequest
+
+    request = StatusRequest(group=lane, topic=topic, limit=limit)
+    if checkpoint is not None:
+        from pipelines.cli.cluster.read_checkpoint import run_status_of_checkpoint
+
+        run_status_of_checkpoint(job.load(), checkpoint, request, only_ready=ready, var=var, as_json=as_json)
+        return
+    from pipelines.cli.state.status import run_ready, run_status
 
     place = job.place()
     if ready:
         run_ready(place)
     else:
-        run_status(place, StatusRequest(group=lane, topic=topic, limit=limit), as_json=as_json)
+        run_status(place, request, as_json=as_json)
 
 
 @with_options(job=JobOptions)
@@ -69,21 +80,25 @@ def queue(
     rebuild_from: Annotated[
         int | None, typer.Option(metavar="OFFSET", help="forget --queue from this offset on, and read it again", min=0)
     ] = None,
+    checkpoint: ReadCheckpoint = None,
+    var: Var = DEFAULT_VAR,
     *,
     job: JobOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Show how far the queues of a topic are built, their holes, and single units.
 
-    If no job runs, shows the stored queues, and exits with code 3.
+    If no job runs, shows the stored queues, and exits with code 3. With
+    --checkpoint it reads what a job on a cluster has committed.
     """
     from pipelines.build_consume_queue.queue_view import QueueRequest
     from pipelines.cli.state.queue import run_queue, run_rebuild
     from popstream.wire.key_hash import key_hash
 
-    place = job.place()
     if rebuild_from is not None:
-        run_rebuild(place, topic, queue_id, rebuild_from)
+        if checkpoint is not None:
+            raise Invalid("a job on a cluster builds all queues again, and not one: start it with a new --checkpoint")
+        run_rebuild(job.place(), topic, queue_id, rebuild_from)
         return
     request = QueueRequest(
         topic=topic,
@@ -94,24 +109,36 @@ def queue(
         key_hash=None if key is None else key_hash(key.encode()),
         limit=limit,
     )
-    run_queue(place, request, as_json=as_json)
+    if checkpoint is not None:
+        from pipelines.cli.cluster.read_checkpoint import run_queue_of_checkpoint
+
+        run_queue_of_checkpoint(job.load(), checkpoint, request, var=var, as_json=as_json)
+        return
+    run_queue(job.place(), request, as_json=as_json)
 
 
-@with_options(job=FolderOptions)
+@with_options(job=RecoveryOptions)
 def snapshot(
     listed: Annotated[bool, typer.Option("--list", help="list the snapshots instead of taking one")] = False,  # noqa: FBT002
-    to: Snapshots = None,
+    checkpoint: ReadCheckpoint = None,
+    var: Var = DEFAULT_VAR,
     *,
-    job: FolderOptions,
+    job: RecoveryOptions,
     as_json: JsonOutput = False,
 ) -> None:
     """Take a snapshot of the state. Works while the job is running.
 
-    A running job stores it where its own settings say.
+    A running job stores it where its own settings say. A job on a cluster
+    (--checkpoint) has to be stopped.
     """
+    if checkpoint is not None and not listed:
+        from pipelines.cli.cluster.snapshot_of_checkpoint import run_snapshot_of_checkpoint
+
+        run_snapshot_of_checkpoint(job.load(on_cluster=True), checkpoint, var=var, as_json=as_json)
+        return
     from pipelines.cli.state.snapshot import run_list, run_snapshot
 
-    (run_list if listed else run_snapshot)(job.load(snapshots=to), as_json=as_json)
+    (run_list if listed else run_snapshot)(job.load(), as_json=as_json)
 
 
 @with_options(job=RecoveryOptions)
@@ -124,6 +151,7 @@ def restore(
         list[str] | None,
         typer.Option(metavar="TABLE", help="move this damaged table to replaced/; its rows are computed again"),
     ] = None,
+    checkpoint: ReadCheckpoint = None,
     var: Var = DEFAULT_VAR,
     *,
     job: RecoveryOptions,
@@ -136,6 +164,11 @@ def restore(
     replaced. The old state is kept. The next `popstream up` decides the rest of
     the log again, and compares the resulting rows with those in Delta.
     """
+    if checkpoint is not None:
+        raise Invalid(
+            "a job on a cluster goes on with a snapshot in a new checkpoint: `popstream migrate to-cluster --snapshot"
+            " ID --checkpoint NEW-URL`; `popstream snapshot --list` has the IDs"
+        )
     from pipelines.cli.state.restore_state import run_restore
 
     run_restore(job.load(), var=var, lossy=lossy, only=only, rebuild=rebuild or [], as_json=as_json)
@@ -157,6 +190,7 @@ def verify(
         Path | None,
         typer.Option("--work", help="folder for what is decided again", show_default="verify/ in the job's folder"),
     ] = None,
+    checkpoint: ReadCheckpoint = None,
     var: Var = DEFAULT_VAR,
     *,
     job: RecoveryOptions,
@@ -167,8 +201,24 @@ def verify(
     Starts at the beginning of the log, or at the oldest snapshot from which
     the log is complete. Units of consume queues are compared with their table
     and with the message topics. If it is stopped, the same command goes on.
-    Exit code 4: something differs; 3: it did not come to an end.
+    Exit code 4: something differs; 3: it did not come to an end. A job on a
+    cluster (--checkpoint) has to be stopped until its state is copied.
     """
+    if checkpoint is not None:
+        from pipelines.cli.cluster.verify_checkpoint import run_verify_checkpoint
+
+        run_verify_checkpoint(
+            job.load(on_cluster=True),
+            checkpoint,
+            job.tables,
+            var=var,
+            since=since,
+            fresh=fresh,
+            with_messages=not no_messages,
+            work=work,
+            as_json=as_json,
+        )
+        return
     from pipelines.cli.state.verify_state import run_verify
 
     run_verify(job.load(), var=var, since=since, fresh=fresh, with_messages=not no_messages, work=work, as_json=as_json)

@@ -3,7 +3,7 @@
 import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from pipelines.control.messages import Image, ImageRequest
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.verify import Inputs, ProgressReport, Verified, WorkFolder, verify
 
-__all__ = ["run_verify"]
+__all__ = ["run_verification", "run_verify"]
 
 TIMEOUT_S = 60.0
 
@@ -51,6 +51,41 @@ def run_verify(
     job = running_job(folder)
     if job is None:
         require_state(folder)
+    run_verification(
+        folder.verify if work is None else work.absolute(),
+        lambda stack, verification: _inputs(stack, settings, folder, job, verification, var),
+        since=since,
+        fresh=fresh,
+        with_messages=with_messages,
+        as_json=as_json,
+    )
+
+
+def run_verification(
+    work: Path,
+    inputs_in: Callable[[contextlib.ExitStack, WorkFolder], Inputs],
+    *,
+    since: str | None,
+    fresh: bool,
+    with_messages: bool,
+    as_json: bool,
+) -> None:
+    """Verify what `inputs_in` returns, and print what was found. Progress goes to standard error.
+
+    Args:
+        work: Folder of the verification.
+        inputs_in: Returns what is verified; called with what is closed at the end, and the folder.
+        since: Id of the snapshot to begin with, or `newest`.
+        fresh: Give up a verification that was stopped.
+        with_messages: Read the message topics, too.
+        as_json: Print JSON.
+
+    Raises:
+        Corrupt: The log does not reach back far enough, or a file is damaged.
+        Unavailable: Kafka does not answer, or the disk is full.
+        Fenced: Another process verifies in this folder.
+        typer.Exit: Something differs, or the verification was stopped.
+    """
     last = ProgressReport(doing="starting")
 
     def report(found: ProgressReport) -> None:
@@ -60,10 +95,14 @@ def run_verify(
 
     try:
         with contextlib.ExitStack() as stack:
-            verification = stack.enter_context(WorkFolder(folder.verify if work is None else work.absolute()))
-            inputs = _inputs(stack, settings, folder, job, verification, var)
+            verification = stack.enter_context(WorkFolder(work))
             verified = verify(
-                inputs, verification, since=since, fresh=fresh, with_messages=with_messages, on_report=report
+                inputs_in(stack, verification),
+                verification,
+                since=since,
+                fresh=fresh,
+                with_messages=with_messages,
+                on_report=report,
             )
     except KeyboardInterrupt:
         say(f"stopped while {last}; the same `popstream verify` goes on from there")

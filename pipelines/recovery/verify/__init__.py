@@ -13,7 +13,7 @@ listens to. Spark takes no part.
 
 from pipelines.recovery.verify.progress import ProgressReport
 from pipelines.recovery.verify.run import Inputs, verify
-from pipelines.recovery.verify.verdict import Verified
+from pipelines.recovery.verify.verdict import Advice, Verified
 from pipelines.recovery.verify.work_folder import WorkFolder
 
-__all__ = ["Inputs", "ProgressReport", "Verified", "WorkFolder", "verify"]
+__all__ = ["Advice", "Inputs", "ProgressReport", "Verified", "WorkFolder", "verify"]

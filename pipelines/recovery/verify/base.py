@@ -3,16 +3,26 @@
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from checkpoints.applied import Applied
 from checkpoints.reconcile import LogFound, lost_records
-from checkpoints.snapshot_store import SnapshotStore
+from checkpoints.snapshot_store import Snapshot
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["NEWEST", "Base", "choose_base"]
+__all__ = ["NEWEST", "Base", "Snapshots", "choose_base"]
 
 NEWEST = "newest"
+
+
+class Snapshots(Protocol):
+    """What a verification may begin with: a `SnapshotStore`, or another place of states."""
+
+    def list(self) -> Sequence[Snapshot]:
+        """Return them, the newest first. Raises Unavailable."""
+
+    def fetch(self, snapshot: Snapshot, folder: Path) -> None:
+        """Copy the state of one to `state` in a folder. Raises Corrupt or Unavailable."""
 
 
 class Base(NamedTuple):
@@ -26,7 +36,7 @@ class Base(NamedTuple):
 def choose_base(
     applied: Applied,
     log: LogFound,
-    snapshots: SnapshotStore,
+    snapshots: Snapshots,
     folder: Path,
     since: str | None,
     since_loss: Sequence[str],

@@ -15,12 +15,12 @@ from checkpoints.replay import replay_of
 from checkpoints.table_file import verify_tables
 from connectors.delta.covered import whole_versions
 from connectors.delta.log.commits import commits_up_from
+from connectors.delta.log.transactions import epochs_of
 from connectors.delta.pieces import PiecedTable, find_pieces
 from connectors.delta.store import require_columns
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE, TABLES, table_path
 from pipelines.apply_ops.quarantine import Quarantine
 from pipelines.apply_ops.source import PIPELINE
-from pipelines.build_consume_queue import PIPELINE as UNIT_PIPELINE
 from pipelines.recovery.verify.base import Base
 from pipelines.recovery.verify.plan import TablePlan, VerifyPlan, unit_sources
 from pipelines.recovery.verify.slices import slices_of
@@ -163,13 +163,12 @@ def why_unusable(
 
 def _changed_tables(plan: VerifyPlan) -> Iterator[str]:
     """Yield each table of which more than appends and compactions of a job has happened since the plan."""
-    versions = {name: (table.version, PIPELINE, table.pieces) for name, table in plan.tables.items()}
-    versions[CONSUME_QUEUE.name] = (plan.units.version, UNIT_PIPELINE, plan.units.pieces)
-    for name, (version, pipeline, pieces) in versions.items():
+    versions = {name: (table.version, table.pieces) for name, table in plan.tables.items()}
+    versions[CONSUME_QUEUE.name] = (plan.units.version, plan.units.pieces)
+    for name, (version, pieces) in versions.items():
         path = table_path(Path(plan.delta), name)
         is_ours = all(
-            commit.operation == "OPTIMIZE" or any(app.startswith(f"{pipeline}/{name}/") for app in commit.txns)
-            for commit in commits_up_from(path, version)
+            commit.operation == "OPTIMIZE" or epochs_of(commit.txns, name) for commit in commits_up_from(path, version)
         )
         if not is_ours or not all((path / piece.path).is_file() for piece in pieces):
             yield f"{name} was changed"

@@ -11,17 +11,16 @@ import msgspec
 
 from broker_state.store.rocks_store import RocksStore
 from checkpoints.reconcile import LogFound, require_same_log
-from checkpoints.snapshot_store import SnapshotStore
 from connectors.delta.spark_errors import damage_in
 from connectors.delta.tables import TABLES, table_path
 from pipelines.recovery.verify import worker
-from pipelines.recovery.verify.base import choose_base
+from pipelines.recovery.verify.base import Snapshots, choose_base
 from pipelines.recovery.verify.decide_again import ShareResult
 from pipelines.recovery.verify.plan import VerifyPlan, read_plan
 from pipelines.recovery.verify.planning import facts_of_state, keys_digest, make_plan, require_undamaged, why_unusable
 from pipelines.recovery.verify.progress import Progress, ProgressReport
 from pipelines.recovery.verify.units import UnitResult
-from pipelines.recovery.verify.verdict import Verified, verdict
+from pipelines.recovery.verify.verdict import EMBEDDED, Advice, Verified, verdict
 from pipelines.recovery.verify.work_folder import WorkFolder, linked_copy, replace_file
 from pipelines.recovery.verify.worker import UNITS, VerifyTask
 from pipelines.recovery.worker_pool import explained, run_processes
@@ -41,13 +40,15 @@ class Inputs:
     Attributes:
         state: A state that is not written: of a stopped job, or a copy.
         queues: Store of its builder, likewise; None: there is none.
-        is_copy: The stores are those of a running job, copied to `incoming` in the folder of the verification.
+        is_copy: The stores are those of a running job, copied to `incoming` in the folder of the verification. The
+            tables may be there, too.
         delta: Folder of the tables.
         log: The ops topic.
         connection: The Kafka with the ops topic and the message topics.
         snapshots: Snapshots to begin with, if the log has lost its first records.
         handle_ring: The job's keys of handles.
         admin_ring: Its keys of operations.
+        advice: What is to be done where something differs.
     """
 
     state: Path
@@ -56,9 +57,10 @@ class Inputs:
     delta: Path
     log: LogFound
     connection: KafkaConnection
-    snapshots: SnapshotStore
+    snapshots: Snapshots
     handle_ring: KeyRing | None = None
     admin_ring: KeyRing | None = None
+    advice: Advice = EMBEDDED
 
 
 def verify(
@@ -105,9 +107,9 @@ def verify(
     results = _run(tasks, progress)
     shares = [msgspec.json.decode(results[number], type=ShareResult) for number in range(len(plan.shares))]
     units = msgspec.json.decode(results[UNITS], type=UnitResult) if UNITS in results else None
-    found = verdict(plan.base, shares, units)
+    found = verdict(plan.base, shares, units, inputs.advice)
     if found.differences:  # a damaged file may be read without an error
-        damages = (damage_in(table_path(inputs.delta, name)) for name in TABLES)
+        damages = (damage_in(table_path(Path(plan.delta), name)) for name in TABLES)
         lines = [damage.message for damage in damages if damage is not None]
         found = msgspec.structs.replace(found, differences=[*found.differences, *lines])
     folder.clear()
@@ -131,11 +133,13 @@ def _plan(
             return kept
         progress.begin(f"a verification that was stopped is given up: {reason}")
     folder.clear()
-    state, queues = inputs.state, inputs.queues
     if inputs.is_copy:
         folder.incoming.rename(folder.image)
-        state = folder.image / inputs.state.name
-        queues = None if inputs.queues is None else folder.image / inputs.queues.name
+
+    def now_at(path: Path) -> Path:
+        is_moved = inputs.is_copy and path.is_relative_to(folder.incoming)
+        return folder.image / path.relative_to(folder.incoming) if is_moved else path
+
     base = choose_base(facts.applied, inputs.log, inputs.snapshots, folder.base, since, facts.since_loss)
     if not base.is_empty:
         progress.begin(f"verifying the files of {base.name}")
@@ -146,9 +150,9 @@ def _plan(
         facts,
         base,
         inputs.log,
-        state=state,
-        queues=queues,
-        delta=inputs.delta,
+        state=now_at(inputs.state),
+        queues=None if inputs.queues is None else now_at(inputs.queues),
+        delta=now_at(inputs.delta),
         since=since,
         keys=keys,
         processes=processes,

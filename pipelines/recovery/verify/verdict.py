@@ -1,6 +1,7 @@
 """What a verification has found, from what its processes have found."""
 
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import msgspec
 
@@ -10,7 +11,22 @@ from pipelines.recovery.verify.decide_again import ShareResult
 from pipelines.recovery.verify.state_comparison import KeyComparison
 from pipelines.recovery.verify.units import UnitResult
 
-__all__ = ["UnitCounts", "Verified", "verdict"]
+__all__ = ["EMBEDDED", "Advice", "UnitCounts", "Verified", "verdict"]
+
+
+class Advice(NamedTuple):
+    """What is to be done if a table (`{name}`), the builder or the state is wrong."""
+
+    table: str
+    units: str
+    state: str
+
+
+EMBEDDED = Advice(
+    table="if {name} is wrong, stop the job and run `popstream restore --rebuild {name}`",
+    units="if the builder is wrong, read again: `popstream queue TOPIC --queue N --rebuild-from OFFSET`",
+    state="if the state is wrong, stop the job and run `popstream restore --snapshot ID` with an older one",
+)
 
 
 class UnitCounts(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +66,7 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us_a_record: dict[str, float]
 
 
-def verdict(base: str, shares: Iterable[ShareResult], units: UnitResult | None) -> Verified:
+def verdict(base: str, shares: Iterable[ShareResult], units: UnitResult | None, told: Advice = EMBEDDED) -> Verified:
     """Put the results of all processes together."""
     keys = KeyComparison()
     records = 0
@@ -70,15 +86,13 @@ def verdict(base: str, shares: Iterable[ShareResult], units: UnitResult | None) 
     for name, compared in tables.items():
         differences += compared.lines(f"rows of {name}")
         if not compared.is_equal:
-            advice.append(f"if {name} is wrong, stop the job and run `popstream restore --rebuild {name}`")
+            advice.append(told.table.format(name=name))
     if units is not None:
         differences += units.in_log.lines("units of the builder, compared with the message topics,")
         if not units.in_log.is_equal:
-            advice.append(
-                "if the builder is wrong, read again: `popstream queue TOPIC --queue N --rebuild-from OFFSET`"
-            )
+            advice.append(told.units)
     if keys.different:
-        advice.append("if the state is wrong, stop the job and run `popstream restore --snapshot ID` with an older one")
+        advice.append(told.state)
     return Verified(
         base=base,
         records=records,

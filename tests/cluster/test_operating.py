@@ -1,0 +1,291 @@
+"""Claim: a job on a cluster is operated as an embedded one: it answers by the same API, what it has committed is read,
+verified and kept by the same commands, and a state that is lost is decided again.
+
+Method: a job on local threads with message topics and a consumer; then its checkpoint, in this process and by commands.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from checkpoints.snapshot_store import SnapshotStore
+from connectors.kafka.cluster_topics import ClusterTopics
+from connectors.kafka.topic_admin import create_message_topic, describe
+from connectors.local_servers.loopback import free_port
+from pipelines.build_consume_queue.queue_view import ConsumeQueueView, QueueRequest
+from pipelines.cli.cluster.state_place import StatePlace, owned
+from pipelines.cluster.checkpoint_identity import stored_identity
+from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
+from pipelines.cluster.copy_of_state import Checkpoint, copy_stores, local_tables
+from pipelines.control.client import ask
+from pipelines.control.job_file import JobFile
+from pipelines.control.messages import Policies, PoliciesRequest, Status, StatusRequest
+from pipelines.control.page_messages import LanePage, LanesRequest
+from pipelines.job_settings import JobSettings
+from pipelines.recovery.ops_log import found_log
+from pipelines.recovery.verify import Inputs, Verified, WorkFolder, verify
+from popstream import Consumer, Producer
+from popstream.kafka_connection import KafkaConnection
+from popstream.wire.base_errors import Fenced, Invalid
+from tests.cluster.conftest import ROOT, driver_variables
+from tests.support.wire import wait_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from connectors.kafka.embedded import EmbeddedKafka
+
+pytestmark = pytest.mark.cluster
+
+MESSAGES = 60
+COMMAND_S = 600
+WAIT_S = 500.0
+
+
+class Site:
+    """A prefix with a message topic, and jobs on it, one after the other."""
+
+    def __init__(self, spark: SparkSession, kafka: EmbeddedKafka, prefix: str, root: Path) -> None:
+        self.spark, self.prefix, self.root = spark, prefix, root
+        self.connection = KafkaConnection(kafka.bootstrap_servers)
+        self.topic = f"{prefix}.orders"
+        self.client: dict[str, Any] = {"bootstrap_servers": kafka.bootstrap_servers, "prefix": prefix}
+        self.port = free_port()
+        create_message_topic(self.connection, self.topic, 2)
+
+    def settings(self, **changed: Any) -> JobSettings:
+        fields: dict[str, Any] = {
+            "folder": self.root / "job",
+            "bootstrap_servers": self.connection.bootstrap_servers,
+            "topic_prefix": self.prefix,
+            "ops_partitions": 2,
+            "results_partitions": 2,
+            "flush_interval_s": 1,
+            "message_topics": self.topic,
+            "api_port": self.port,
+        }
+        return JobSettings(**fields | changed)
+
+    def job(
+        self, name: str = "state", tables: str | None = None, *, take_over: bool = False, **changed: Any
+    ) -> ClusterJob:
+        cluster = ClusterSettings(checkpoint=str(self.root / name), tables=str(self.root / (tables or name) / "tables"))
+        return ClusterJob(self.settings(**changed), cluster, self.connection, self.spark, take_over=take_over)
+
+    def send(self, count: int, first: int = 0) -> None:
+        with Producer(**self.client) as producer:
+            for number in range(first, first + count):
+                producer.send(self.topic, b"%d" % number, key=b"%d" % number)
+
+    def take(self, count: int) -> None:
+        """Let a group ack some messages."""
+        with Consumer(**self.client, group="billing", topics=[self.topic]) as consumer:
+            acked = 0
+
+            def pop() -> bool:
+                nonlocal acked
+                messages = consumer.pop(self.topic, max_messages=8, poll_time_ms=1_000).messages
+                if messages:
+                    consumer.ack(messages)
+                acked += len(messages)
+                return acked >= count
+
+            wait_for(pop, patience_s=WAIT_S, look_each_s=0.5)
+
+    def ask(self, request: Any, reply: Any) -> Any:
+        return ask(
+            JobFile(
+                pid=0,
+                bootstrap_servers="",
+                prefix="",
+                folder="",
+                address=f"http://localhost:{self.port}",
+                token="",
+                started_at=0.0,
+            ),
+            request,
+            reply,
+            timeout_s=120.0,
+        )
+
+    def follow(self, job: ClusterJob) -> None:
+        """Wait until all is decided, built and written."""
+
+        def is_done() -> bool:
+            assert job.failure is None, job.failure
+            status = self.ask(StatusRequest(limit=0), Status)
+            read = {name: progress.ends for name, progress in job.answers._watch.progress.last.items()}
+            internal = ClusterTopics.of(self.prefix)
+            written = {"audit": internal.audit, "build_units": internal.queue_log}
+            facts = describe(self.connection, list(written.values()))
+            ends = {name: dict(found_log(self.connection, facts[topic]).end_offset) for name, topic in written.items()}
+            return status.ops_lag == 0 and all(read.get(name) == ends[name] for name in ends)
+
+        wait_for(is_done, patience_s=WAIT_S, look_each_s=0.5)
+
+    def rows(self, name: str, table: str) -> int:
+        return self.spark.read.format("delta").load(str(self.root / name / "tables" / table)).count()
+
+    def verified(self, name: str = "state") -> Verified:
+        """What `popstream verify` finds, in this process."""
+        url, ops = str(self.root / name), f"{self.prefix}.ops"
+        log = found_log(self.connection, describe(self.connection, [ops])[ops])
+        identity = stored_identity(self.spark, url)
+        assert identity is not None
+        with WorkFolder(self.root / "work") as work:
+            work.incoming.mkdir()
+            copied = copy_stores(Checkpoint(self.spark, url, identity, log), self.connection, work.incoming)
+            inputs = Inputs(
+                state=copied.state,
+                queues=copied.queues,
+                is_copy=True,
+                delta=local_tables(self.spark, f"{url}/tables", work.incoming / "tables"),
+                log=log,
+                connection=self.connection,
+                snapshots=SnapshotStore(str(self.root / "snapshots")),
+            )
+            return verify(inputs, work, processes=1)
+
+    def command(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        """Run a command with the options of the job."""
+        options = ["--settings", str(self.root / "job.toml"), "--var", str(ROOT / "var")]
+        return subprocess.run(
+            [sys.executable, "-m", "popstream", *arguments, *options],
+            env=driver_variables(),
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+        )
+
+
+@pytest.fixture
+def site(cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path) -> Site:
+    (tmp_path / "job.toml").write_text(
+        f'bootstrap_servers = "{kafka.bootstrap_servers}"\ntopic_prefix = "{topic_prefix}"\n'
+        f'folder = "{tmp_path / "job"}"\nsnapshots = "{tmp_path / "snapshots"}"\n'
+    )
+    return Site(cluster_spark, kafka, topic_prefix, tmp_path)
+
+
+def test_a_running_job_answers_by_the_api(site: Site) -> None:
+    with site.job() as job:
+        site.send(MESSAGES)
+        site.take(MESSAGES // 2)
+        site.follow(job)
+        status = site.ask(StatusRequest(topic=site.topic), Status)
+        assert (status.running, status.prefix, status.not_ready_reasons) == (True, site.prefix, [])
+        assert status.owner.folder == status.folder == str(site.root / "state")
+        assert [queue.commit_position for queue in status.queues] != []
+        assert sum(queue.commit_position for queue in status.queues) == MESSAGES
+        assert {lane.group for queue in status.queues for lane in queue.lanes} == {"billing"}
+        assert [shard.partition for shard in status.cluster.shards] == [0, 1]
+        assert sum(shard.recent for shard in status.cluster.shards) > 0
+        assert status.cluster.skew >= 1
+        assert site.ask(StatusRequest(group="billing"), Status).queues[0].lanes[0].detail is not None
+        views = site.ask(QueueRequest(topic=site.topic, queue_offset=3), list[ConsumeQueueView])
+        assert sum(view.end_offset for view in views) == MESSAGES
+        assert all(view.found[0].unit.queue_offset == 3 for view in views)
+        assert len(site.ask(PoliciesRequest(group="billing"), Policies).policies) == 2
+        with pytest.raises(Invalid, match="does not follow lanes and queues one by one"):
+            site.ask(LanesRequest(), LanePage)
+        with pytest.raises(Invalid, match="no queue of unknown is built"):
+            site.ask(QueueRequest(topic="unknown"), list[ConsumeQueueView])
+        for path, wanted in (("/ready", "ok"), ("/metrics", "popstream_ready 1.0"), ("/api/v1/rates", "at_ms")):
+            with urllib.request.urlopen(f"http://localhost:{site.port}{path}", timeout=60) as answer:
+                assert wanted in answer.read().decode()
+        # A command on the state does not take the prefix from a job that runs.
+        identity = stored_identity(site.spark, str(site.root / "state"))
+        assert identity is not None
+        ops = describe(site.connection, [f"{site.prefix}.ops"])[f"{site.prefix}.ops"]
+        place = StatePlace(site.connection, ops, found_log(site.connection, ops), site.spark, str(site.root / "state"))
+        with (
+            pytest.raises(Fenced, match="another job runs with the prefix"),
+            owned(site.settings(), place, identity.epochs),
+        ):
+            pass
+        assert job.failure is None
+
+
+def test_what_is_committed_is_verified_and_a_lost_state_is_decided_again(site: Site) -> None:
+    with site.job() as job:
+        site.send(MESSAGES)
+        site.take(MESSAGES // 2)
+        site.follow(job)
+    found = site.verified()
+    assert (found.differences, found.base) == ([], "an empty state")
+    assert found.keys > 0
+    assert found.rows == {name: site.rows("state", name) for name in found.rows}
+    assert found.units is not None
+    assert (found.units.in_delta, found.units.in_log) == (MESSAGES, MESSAGES)
+
+    # What waits in the audit topic is compared, too.
+    with site.job(flush_interval_s=600) as job:
+        site.send(MESSAGES, MESSAGES)
+        site.take(1)
+    found = site.verified()
+    assert found.differences == []
+    assert sum(found.not_in_delta.values()) > 0
+    assert found.units is not None
+    assert found.units.in_log == 2 * MESSAGES
+
+    # Another checkpoint begins with the log, and does not take the entries of the lost one for its own.
+    with pytest.raises(Invalid, match="belongs to another state"):
+        site.job("again").start()
+    with pytest.raises(Invalid, match="would have them twice: name other --tables"):
+        site.job("again", "state", take_over=True).start()
+    with site.job("again", take_over=True) as job:
+        site.follow(job)
+    again = site.verified("again")
+    assert again.differences == []
+    assert sum(again.rows.values()) >= sum(found.rows.values())
+
+    # A row that somebody has deleted.
+    table = f"delta.`{site.root / 'again' / 'tables' / 'operations'}`"
+    site.spark.sql(f"DELETE FROM {table} WHERE kafka_offset = 0 AND partition = 0")  # noqa: S608 - our own path
+    found = site.verified("again")
+    assert any("rows of operations are missing" in line for line in found.differences)
+
+
+def test_commands_read_a_checkpoint(site: Site) -> None:
+    with site.job() as job:
+        site.send(MESSAGES)
+        site.take(MESSAGES // 2)
+        site.follow(job)
+    checkpoint = ["--checkpoint", str(site.root / "state")]
+    done = site.command("status", "--json", *checkpoint)
+    assert done.returncode == 0, done.stderr
+    status = msgspec.json.decode(done.stdout, type=Status)
+    assert sum(queue.commit_position for queue in status.queues) == MESSAGES
+    assert (status.running, status.ops_lag, status.prefix) == (False, 0, site.prefix)
+    done = site.command("queue", site.topic, "--json", *checkpoint)
+    assert done.returncode == 0, done.stderr
+    assert len(msgspec.json.decode(done.stdout, type=list[ConsumeQueueView])) == 2
+    done = site.command("snapshot", *checkpoint)
+    assert done.returncode == 0, done.stderr
+    (snapshot,) = SnapshotStore(str(site.root / "snapshots")).list()
+    # The next verification may begin with it.
+    with site.job() as job:
+        site.take(1)
+        site.follow(job)
+    done = site.command("verify", "--since", snapshot.id, "--json", *checkpoint)
+    assert done.returncode == 0, done.stderr
+    found = msgspec.json.decode(done.stdout, type=Verified)
+    assert (found.base, found.differences) == (f"snapshot {snapshot.id}", [])
+    assert found.records > 0
+    # And another checkpoint goes on with it.
+    done = site.command("migrate", "to-cluster", "--snapshot", snapshot.id, "--checkpoint", str(site.root / "restored"))
+    assert done.returncode == 0, done.stderr
+    with site.job("restored") as job:
+        site.follow(job)
+    restored = site.verified("restored")
+    assert (restored.differences, restored.base) == ([], "an empty state")
+    assert 0 < sum(restored.rows.values()) < site.rows("state", "operations")

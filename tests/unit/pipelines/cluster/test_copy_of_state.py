@@ -1,0 +1,168 @@
+"""Claim: what shards hold becomes a store as an embedded job has it, with what a verification has to know."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import pytest
+
+from broker_state.consume_queue import ConsumeQueue, Unit, Units
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.rocks_store import RocksStore
+from checkpoints.applied import applied_of
+from checkpoints.reconcile import LogFound
+from checkpoints.replay import NO_REPLAY, replay_of
+from checkpoints.snapshot_store import Snapshot
+from connectors.delta.tables import AUDIT_TABLES
+from pipelines.apply_ops.quarantine import Quarantine
+from pipelines.build_consume_queue.builder import UnitSpan
+from pipelines.cluster.checkpoint_identity import FORMAT, CheckpointIdentity
+from pipelines.cluster.copy_of_state import WithBeginning, local_tables
+from pipelines.cluster.migration.shard_rows import META_MAP, ShardRow
+from pipelines.cluster.migration.shards import Shards
+from pipelines.cluster.migration.stored_state import content_of_store
+from pipelines.cluster.shard import Shard, ShardMeta, ShardSettings
+from pipelines.cluster.undelivered import _spans_of
+from pipelines.cluster.unit_entries import unit_records
+from pipelines.decide_ops.decode import KafkaRecord
+from pipelines.recovery.verify.base import choose_base
+from popstream.wire.base_errors import Corrupt, Invalid
+from tests.model.generator import PARTITIONS
+from tests.support.cluster_log import decided_entries
+from tests.support.in_process.folding import KERNEL_FAMILIES, RESULTS_PARTITIONS, records_of
+from tests.support.in_process.memory_maps import SEED, memory_maps
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+RECORDS = 400
+IDENTITY = CheckpointIdentity(
+    format=FORMAT, prefix="p", state_epoch="e2", seed=SEED, ops_topic_id="T", ops_partitions=PARTITIONS
+)
+
+
+class Decided:
+    """A generated log, decided by shards in memory and by the kernel at once."""
+
+    def __init__(self) -> None:
+        counts = dict.fromkeys(range(PARTITIONS), 0)
+        records = []
+        for each in records_of(4, RECORDS):
+            at = counts[each.partition]
+            counts[each.partition] += 1
+            records.append(KafkaRecord(each.partition, at, each.timestamp_ms, each.key, each.value, len(each.value)))
+        self.log = LogFound(topic="p.ops", topic_id="T", first_offset=dict.fromkeys(counts, 0), end_offset=counts)
+        self.kv = MemoryKv()
+        decided_entries(self.kv, records)
+        settings = ShardSettings("run", PARTITIONS, RESULTS_PARTITIONS, None, SEED, 1 << 20)
+        self.rows: list[ShardRow] = []
+        for partition in counts:
+            maps = memory_maps()
+            shard = Shard(settings, maps, ShardMeta())
+            shard.apply(record for record in records if record.partition == partition)
+            meta = msgspec.structs.replace(shard.meta, quarantined={3: "poison"} if partition == 0 else {})
+            self.rows.append(ShardRow(partition, META_MAP, b"", meta.encode()))
+            for name, stored in zip(maps._fields, maps, strict=True):
+                self.rows += [ShardRow(partition, name, key, value) for key, value in stored.items()]
+
+    def shards(self, **changed: Any) -> Shards:
+        return Shards(msgspec.structs.replace(IDENTITY, **changed), self.rows)
+
+
+@pytest.fixture(scope="module")
+def decided() -> Decided:
+    return Decided()
+
+
+def test_a_store_gets_what_the_shards_hold(decided: Decided, tmp_path: Path) -> None:
+    shards = decided.shards()
+    assert shards.next_offset == decided.log.end_offset
+    applied = shards.applied("p.ops", "e2", ["e1"], 7)
+    written = shards.write(tmp_path / "state", applied, decided.log, rows_from={})
+    with RocksStore(tmp_path / "state", read_only=True) as store:
+        found: dict[str, dict[bytes, bytes]] = {family: {} for family in KERNEL_FAMILIES}
+        for family, key, value in content_of_store(store):
+            found[family][key] = value
+        assert found == {family: decided.kv.families.get(family, {}) for family in KERNEL_FAMILIES}
+        assert written.keys == sum(map(len, found.values()))
+        assert applied_of(store) == applied
+        assert (applied.apply_seq, applied.epochs) == (7, ("e2", "e1"))
+        assert list(Quarantine(store)) == [((0, 3), "poison")]
+        assert replay_of(store) == NO_REPLAY
+
+
+def test_a_state_from_elsewhere_says_from_where_on_its_tables_have_rows(decided: Decided, tmp_path: Path) -> None:
+    first = dict.fromkeys(range(PARTITIONS), 5)
+    shards = decided.shards(first_offset=first, since_loss=["e1"])
+    shards.write(tmp_path / "state", shards.applied("p.ops", "e3", []), decided.log, rows_from=first)
+    with RocksStore(tmp_path / "state", read_only=True) as store:
+        replay = replay_of(store)
+    assert replay.compared_from == dict.fromkeys(AUDIT_TABLES, first)
+    assert replay.since_loss == ["e1", "e2", "e3"]
+
+
+def test_a_log_that_does_not_go_on_with_the_state_is_refused(decided: Decided, tmp_path: Path) -> None:
+    shards = decided.shards()
+    applied = shards.applied("p.ops", "e2", [])
+    later = {partition: end + 1 for partition, end in decided.log.end_offset.items()}
+    lost = msgspec.structs.replace(decided.log, first_offset=later, end_offset=later)
+    with pytest.raises(Corrupt, match="no longer has the records after the state"):
+        shards.write(tmp_path / "lost", applied, lost, rows_from={})
+    other = msgspec.structs.replace(decided.log, topic_id="U")
+    with pytest.raises(Corrupt):
+        shards.write(tmp_path / "other", applied, other, rows_from={})
+    assert not list(tmp_path.iterdir())
+
+
+class NoSnapshots:
+    """A place without snapshots."""
+
+    def list(self) -> list[Snapshot]:
+        return []
+
+    def fetch(self, snapshot: Snapshot, folder: Path) -> None:
+        raise AssertionError(snapshot.id, folder)
+
+
+def test_a_verification_begins_with_what_was_migrated_where_the_log_does_not_reach_back(
+    decided: Decided, tmp_path: Path
+) -> None:
+    shards = decided.shards()
+    half = {partition: end // 2 for partition, end in decided.log.end_offset.items()}
+    (tmp_path / "beginning" / "state").mkdir(parents=True)
+    begun = msgspec.structs.replace(shards.applied("p.ops", "e2", []), next_offset=half)
+    beginning = Snapshot(id="of the migration", taken_at_ms=0, applied=begun, files=[])
+    snapshots = WithBeginning(NoSnapshots(), beginning, tmp_path / "beginning")
+    applied = shards.applied("p.ops", "e2", [])
+    log = msgspec.structs.replace(decided.log, first_offset=half)
+    base = choose_base(applied, log, snapshots, tmp_path / "base", None, [])
+    assert (base.name, base.next_offset, base.is_empty) == ("snapshot of the migration", half, False)
+    assert (tmp_path / "base" / "state").is_dir()
+    with pytest.raises(Corrupt, match="Run `popstream snapshot` now"):
+        choose_base(applied, log, NoSnapshots(), tmp_path / "none", None, [])
+
+
+def test_entries_of_units_say_what_they_span() -> None:
+    record = ConsumeQueue.new("T", "simple", 10)
+    offsets = (10, 11, 14)
+    units = Units.of([Unit(queue_offset=at, size_bytes=1, store_time_ms=1, message_base=at) for at in offsets])
+    (entry,) = unit_records(("orders", 2), 1, [(record, units)], "audit", 4)
+    (span,) = msgspec.msgpack.decode(_spans_of(entry.value), type=list[UnitSpan])
+    assert operator.attrgetter("topic", "queue_id", "topic_id", "first_offset", "end_offset", "unit_count")(span) == (
+        *("orders", 2, "T"),
+        *(10, 15, 3),
+    )
+
+
+def test_tables_on_this_machine_stay_where_they_are(tmp_path: Path) -> None:
+    no_spark = cast("SparkSession", None)
+    with pytest.raises(Invalid, match="there are no tables in"):
+        local_tables(no_spark, str(tmp_path), tmp_path / "copy")
+    (tmp_path / "operations" / "_delta_log").mkdir(parents=True)
+    for name in (str(tmp_path), f"file://{tmp_path}"):
+        assert local_tables(no_spark, name, tmp_path / "copy") == tmp_path
+    assert not (tmp_path / "copy").exists()
