@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import zlib
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -23,6 +25,7 @@ from pipelines.decide_ops.entry import Entry, EntryKind
 from pipelines.decide_ops.ops_decider import OpsDecider
 from pipelines.decide_ops.order import in_one_turn, order
 from popstream.kafka_connection import KafkaConnection
+from popstream.wire.handle import Signer
 from tests.model.generator import PARTITIONS
 from tests.support.in_process.folding import KERNEL_FAMILIES, RESULTS_PARTITIONS
 from tests.support.in_process.memory_maps import SEED
@@ -35,8 +38,18 @@ if TYPE_CHECKING:
     from pipelines.cluster.decide_query import Beginning
     from tests.model.reference_model import Record
 
-__all__ = ["Left", "Log", "decide", "decided_entries", "left_by", "stored_families", "stored_metas"]
+__all__ = [
+    "Left",
+    "Log",
+    "decide",
+    "decided_entries",
+    "left_by",
+    "stored_families",
+    "stored_metas",
+    "with_signed_handles",
+]
 
+HANDLE = re.compile(rb'"(1\.[\w-]{20,})"')
 UNREADABLE = [b"", b"no json", b"[]", b'{"v":9,"type":"pop"}', b'{"v":1,"type":"dance","op_id":"u1","reply_to":1}']
 
 
@@ -48,7 +61,12 @@ class Log:
     def __init__(self, connection: KafkaConnection, prefix: str, records: Sequence[Record]) -> None:
         self.connection, self.prefix = connection, prefix
         self.topics, self.internal = Topics.of(prefix), ClusterTopics.of(prefix)
-        configs = {"message.timestamp.type": "CreateTime", "max.message.bytes": "16777216", "retention.ms": "-1"}
+        configs = {
+            "message.timestamp.type": "CreateTime",
+            "message.timestamp.after.max.ms": str(2**63 - 1),
+            "max.message.bytes": "16777216",
+            "retention.ms": "-1",
+        }
         create_message_topic(connection, self.topics.ops, PARTITIONS, configs=configs)
         create_message_topic(connection, self.topics.results, RESULTS_PARTITIONS)
         for name in (self.topics.notifications, *self.internal.names):
@@ -95,9 +113,10 @@ def decide(
     *,
     seed: int = SEED,
     beginning: Beginning | None = None,
+    signer: Signer | None = None,
 ) -> None:
     """Decide all that is in the log, with a memory of its own for each run."""
-    settings = ShardSettings(run_id, PARTITIONS, RESULTS_PARTITIONS, None, seed, 1 << 20)
+    settings = ShardSettings(run_id, PARTITIONS, RESULTS_PARTITIONS, signer, seed, 1 << 20)
     query = start_decide_query(
         spark,
         log.connection,
@@ -130,6 +149,16 @@ def stored_families(spark: SparkSession, checkpoint: str) -> dict[str, dict[byte
     return families
 
 
+def with_signed_handles(records: Sequence[Record], signer: Signer) -> list[Record]:
+    """The same records with handles as the job has signed them; some are left as they are, which is refused."""
+
+    def signed(found: re.Match[bytes]) -> bytes:
+        is_left = zlib.crc32(found[1]) % 7 == 0
+        return found[0] if is_left else b'"' + signer.sign(found[1].decode()).encode() + b'"'
+
+    return [record._replace(value=HANDLE.sub(signed, record.value)) for record in records]
+
+
 class Left:
     """What has left a runner, by kind, however it was cut into records."""
 
@@ -156,9 +185,10 @@ class Store(Kv, Protocol):
         """Take what the overlay changed."""
 
 
-def decided_entries(kv: Store, records: Sequence[KafkaRecord]) -> list[Entry]:
+def decided_entries(kv: Store, records: Sequence[KafkaRecord], signer: Signer | None = None) -> list[Entry]:
     """What leaves when all records are decided at once over `kv`."""
-    decider = OpsDecider(kv, Decoder(PARTITIONS).decode, results_partitions=RESULTS_PARTITIONS)
+    decoder = Decoder(PARTITIONS, signer)
+    decider = OpsDecider(kv, decoder.decode, results_partitions=RESULTS_PARTITIONS, signer=signer)
     ordered = order(decider.decode(records), {})
     decider.prefetch(ordered)
     decider.decide(in_one_turn(ordered))

@@ -1,5 +1,6 @@
 """Histories recorded from a real RocketMQ 5.5.0 broker, replayed with the recorded times."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from tests.conformance.kernel.kernel_broker import Lane, RocketHandle
 from tests.conformance.rocketmq.broker import BROKER_5_5_0, RocketPop
 from tests.conformance.rules import CONTIGUOUS_COMMIT_OFFSET, RESET_AT_ONCE
 from tests.conformance.side_by_side import BothPops, RocketChange, SideBySide
+from tests.model.reference_model import Record
 
-__all__ = ["run_histories"]
+__all__ = ["decided_in", "run_histories"]
 
 _COMPARED = ("popTime", "i", "o", "cm", "ot", "oc", "a")
 _SLACK_MS = 51
@@ -37,6 +39,15 @@ def run_histories(path: Path) -> Iterator[Verdict]:
     for number, line in enumerate(lines, 1):
         if line.strip():
             yield _run(f"line {number}", line)
+
+
+def decided_in(path: Path) -> Iterator[list[Record]]:
+    """The records of the ops topic that each history of a file leads to, as far as it can be replayed."""
+    for line in path.read_bytes().splitlines():
+        replay = _Replay(msgspec.json.decode(line))
+        with contextlib.suppress(NotApplicableError):
+            replay.run("")
+        yield replay.records
 
 
 def _run(subject: str, line: bytes) -> Verdict:
@@ -67,6 +78,11 @@ class _Replay:
         self._queue_ids = [history["queue_id"]] if self._is_orderly else list(range(history["read_queues"]))
         for queue_id in self._queue_ids:
             self._both.broker.declare(self._topic, queue_id)
+
+    @property
+    def records(self) -> list[Record]:
+        """What was decided."""
+        return self._both.broker.pair.records
 
     def run(self, subject: str) -> Verdict:
         """Every operation, and what was found afterwards."""

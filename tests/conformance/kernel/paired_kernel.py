@@ -26,7 +26,7 @@ class PairedKernel:
     """One kernel in memory and its model.
 
     `disagreement` is the first difference between them, None while they agree; `answers` are the kernel's by op_id;
-    `notified` the lanes that it has reported as poppable, as (group, topic, queue id).
+    `notified` the lanes that it has reported as poppable, as (group, topic, queue id); `records` what was decided.
     """
 
     def __init__(self, now_ms: int) -> None:
@@ -34,21 +34,22 @@ class PairedKernel:
         self.disagreement: str | None = None
         self.answers: dict[str, Answer] = {}
         self.notified: list[tuple[str, str, int]] = []
+        self.records: list[Record] = []
         self._groups: list[str] = []
         self._model = ReferenceModel(_PARTITIONS)
         self._kernel = KernelSubject(None, self._groups)
-        self._records = 0
 
     def decide(self, command: Command) -> Answer | None:
         """The kernel's answer to `command`, given at `now_ms`; None while a pop waits."""
         group = getattr(command, "group", None)
         if group is not None and group not in self._groups:
             self._groups.append(group)
-        self._records += 1
-        op_id = f"op-{self._records}"
+        number = len(self.records) + 1
+        op_id = f"op-{number}"
         value = encode_command(msgspec.structs.replace(command, op_id=op_id, reply_to=0))
         key = queue_key(command.topic, command.queue_id)
-        record = Record(partition_of(key, _PARTITIONS), self._records, self.now_ms, key, value)
+        record = Record(partition_of(key, _PARTITIONS), number, self.now_ms, key, value)
+        self.records.append(record)
         outcome = self._model.apply(record)
         try:
             decided = self._kernel(record)
