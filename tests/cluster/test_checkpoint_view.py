@@ -36,7 +36,7 @@ RECORDS = 900
 def test_a_checkpoint_answers_as_a_folder(
     cluster_spark: SparkSession, kafka: EmbeddedKafka, topic_prefix: str, tmp_path: Path
 ) -> None:
-    log = Log(KafkaConnection(kafka.bootstrap_servers), topic_prefix, records_of(3, RECORDS))
+    log = Log(KafkaConnection(kafka.bootstrap_servers), topic_prefix, records_of(6, RECORDS))
     checkpoint = str(tmp_path / "checkpoint")
     assert answer_from_checkpoint(cluster_spark, checkpoint, StatusRequest()).queues == []
     assert last_committed(cluster_spark, checkpoint_of(checkpoint), log.topics.ops) is None

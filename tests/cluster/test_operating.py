@@ -32,6 +32,7 @@ from pipelines.job_settings import JobSettings
 from pipelines.recovery.ops_log import found_log
 from pipelines.recovery.verify import Inputs, Verified, WorkFolder, verify
 from popstream import Consumer, Producer
+from popstream.errors import NotDeclared
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Fenced, Invalid
 from tests.cluster.conftest import ROOT, driver_variables
@@ -91,7 +92,10 @@ class Site:
 
             def pop() -> bool:
                 nonlocal acked
-                messages = consumer.pop(self.topic, max_messages=8, poll_time_ms=1_000).messages
+                try:
+                    messages = consumer.pop(self.topic, max_messages=8, poll_time_ms=1_000).messages
+                except NotDeclared:  # the builder has just begun
+                    return False
                 if messages:
                     consumer.ack(messages)
                 acked += len(messages)

@@ -42,7 +42,7 @@ def test_a_record_under_which_the_worker_ends_is_quarantined(
 ) -> None:
     operations = [record(0, type="declare", topic_id="t"), *(record(at, type="tick") for at in range(1, 20))]
     operations[11] = record(11, type="tick", op_id=POISON)
-    log = Log(KafkaConnection(kafka.bootstrap_servers), topic_prefix, operations)
+    log = Log(KafkaConnection(kafka.bootstrap_servers), topic_prefix, operations, unreadable=())
     log.write(log.records)
     monkeypatch.setattr(decide_query, "ShardProcessor", DyingProcessor)
     checkpoint = str(tmp_path / "checkpoint")

@@ -54,11 +54,17 @@ UNREADABLE = [b"", b"no json", b"[]", b'{"v":9,"type":"pop"}', b'{"v":1,"type":"
 
 
 class Log:
-    """A log in a topic of a broker, with the times that it was generated with."""
+    """A log in a topic of a broker, with the times that it was generated with, and unreadable records in the middle."""
 
     partition_count = PARTITIONS
 
-    def __init__(self, connection: KafkaConnection, prefix: str, records: Sequence[Record]) -> None:
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        prefix: str,
+        records: Sequence[Record],
+        unreadable: Sequence[bytes] = UNREADABLE,
+    ) -> None:
         self.connection, self.prefix = connection, prefix
         self.topics, self.internal = Topics.of(prefix), ClusterTopics.of(prefix)
         configs = {
@@ -74,7 +80,7 @@ class Log:
         counts: Counter[int] = Counter()
         self.records: list[KafkaRecord] = []
         for at, record in enumerate(records):
-            for value in (record.value, *(UNREADABLE if at == len(records) // 2 else ())):
+            for value in (record.value, *(unreadable if at == len(records) // 2 else ())):
                 place = record.partition, counts[record.partition], record.timestamp_ms
                 self.records.append(KafkaRecord(*place, record.key, value, len(value)))
                 counts[record.partition] += 1
