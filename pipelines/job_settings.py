@@ -295,7 +295,7 @@ class JobSettings(BaseSettings):
         default=False,
         description=(
             "true: spans of each micro-batch, flush, snapshot and maintenance go to OpenTelemetry, where the variables"
-            " OTEL_... say; takes popstream[opentelemetry], and not on a cluster"
+            " OTEL_... say; takes popstream[traces], and not on a cluster"
         ),
     )
     log_level: str = Field(default="INFO", description="level of the log; DEBUG shows every micro-batch")

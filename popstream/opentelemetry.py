@@ -1,4 +1,4 @@
-"""Traces of clients for OpenTelemetry; needs `popstream[opentelemetry]`, and of that the API alone.
+"""Traces of clients for OpenTelemetry; needs `popstream[opentelemetry]`, which is its API alone.
 
 A producer makes a span `send TOPIC` that ends with the result, and adds its context to the headers of the message. A
 consumer makes a span `process TOPIC` around each call of the handler of `run`: its parent is the span of the producer,

@@ -163,7 +163,7 @@ def _exporter(name: str) -> SpanExporter:
         exporter: SpanExporter = found.load()()
         return exporter
     hint = (
-        "pip install 'popstream[opentelemetry]', or for grpc opentelemetry-exporter-otlp-proto-grpc"
+        "pip install 'popstream[traces]', or for grpc opentelemetry-exporter-otlp-proto-grpc"
         if name == "otlp"
         else "install the package that has it, or set OTEL_TRACES_EXPORTER to another one, to console or to none"
     )

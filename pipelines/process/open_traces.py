@@ -26,6 +26,6 @@ def open_traces(settings: JobSettings) -> JobTraces | None:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "opentelemetry":
             raise
-        message = "traces = true needs OpenTelemetry: pip install 'popstream[opentelemetry]'"
+        message = "traces = true needs OpenTelemetry: pip install 'popstream[traces]'"
         raise Invalid(message, subject="traces") from error
     return JobTraces(tracer_provider(settings.topic_prefix))

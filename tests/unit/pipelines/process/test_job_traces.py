@@ -324,7 +324,7 @@ def test_variables_that_cannot_work_end_the_start(
 
 def test_an_exporter_that_is_not_installed_is_named_with_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_traces, "entry_points", lambda **_: ())
-    with pytest.raises(Invalid, match=r"exporter otlp, which is not installed: pip install 'popstream\[opentel"):
+    with pytest.raises(Invalid, match=r"exporter otlp, which is not installed: pip install 'popstream\[traces\]'"):
         open_traces(JobSettings(traces=True))
 
 
@@ -332,7 +332,7 @@ def test_without_opentelemetry_the_start_says_what_to_install(monkeypatch: pytes
     monkeypatch.delitem(sys.modules, "pipelines.process.job_traces")
     for name in [name for name in sys.modules if name.partition(".")[0] == "opentelemetry"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(Invalid, match=r"needs OpenTelemetry: pip install 'popstream\[opentelemetry\]'"):
+    with pytest.raises(Invalid, match=r"needs OpenTelemetry: pip install 'popstream\[traces\]'"):
         open_traces(JobSettings(traces=True))
 
 
