@@ -47,7 +47,7 @@ from popstream.wire.base_errors import Corrupt, Unavailable
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
-__all__ = ["Compacted", "compact"]
+__all__ = ["NICE", "Compacted", "compact"]
 
 FILE_BYTES: Final = 64 * 1024 * 1024
 """Files of this size are left alone, and no file becomes larger."""

@@ -70,8 +70,8 @@ def test_all_that_a_job_does_is_in_traces(
     facts = [dict(span.attributes or {}) for span in spans if span.name == "micro_batch"]
     assert sum(int(str(each["popstream.records"])) for each in facts) >= 2  # a dispatch and a pop
     assert {each["popstream.state_epoch"] for each in facts} == {job.applied.state_epoch}
-    fetched = [int(str((span.attributes or {})["popstream.bytes"])) for span in spans if span.name == "fetch"]
-    assert sum(fetched) > 0  # that of a micro-batch without records is empty
+    fetched = [dict(span.attributes or {}) for span in spans if span.name == "fetch"]
+    assert any(each.get("popstream.bytes") for each in fetched)  # not of a micro-batch without records
     rows = [int(str((span.attributes or {})["popstream.rows"])) for span in spans if span.name == "flush"]
     assert sum(rows) == job.flush.flushed_rows > 0
     assert (roots["snapshot"].attributes or {})["popstream.snapshot_id"] == job.snapshot_loop.last.id  # type: ignore[union-attr]

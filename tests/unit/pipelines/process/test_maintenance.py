@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from connectors.delta.compaction import Compacted
+from connectors.delta.compaction import NICE, Compacted
 from connectors.delta.tables import TABLES
 from pipelines.process.maintenance import compacted_aside
 from tests.support.threads import eventually
@@ -96,7 +96,7 @@ def test_it_ends_when_the_job_stops(endless: Path) -> None:
 def test_it_ends_with_its_parent_and_yields_cpu_and_memory_to_it(endless: Path) -> None:
     command = [sys.executable, "-m", "connectors.delta.compaction", str(endless), "operations"]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as process:
-        eventually(lambda: psutil.Process(process.pid).nice() == 19)
+        eventually(lambda: psutil.Process(process.pid).nice() == NICE)
         eventually(lambda: Path(f"/proc/{process.pid}/oom_score_adj").read_text() == "1000\n")
         assert process.poll() is None
         assert process.stdin is not None
