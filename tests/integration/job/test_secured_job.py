@@ -137,7 +137,8 @@ def secured(
             endpoint = TokenServer(clients, authority.key_store("endpoint"), lifetime_s=60)
             canary.tokens = opened.enter_context(endpoint).issued
             jwks = endpoint.write_keys(tmp_path / "jwks.json")
-            broker = opened.enter_context(running(folder, kafka_jar_files, jwks=jwks))
+            audience = {"sasl.oauthbearer.expected.audience": "kafka"}
+            broker = opened.enter_context(running(folder, kafka_jar_files, settings=audience, jwks=jwks))
             made = Site(broker, canary, endpoint, authority.trust_store)
         create_message_topic(broker.broker.connection, "orders", 1)
         broker.grant_only(rights_in((ROOT / "docs" / "operating.md").read_text(encoding="utf-8")))
