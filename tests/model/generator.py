@@ -283,7 +283,7 @@ class World:
         r = self.random
         operation: dict[str, Any] = {"type": "policy"}
         if r.random() < 0.7:
-            operation["group"] = r.choice(GROUPS if r.random() < 0.75 else POLICY_GROUPS)
+            operation["group"] = r.choice(GROUPS if r.random() < 0.6 else POLICY_GROUPS)
         if r.random() < 0.6:
             operation["max_attempts"] = r.choice([1, 2, 2, 3, 5, 65_535])
         if r.random() < 0.5:
