@@ -10,8 +10,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.kafka.own_topics import Topics
 from connectors.kafka.record_columns import record_columns
-from connectors.kafka.spark_source import sink_options, source_options
+from connectors.kafka.spark_source import source_options
 from pipelines.cluster.outgoing import OUTGOING_SCHEMA
+from pipelines.cluster.outgoing_query import start_outgoing
 from pipelines.cluster.packed_records import PACKED_SCHEMA, pack
 from pipelines.cluster.shard import ShardSettings
 from pipelines.cluster.shard_keys import shard_keys
@@ -76,14 +77,7 @@ def start_decide_query(
         "none",
         None if beginning is None else beginning.rows.groupBy("shard"),
     )
-    return (
-        outgoing.writeStream.queryName(QUERY)
-        .format("kafka")
-        .options(**sink_options(connection))
-        .option("checkpointLocation", checkpoint)
-        .outputMode("append")
-        .start()
-    )
+    return start_outgoing(outgoing, connection, name=QUERY, checkpoint=checkpoint)
 
 
 def _records(

@@ -6,8 +6,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from connectors.delta.session import join_pool
 from connectors.kafka.cluster_topics import ClusterTopics
-from connectors.kafka.spark_source import sink_options, source_options
+from connectors.kafka.spark_source import source_options
 from pipelines.cluster.outgoing import OUTGOING_SCHEMA
+from pipelines.cluster.outgoing_query import start_outgoing
 from pipelines.cluster.queue_processor import QueueProcessor, UnitSettings
 from popstream.kafka_connection import KafkaConnection
 
@@ -44,11 +45,4 @@ def start_units_query(
     outgoing = frame.groupBy("queue").transformWithState(
         QueueProcessor(settings, prefix), OUTGOING_SCHEMA, "append", "none"
     )
-    return (
-        outgoing.writeStream.queryName(QUERY)
-        .format("kafka")
-        .options(**sink_options(connection))
-        .option("checkpointLocation", checkpoint)
-        .outputMode("append")
-        .start()
-    )
+    return start_outgoing(outgoing, connection, name=QUERY, checkpoint=checkpoint)
