@@ -100,19 +100,19 @@ def touch_waiting_lanes(op: OpContext) -> None:
 def serve(op: OpContext, lane: LaneState) -> None:
     """Step 3 for one lane: serve the parked pops in the order they came, while the lane is poppable.
 
-    The first one is always served; when there are too many for one record, the lane pauses before the next.
+    When there are too many for one record, in this lane or in those before it, the lane pauses before the next.
     """
     for place, pop in enumerate(lane.parked_pops()):
         if not lane.is_poppable:
             return
-        if place:
-            if op.work_left <= 0:
-                op.pause(lane)
-                return
+        if op.grants_left <= 0 or (place and op.work_left <= 0):
+            op.pause(lane)
+            return
+        if place:  # the first was paid for when the lane was touched
             op.work_left -= _GRANT_COST
         granted = _give(op, lane, pop, pop.tags)
         if granted is not None:
-            op.work_left -= sum(1 + (leased.last - leased.first >> _MESSAGES_SHIFT) for leased in granted[2])
+            op.grants_left -= sum(1 + (leased.last - leased.first >> _MESSAGES_SHIFT) for leased in granted[2])
             lane.unpark(pop)
             _answer_parked(op, lane, pop, Reason.OK, granted)
 

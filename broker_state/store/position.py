@@ -7,7 +7,7 @@ Neither moves back. Segments below the position are deleted.
 from collections.abc import Iterator, Sequence
 
 from broker_state.store.marks import Marks
-from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT, ones_from
+from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT
 
 __all__ = ["Position"]
 
@@ -92,22 +92,20 @@ class Position:
         """Store the floor's own segment, which begins with ones, before the first mark beyond the floor."""
         low = self.floor & _LOW
         if low:
-            self._marks.set(self.floor >> SEGMENT_SHIFT, (1 << low) - 1)
+            self._marks.begin(self.floor >> SEGMENT_SHIFT, (1 << low) - 1)
 
     def _advance(self) -> None:
         floor, above, marks = self.floor, self.above, self._marks
         while above:
-            segment_no = floor >> SEGMENT_SHIFT
-            run = ones_from(marks.get(segment_no), floor & _LOW)
+            run = marks.take(floor)
             floor += run
             above -= run
-            if floor >> SEGMENT_SHIFT == segment_no:
+            if not run or floor & _LOW:
                 break
-            marks.set(segment_no, 0)
         self.floor = floor
         self.above = above
         if not above and floor & _LOW:
-            marks.set(floor >> SEGMENT_SHIFT, 0)
+            marks.delete(floor >> SEGMENT_SHIFT)
 
 
 def _joined(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:

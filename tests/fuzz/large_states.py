@@ -22,6 +22,7 @@ from broker_state.store.keys import (
     QueueTag,
     queue_prefix,
 )
+from broker_state.store.marks import MAPS
 from broker_state.store.overlay import OPS, STATE, Family
 from broker_state.store.pages import PAGE_OFFSETS, DeliveryPage, TagPage
 from broker_state.store.segment import FULL, SEGMENT_BITS, encode_segment
@@ -452,12 +453,31 @@ class LargeState:
 
     def _acked(self, segment_no: int) -> bytes | None:
         shape, base = self.shape, segment_no * SEGMENT_BITS
+        if segment_no >= MAPS:
+            return self._acked_map((segment_no - MAPS) * SEGMENT_BITS)
         if base >= shape.handed_out or not self._runs:
             return None
         bits = FULL ^ self._run_bits(base, SEGMENT_BITS)
         if base + SEGMENT_BITS > shape.handed_out:
             bits &= (1 << (shape.handed_out - base)) - 1
-        return _encoded(bits)
+        return None if bits == FULL else _encoded(bits)
+
+    def _acked_map(self, first_no: int) -> bytes | None:
+        """The segments from `first_no` on of which every message is acked."""
+        shape = self.shape
+        count = min(shape.handed_out // SEGMENT_BITS - first_no, SEGMENT_BITS)
+        if count <= 0 or not self._runs:
+            return None
+        bits = (1 << count) - 1
+        base = first_no * SEGMENT_BITS
+        first = (base - shape.run_offsets + 1 + shape.run_distance - 1) // shape.run_distance * shape.run_distance
+        for at in range(max(first, 0), base + count * SEGMENT_BITS, shape.run_distance):
+            low = max(at // SEGMENT_BITS - first_no, 0)
+            high = min((at + shape.run_offsets - 1) // SEGMENT_BITS - first_no, count - 1)
+            bits &= ~(((1 << (high - low + 1)) - 1) << low)
+            if not bits:
+                return None
+        return encode_segment(bits)
 
     def _run_bits(self, base: int, count: int) -> int:
         shape = self.shape

@@ -108,9 +108,23 @@ MUTANTS = [
     Mutant(
         "commit_offset_not_contiguous",
         "design, D3: a position is the end of the contiguous prefix",
-        "store/position.py",
-        "            run = ones_from(marks.get(segment_no), floor & _LOW)\n",
-        "            run = (marks.get(segment_no) >> (floor & _LOW)).bit_count()\n",
+        "store/marks.py",
+        "        run = ones_from(self.get(segment_no), low)\n",
+        "        run = (self.get(segment_no) >> low).bit_count()\n",
+    ),
+    Mutant(
+        "full_segments_passed_and_kept",
+        "marks: what the floor passes is deleted, also a full segment",
+        "store/marks.py",
+        "                self._set_full(segment_no, full, marked=False)\n",
+        "",
+    ),
+    Mutant(
+        "full_segment_marked_again",
+        "position: a mark counts once, also in a full segment",
+        "store/marks.py",
+        " or (not before and self._is_full(segment_no)):\n",
+        ":\n",
     ),
     Mutant(
         "commit_offset_jumps_in_order",
@@ -573,6 +587,13 @@ MUTANTS = [
         "kernel/parked_pops.py",
         "    record.serving_next = int(record.serving_again)\n",
         "    record.serving_next = 0\n",
+    ),
+    Mutant(
+        "long_pops_served_without_end",
+        "semantics.md: the messages of parked pops that can be served are bounded",
+        "kernel/parked_pops.py",
+        "        if op.grants_left <= 0 or (",
+        "        if (",
     ),
     Mutant(
         "rest_of_a_client_not_released",

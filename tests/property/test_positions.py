@@ -40,7 +40,9 @@ SPAN = 3 * SEGMENT_BITS
 PREFIX = b"p"
 Run = tuple[int, int]
 
-STARTS = st.sampled_from([0, 1, 32, SEGMENT_BITS - 1, SEGMENT_BITS, SEGMENT_BITS + 1, 10 * SEGMENT_BITS + 77])
+STARTS = st.sampled_from(
+    [0, 1, 32, SEGMENT_BITS - 1, SEGMENT_BITS, SEGMENT_BITS + 1, 10 * SEGMENT_BITS + 77, (SEGMENT_BITS - 1) ** 2]
+)
 HISTORIES = settings(max_examples=int(os.environ.get("TEST_POSITION_HISTORIES", "20")), deadline=None)
 
 
@@ -121,7 +123,10 @@ class Twin:
         assert self.position.above == len(self.plain) - (self.floor - self.start)
 
     def stored(self) -> dict[bytes, bytes]:
-        """What must be in the store: the segments with a mark beyond the floor, and that of the floor before them."""
+        """What must be in the store: the segments with a mark beyond the floor, and that of the floor before them.
+
+        Full ones are bits of their maps.
+        """
         beyond = [offset for offset in self.plain if offset > self.floor]
         segments: dict[int, int] = {}
         if beyond and self.floor % SEGMENT_BITS:
@@ -129,7 +134,13 @@ class Twin:
         for offset in beyond:
             number = offset >> SEGMENT_SHIFT
             segments[number] = segments.get(number, 0) | 1 << offset % SEGMENT_BITS
-        return {key_of(number): encode_segment(bits) for number, bits in segments.items()}
+        maps: dict[int, int] = {}
+        for number in [number for number, bits in segments.items() if bits == FULL]:
+            del segments[number]
+            maps[number >> SEGMENT_SHIFT] = maps.get(number >> SEGMENT_SHIFT, 0) | 1 << number % SEGMENT_BITS
+        return {key_of(number): encode_segment(bits) for number, bits in segments.items()} | {
+            map_key_of(number): encode_segment(bits) for number, bits in maps.items()
+        }
 
     def write(self) -> int:
         """The store has exactly these segments, and only dirty ones were written; how many it were."""
@@ -137,7 +148,9 @@ class Twin:
         changes = [key for _, key, _ in self.overlay.changes()]
         assert len(changes) == len(set(changes)), "each key once"
         passed = range(self.floor_before >> SEGMENT_SHIFT, (self.floor >> SEGMENT_SHIFT) + 1) if self.fresh else ()
-        assert set(changes) <= {key_of(number) for number in (*passed, *{n >> SEGMENT_SHIFT for n in self.fresh})}
+        touched = {*passed, *{n >> SEGMENT_SHIFT for n in self.fresh}}
+        maps = {map_key_of(number >> SEGMENT_SHIFT) for number in touched}
+        assert set(changes) <= {key_of(number) for number in touched} | maps
         self.kv.write(self.overlay)
         after = self.kv.families[STATE]
         assert after == self.stored()
@@ -162,6 +175,10 @@ class Twin:
 
 def key_of(segment_no: int) -> bytes:
     return PREFIX + segment_no.to_bytes(8, "big")
+
+
+def map_key_of(number: int) -> bytes:
+    return PREFIX + b"\x01" + number.to_bytes(7, "big")
 
 
 def runs_of(offsets: Iterable[int]) -> list[Run]:
@@ -277,6 +294,51 @@ def test_marks_without_a_floor_are_a_plain_set_too(runs: list[Run], more: list[R
     assert unmarked == set(range(first, end)) - plain
     marks.drop_below(0, end)
     assert marks.count(0, SPAN) == len({n for n in plain if n >= end >> SEGMENT_SHIFT << SEGMENT_SHIFT})
+
+
+def test_a_position_passes_a_billion_marks_in_a_few_steps() -> None:
+    overlay = Overlay(MemoryKv())
+    position = Position(Marks(overlay, PREFIX), 5, 0)
+    end = 10**9
+    assert position.mark(6, end) == end - 6
+    assert position.contains(end // 2)
+    assert position.unmarked(0, 3 * SEGMENT_BITS) == [(5, 6)]
+    kv = MemoryKv()
+    kv.write(overlay)
+    segments = end >> SEGMENT_SHIFT
+    maps = -(-segments // SEGMENT_BITS)
+    assert len(kv.families[STATE]) == maps + 2, "and the first segment and the last are not full"
+    overlay = Overlay(kv)
+    position = Position(Marks(overlay, PREFIX), position.floor, position.above)
+    assert position.mark(5, 6) == 1
+    assert (position.floor, position.above) == (end, 0)
+    assert len(list(overlay.changes())) <= maps + 3
+    kv.write(overlay)
+    assert kv.families[STATE] == {}
+
+
+@HISTORIES
+@given(start=STARTS, runs=MIXTURES, chance=st.randoms(use_true_random=False))
+def test_full_segments_of_older_states_are_passed_like_others(
+    start: int, runs: list[Run], chance: random.Random
+) -> None:
+    twin = Twin(start)
+    runs = shifted(runs, start)
+    for first, end in runs:
+        twin.mark(first, end)
+    twin.reopen()
+    state = twin.kv.families[STATE]
+    for key in [key for key in state if key[len(PREFIX)]]:
+        of_map = int.from_bytes(key[len(PREFIX) + 1 :], "big") << SEGMENT_SHIFT
+        for first, end in bit_runs(decode_segment(state.pop(key))):
+            state |= {key_of(of_map + number): encode_segment(FULL) for number in range(first, end)}
+    twin.check(max(0, start - 10), start + SPAN + 10)
+    gaps = twin.position.unmarked(start, start + SPAN)
+    chance.shuffle(gaps)
+    for first, end in gaps:
+        twin.mark(first, end)
+    twin.kv.write(twin.overlay)
+    assert (twin.position.floor, twin.position.above, state) == (start + SPAN, 0, {})
 
 
 # Segments

@@ -52,6 +52,7 @@ class OpContext:
         "command",
         "commit_position_before",
         "decision",
+        "grants_left",
         "is_undecided",
         "kind",
         "now_ms",
@@ -94,6 +95,8 @@ class OpContext:
         """What the record may still spend on the search for tags."""
         self.work_left = WORK_MAX
         """What the record may still spend on what lanes have to make up for."""
+        self.grants_left = WORK_MAX
+        """What the messages of the parked pops that the record serves may still cost."""
         self.runs_met = 0
         """Runs of deliveries in the pages in which entries of the record named offsets; see `meet`."""
         self._pages_met: set[DeliveryPage] = set()

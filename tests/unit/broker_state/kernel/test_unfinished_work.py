@@ -13,7 +13,19 @@ from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.pages import PAGE_OFFSETS
 from broker_state.store.segment import SEGMENT_BITS
 from popstream.lease.entries import REQUEST_MESSAGES_MAX
-from popstream.wire.command import Declare, Dispatch, Pop, ResetOffset, ReturnClient, Tick, WrittenRange
+from popstream.wire.command import (
+    Ack,
+    AckEntry,
+    Declare,
+    Dispatch,
+    HandleRef,
+    Policy,
+    Pop,
+    ResetOffset,
+    ReturnClient,
+    Tick,
+    WrittenRange,
+)
 from tests.support.in_process.lane_lab import GROUP, QUEUE, TOPIC, LaneLab
 
 if TYPE_CHECKING:
@@ -181,6 +193,27 @@ def test_waiting_lanes_are_served_in_steps_and_once_more_when_there_is_more() ->
     for name in ("second", "third"):
         assert {group: str(lab.answers[f"{group}-{name}"].reason) for group in groups} == dict.fromkeys(groups, "OK")
     assert deadlines(lab) == 30, "a page of each lane, and nothing of the queue"
+
+
+@pytest.mark.usefixtures("short_steps")
+def test_long_pops_of_many_lanes_are_served_in_steps() -> None:
+    """One ack that names messages of each lane makes all of them poppable."""
+    lab = LaneLab(2_000)
+    groups = [f"g{number:02}" for number in range(20)]
+    for group in groups:
+        lab.do(Policy(**QUEUE, group=group, in_flight_max=1_000))
+    handles = [HandleRef(group, answered(lab, pop(group, 1_000)).handle or "") for group in groups]
+    for group in groups:
+        assert lab.do(pop(group, 1_000, wait=True)) is None
+    entries = [AckEntry(number, [(0, 999)]) for number in range(len(groups))]
+    lab.do(Ack(**QUEUE, handles=handles, entries=entries))
+    served = sum(f"{group}-waits" in lab.answers for group in groups)
+    assert 0 < served < 10
+    count, _ = ticks(lab, lambda: all(f"{group}-waits" in lab.answers for group in groups))
+    assert count > 2
+    for group in groups:
+        answer = lab.answers[f"{group}-waits"]
+        assert [(leased.first, leased.last) for leased in answer.messages] == [(1_000, 1_999)]
 
 
 @pytest.mark.usefixtures("short_steps")
