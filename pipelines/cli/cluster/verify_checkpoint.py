@@ -9,7 +9,7 @@ from checkpoints.reconcile import LogFound, lost_records
 from pipelines.cli.cluster.state_place import owned, state_place
 from pipelines.cli.spark_tools import working
 from pipelines.cli.state.snapshot import snapshots_of
-from pipelines.cli.state.verify_state import run_verification
+from pipelines.cli.state.verify_state import VerifyOptions, run_verification
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
 from pipelines.cluster.copy_of_state import Checkpoint, WithBeginning, copy_beginning, copy_stores, local_tables
 from pipelines.job_settings import JobSettings
@@ -29,16 +29,7 @@ ADVICE = Advice(
 
 
 def run_verify_checkpoint(
-    settings: JobSettings,
-    checkpoint: str,
-    tables: str | None,
-    *,
-    var: Path,
-    since: str | None,
-    fresh: bool,
-    with_messages: bool,
-    work: Path | None,
-    as_json: bool,
+    settings: JobSettings, checkpoint: str, tables: str | None, options: VerifyOptions, *, var: Path
 ) -> None:
     """Verify the state of a stopped job on a cluster, which may start again as soon as its state is copied.
 
@@ -46,12 +37,8 @@ def run_verify_checkpoint(
         settings: Settings of the job.
         checkpoint: Path or URL of its state.
         tables: Path or URL of its tables; None: `tables` in that of the state.
+        options: What is asked for.
         var: The folder with the jars.
-        since: Id of the snapshot to begin with, or `newest`.
-        fresh: Give up a verification that was stopped.
-        with_messages: Read the message topics, too.
-        work: Folder of the verification; None: `verify` in the folder of the settings.
-        as_json: Print JSON.
 
     Raises:
         Corrupt: The log does not reach back far enough, or a file is damaged.
@@ -89,14 +76,7 @@ def run_verify_checkpoint(
             advice=ADVICE,
         )
 
-    run_verification(
-        settings.job_folder.absolute().verify if work is None else work.absolute(),
-        inputs_in,
-        since=since,
-        fresh=fresh,
-        with_messages=with_messages,
-        as_json=as_json,
-    )
+    run_verification(settings.job_folder.absolute(), options, inputs_in)
 
 
 def _takes_beginning(identity: CheckpointIdentity, log: LogFound) -> bool:

@@ -204,21 +204,12 @@ def verify(
     Exit code 4: something differs; 3: it did not come to an end. A job on a
     cluster (--checkpoint) has to be stopped until its state is copied.
     """
-    if checkpoint is not None:
-        from pipelines.cli.cluster.verify_checkpoint import run_verify_checkpoint
+    from pipelines.cli.state.verify_state import VerifyOptions, run_verify
 
-        run_verify_checkpoint(
-            job.load(on_cluster=True),
-            checkpoint,
-            job.tables,
-            var=var,
-            since=since,
-            fresh=fresh,
-            with_messages=not no_messages,
-            work=work,
-            as_json=as_json,
-        )
+    options = VerifyOptions(since=since, fresh=fresh, with_messages=not no_messages, work=work, as_json=as_json)
+    if checkpoint is None:
+        run_verify(job.load(), options, var=var)
         return
-    from pipelines.cli.state.verify_state import run_verify
+    from pipelines.cli.cluster.verify_checkpoint import run_verify_checkpoint
 
-    run_verify(job.load(), var=var, since=since, fresh=fresh, with_messages=not no_messages, work=work, as_json=as_json)
+    run_verify_checkpoint(job.load(on_cluster=True), checkpoint, job.tables, options, var=var)

@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import typer
@@ -23,21 +24,30 @@ from pipelines.control.messages import Image, ImageRequest
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.verify import Inputs, ProgressReport, Verified, WorkFolder, verify
 
-__all__ = ["run_verification", "run_verify"]
+__all__ = ["VerifyOptions", "run_verification", "run_verify"]
 
 TIMEOUT_S = 60.0
 
 
-def run_verify(
-    settings: JobSettings,
-    *,
-    var: Path,
-    since: str | None,
-    fresh: bool,
-    with_messages: bool,
-    work: Path | None,
-    as_json: bool,
-) -> None:
+class VerifyOptions(NamedTuple):
+    """What a verification is asked for, wherever the job runs.
+
+    Attributes:
+        since: Id of the snapshot to begin with, or `newest`; None: the beginning of the log, or the oldest snapshot.
+        fresh: Give up a verification that was stopped.
+        with_messages: Read the message topics, too.
+        work: Folder of the verification; None: `verify` in the folder of the job.
+        as_json: Print JSON.
+    """
+
+    since: str | None
+    fresh: bool
+    with_messages: bool
+    work: Path | None
+    as_json: bool
+
+
+def run_verify(settings: JobSettings, options: VerifyOptions, *, var: Path) -> None:
     """Verify the stored state, or a copy of the state of the running job. Progress goes to standard error.
 
     Raises:
@@ -52,33 +62,19 @@ def run_verify(
     if job is None:
         require_state(folder)
     run_verification(
-        folder.verify if work is None else work.absolute(),
-        lambda stack, verification: _inputs(stack, settings, folder, job, verification, var),
-        since=since,
-        fresh=fresh,
-        with_messages=with_messages,
-        as_json=as_json,
+        folder, options, lambda stack, verification: _inputs(stack, settings, folder, job, verification, var)
     )
 
 
 def run_verification(
-    work: Path,
-    inputs_in: Callable[[contextlib.ExitStack, WorkFolder], Inputs],
-    *,
-    since: str | None,
-    fresh: bool,
-    with_messages: bool,
-    as_json: bool,
+    folder: JobFolder, options: VerifyOptions, inputs_in: Callable[[contextlib.ExitStack, WorkFolder], Inputs]
 ) -> None:
     """Verify what `inputs_in` returns, and print what was found. Progress goes to standard error.
 
     Args:
-        work: Folder of the verification.
-        inputs_in: Returns what is verified; called with what is closed at the end, and the folder.
-        since: Id of the snapshot to begin with, or `newest`.
-        fresh: Give up a verification that was stopped.
-        with_messages: Read the message topics, too.
-        as_json: Print JSON.
+        folder: That of the job, or of its settings; absolute.
+        options: What is asked for.
+        inputs_in: Returns what is verified; called with what is closed at the end, and the folder of the verification.
 
     Raises:
         Corrupt: The log does not reach back far enough, or a file is damaged.
@@ -91,23 +87,24 @@ def run_verification(
     def report(found: ProgressReport) -> None:
         nonlocal last
         last = found
-        _print_progress(found, as_json=as_json)
+        _print_progress(found, as_json=options.as_json)
 
     try:
         with contextlib.ExitStack() as stack:
+            work = folder.verify if options.work is None else options.work.absolute()
             verification = stack.enter_context(WorkFolder(work))
             verified = verify(
                 inputs_in(stack, verification),
                 verification,
-                since=since,
-                fresh=fresh,
-                with_messages=with_messages,
+                since=options.since,
+                fresh=options.fresh,
+                with_messages=options.with_messages,
                 on_report=report,
             )
     except KeyboardInterrupt:
         say(f"stopped while {last}; the same `popstream verify` goes on from there")
         raise typer.Exit(Exit.UNAVAILABLE) from None
-    if as_json:
+    if options.as_json:
         print(msgspec.json.encode(verified).decode())
     else:
         print_facts(standard_output(), dict(_facts(verified)))
