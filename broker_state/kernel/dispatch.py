@@ -15,7 +15,8 @@ __all__ = ["decide_dispatch"]
 
 DISPATCH_COST_MAX = 20_000
 """What one record may spend: 1 for each range, and 1 for each page of 64 offsets that get a tag, a count or a time, or
-else for each 4,096 offsets. About 100 ms. The last range is decided as a whole: it may take a million offsets."""
+else for each 4,096 offsets; of a skip 2 for each 4,096 offsets, which are marked twice, but for those in which the skip
+before it ended. About 100 ms. The last range is decided as a whole: it may take a million offsets."""
 
 
 def decide_dispatch(op: OpContext, command: Dispatch) -> None:
@@ -36,10 +37,13 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
             cost_left -= 2 + (written.last >> shift) - (written.first >> shift)
         applied = reason is Reason.OK and _write(queue, written.first, written.last + 1, facts)
         _append_run(op, runs, index, written.first, written.last, reason, applied=applied)
+    segment_before = -1
     for index, (first, last) in enumerate(command.skip, len(command.ranges)):
         reason = _judge_range(queue, first, last, cost_left, is_skip=True)
         if reason is Reason.OK:
-            cost_left -= 2 + (last >> SEGMENT_SHIFT) - (first >> SEGMENT_SHIFT)
+            first_segment, last_segment = first >> SEGMENT_SHIFT, last >> SEGMENT_SHIFT
+            cost_left -= 1 + 2 * (last_segment - first_segment + (first_segment != segment_before))
+            segment_before = last_segment
         applied = reason is Reason.OK and _skip(queue, first, last + 1)
         _append_run(op, runs, index, first, last, reason, applied=applied)
     op.serve_watching = True

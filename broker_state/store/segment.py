@@ -1,6 +1,7 @@
 """A segment: the 4096 bits that say which offsets of [n * 4096, (n + 1) * 4096) are in a set, and its bytes.
 
-In memory a segment is one int, bit i for offset n * 4096 + i. Stored it is one tag byte and the smallest of
+In memory a segment is one int, bit i for offset n * 4096 + i. Stored it is one tag byte and the smallest of those of
+these forms that list at most 256 bits or edges of runs, so that no pattern takes long to encode or to decode:
 
     0  pending list   varints: the zero bits, each as its distance from the one before
     1  run lengths    varints: lengths of the runs, zeros first
@@ -14,7 +15,7 @@ size jumps where the choice changes.) Equal bits have equal bytes. A new form ta
 stay.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import gcd
 
 from broker_state.store.value_format import CorruptValueError
@@ -27,6 +28,7 @@ FULL = (1 << SEGMENT_BITS) - 1
 
 _PENDING, _RUNS, _DENSE, _FULL, _GRID = range(5)
 _DENSE_BYTES = SEGMENT_BITS // 8
+_LISTED_MAX = 256
 _GRID_HEAD_BYTES = 3
 
 
@@ -51,16 +53,8 @@ def bit_runs(bits: int) -> list[tuple[int, int]]:
     >>> bit_runs(0b1100110)
     [(1, 3), (5, 7)]
     """
-    runs = []
-    edges = bits ^ (bits << 1)
-    while edges:  # from the highest bit down: bit_length() takes constant time
-        end = edges.bit_length() - 1
-        edges ^= 1 << end
-        first = edges.bit_length() - 1
-        edges ^= 1 << first
-        runs.append((first, end))
-    runs.reverse()
-    return runs
+    edges = _ones(bits ^ (bits << 1))
+    return list(zip(edges[::2], edges[1::2], strict=True))
 
 
 def encode_segment(bits: int) -> bytes:
@@ -71,14 +65,19 @@ def encode_segment(bits: int) -> bytes:
     """
     if bits == FULL:
         return bytes((_FULL,))
+    zero_count = SEGMENT_BITS - bits.bit_count()
+    edge_bits = bits ^ (bits << 1)
+    edge_count = edge_bits.bit_count()
     forms = [bytes((_DENSE,)) + bits.to_bytes(_DENSE_BYTES, "little")]
-    if SEGMENT_BITS - bits.bit_count() < _DENSE_BYTES:  # each entry takes at least a byte
-        forms.append(bytes((_PENDING,)) + _pending(bits))
-    if (bits ^ (bits << 1)).bit_count() < _DENSE_BYTES:
-        forms.append(bytes((_RUNS,)) + _run_lengths(bits))
-    step, shift = _fitting_grid(bits)
-    if step > 1:
-        forms.append(bytes((_GRID,)) + _grid(bits, step, shift))
+    # An entry of a list takes one byte or two: a list that cannot be the shorter one is not made.
+    if zero_count <= min(_LISTED_MAX, 2 * edge_count):
+        forms.append(bytes((_PENDING,)) + _distances(_ones(bits ^ FULL), 1))
+    if edge_count <= _LISTED_MAX:
+        if edge_count + 1 < len(forms[-1]):
+            forms.append(bytes((_RUNS,)) + _distances(_ones(edge_bits), 0))
+        step, shift = _fitting_grid(edge_bits)
+        if step > 1:
+            forms.append(bytes((_GRID,)) + _grid(_ones(edge_bits), step, shift))
     return min(forms, key=len)
 
 
@@ -104,54 +103,66 @@ def _read(tag: int, data: bytes) -> int | None:
         return int.from_bytes(data, "little")
     if tag == _GRID:
         return _read_grid(data)
-    lengths = _read_varints(data)
-    if sum(lengths) <= SEGMENT_BITS and tag == _PENDING:
-        return _read_pending(lengths)
-    if sum(lengths) <= SEGMENT_BITS and tag == _RUNS:
-        return _read_run_lengths(lengths)
-    return None
+    distances = _read_varints(data)
+    if sum(distances) > SEGMENT_BITS:
+        return None
+    if tag == _PENDING:
+        return _read_pending(distances)
+    return _read_run_lengths(distances) if tag == _RUNS else None
 
 
-def _pending(bits: int) -> bytes:
+def _ones(bits: int) -> list[int]:
+    """Return the places of the one bits, in order."""
+    places = []
+    while bits:  # from the highest one down: bit_length() takes constant time
+        at = bits.bit_length() - 1
+        bits ^= 1 << at
+        places.append(at)
+    places.reverse()
+    return places
+
+
+def _distances(places: Iterable[int], gap: int) -> bytes:
+    """Encode each place as its distance from `gap` after the one before."""
     out = bytearray()
-    before = -1
-    for first, end in bit_runs(bits ^ FULL):
-        for at in range(first, end):
-            _append_varint(out, at - before - 1)
-            before = at
+    base = 0
+    for at in places:
+        _append_varint(out, at - base)
+        base = at + gap
     return bytes(out)
 
 
-def _read_pending(distances: Iterable[int]) -> int:
-    bits, at = FULL, -1
+def _read_pending(distances: Iterable[int]) -> int | None:
+    zeros = bytearray(_DENSE_BYTES)
+    at = -1
     for distance in distances:
         at += distance + 1
-        bits ^= 1 << at
-    return bits
-
-
-def _run_lengths(bits: int) -> bytes:
-    out = bytearray()
-    at = 0
-    for first, end in bit_runs(bits):
-        _append_varint(out, first - at)
-        _append_varint(out, end - first)
-        at = end
-    return bytes(out)
+        if at >= SEGMENT_BITS:
+            return None
+        zeros[at >> 3] |= 1 << (at & 7)
+    return FULL ^ int.from_bytes(zeros, "little")
 
 
 def _read_run_lengths(lengths: Iterable[int]) -> int:
-    bits, at = 0, 0
-    for index, length in enumerate(lengths):
-        if index & 1:
-            bits |= mask(at, at + length)
-        at += length
-    return bits
+    starts, ends = bytearray(_DENSE_BYTES + 1), bytearray(_DENSE_BYTES + 1)
+    at, is_run = 0, False
+    for length in lengths:
+        end = at + length
+        if is_run and length:
+            starts[at >> 3] |= 1 << (at & 7)
+            ends[end >> 3] |= 1 << (end & 7)
+        at, is_run = end, not is_run
+    return _between(int.from_bytes(starts, "little"), int.from_bytes(ends, "little"))
 
 
-def _fitting_grid(bits: int) -> tuple[int, int]:
+def _between(starts: int, ends: int) -> int:
+    """Return the bits of the runs that begin and end at these bits: a run from i to j is 2 ** j - 2 ** i."""
+    return ends - starts
+
+
+def _fitting_grid(edges: int) -> tuple[int, int]:
     """Return (step, shift) of the widest cells within which no run begins or ends; a step of 0 or 1: not a grid."""
-    cuts = (bits ^ (bits << 1)) & (FULL - 1)
+    cuts = edges & (FULL - 1)
     last = at = cuts.bit_length() - 1
     step = 0
     while at > 0 and step != 1:  # it is soon 1, unless the bits are a grid
@@ -161,11 +172,11 @@ def _fitting_grid(bits: int) -> tuple[int, int]:
     return step, -last % step if step else 0
 
 
-def _grid(bits: int, step: int, shift: int) -> bytes:
+def _grid(edges: Sequence[int], step: int, shift: int) -> bytes:
     """Encode a grid: cell n begins at bit n * step - shift; the first and the last cell may lie partly outside."""
-    cells = 0
-    for first, end in bit_runs(bits):
-        cells |= mask((first + shift) // step, -(-(end + shift) // step))
+    starts = sum([1 << (at + shift) // step for at in edges[::2]])
+    ends = sum([1 << -(-(at + shift) // step) for at in edges[1::2]])
+    cells = _between(starts, ends)
     head = (step * SEGMENT_BITS + shift).to_bytes(_GRID_HEAD_BYTES, "big")
     return head + cells.to_bytes((cells.bit_length() + 7) // 8, "little")
 
@@ -175,10 +186,10 @@ def _read_grid(data: bytes) -> int | None:
     cells = int.from_bytes(data[_GRID_HEAD_BYTES:], "little")
     if not step or cells.bit_length() * step >= SEGMENT_BITS + shift + step:
         return None  # it reaches beyond the segment
-    bits = 0
-    for first, end in bit_runs(cells):
-        bits |= mask(first * step, end * step)
-    return bits >> shift & FULL
+    edges = _ones(cells ^ (cells << 1))
+    starts = sum([1 << at * step for at in edges[::2]])
+    ends = sum([1 << at * step for at in edges[1::2]])
+    return _between(starts, ends) >> shift & FULL
 
 
 def _append_varint(out: bytearray, number: int) -> None:

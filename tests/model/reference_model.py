@@ -538,6 +538,7 @@ class ReferenceModel:
         parts: list[tuple[int, int, Unit | None]] = [(r.first, r.last, self._unit(queue, r)) for r in command.ranges]
         parts += [(first, last, None) for first, last in command.skip]
         left = self._limits.dispatch_cost
+        touched: int | None = None
         for index, (first, last, unit) in enumerate(parts):
             reason, applied = self._judge_dispatch(queue, first, last, unit), False
             if reason is Reason.OK and left <= 0:
@@ -545,7 +546,13 @@ class ReferenceModel:
                 self.counts["dispatch", "too much for one record"] += 1
             elif reason is Reason.OK:
                 size = 4096 if unit in (None, PLAIN) else 64
-                left -= 2 + last // size - first // size
+                blocks = {*range(first // size, last // size + 1)}
+                if unit is None:  # a skip
+                    self.counts["dispatch", "skip where the one before ended"] += touched in blocks
+                    left -= 1 + 2 * len(blocks - {touched})
+                    touched = last // size
+                else:
+                    left -= 1 + len(blocks)
             self.counts["dispatch range" if unit else "skip range", reason.value] += 1
             if reason is Reason.OK:
                 applied = self._skip(queue, first, last) if unit is None else self._write(queue, first, last, unit)

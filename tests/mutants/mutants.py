@@ -306,8 +306,8 @@ MUTANTS = [
         "grid_without_its_shift",
         "segment, form 4: the first cell begins `shift` bits before the segment",
         "store/segment.py",
-        "    return bits >> shift & FULL\n",
-        "    return bits & FULL\n",
+        "    return _between(starts, ends) >> shift & FULL\n",
+        "    return _between(starts, ends) & FULL\n",
     ),
     Mutant(
         "tree_forgets_a_neighbour",
@@ -594,6 +594,20 @@ MUTANTS = [
         "kernel/parked_pops.py",
         "        if op.grants_left <= 0 or (",
         "        if (",
+    ),
+    Mutant(
+        "skips_far_apart_cost_no_more",
+        "semantics.md, dispatch: a skip spends 2 for each 4,096 offsets but those in which the one before ended",
+        "kernel/dispatch.py",
+        "            segment_before = last_segment\n",
+        "            segment_before = first_segment\n",
+    ),
+    Mutant(
+        "pages_count_only_their_runs",
+        "semantics.md, judging: each page in which the entries of a record name messages counts as 16 runs more",
+        "kernel/context/op_context.py",
+        " else count + _PAGE_RUNS\n",
+        " else count\n",
     ),
     Mutant(
         "rest_of_a_client_not_released",

@@ -33,6 +33,9 @@ PAUSE_MS = 200
 """Time after which a lane goes on with what was too much for one record, by the queue's clock: others are served
 meanwhile."""
 
+_PAGE_RUNS = 16
+"""How many runs a page counts as besides its own: to read and write it and its segment of acked offsets."""
+
 _NO_MESSAGES: Final[list[LeasedRange]] = []
 _NO_RUNS: Final[list[Run]] = []
 _NO_HANDLES: Final[list[str]] = []
@@ -98,7 +101,7 @@ class OpContext:
         self.grants_left = WORK_MAX
         """What the messages of the parked pops that the record serves may still cost."""
         self.runs_met = 0
-        """Runs of deliveries in the pages in which entries of the record named offsets; see `meet`."""
+        """Runs of deliveries in the pages in which entries of the record named offsets, and 16 a page; see `meet`."""
         self._pages_met: set[DeliveryPage] = set()
         self.op_key = b""
         """Key of the op_id in the window, once it is known to be one."""
@@ -122,7 +125,7 @@ class OpContext:
     def meet(self, page: DeliveryPage) -> None:
         """Count the runs of a page in which the record names offsets; a quarter of them when it comes back to it."""
         count = len(page.runs)
-        self.runs_met += count >> 2 if page in self._pages_met else count
+        self.runs_met += count >> 2 if page in self._pages_met else count + _PAGE_RUNS
         self._pages_met.add(page)
 
     def spend_on_segments(self, first: int, end: int) -> int:

@@ -1,6 +1,10 @@
 """Compares the keys of two states, byte for byte, by kind of key.
 
-A queue that no record has touched since there are counts of its holes and parked pops is compared without them.
+What a state has from an older version may be stored otherwise and mean the same:
+
+* A queue that no record has touched since there are counts of its holes and parked pops is compared without them.
+* A segment may be in another of its forms.
+* A full segment may have a key of its own, where it is now a bit of a map, whose key follows those of its segments.
 """
 
 from collections import Counter
@@ -9,14 +13,18 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from broker_state.store.key_kinds import kind_of_key, queue_of_key
+from broker_state.store.marks import MAPS
 from broker_state.store.overlay import DEADLINES, OPS, STATE
 from broker_state.store.rocks_store import RocksStore
+from broker_state.store.segment import FULL, SEGMENT_BITS, SEGMENT_SHIFT, decode_segment
 from broker_state.store.state_records import QueueRecord
+from broker_state.store.value_format import CorruptValueError
 
 __all__ = ["KERNEL_FAMILIES", "KeyComparison", "compare_states"]
 
 KERNEL_FAMILIES = (STATE, OPS, DEADLINES)
 EXAMPLES_MAX = 3
+_MARKS = ("segments of written offsets", "segments of holes", "segments of acked offsets")
 _BYTES_SHOWN = 32
 
 
@@ -67,6 +75,7 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
     examples: list[str] = []
     ours: dict[bytes, bool] = {}
     without_counts: set[bytes] = set()
+    full = _FullSegments()
     for family in KERNEL_FAMILIES:
         for key, value, wanted in _merged(state.scan(family, b""), again.scan(family, b"")):
             queue = queue_of_key(key)
@@ -81,11 +90,48 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
             if kind == "counts of holes" and queue in without_counts:  # their keys follow that of the queue
                 continue
             compared[kind] += 1
-            if value != wanted and not (is_older and _are_equal_without_counts(value, wanted)):
-                different[kind] += 1
-                if len(examples) < EXAMPLES_MAX:
-                    examples.append(_described(family, key, value, wanted))
+            if value == wanted or (is_older and _are_equal_without_counts(value, wanted)):
+                continue
+            if kind in _MARKS and full.explain(key, value, wanted):
+                continue
+            different[kind] += 1
+            if len(examples) < EXAMPLES_MAX:
+                examples.append(_described(family, key, value, wanted))
+    different.update(full.unexplained)
     return KeyComparison(compared=dict(compared), different=dict(different), examples=examples)
+
+
+class _FullSegments:
+    r"""Full segments that an older version has stored under keys of their own, until the map comes that has them now.
+
+    >>> full, prefix = _FullSegments(), b"\x01t\0\0\0\0W"
+    >>> segment, of_map = prefix + bytes(8), prefix + b"\x01" + bytes(7)
+    >>> full.explain(segment, b"\x03", None), full.unexplained
+    (True, Counter({'segments of written offsets': 1}))
+    >>> full.explain(of_map, b"\x01\x01\x01", b"\x01\x00\x02"), full.unexplained
+    (True, Counter())
+    """
+
+    def __init__(self) -> None:
+        self._bits: dict[bytes, int] = {}
+
+    @property
+    def unexplained(self) -> Counter[str]:
+        """Number of full segments that are in no map, by kind."""
+        return Counter({kind_of_key(STATE, key): bits.bit_count() for key, bits in self._bits.items()})
+
+    def explain(self, key: bytes, value: bytes | None, wanted: bytes | None) -> bool:
+        """Return whether the values of a segment, or of a map, mean the same in both states, or may do so."""
+        try:
+            bits, wanted_bits = (0 if stored is None else decode_segment(stored) for stored in (value, wanted))
+        except CorruptValueError:
+            return False
+        number = int.from_bytes(key[-8:], "big")
+        if number < MAPS and bits == FULL and wanted is None:
+            map_key = key[:-8] + (MAPS | number >> SEGMENT_SHIFT).to_bytes(8, "big")
+            self._bits[map_key] = self._bits.get(map_key, 0) | 1 << number % SEGMENT_BITS
+            return True
+        return self._bits.pop(key, 0) | bits == wanted_bits
 
 
 def _are_equal_without_counts(value: bytes | None, wanted: bytes | None) -> bool:

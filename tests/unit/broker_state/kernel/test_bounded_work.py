@@ -12,6 +12,7 @@ from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.decide import decide
 from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.overlay import Overlay
+from broker_state.store.segment import SEGMENT_BITS
 from popstream.wire.answer import Answer
 from popstream.wire.command import (
     Ack,
@@ -82,7 +83,7 @@ def test_entries_read_the_batches_of_a_bounded_number_of_lanes() -> None:
     handles = [HandleRef(group_of(number), handle_of(shape, number)) for number in lanes]
     entries = [AckEntry(at, [(0, 0)]) for at in range(len(lanes))]
     reads, answer = decided(_CROWD, Ack(**NAMED, handles=handles, entries=entries))
-    assert [str(run.reason) for run in answer.runs] == ["OK"] * 8 + ["INVALID_PARAMETER"] * 92
+    assert [str(run.reason) for run in answer.runs] == ["OK"] * 7 + ["INVALID_PARAMETER"] * 93
     assert reads < 10 * 10_000 // 64 + 1_000
 
 
@@ -139,6 +140,27 @@ def test_a_dispatch_writes_as_many_pages_of_tags_as_a_record_may(monkeypatch: py
     again = lab.do(Dispatch(**QUEUE, ranges=ranges[2:]))
     assert again is not None
     assert [str(run.reason) for run in again.runs] == ["OK", "OK"]
+
+
+def test_a_dispatch_skips_as_much_as_a_record_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "DISPATCH_COST_MAX", 10)
+    far = [(at * SEGMENT_BITS, at * SEGMENT_BITS) for at in range(1, 7)]
+    near = [(at, at) for at in range(1, 25, 2)]
+    behind = [(1, SEGMENT_BITS), *((SEGMENT_BITS + at, SEGMENT_BITS + at) for at in range(2, 20, 2))]
+    for skip, count in ((far, 4), (near, 8), (behind, 6)):
+        lab = LaneLab()
+        answer = lab.do(Dispatch(**QUEUE, skip=skip))
+        assert answer is not None
+        assert [str(run.reason) for run in answer.runs] == ["OK"] * count + ["AHEAD_OF_WINDOW"] * (len(skip) - count)
+
+
+def test_messages_far_from_each_other_count_as_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ack_change_reject, "_RUNS_MET_MAX", 3 * (1 + 16))
+    monkeypatch.setattr(ack_change_reject, "_CLAIMS_MAX", 1)
+    lab = LaneLab(640)
+    popped = lab.pop(640)
+    reasons = [reason for _, _, reason in lab.ack(popped.handle, *[(at, at) for at in range(0, 640, 128)])]
+    assert reasons == ["OK"] * 4 + ["INVALID_PARAMETER"], "one is claimed when the third page is met"
 
 
 def test_deadlines_of_a_lane_that_was_reset_leave_the_index_when_they_are_due() -> None:

@@ -260,4 +260,4 @@ def test_entries_in_pages_with_too_many_deliveries_are_refused(monkeypatch: pyte
 
 
 def test_the_largest_request_of_a_client_is_decided_wherever_its_messages_lie() -> None:
-    assert REQUEST_MESSAGES_MAX * PAGE_OFFSETS <= ack_change_reject._RUNS_MET_MAX
+    assert REQUEST_MESSAGES_MAX * (PAGE_OFFSETS + op_context._PAGE_RUNS) <= ack_change_reject._RUNS_MET_MAX

@@ -10,8 +10,10 @@ import pytest
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
 from broker_state.store.keys import QueueTag, queue_prefix
+from broker_state.store.marks import MAPS
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
+from broker_state.store.segment import FULL, SEGMENT_BITS, encode_segment
 from broker_state.store.state_records import QueueRecord
 from pipelines.recovery.verify.state_comparison import compare_states
 from popstream.wire.command import Declare, Dispatch, Pop
@@ -69,3 +71,27 @@ def test_what_else_differs_in_an_older_state_is_seen(states: tuple[RocksStore, R
     state, again = states
     rewrite(state, parked=0, has_counts=False, holes=99)
     assert compare_states(state, again, lambda _: True).different == {"queues": 1}
+
+
+def test_segments_that_an_older_version_stored_otherwise_are_equal(states: tuple[RocksStore, RocksStore]) -> None:
+    state, again = states
+    prefix = queue_prefix("orders", 0) + QueueTag.WRITTEN
+
+    def key_of(segment_no: int) -> bytes:
+        return prefix + segment_no.to_bytes(8, "big")
+
+    sparse = sum(1 << at for at in range(0, SEGMENT_BITS, 16))
+    runs_of_sparse = b"\x01" + b"\x00\x01" + b"\x0f\x01" * (SEGMENT_BITS // 16 - 1)
+    again.write_changes([(STATE, key_of(MAPS), encode_segment(0b1011)), (STATE, key_of(5), encode_segment(sparse))])
+    assert encode_segment(sparse) != runs_of_sparse
+    full = [(STATE, key_of(number), encode_segment(FULL)) for number in (0, 3)]
+    in_map = (STATE, key_of(MAPS), encode_segment(0b0010))
+    state.write_changes([*full, in_map, (STATE, key_of(5), runs_of_sparse)])
+    assert compare_states(state, again, lambda _: True).lines() == []
+    assert compare_states(again, state, lambda _: True).different == {"segments of written offsets": 3}
+    state.write_changes([(STATE, key_of(3), None)])
+    assert compare_states(state, again, lambda _: True).different == {"segments of written offsets": 1}
+    state.write_changes([(STATE, key_of(3), encode_segment(FULL)), (STATE, key_of(5000), encode_segment(FULL))])
+    assert compare_states(state, again, lambda _: True).different == {"segments of written offsets": 1}
+    state.write_changes([(STATE, key_of(5000), b"\x09"), (STATE, key_of(5), encode_segment(sparse ^ 2))])
+    assert compare_states(state, again, lambda _: True).different == {"segments of written offsets": 2}
