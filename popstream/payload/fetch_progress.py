@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from popstream.payload.payload_block import PayloadBlock
 
-__all__ = ["FetchProgress"]
+__all__ = ["FetchProgress", "ReadAhead"]
 
 
 class FetchProgress:
@@ -91,3 +91,23 @@ class FetchProgress:
         if self._gone and self._gone[-1][1] + 1 == first:
             first = self._gone.pop()[0]
         self._gone.append((first, end - 1))
+
+
+class ReadAhead(FetchProgress):
+    """Offsets whose records are read into the cache, for a call that has not come yet.
+
+    Args:
+        ranges: Inclusive ranges of offsets, in any order.
+        until_s: When they are given up, as `time.monotonic()` tells it.
+    """
+
+    def __init__(self, ranges: Sequence[tuple[int, int]], until_s: float) -> None:
+        super().__init__(ranges)
+        self.until_s = until_s
+
+    def take(self, block: PayloadBlock) -> None:
+        """Leave the records in the block, which is in the cache."""
+        while (at := self.next_offset) is not None and block.first <= at < block.end:
+            _, last = self._undecided.popleft()
+            if block.end <= last:
+                self._undecided.appendleft((block.end, last))

@@ -54,7 +54,7 @@ LOG = logging.getLogger(__name__)
 
 Answered = TypeVar("Answered")
 
-CACHE_BYTES_MAX = 16 * 1024 * 1024
+CACHE_BYTES_MAX = 32 * 1024 * 1024
 CACHE_S_MAX = 30.0
 ADMIN_TIMEOUT_MS = 10_000
 # After this time without a call the reader rests.
@@ -105,6 +105,12 @@ class KafkaPayloads:
         """Fetch the records of the ranges, see `Payloads`."""
         return self._bring(TopicPartition(topic, queue_id), _FetchCall(ranges, bytes_max=bytes_max), timeout_s)
 
+    def expect(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read records ahead of their fetch, see `Payloads`."""
+        with self._changed:
+            if not self._is_closed and self._planner.expect(TopicPartition(topic, queue_id), ranges, time.monotonic()):
+                self._wake()
+
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count: int, timeout_s: float
     ) -> list[tuple[int, Payload]]:
@@ -143,6 +149,7 @@ class KafkaPayloads:
         """Disconnect, after all calls have ended, at their deadlines at the latest."""
         with self._changed:
             self._is_closed = True
+            self._planner.expect_no_more()
             self._changed.notify()
         if self._thread is not None:
             self._thread.join()
@@ -156,10 +163,7 @@ class KafkaPayloads:
             self._require_open()
             if self._planner.add(queue, call, time.monotonic()):
                 return self._deliver(call)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="popstream-payloads", daemon=True)
-                self._thread.start()
-            self._changed.notify()
+            self._wake()
         try:
             call.done.wait(timeout_s)
         finally:
@@ -169,6 +173,12 @@ class KafkaPayloads:
             raise _raised(f"{queue[0]}/{queue[1]}", call.error) from call.error
         with self._changed:
             return self._deliver(call)
+
+    def _wake(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="popstream-payloads", daemon=True)
+            self._thread.start()
+        self._changed.notify()
 
     def _bounds(self, queue: QueueKey, timeout_s: float) -> tuple[int, int]:
         """Return where the log of a queue starts, and where its committed part ends."""

@@ -24,8 +24,12 @@ __all__ = ["IDLE_MAX", "PartitionReader"]
 LOG = logging.getLogger(__name__)
 
 FETCH_BYTES_MAX = 16 * 1024 * 1024
-# Per partition and request. Kafka returns the first batch whole even if it is larger, so any message fits.
+# Per partition and request, and less of each the more are read lately: what they bring together has to stay in the
+# cache until it is wanted. Kafka returns the first batch whole even if it is larger, so any message fits.
 PARTITION_FETCH_BYTES = 1024 * 1024
+PARTITION_FETCH_BYTES_MIN = 16 * 1024
+FETCH_BYTES_LATELY = 4 * 1024 * 1024
+LATELY_S = 10.0
 # Only existing offsets are read. A longer wait would delay the next queue on the same broker, which gets one request at
 # a time.
 FETCH_WAIT_MS = 20
@@ -54,7 +58,6 @@ class _Place:
         self.not_before_s = 0.0
         self.is_paused = False
         self.is_reached = True
-        self.poll_records = POLL_RECORDS_FIRST
 
 
 class PartitionReader:
@@ -64,6 +67,8 @@ class PartitionReader:
         self._settings = settings
         self._consumer: Any = None
         self._places: dict[QueueKey, _Place] = {}
+        self._lately: dict[QueueKey, float] = {}
+        self._poll_records: dict[str, int] = {}
         self._received: Total | None = None
         self._closed_bytes = 0
         self.records_read = 0
@@ -103,7 +108,7 @@ class PartitionReader:
             self._connect()
         now_s = time.monotonic()
         self._assign(targets, now_s)
-        active = [queue for queue in targets if self._places[queue].not_before_s <= now_s]
+        active = {queue for queue in targets if self._places[queue].not_before_s <= now_s}
         self._pause_all_but(active)
         if not active:
             time.sleep(POLL_MS / 1000)
@@ -132,7 +137,7 @@ class PartitionReader:
             }
         )
         try:
-            require_members(consumer, "_fetcher._next_partition_records")
+            require_members(consumer, "_fetcher._next_partition_records", "_fetcher.config")
         except Invalid:
             consumer.close(autocommit=False)
             raise
@@ -160,8 +165,17 @@ class PartitionReader:
                 del self._places[queue]
         if set(self._places) != before:
             self._consumer.assign([*self._places])
+            self._set_fetch_bytes(targets, now_s)
 
-    def _pause_all_but(self, active: list[QueueKey]) -> None:
+    def _set_fetch_bytes(self, targets: dict[QueueKey, int], now_s: float) -> None:
+        self._lately = {queue: read_s for queue, read_s in self._lately.items() if now_s - read_s < LATELY_S}
+        self._lately |= dict.fromkeys(targets, now_s)
+        fair_bytes = FETCH_BYTES_LATELY // len(self._lately)
+        self._consumer._fetcher.config["max_partition_fetch_bytes"] = max(  # noqa: SLF001 - checked by `_connect`
+            PARTITION_FETCH_BYTES_MIN, min(fair_bytes, PARTITION_FETCH_BYTES)
+        )
+
+    def _pause_all_but(self, active: set[QueueKey]) -> None:
         for queue, place in self._places.items():
             if place.is_paused == (queue in active):
                 (self._consumer.resume if place.is_paused else self._consumer.pause)(queue)
@@ -174,14 +188,15 @@ class PartitionReader:
             self._consumer.seek(queue, offset)
             place.position = offset
 
-    def _poll(self, active: list[QueueKey], timeout_ms: int) -> dict[QueueKey, PayloadBlock]:
+    def _poll(self, active: set[QueueKey], timeout_ms: int) -> dict[QueueKey, PayloadBlock]:
         blocks: dict[QueueKey, PayloadBlock] = {}
         polled: dict[QueueKey, Any] = {}
         self._free_slot()
         try:
-            polled = self._consumer.poll(
-                timeout_ms=timeout_ms, max_records=min(self._places[queue].poll_records for queue in active)
+            max_records = min(
+                self._poll_records.get(topic, POLL_RECORDS_FIRST) for topic in {topic for topic, _ in active}
             )
+            polled = self._consumer.poll(timeout_ms=timeout_ms, max_records=max_records)
         except OffsetOutOfRangeError as error:
             for queue in error.args[0]:
                 blocks |= self._find_start(queue)
@@ -200,7 +215,8 @@ class PartitionReader:
             blocks[queue] = block
             if found:
                 self.records_read += len(found)
-                place.poll_records = _poll_records(place.poll_records, block.payload_bytes // len(found))
+                before = self._poll_records.get(queue[0], POLL_RECORDS_FIRST)
+                self._poll_records[queue[0]] = _poll_records(before, block.payload_bytes // len(found))
                 if self._received is None:
                     self._closed_bytes += block.payload_bytes
         return blocks

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from popstream.payload.payloads import Payload
 
-__all__ = ["PayloadBlock"]
+__all__ = ["RECORD_BYTES", "PayloadBlock"]
 
 RECORD_BYTES = 500
 """Memory that CPython needs for a record beside the bytes of key, value and headers: 400 to 600."""

@@ -95,6 +95,12 @@ class Payloads(Protocol):
             ClientClosed: The source was closed.
         """
 
+    def expect(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Read records ahead of the `fetch` that will soon be called for them, those of many queues by one request.
+
+        A hint: it neither waits nor raises. What is read ahead and not fetched soon is dropped.
+        """
+
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count: int, timeout_s: float
     ) -> list[tuple[int, Payload]]:

@@ -34,6 +34,10 @@ class _Share:
     ) -> Fetched:
         return _FETCHERS.of(self).fetch(topic, queue_id, ranges, timeout_s, bytes_max)
 
+    def expect(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
+        if not self.is_closed:
+            _FETCHERS.of(self).expect(topic, queue_id, ranges)
+
     def read(
         self, topic: str, queue_id: int, queue_offset: int, count: int, timeout_s: float
     ) -> list[tuple[int, Payload]]:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from popstream.lease.entries import RETURNED
+from popstream.payload.payload_block import RECORD_BYTES
 from popstream.pop.popped_set import PoppedSet
 from popstream.pop.record_filler import Filled, release_after
 from popstream.wire.base_errors import PopstreamError
@@ -29,6 +30,8 @@ LOG = logging.getLogger(__name__)
 
 PART_COUNT_MAX = 200
 """The records of at most this many messages are fetched at once."""
+AHEAD_BYTES_MAX = 8 * 1024 * 1024
+"""Of records that are read ahead of their fetch, in memory: a quarter of the cache in which they wait."""
 
 
 class HandOut:
@@ -86,8 +89,22 @@ class HandOut:
         """Add the leased messages of one pop."""
         with self._changed:
             self._sets = [popped for popped in self._sets if not popped.is_over]
-            self._sets.append(PoppedSet(messages, is_orderly=self._is_orderly))
+            popped = PoppedSet(messages, is_orderly=self._is_orderly)
+            if self._may_read_ahead(len(messages)):
+                popped.ahead_bytes = self._bytes_of(len(messages))
+            self._sets.append(popped)
             self._changed.notify_all()
+        if popped.ahead_bytes:
+            self._filler.expect(messages)
+
+    def _may_read_ahead(self, count: int) -> bool:
+        """Tell whether to read the records of a set ahead: of small ones, which are many, by one request."""
+        if not self._longest_bytes or count > PART_COUNT_MAX:
+            return False
+        return self._bytes_of(count) + sum(popped.ahead_bytes for popped in self._sets) <= AHEAD_BYTES_MAX
+
+    def _bytes_of(self, count: int) -> int:
+        return count * (self._longest_bytes + RECORD_BYTES)
 
     def take(self, count: int, timeout_s: float | None) -> list[Message]:
         """Wait for messages; return none after a stop, and when the time is over.

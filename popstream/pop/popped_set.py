@@ -28,9 +28,13 @@ class PoppedSet:
     Args:
         messages: Leased messages without their records.
         is_orderly: Whether the group consumes in order.
+
+    Attributes:
+        ahead_bytes: Size of the records that are read ahead, until the first part is taken.
     """
 
     def __init__(self, messages: Sequence[Message], *, is_orderly: bool) -> None:
+        self.ahead_bytes = 0
         self._waiting = deque(messages)
         self._is_orderly = is_orderly
         self._handed_out: list[Message] = []
@@ -70,6 +74,7 @@ class PoppedSet:
 
     def take_part(self, count: int, is_live: Callable[[Message], bool]) -> list[Message]:
         """Take up to `count` live messages, to fetch their records; unless there are none, call `filled` afterwards."""
+        self.ahead_bytes = 0
         part: list[Message] = []
         while self._waiting and len(part) < count:
             if is_live(self._waiting[0]):
@@ -117,6 +122,7 @@ class PoppedSet:
         rest = [message for message in (*self._held_back, *self._waiting) if not message.is_settled]
         self._held_back.clear()
         self._waiting.clear()
+        self.ahead_bytes = 0
         return rest
 
     def _take_out(self, count: int) -> list[Message]:

@@ -107,6 +107,15 @@ class RecordFiller:
         self._type_of = type_of
         self._deserialize = value_deserializer or bytes
 
+    def expect(self, messages: Sequence[Message]) -> None:
+        """Have the records of leased messages read ahead of `fill`.
+
+        Args:
+            messages: At least one, all of one queue.
+        """
+        ranges = ranges_of([message.queue_offset for message in messages])
+        self._payloads.expect(messages[0].topic, messages[0].queue_id, ranges)
+
     def fill(self, messages: Sequence[Message], bytes_max: int | None = None) -> Filled:
         """Fetch the records of leased messages, and settle the messages that are not to be handed out.
 

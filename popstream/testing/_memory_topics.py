@@ -55,6 +55,9 @@ class MemoryTopics:
             raise Invalid(message, subject=topic)
         return found
 
+    def expect(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Nothing is read ahead: everything is here."""
+
     def fetch(
         self,
         topic: str,

@@ -24,6 +24,7 @@ from connectors.kafka.embedded import EmbeddedKafka
 from connectors.kafka.topic_admin import create_message_topic
 from connectors.local_servers.loopback import free_port
 from popstream.kafka_connection import KafkaConnection
+from popstream.payload import kafka_payloads
 from popstream.payload.kafka_payloads import KafkaPayloads
 from popstream.payload.partition_reader import PartitionReader
 from popstream.payload.payloads import FetchCounts, Payload
@@ -301,7 +302,7 @@ def test_large_records_come_as_far_as_they_fit(servers: str, topic: str, payload
     assert counts.bytes_delivered == 26 * MIB + 5 + 22 * 3
     print("BYTES", counts)
     assert counts.bytes_read < 28 * MIB
-    assert payloads._planner._cache.size_bytes <= 16 * MIB
+    assert payloads._planner._cache.size_bytes <= kafka_payloads.CACHE_BYTES_MAX
 
 
 def test_peeking_begins_at_the_start_and_ends_at_the_end(servers: str, topic: str, payloads: KafkaPayloads) -> None:

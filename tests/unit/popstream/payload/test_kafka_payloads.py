@@ -29,7 +29,7 @@ from kafka.errors import (
 )
 
 from popstream.errors import ClientClosed
-from popstream.payload import partition_reader
+from popstream.payload import partition_reader, read_planner
 from popstream.payload.block_cache import BlockCache
 from popstream.payload.fetch_progress import FetchProgress
 from popstream.payload.kafka_payloads import KafkaPayloads
@@ -230,7 +230,7 @@ class ScriptedConsumer:
         if self.connect_error is not None:
             raise self.connect_error
         assert options["isolation_level"] == "read_committed"
-        self._fetcher = SimpleNamespace(_next_partition_records=None)
+        self._fetcher = SimpleNamespace(_next_partition_records=None, config={})
         self.positions: dict[TopicPartition, int | None] = {}
         self.paused: set[TopicPartition] = set()
         self.seeks: list[tuple[int, int]] = []
@@ -452,6 +452,74 @@ def test_an_error_ends_the_calls_of_its_queue_only(
     futures = [pool.submit(payloads.fetch, "orders", 1, ranges, LONG_S) for ranges in wanted]
     ScriptedConsumer.gate.set()
     assert [type(future.exception()) for future in futures] == [type(None), raised, type(None), raised]
+
+
+def wait_until_nothing_is_read(payloads: KafkaPayloads) -> None:
+    while True:
+        with payloads._changed:
+            if not payloads._planner:
+                return
+        time.sleep(0.001)
+
+
+def test_what_is_expected_is_here_when_it_is_fetched(logs: dict[tuple[str, int], Log], payloads: KafkaPayloads) -> None:
+    for queue_id in range(5):
+        logs["orders", queue_id] = Log(100)
+        payloads.expect("orders", queue_id, [(10, 19), (30, 39)])
+    wait_until_nothing_is_read(payloads)
+    ScriptedConsumer.gate.clear()  # nothing is read from now on
+    for queue_id in range(5):
+        assert len(payloads.fetch("orders", queue_id, [(10, 19), (30, 39)], 0.0).payloads) == 20
+    payloads.expect("orders", 0, [(12, 15)])
+    assert not payloads._planner, "what is here is not read again"
+
+
+def test_what_is_expected_and_does_not_come_is_given_up(
+    logs: dict[tuple[str, int], Log], payloads: KafkaPayloads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(read_planner, "AHEAD_S", 0.02)
+    logs[QUEUE] = Log(10)
+    payloads.expect(*QUEUE, [(5, 14)])
+    wait_until_nothing_is_read(payloads)
+    assert not payloads._planner._turns
+    assert payloads.fetch(*QUEUE, [(5, 14)], 0.05).late == [(10, 14)]
+
+
+def test_an_error_in_reading_ahead_is_that_of_the_fetch(
+    logs: dict[tuple[str, int], Log], payloads: KafkaPayloads
+) -> None:
+    logs[QUEUE], logs["orders", 1] = Log(100), Log(100)
+    logs["orders", 1].errors = {5: CorruptRecordError("failed crc check")}
+    ScriptedConsumer.gate.clear()
+    for queue_id in (0, 1):
+        payloads.expect("orders", queue_id, [(0, 9)])
+    ScriptedConsumer.gate.set()
+    wait_until_nothing_is_read(payloads)
+    assert len(payloads.fetch(*QUEUE, [(0, 9)], LONG_S).payloads) == 10
+    with pytest.raises(Corrupt):
+        payloads.fetch("orders", 1, [(0, 9)], LONG_S)
+
+
+def test_close_does_not_wait_for_what_is_expected(logs: dict[tuple[str, int], Log]) -> None:
+    logs[QUEUE] = Log(1)
+    payloads = KafkaPayloads(SETTINGS)
+    payloads.expect(*QUEUE, [(5, 9)])
+    payloads.close()
+    payloads.expect(*QUEUE, [(5, 9)])
+    assert not payloads._planner
+    assert all(consumer.is_closed for consumer in ScriptedConsumer.made)
+
+
+def test_less_of_each_queue_is_fetched_at_once_the_more_there_are(
+    logs: dict[tuple[str, int], Log], payloads: KafkaPayloads
+) -> None:
+    sizes: list[int] = []
+    for queue_id in range(300):
+        logs["orders", queue_id] = Log(1)
+        assert payloads.fetch("orders", queue_id, [(0, 0)], LONG_S).payloads
+        sizes.append(ScriptedConsumer.made[0]._fetcher.config["max_partition_fetch_bytes"])
+    assert (sizes[0], sizes[-1]) == (partition_reader.PARTITION_FETCH_BYTES, partition_reader.PARTITION_FETCH_BYTES_MIN)
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def test_kafka_that_is_not_there_is_unavailable(logs: dict[tuple[str, int], Log], payloads: KafkaPayloads) -> None:

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from popstream import Consumer, FilterVerdict, Message, Refused, RenewalPolicy
+from popstream.payload.payload_block import RECORD_BYTES
+from popstream.pop import hand_out
 from popstream.pop.subscription import SubscriptionOptions
 from popstream.testing._memory_link import frame_of
 from popstream.testing.memory_job import MemoryJob
@@ -107,6 +109,32 @@ def test_one_message_over_the_bound_still_comes(job: MemoryJob) -> None:
     job.write("big", 0, [b"x" * 1_000] * 3)
     with job.consumer("billing", topics=["big"], prefetch_bytes=10) as consumer:
         assert len(drain(consumer, 3)) == 3
+
+
+@pytest.mark.parametrize("ahead_bytes_max", [8 * 1024 * 1024, 2 * (RECORD_BYTES + 3), 0])
+@pytest.mark.parametrize("order", [False, True], ids=["concurrent", "orderly"])
+def test_the_records_of_leased_messages_are_read_ahead_within_a_bound(
+    job: MemoryJob, monkeypatch: pytest.MonkeyPatch, ahead_bytes_max: int, *, order: bool
+) -> None:
+    monkeypatch.setattr(hand_out, "AHEAD_BYTES_MAX", ahead_bytes_max)
+    expected: list[tuple[int, list[tuple[int, int]]]] = []
+    most_bytes = 0
+
+    def expect(_: str, queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
+        nonlocal most_bytes
+        expected.append((queue_id, list(ranges)))
+        subscription = consumer._subscription
+        assert subscription is not None
+        with subscription._changed:
+            most_bytes = max(most_bytes, sum(popped.ahead_bytes for popped in subscription._hand_out._sets))
+
+    monkeypatch.setattr(job.payloads, "expect", expect)
+    with job.consumer("billing", topics=["orders"], order=order, prefetch=8) as consumer:
+        assert {message.value for message in drain(consumer, 40)} == ALL
+    assert most_bytes <= ahead_bytes_max
+    assert bool(expected) == bool(ahead_bytes_max), "from the second set on, when the size of records is known"
+    offsets = [(queue_id, at) for queue_id, ranges in expected for low, high in ranges for at in range(low, high + 1)]
+    assert len(offsets) == len(set(offsets)) < 40
 
 
 def test_with_less_room_than_queues_every_queue_has_its_turn(job: MemoryJob) -> None:
