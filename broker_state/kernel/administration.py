@@ -228,4 +228,4 @@ def _end_all_leases(op: OpContext, lane: LaneState) -> None:
             state=DeliveryState.LEASED,
             suspended=False,
         )
-        op.audit.step(lane.record, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=op.kind)
+        op.audit.step(lane, DeliveryStep.RELEASED, lane.acked.floor, record.next_offset, every, cause=op.kind)

@@ -29,6 +29,7 @@ _OF_LANE: Final = {
     LaneTag.BATCH: "batches of orderly lanes",
     LaneTag.MEMBERS: "member pages",
     LaneTag.RETURNING: "clients that return their leases",
+    LaneTag.CLIENT_ID: "ids of clients",
     LaneTag.USAGE: "quotas of lanes",
 }
 _LANE_NO_BYTES: Final = 4

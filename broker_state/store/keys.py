@@ -19,6 +19,7 @@ state      <queue> 'Q'                               the queue                  
            <lane>  'c' client u64                    size of the next tree: count << 8 | depth      segment
            <lane>  'c' client u64, depth u8, node u64   pages in which a client may hold leases    tree node
            <lane>  'o'                               the batch of an orderly lane                   OrderInfo
+           <lane>  'n' client u64                    the id of a client that may hold leases        Text
            <lane>  't'                               clients whose leases are still to be released  segment
            <lane>  'q'                               quotas of the lane, and what they count        LaneUsage
            <lane>  'm' page no u64                   members of the batch among 64 offsets          MemberPage
@@ -105,6 +106,7 @@ class LaneTag:
     BATCH: Final = b"o"
     MEMBERS: Final = b"m"
     RETURNING: Final = b"t"
+    CLIENT_ID: Final = b"n"
     USAGE: Final = b"q"
 
 

@@ -228,9 +228,9 @@ DELIVERIES: Final = Table(
         ),
         _word(
             "client_id",
-            "Client that took the step by a pop, an ack, a change or a reject, if it named itself. Null when the lease"
-            " ended by a release, at its deadline, at the attempt limit or with the log: the row `leased` of the same"
-            " lane and `epoch`, and the view `lease_ends`, name the client that held it.",
+            "Client that took the step by a pop, an ack, a change or a reject, if it named itself; otherwise the client"
+            " that held the lease that ended (at its deadline, by a release, at the attempt limit, with the log). Null"
+            " in rows of older versions where nobody took the step; the view `lease_ends` names the holder there, too.",
             required=False,
         ),
         *FLUSHER_COLUMNS,

@@ -65,12 +65,20 @@ _VIEW: Final = """
 
 _ENDINGS: Final = sql_list(step for step in DeliveryStep if step not in {DeliveryStep.LEASED, DeliveryStep.CHANGED})
 _GIVE_BACKS: Final = f"'{StepCause.CHANGE_INVISIBLE}', '{StepCause.HANDLER}'"
+_BY_NO_CLIENT: Final = sql_list(
+    (
+        *(StepCause.DEADLINE, StepCause.LOG_START, StepCause.CANCEL, StepCause.RETURN_CLIENT),
+        *(StepCause.ATTEMPT_ID, StepCause.PASSED_OVER),
+    )
+)
+"""Causes of steps that an entry did not ask for: their rows name the client that held the lease."""
 _RAISED: Final = f"{HANDLER_CAUSE}: "
 
 # A message that is dead-lettered at the attempt limit has a row for how its last delivery ended, in the same record.
 # A column after a dot may be named like a keyword, in both dialects.
 _LEASE_ENDS: Final = f"""
-    SELECT e.*, held.client_id AS holder, held.now_ms AS leased_ms, coalesce(e.client_id, o.client_id) AS ended_by,
+    SELECT e.*, held.client_id AS holder, held.now_ms AS leased_ms,
+           coalesce(o.client_id, CASE WHEN e.why NOT IN ({_BY_NO_CLIENT}) THEN e.client_id END) AS ended_by,
            CASE WHEN e.why LIKE '{_RAISED}%' THEN substr(e.why, {len(_RAISED) + 1}) END AS raised
     FROM (
         SELECT ended.*, coalesce(last_end.cause, ended.cause) AS why

@@ -39,7 +39,7 @@ _BULK_OF_QUEUE = (
     *(QueueTag.WRITTEN, QueueTag.HOLES, QueueTag.HOLE_COUNTS, QueueTag.LATE_SKIP, QueueTag.UNIT_FACTS),
     *(QueueTag.WATCHING, QueueTag.OP_LOG),
 )
-_BULK_OF_LANE = (LaneTag.ACKED, LaneTag.DELIVERIES, LaneTag.AVAILABLE, LaneTag.CLIENT)
+_BULK_OF_LANE = (LaneTag.ACKED, LaneTag.DELIVERIES, LaneTag.AVAILABLE, LaneTag.CLIENT, LaneTag.CLIENT_ID)
 """Kinds of keys of which there is one for some messages, and which no answer shows."""
 
 

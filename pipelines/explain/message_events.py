@@ -100,7 +100,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         kind: What happened.
         at_ms: When it took effect, ms since 1970.
         group: The consumer group; None: it concerns all.
-        client_id: The client that did it, if it named itself.
+        client_id: The client that did it, if it named itself; of a lease that ended by itself, who held it.
         attempt: Number of the delivery, 1 for the first.
         epoch: Number of the pop; of a refused operation that of its handle, None: its handle is unreadable.
         until_ms: Deadline of the lease; of a message that was given back the time from which it can be popped.

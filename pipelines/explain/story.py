@@ -5,6 +5,7 @@ from datetime import date, timedelta, tzinfo
 
 import msgspec
 
+from broker_state.audit import StepCause
 from pipelines.explain.clock import clock_text, day_text, duration_text, zone_text
 from pipelines.explain.leases import DONE, Lease, leases_of, outcome_text, raised_text, released_text
 from pipelines.explain.message_events import Event, EventKind, MessageRows, events_of, groups_of
@@ -203,7 +204,8 @@ def _text(event: Event, lease: Lease | None, zone: tzinfo) -> str:
         case EventKind.ACKED:
             return f"acked by {client}{since}{_lateness(event, lease)}"
         case EventKind.DEAD_LETTERED:
-            by = "" if event.client_id is None else f"rejected by {client}, so that it "
+            is_rejected = event.client_id is not None and event.cause != StepCause.ATTEMPT_LIMIT
+            by = f"rejected by {client}, so that it " if is_rejected else ""
             return f"{by}became a dead letter: {event.cause}, in attempt {event.attempt}{since}"
         case EventKind.REFUSED:
             return _refusal(event, lease, client) + since

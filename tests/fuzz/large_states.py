@@ -415,6 +415,8 @@ class LargeState:
             return None
         if tag == LaneTag.PARKED:
             return self._parked(lane_no, int.from_bytes(rest, "big"))
+        if tag == LaneTag.CLIENT_ID and rest == client_hash(CLIENT).to_bytes(8, "big"):
+            return Text(CLIENT).encode()
         if shape.orderly:
             if tag == LaneTag.BATCH:
                 return self._batch()

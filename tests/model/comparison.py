@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 from popstream.wire.answer import Answer
 from popstream.wire.handle import decode_handle
 from tests.model.generator import PARTITIONS, World
-from tests.model.reference_model import MAX_OFFSET, ModelOutcome, Record, ReferenceModel, WorkLimits
+from tests.model.reference_model import MAX_OFFSET, ModelOutcome, Record, ReferenceModel, Step, WorkLimits
 
 __all__ = ["Decided", "DifferenceError", "Subject", "compare_seed", "plain_answer", "shrink"]
 
@@ -28,7 +28,7 @@ class Decided(NamedTuple):
     answers: list[Answer]
     dead_letters: list[tuple[str, int, str]]
     state: dict[str, Any] | None
-    steps: list[tuple[str, int, str, int, int, int, int]] | None = None
+    steps: list[Step] | None = None
     runs: list[tuple[Any, ...]] | None = None
 
 
@@ -97,9 +97,9 @@ def differences(outcome: ModelOutcome, view: dict[str, Any] | None, decided: Dec
         found.append(f"operation rows: model {runs}, kernel {decided.runs}")
     # When a skip reaches a lane's messages is the lane's next operation for the kernel, and at once for the model.
     steps = [step for step in outcome.steps if step[2] != "expired_from_log"]
-    if decided.steps is not None and sorted(steps) != sorted(decided.steps):
-        only = sorted((Counter(steps) - Counter(decided.steps)).elements())
-        other = sorted((Counter(decided.steps) - Counter(steps)).elements())
+    if decided.steps is not None and Counter(steps) != Counter(decided.steps):
+        only = list((Counter(steps) - Counter(decided.steps)).elements())
+        other = list((Counter(decided.steps) - Counter(steps)).elements())
         found.append(f"delivery steps: only model {only[:8]}, only kernel {other[:8]}")
     if decided.state is not None:
         found.extend(_state_differences(view, decided.state))

@@ -112,7 +112,7 @@ class KernelSubject:
             dead_letters=[dead for letter in decision.dead_letters for dead in _dead_letters(letter)],
             state=state,
             steps=[
-                (row.group, offset, str(row.step), row.epoch, row.revision, row.attempt, row.at_ms)
+                (row.group, offset, str(row.step), row.epoch, row.revision, row.attempt, row.at_ms, row.client_id)
                 for row in decision.deliveries
                 if row.cause not in _NOT_BY_MESSAGE and row.step != "expired_from_log"
                 for offset in range(row.first_offset, row.last_offset + 1)

@@ -31,6 +31,7 @@ __all__ = [
     "ModelOutcome",
     "Record",
     "ReferenceModel",
+    "Step",
     "WorkLimits",
     "partition_of",
     "queue_key",
@@ -75,6 +76,7 @@ Batch = dict[str, Any]
 Lane = dict[str, Any]
 Queue = dict[str, Any]
 Unit = tuple[int, int, int]
+Step = tuple[str, int, str, int, int, int, int, str | None]
 
 PLAIN: Unit = (0, 1, 0)
 
@@ -108,13 +110,14 @@ class ModelOutcome(NamedTuple):
     """What one record led to.
 
     `answers` are those somebody waits for (op_id and reply_to given); `decisions` are all of them. `dead_letters` are
-    (group, offset, "attempt_limit" or "rejected"); `steps` (group, offset, step, epoch, revision, attempt, at_ms).
+    (group, offset, "attempt_limit" or "rejected"); `steps` (group, offset, step, epoch, revision, attempt, at_ms,
+    client): who took the step, else who held the lease, as far as it is known.
     """
 
     answers: list[dict[str, Any]]
     decisions: list[dict[str, Any]]
     dead_letters: list[tuple[str, int, str]]
-    steps: list[tuple[str, int, str, int, int, int, int]]
+    steps: list[Step]
     queue: tuple[str, int]
     repeated: bool
 
@@ -189,6 +192,7 @@ def new_lane(group: str, at: int, epoch: int) -> Lane:
         "holes": 0,
         "policy": None,
         "declared": {},  # `max_attempts` and `back_off_ms` of the last pop that gave one of them
+        "named": set(),  # clients that have popped since they returned their leases, if they named themselves
         "counted": {},  # pops that its quotas count: ("pops", second), ("client", second, client) -> pops
         "parked": [],
         "behind": False,  # a dispatch moved it; a lazy implementation may not have noticed yet
@@ -219,7 +223,7 @@ class ReferenceModel:
         self._decisions: list[dict[str, Any]] = []
         self._answers: list[dict[str, Any]] = []
         self._dead: list[tuple[str, int, str]] = []
-        self._steps: list[tuple[str, int, str, int, int, int, int]] = []
+        self._steps: list[Step] = []
 
     # ------------------------------------------------------------------------------------------- one record
 
@@ -230,6 +234,7 @@ class ReferenceModel:
         kind = type(command).__struct_config__.tag
         name = (command.topic, command.queue_id)
         self._decisions, self._answers, self._dead, self._steps = [], [], [], []
+        self._by: str | None = getattr(command, "client_id", None)
         self._search_left = self._limits.search_cost
         repeated = False
         queue = self.queues.get(name)
@@ -820,6 +825,7 @@ class ReferenceModel:
                 self._step(lane, offset, "released", queue["now"])
                 self._end_lease(queue, lane, offset, queue["now"])
                 answer["released"].append(offset)  # CHOICE: also when that was its last attempt
+        lane["named"].discard(command.client_id)
         self.counts["return_client", "released" if answer["released"] else "nothing"] += 1
         cancelled = [pop for pop in lane["parked"] if pop["command"].client_id == command.client_id]
         for pop in cancelled:
@@ -1042,11 +1048,11 @@ class ReferenceModel:
         before = message["state"]
         self.counts["late" if before != LEASED else "in time", kind, before] += 1
         if kind == "ack":
-            self._step(lane, offset, "acked", now)
+            self._step(lane, offset, "acked", now, self._by, held=before == LEASED)
             self._done(lane, offset)
             return Reason.OK, True, None, None, None, None
         if kind == "reject":
-            self._dead_letter(lane, offset, "rejected", now)
+            self._dead_letter(lane, offset, "rejected", now, self._by, held=before == LEASED)
             return Reason.OK, True, None, None, None, None
         wait = self._wait_of(queue, lane, entry, message["attempt"])
         message["revision"] += 1
@@ -1058,10 +1064,13 @@ class ReferenceModel:
         if entry.release is None and wait > 0:
             message["state"] = LEASED
             message["deadline"] = now + wait
-            self._step(lane, offset, "changed", now)
+            self._step(lane, offset, "changed", now, self._by)
         else:
-            self._step(lane, offset, "released", now)
+            self._step(lane, offset, "released", now, self._by)
             self._end_lease(queue, lane, offset, now, None if entry.release is None else wait)
+        if before != LEASED and offset in lane["messages"] and message["client"] == self._by is not None:
+            self.counts["holder", "named again" if self._by not in lane["named"] else "known"] += 1
+            lane["named"].add(self._by)
         return Reason.OK, True, now, wait, 0, text
 
     def _wait_of(self, queue: Queue, lane: Lane, entry: AnyCommand, attempt: int) -> int:
@@ -1089,25 +1098,34 @@ class ReferenceModel:
 
     # ------------------------------------------------------------------------------------------- leases
 
-    def _step(self, lane: Lane, offset: int, step: str, at_ms: int) -> None:
+    def _step(
+        self, lane: Lane, offset: int, step: str, at_ms: int, client: str | None = None, *, held: bool = True
+    ) -> None:
+        """A message has come to a step; `client` took it, else the row names who held the lease, if anybody did."""
         message = lane["messages"][offset]
-        self._steps.append(
-            (lane["group"], offset, step, message["epoch"], message["revision"], message["attempt"], at_ms)
-        )
+        if client is None and held and step != "leased":
+            client = message["client"] if message["client"] in lane["named"] else None
+            self.counts["holder", "named" if client else "not named" if message["client"] is None else "forgotten"] += 1
+        epoch, revision, attempt = message["epoch"], message["revision"], message["attempt"]
+        self._steps.append((lane["group"], offset, step, epoch, revision, attempt, at_ms, client))
         self.counts["step", step] += 1
 
-    def _member_step(self, lane: Lane, offset: int, step: str, at_ms: int) -> None:
+    def _member_step(self, lane: Lane, offset: int, step: str, at_ms: int, client: str | None = None) -> None:
         batch = lane["batch"]
         attempt = batch["counts"].get(offset, 0) + 1
-        self._steps.append((lane["group"], offset, step, batch["epoch"], 0, attempt, at_ms))
+        if client is None and step != "leased":
+            client = batch["client"]
+        self._steps.append((lane["group"], offset, step, batch["epoch"], 0, attempt, at_ms, client))
         self.counts["orderly step", step] += 1
 
     def _done(self, lane: Lane, offset: int) -> None:
         del lane["messages"][offset]
         lane["acked"].add(offset)
 
-    def _dead_letter(self, lane: Lane, offset: int, why: str, at_ms: int) -> None:
-        self._step(lane, offset, "dead_lettered", at_ms)
+    def _dead_letter(
+        self, lane: Lane, offset: int, why: str, at_ms: int, client: str | None = None, *, held: bool = True
+    ) -> None:
+        self._step(lane, offset, "dead_lettered", at_ms, client, held=held)
         self._dead.append((lane["group"], offset, why))
         self._done(lane, offset)
         lane["dead_lettered"] += 1
@@ -1274,7 +1292,8 @@ class ReferenceModel:
                 "suspended": False,
                 "client": command.client_id,
             }
-            self._step(lane, offset, "leased", now)
+            self._step(lane, offset, "leased", now, command.client_id)
+            lane["named"].add(command.client_id)
             messages.append((offset, attempt))
         answer = self._new_answer(command.op_id, "pop", Reason.OK, True, now)
         answer["messages"] = messages
@@ -1397,7 +1416,7 @@ class ReferenceModel:
         lane["next"] = given[-1] + 1
         lane["touched"] = now  # CHOICE: a pop that waited reaches the lane once more when it is served
         for offset in given:
-            self._member_step(lane, offset, "leased", now)
+            self._member_step(lane, offset, "leased", now, command.client_id)
         answer = self._new_answer(command.op_id, "pop", Reason.OK, True, now)
         answer["messages"] = [(offset, batch["counts"].get(offset, 0) + 1) for offset in given]
         answer["handle"] = self._batch_handle(queue, lane, given[0], command.invisible_time_ms)
@@ -1466,11 +1485,11 @@ class ReferenceModel:
         how = "in time" if now < member["next_visible"] else "late, free" if batch["free"] else "late, blocked"
         self.counts["judged in order", kind, how] += 1
         if kind == "ack":
-            self._member_step(lane, offset, "acked", now)
+            self._member_step(lane, offset, "acked", now, self._by)
             self._mark(queue, lane, offset)
             return Reason.OK, True, *nothing
         if kind == "reject":
-            self._dead_letter_in_order(queue, lane, offset, "rejected", now)
+            self._dead_letter_in_order(queue, lane, offset, "rejected", now, self._by)
             return Reason.OK, True, *nothing
         attempt = batch["counts"].get(offset, 0) + 1
         until = now + self._wait_of(queue, lane, entry, attempt)
@@ -1482,11 +1501,13 @@ class ReferenceModel:
         member["next_visible"], member["suspended"] = until, entry.suspend
         self.counts["batch", "changed when free" if member["ended"] else "blocked again"] += batch["free"]
         batch["free"] = batch["overdue"] = False  # a change to 0 of a free batch ends a lease too
-        self._member_step(lane, offset, "released" if member["ended"] else "changed", now)
+        self._member_step(lane, offset, "released" if member["ended"] else "changed", now, self._by)
         return Reason.OK, True, *of_batch, self._batch_handle(queue, lane, handle.start_offset, of_batch[1])
 
-    def _dead_letter_in_order(self, queue: Queue, lane: Lane, offset: int, why: str, at_ms: int) -> None:
-        self._member_step(lane, offset, "dead_lettered", at_ms)
+    def _dead_letter_in_order(
+        self, queue: Queue, lane: Lane, offset: int, why: str, at_ms: int, client: str | None = None
+    ) -> None:
+        self._member_step(lane, offset, "dead_lettered", at_ms, client)
         self._dead.append((lane["group"], offset, why))
         lane["dead_lettered"] += 1
         self.counts["orderly dead letter", why] += 1

@@ -610,6 +610,20 @@ MUTANTS = [
         " else count\n",
     ),
     Mutant(
+        "holder_named_after_the_end",
+        "tables.md, deliveries: client_id is who took the step, or who held the lease that ended",
+        "kernel/context/audit_trail.py",
+        "        if client_id is None and delivery.state == _LEASED and step != DeliveryStep.LEASED:\n",
+        "        if client_id is None and step != DeliveryStep.LEASED:\n",
+    ),
+    Mutant(
+        "id_of_a_client_forgotten_with_its_first_page",
+        "design.md, state: the id of a client is kept as long as it may hold leases",
+        "kernel/context/queue_state.py",
+        "        if not size:\n            self._forget_client_id(client)\n",
+        "        self._forget_client_id(client)\n",
+    ),
+    Mutant(
         "rest_of_a_client_not_released",
         "semantics.md, return_client: later records release what was too much for one",
         "kernel/parked_pops.py",

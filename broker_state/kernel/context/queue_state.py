@@ -49,6 +49,7 @@ _ERA_TAGS = (
     LaneTag.BATCH,
     LaneTag.MEMBERS,
     LaneTag.RETURNING,
+    LaneTag.CLIENT_ID,
 )
 _ERASED_TAGS = (
     QueueTag.LANE,
@@ -320,8 +321,10 @@ class LaneState:
     def _page_key(self, page_no: int) -> bytes:
         return self._pages_prefix + page_no.to_bytes(8, "big")
 
-    def add_client_page(self, client: int, page: DeliveryPage) -> None:
-        """Note that the client may hold leases in the page, for `return_client`."""
+    def add_client_page(self, client: int, page: DeliveryPage, client_id: str | None) -> None:
+        """Note that the client may hold leases in the page, for `return_client`; and its id, where that is known."""
+        if client_id is not None and self.client_id(client) is None:
+            self._overlay.put(self._client_id_key(client), Text(client_id))
         if client in page.clients:
             return
         if len(page.clients) >= 1 << PAGE_SHIFT:
@@ -349,9 +352,33 @@ class LaneState:
     def _save_client_pages(self, client: int, tree: Tree) -> None:
         size = tree.count << 8 | tree.depth if tree.count else 0
         self._overlay.set_bits(self._client_key(client), size)
+        if not size:
+            self._forget_client_id(client)
 
     def _client_key(self, client: int) -> bytes:
         return self.prefix + LaneTag.CLIENT + client.to_bytes(8, "big")
+
+    def client_id(self, client: int) -> str | None:
+        """Return the id of a client that may hold leases, by its hash; None if it gave none, or is not known.
+
+        In a concurrent lane it is known from its pop on, until all its leases were returned or nothing is left of them.
+        """
+        known = self._overlay.get(self._client_id_key(client), Text.decode) if client else None
+        return None if known is None else known.text
+
+    def replace_client(self, before: int, client: int, client_id: str | None) -> None:
+        """Note that the batch of an orderly lane is another client's now."""
+        if before and before != client:
+            self._forget_client_id(before)
+        if client_id is not None and self.client_id(client) is None:
+            self._overlay.put(self._client_id_key(client), Text(client_id))
+
+    def _forget_client_id(self, client: int) -> None:
+        if self.client_id(client) is not None:
+            self._overlay.delete(self._client_id_key(client))
+
+    def _client_id_key(self, client: int) -> bytes:
+        return self.prefix + LaneTag.CLIENT_ID + client.to_bytes(8, "big")
 
     def parked(self, number: int) -> ParkedPop | None:
         """Return the parked pop with this number, if it still waits."""

@@ -22,14 +22,17 @@ _AVAILABLE = DeliveryState.AVAILABLE
 class _Grant:
     """One pop of a concurrent lane while it is served: its choice, and the leases it got."""
 
-    __slots__ = ("choice", "client", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "op")
+    __slots__ = ("choice", "client", "client_id", "epoch", "invisible_time_ms", "lane", "leased", "now_ms", "op")
 
-    def __init__(self, op: OpContext, lane: LaneState, choice: PopFilter, invisible_time_ms: int, client: int) -> None:
+    def __init__(
+        self, op: OpContext, lane: LaneState, choice: PopFilter, invisible_time_ms: int, client_id: str | None
+    ) -> None:
         self.op = op
         self.lane = lane
         self.choice = choice
         self.invisible_time_ms = invisible_time_ms
-        self.client = client
+        self.client_id = client_id
+        self.client = client_hash(client_id) if client_id else 0
         self.now_ms = op.now_ms
         self.epoch = lane.record.epoch + 1
         self.leased: list[tuple[int, int, Delivery]] = []
@@ -75,7 +78,7 @@ def grant(
     limit = lane.limits.in_flight_max
     units = limit - record.leased if limit else max_messages
     choice = PopFilter(op, max_messages, units, tags)
-    work = _Grant(op, lane, choice, invisible_time_ms, client_hash(client_id) if client_id else 0)
+    work = _Grant(op, lane, choice, invisible_time_ms, client_id)
     if lane.available.count:
         _grant_available(work)
     if choice.is_open() and record.next_offset < lane.queue.written.floor:
@@ -88,7 +91,7 @@ def grant(
     ranges = []
     for first, end, delivery in work.leased:
         record.leased += end - first
-        op.audit.step(lane.record, DeliveryStep.LEASED, first, end, delivery, cause="pop", client_id=client_id)
+        op.audit.step(lane, DeliveryStep.LEASED, first, end, delivery, cause="pop", client_id=client_id)
         ranges.append(LeasedRange(first, end - 1, delivery.attempt))
     return work.leased[0][2], work.leased[0][0], ranges
 
@@ -117,7 +120,7 @@ def _grant_available(work: _Grant) -> None:
                     page.replace(first, end, delivery)
                     work.record(first, end, delivery)
                     if work.client:
-                        lane.add_client_page(work.client, page)
+                        lane.add_client_page(work.client, page, work.client_id)
                 else:
                     page.replace(first, end, None)
                     _pass_over(lane, first, end)
@@ -153,7 +156,7 @@ def _lease_fresh(work: _Grant, first: int, end: int) -> None:
         page = lane.page_to_fill(page_no)
         page.replace(page_first, page_end, delivery)
         if work.client:
-            lane.add_client_page(work.client, page)
+            lane.add_client_page(work.client, page, work.client_id)
         lane.settle_fresh(page, delivery.deadline_ms)
     work.record(first, end, delivery)
 

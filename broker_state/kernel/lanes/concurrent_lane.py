@@ -11,7 +11,7 @@ from broker_state.kernel.context.op_context import OpContext
 from broker_state.kernel.context.queue_state import LaneState
 from broker_state.kernel.lanes.entry_claim import Claim, Header, Piece
 from broker_state.kernel.lanes.lease_end import end_lease, is_release, wait_of_release_ms
-from broker_state.store.facts import Delivery, DeliveryState
+from broker_state.store.facts import Delivery, DeliveryState, client_hash
 from broker_state.store.pages import PAGE_SHIFT, DeliveryPage, windows
 from popstream.wire.command import AckEntry, ChangeEntry, Entry, RejectEntry
 from popstream.wire.handle import Handle
@@ -62,11 +62,11 @@ def ack_run(
     cause: str
     if isinstance(entry, AckEntry):
         cause = entry.cause or "ack"
-        op.audit.step(record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
+        op.audit.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
     else:
         cause = shortened(entry.cause) or "rejected"
         record.dead_lettered += end - first
-        op.audit.step(record, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
+        op.audit.step(lane, DeliveryStep.DEAD_LETTERED, first, end, before, cause=cause, client_id=op.client_id)
         op.dead_letter(lane, first, end, before, reason=cause, at_ms=op.now_ms)
 
 
@@ -148,11 +148,17 @@ class _Work:
             else:
                 after = self._change(entry, first, end, delivery)
                 if delivery.state != _LEASED and after is not None and after.client:
-                    lane.add_client_page(after.client, page)  # a return of the client has forgotten the page
+                    # A return of the client has forgotten the page.
+                    lane.add_client_page(after.client, page, self._id_of(after.client))
                 changed += [(at, stop, after) for at, stop, _, _ in alike]
         if changed:
             page.replace_each(changed)
             lane.settle(page)
+
+    def _id_of(self, client: int) -> str | None:
+        """Return the id of the client that sends the record, if it is this one."""
+        sender = self.op.client_id
+        return sender if sender is not None and client_hash(sender) == client else None
 
     def _ack(self, entry: AckEntry | RejectEntry, first: int, end: int, before: Delivery) -> None:
         acked = self.acked
@@ -184,9 +190,10 @@ class _Work:
                 cause=release_cause(entry.cause),
                 at_ms=op.now_ms,
                 wait_ms=None if entry.release is None else wait_ms,
+                client_id=op.client_id,
             )
         step = DeliveryStep.CHANGED
-        op.audit.step(lane.record, step, first, end, after, cause="change_invisible", client_id=op.client_id)
+        op.audit.step(lane, step, first, end, after, cause="change_invisible", client_id=op.client_id)
         return after
 
     def _changed(self, entry: ChangeEntry, before: Delivery, invisible_time_ms: int) -> Delivery:

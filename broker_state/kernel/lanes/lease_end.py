@@ -40,23 +40,24 @@ def end_lease(
     at_ms: int,
     counted: bool = True,
     wait_ms: int | None = None,
+    client_id: str | None = None,
 ) -> Delivery | None:
     """End the lease of [first, end) in a concurrent lane without an ack; return the delivery that the page gets.
 
     The message is offered again after `wait_ms`, if None after its back-off; at its attempt limit it goes to the
     dead-letter topic, and the function returns None. With `counted` False the delivery does not count as an attempt, as
-    after `suspend`.
+    after `suspend`. `client_id` is who ends it, if that is a client.
     """
     record = lane.record
     policy = lane.policy
     count = end - first
     suspended = delivery.suspended or not counted
     record.leased -= count
-    op.audit.step(lane.record, step, first, end, delivery, cause=cause, at_ms=at_ms)
+    op.audit.step(lane, step, first, end, delivery, cause=cause, at_ms=at_ms, client_id=client_id)
     if not suspended and policy.max_attempts and delivery.attempt >= policy.max_attempts:
         ack_range(lane, first, end)
         record.dead_lettered += count
-        op.audit.step(lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
+        op.audit.step(lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause="attempt_limit", at_ms=at_ms)
         failed = cause if cause.startswith(HANDLER_CAUSE) else None
         op.dead_letter(lane, first, end, delivery, reason="attempt_limit", at_ms=at_ms, cause=failed)
         return None

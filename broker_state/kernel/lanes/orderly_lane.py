@@ -86,18 +86,18 @@ def grant_in_order(
     if info.head.due_ms:  # the same attempt: what it still holds is released to it
         for first, end, member in info.unacked():
             if not member.ended:
-                op.audit.step(
-                    lane.record, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id"
-                )
+                op.audit.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause="attempt_id")
     lane.record.epoch += 1
     batch = _with_counts(info, members, attempt_id)
+    client = client_hash(client_id) if client_id else 0
+    lane.replace_client(info.head.client, client, client_id)
     info.begin(
         batch,
         epoch=lane.record.epoch,
         now_ms=op.now_ms,
         invisible_time_ms=invisible_time_ms,
         attempt_id=attempt_id,
-        client=client_hash(client_id) if client_id else 0,
+        client=client,
         least_count=_least_count(batch),
     )
     _begin_beyond(lane)
@@ -169,9 +169,7 @@ def _lease_members(op: OpContext, lane: LaneState, client_id: str | None) -> lis
     for first, end, member in info.runs():
         if not member.is_member:
             continue
-        op.audit.step(
-            lane.record, leased, first, end, _delivery(info, member), cause="pop_in_order", client_id=client_id
-        )
+        op.audit.step(lane, leased, first, end, _delivery(info, member), cause="pop_in_order", client_id=client_id)
         if ranges and ranges[-1].last == first - 1 and ranges[-1].attempt == member.count + 1:
             ranges[-1] = LeasedRange(ranges[-1].first, end - 1, member.count + 1)
         else:
@@ -186,7 +184,7 @@ def _pass_over(op: OpContext, lane: LaneState, searched_end: int) -> None:
         low, high = max(first, floor), min(end, searched_end)
         if low < high and not member.ended:  # leased still, when the same attempt comes again
             _become(lane, low, high, member, replace(member, ended=True))
-            op.audit.step(lane.record, DeliveryStep.RELEASED, low, high, _delivery(info, member), cause="passed_over")
+            op.audit.step(lane, DeliveryStep.RELEASED, low, high, _delivery(info, member), cause="passed_over")
     lane.record.passed_over += _move_commit_offset(lane, searched_end)
     _balance(op, lane)
 
@@ -255,7 +253,7 @@ def _ack(op: OpContext, lane: LaneState, entry: AckEntry | RejectEntry, first: i
         _dead_letter(op, lane, first, end, before, reason=reason, at_ms=op.now_ms, client_id=op.client_id)
     else:
         cause = entry.cause or "ack"
-        op.audit.step(lane.record, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
+        op.audit.step(lane, DeliveryStep.ACKED, first, end, before, cause=cause, client_id=op.client_id)
     settle_batch(op, lane)
     return Piece(first, end, Reason.OK, before)
 
@@ -274,7 +272,7 @@ def _change(op: OpContext, lane: LaneState, entry: ChangeEntry, first: int, end:
     info.touch()
     step = DeliveryStep.RELEASED if ends else DeliveryStep.CHANGED
     cause = release_cause(entry.cause) if ends else "change_invisible"
-    op.audit.step(lane.record, step, first, end, after, cause=cause, client_id=op.client_id)
+    op.audit.step(lane, step, first, end, after, cause=cause, client_id=op.client_id)
     settle_batch(op, lane, released=(first, cause) if ends else None)
     return Piece(first, end, Reason.OK, before, after, _header(info.head.pop_time_ms, next_visible_ms))
 
@@ -330,7 +328,7 @@ def _expire_leases(op: OpContext, lane: LaneState) -> None:
             delivery = _delivery(info, member)
             ended_ms = min(delivery.deadline_ms, op.now_ms)
             _become(lane, first, end, member, replace(member, ended=True))
-            op.audit.step(lane.record, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
+            op.audit.step(lane, DeliveryStep.EXPIRED, first, end, delivery, cause="deadline", at_ms=ended_ms)
 
 
 def _dead_letter_first_members(
@@ -378,7 +376,7 @@ def release_members(op: OpContext, lane: LaneState, cause: str, *, counted: bool
         _become(lane, first, end, member, visible)
         info.touch()
         if not member.ended:  # else a pop has passed it over, and nobody holds it
-            op.audit.step(lane.record, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
+            op.audit.step(lane, DeliveryStep.RELEASED, first, end, _delivery(info, member), cause=cause)
             append_span(released, first, end)
     settle_batch(op, lane)
     return released
@@ -397,9 +395,7 @@ def expire_members(op: OpContext, lane: LaneState, first: int, end: int, *, is_p
         if stop > floor:  # what lies below was counted when the commit offset passed it
             low = max(at, floor)
             record.expired_from_log += stop - low
-            op.audit.step(
-                lane.record, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start"
-            )
+            op.audit.step(lane, DeliveryStep.EXPIRED_FROM_LOG, low, stop, _delivery(info, member), cause="log_start")
     if is_prefix:
         record.expired_from_log += _move_commit_offset(lane, end)
 
@@ -443,7 +439,7 @@ def _dead_letter(
 ) -> None:
     lane.record.dead_lettered += end - first
     op.audit.step(
-        lane.record, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause=reason, at_ms=at_ms, client_id=client_id
+        lane, DeliveryStep.DEAD_LETTERED, first, end, delivery, cause=reason, at_ms=at_ms, client_id=client_id
     )
     op.dead_letter(lane, first, end, delivery, reason=reason, at_ms=at_ms, cause=cause)
 

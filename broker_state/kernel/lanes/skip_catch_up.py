@@ -135,7 +135,7 @@ def _expire_page(op: OpContext, lane: LaneState, page_no: int, first: int, end: 
         else:
             record.available -= stop - at
         if delivery.attempt:  # not if it was put off, and never delivered
-            op.audit.step(record, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
+            op.audit.step(lane, DeliveryStep.EXPIRED_FROM_LOG, at, stop, delivery, cause="log_start")
         op.work_left -= 1
     op.work_left -= _PAGE_COST
     page.replace(first, end, None)

@@ -14,11 +14,15 @@ from broker_state.audit import (
     Origin,
 )
 from broker_state.kernel.context.audit_trail import AuditRows, AuditTrail
-from broker_state.store.facts import Delivery, DeliveryState
+from broker_state.kernel.context.queue_state import LaneState, new_queue
+from broker_state.store.facts import Delivery, DeliveryState, client_hash
+from broker_state.store.memory_kv import MemoryKv
+from broker_state.store.overlay import Overlay
 from broker_state.store.state_records import LaneRecord, QueueRecord
 from popstream.wire.reason import Reason
 
 ORIGIN = {"kind": "kind", "op_id": "op_id", "client_id": "client_id", "admin_key": "admin_key"}
+HOLDER = client_hash("holder")
 CAUSE = {"partition": 101, "kafka_offset": 102, "now_ms": 103, "topic": "topic", "queue_id": 104}
 
 
@@ -62,9 +66,31 @@ def lane_record() -> LaneRecord:
     )
 
 
+def lane_state() -> LaneState:
+    """A lane in which the client "holder" has a page of leases, besides others of a client without an id."""
+    queue = QueueRecord(topic_id="id", queue_type="simple", now_ms=0, min_offset=0, commit_position=0, written_above=0)
+    lane = LaneState(new_queue(Overlay(MemoryKv()), "topic", 104, queue), lane_record())
+    lane.add_client_page(HOLDER, lane.page_to_fill(0), "holder")
+    return lane
+
+
 def delivery(**changed: int) -> Delivery:
-    fields = {"epoch": 301, "revision": 302, "attempt": 303, "deadline_ms": 304, **changed}
-    return Delivery(**fields, pop_time_ms=1, invisible_time_ms=2, client=3, state=DeliveryState.LEASED, suspended=False)
+    fields = {"epoch": 301, "revision": 302, "attempt": 303, "deadline_ms": 304, "client": 0, **changed}
+    fields.setdefault("state", DeliveryState.LEASED)
+    return Delivery(**fields, pop_time_ms=1, invisible_time_ms=2, suspended=False)
+
+
+def test_the_end_of_a_lease_names_who_held_it_unless_somebody_took_the_step() -> None:
+    rows, audit = trail()
+    lane, held = lane_state(), delivery(client=HOLDER)
+    audit.step(lane, DeliveryStep.EXPIRED, 1, 2, held, cause="deadline")
+    audit.step(lane, DeliveryStep.ACKED, 3, 4, held, cause="ack", client_id="another")
+    audit.step(lane, DeliveryStep.LEASED, 5, 6, held, cause="pop")
+    audit.step(lane, DeliveryStep.EXPIRED, 7, 8, delivery(), cause="deadline")
+    audit.step(lane, DeliveryStep.ACKED, 9, 10, delivery(client=HOLDER, state=DeliveryState.AVAILABLE), cause="ack")
+    lane.discard_client_page(HOLDER, 0)
+    audit.step(lane, DeliveryStep.EXPIRED, 11, 12, held, cause="deadline")
+    assert [row.client_id for row in rows.deliveries] == ["holder", "another", None, None, None, None]
 
 
 def test_columns_of_an_operation() -> None:
@@ -166,10 +192,10 @@ def test_an_offset_that_no_column_can_hold_is_left_out() -> None:
 
 def test_columns_of_a_delivery() -> None:
     rows, audit = trail()
-    audit.step(lane_record(), DeliveryStep.ACKED, 1, 2, delivery(), cause="ack")
+    audit.step(lane_state(), DeliveryStep.ACKED, 1, 2, delivery(), cause="ack")
 
-    audit.step(lane_record(), DeliveryStep.EXPIRED, 305, 307, delivery(), cause="cause", at_ms=308, client_id="client")
-    audit.step(lane_record(), DeliveryStep.ACKED, 9, 10, delivery(deadline_ms=0), cause="ack")
+    audit.step(lane_state(), DeliveryStep.EXPIRED, 305, 307, delivery(), cause="cause", at_ms=308, client_id="client")
+    audit.step(lane_state(), DeliveryStep.ACKED, 9, 10, delivery(deadline_ms=0), cause="ack")
 
     assert rows.deliveries[1] == DeliveryRow(
         **CAUSE,  # type: ignore[arg-type]
@@ -192,10 +218,10 @@ def test_columns_of_a_delivery() -> None:
 def test_a_step_lengthens_the_row_before_when_all_else_is_equal() -> None:
     rows, audit = trail()
 
-    audit.step(lane_record(), DeliveryStep.LEASED, 0, 64, delivery(), cause="pop")
-    audit.step(lane_record(), DeliveryStep.LEASED, 64, 70, delivery(), cause="pop")
-    audit.step(lane_record(), DeliveryStep.LEASED, 71, 72, delivery(), cause="pop")
-    audit.step(lane_record(), DeliveryStep.LEASED, 72, 73, delivery(epoch=9), cause="pop")
+    audit.step(lane_state(), DeliveryStep.LEASED, 0, 64, delivery(), cause="pop")
+    audit.step(lane_state(), DeliveryStep.LEASED, 64, 70, delivery(), cause="pop")
+    audit.step(lane_state(), DeliveryStep.LEASED, 71, 72, delivery(), cause="pop")
+    audit.step(lane_state(), DeliveryStep.LEASED, 72, 73, delivery(epoch=9), cause="pop")
 
     ranges = [(row.ordinal, row.first_offset, row.last_offset) for row in rows.deliveries]
     assert ranges == [(0, 0, 69), (1, 71, 71), (2, 72, 72)]

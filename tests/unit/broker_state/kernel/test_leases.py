@@ -2,6 +2,7 @@
 
 import pytest
 
+from broker_state.store.facts import client_hash
 from broker_state.store.overlay import Overlay
 from popstream.wire.command import (
     Ack,
@@ -221,8 +222,7 @@ def test_cancel_takes_a_parked_pop_back_and_releases_an_answered_one_without_cou
     assert unknown.reason == "UNKNOWN_HANDLE"
 
 
-def test_a_step_names_the_client_that_took_it_and_the_row_of_its_epoch_the_client_that_held_the_lease() -> None:
-    """A page keeps a hash of the client, not its name."""
+def test_a_step_names_the_client_that_took_it_or_else_the_client_that_held_the_lease() -> None:
     lab = LaneLab(written=4)
     lab.do(Policy(**QUEUE, group=GROUP, max_attempts=1))
     handle = lab.pop(4, client_id="holder").handle or ""
@@ -242,9 +242,25 @@ def test_a_step_names_the_client_that_took_it_and_the_row_of_its_epoch_the_clien
     lab.tick(10_000)
     steps |= {(row.step, row.first_offset): row.client_id for row in lab.decision.deliveries}
     assert (steps["acked", 0], steps["changed", 1]) == ("sender", "sender")
-    assert [steps[step] for step in (("released", 2), ("dead_lettered", 2), ("expired", 1), ("dead_lettered", 3))] == [
-        None
-    ] * 4
+    assert steps["released", 2] == "sender"
+    assert {steps[step] for step in (("dead_lettered", 2), ("expired", 1), ("dead_lettered", 3))} == {"holder"}
+
+
+@pytest.mark.parametrize("order", [False, True], ids=["concurrent", "orderly"])
+def test_the_ids_of_clients_are_kept_as_long_as_they_may_hold_leases(*, order: bool) -> None:
+    lab = LaneLab(written=300)
+    first = lab.pop(100, client_id="first", order=order)
+    assert lab.lane().client_id(client_hash("first")) == "first"
+    lab.ack(first.handle, (0, 99))
+    lab.pop(100, client_id="second", order=order)
+    assert lab.lane().client_id(client_hash("first")) is None
+    lab.tick(10_000)
+    assert {(row.step, row.client_id) for row in lab.decision.deliveries} == {("expired", "second")}
+    lab.pop(200, order=order)
+    lab.tick(10_000)
+    assert {(row.step, row.client_id) for row in lab.decision.deliveries} == {("expired", None)}
+    lab.do(ResetOffset(**QUEUE, group=GROUP, queue_offset=300))
+    assert lab.lane().client_id(client_hash("second")) is None
 
 
 def test_return_client_releases_what_that_client_holds_and_nothing_else() -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from broker_state.kernel.context.decision import Decision, OpRecord
 from broker_state.kernel.fold import fold
-from broker_state.store.keys import QueueTag, queue_prefix
+from broker_state.store.facts import client_hash
+from broker_state.store.keys import LaneTag, QueueTag, lane_prefix, queue_prefix
 from broker_state.store.marks import MAPS
 from broker_state.store.overlay import STATE, Overlay
 from broker_state.store.rocks_store import RocksStore
 from broker_state.store.segment import FULL, SEGMENT_BITS, encode_segment
-from broker_state.store.state_records import QueueRecord
+from broker_state.store.state_records import QueueRecord, Text
 from pipelines.recovery.verify.state_comparison import compare_states
 from popstream.wire.command import Declare, Dispatch, Pop
 from tests.support.in_process.lane_lab import QUEUE
@@ -95,3 +96,14 @@ def test_segments_that_an_older_version_stored_otherwise_are_equal(states: tuple
     assert compare_states(state, again, lambda _: True).different == {"segments of written offsets": 1}
     state.write_changes([(STATE, key_of(5000), b"\x09"), (STATE, key_of(5), encode_segment(sparse ^ 2))])
     assert compare_states(state, again, lambda _: True).different == {"segments of written offsets": 2}
+
+
+def test_a_state_need_not_know_the_clients_of_leases_that_an_older_version_granted(
+    states: tuple[RocksStore, RocksStore],
+) -> None:
+    state, again = states
+    key = lane_prefix(queue_prefix("orders", 0), 1) + LaneTag.CLIENT_ID + client_hash("worker").to_bytes(8, "big")
+    again.write_changes([(STATE, key, Text("worker").encode())])
+    assert compare_states(state, again, lambda _: True).lines() == []
+    state.write_changes([(STATE, key, Text("another").encode())])
+    assert compare_states(state, again, lambda _: True).different == {"ids of clients": 1}
