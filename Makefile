@@ -124,7 +124,7 @@ s3-jars: environment ## the optional jars for s3a://, 13 MB
 	@$(BIN)/python -m connectors.jars.resolve --s3
 
 crash: environment ## kill the job at its fail-points and compare what it left
-	@export TEST_KILLS=500 TEST_WAL_DAMAGES=900 TEST_CRASHES=60 TEST_DAMAGES=200 TEST_RUNNING_DAMAGES=16; $(PYTEST) tests/crash tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
+	@export TEST_KILLS=500 TEST_WAL_DAMAGES=900 TEST_CRASHES=60 TEST_DAMAGES=200 TEST_RUNNING_DAMAGES=16 TEST_COST_INPUTS=1000; $(PYTEST) tests/crash tests/fuzz/test_record_cost.py tests/integration/job/test_outages.py tests/integration/job/test_one_job_a_prefix.py -rP
 
 lock: ## resolve requirements/*.txt anew (needs uv)
 	$(COMPILE) --extra pipeline --group build --output-file requirements/pipeline.txt

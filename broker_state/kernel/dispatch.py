@@ -17,6 +17,9 @@ DISPATCH_COST_MAX = 20_000
 """What one record may spend: 1 for each range, and 1 for each page of 64 offsets that get a tag, a count or a time, or
 else for each 4,096 offsets; of a skip 2 for each 4,096 offsets, which are marked twice, but for those in which the skip
 before it ended. About 100 ms. The last range is decided as a whole: it may take a million offsets."""
+DISPATCH_PIECES_MAX = 10_000
+"""Runs of offsets not known before of which skips, and ranges with a tag, a count or a time, may consist in one record.
+A range is marked up to there, and the rest when it is sent again. About 50 ms."""
 
 
 def decide_dispatch(op: OpContext, command: Dispatch) -> None:
@@ -26,25 +29,27 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
         op.refuse(Reason.INVALID_PARAMETER, f"the queue is of topic id {queue.record.topic_id}")
         return
     runs: list[Run] = []
-    cost_left = DISPATCH_COST_MAX
+    left = _Left()
     for index, written in enumerate(command.ranges):
-        reason = Reason.INVALID_PARAMETER
+        reason, applied = Reason.INVALID_PARAMETER, False
         if _is_valid(written):
-            reason = _judge_range(queue, written.first, written.last, cost_left)
-        facts = _facts_of(written, op.now_ms)
+            reason = _judge_range(queue, written.first, written.last, left)
         if reason is Reason.OK:
+            facts = _facts_of(written, op.now_ms)
             shift = SEGMENT_SHIFT if facts is None else PAGE_SHIFT
-            cost_left -= 2 + (written.last >> shift) - (written.first >> shift)
-        applied = reason is Reason.OK and _write(queue, written.first, written.last + 1, facts)
+            left.cost -= 2 + (written.last >> shift) - (written.first >> shift)
+            reached, applied = _write(queue, written.first, written.last + 1, facts, left)
+            reason = Reason.OK if reached > written.last else Reason.AHEAD_OF_WINDOW
         _append_run(op, runs, index, written.first, written.last, reason, applied=applied)
     segment_before = -1
     for index, (first, last) in enumerate(command.skip, len(command.ranges)):
-        reason = _judge_range(queue, first, last, cost_left, is_skip=True)
+        reason, applied = _judge_range(queue, first, last, left, is_skip=True), False
         if reason is Reason.OK:
             first_segment, last_segment = first >> SEGMENT_SHIFT, last >> SEGMENT_SHIFT
-            cost_left -= 1 + 2 * (last_segment - first_segment + (first_segment != segment_before))
+            left.cost -= 1 + 2 * (last_segment - first_segment + (first_segment != segment_before))
             segment_before = last_segment
-        applied = reason is Reason.OK and _skip(queue, first, last + 1)
+            reached, applied = _skip(queue, first, last + 1, left)
+            reason = Reason.OK if reached > last else Reason.AHEAD_OF_WINDOW
         _append_run(op, runs, index, first, last, reason, applied=applied)
     op.serve_watching = True
     op.respond(
@@ -55,12 +60,22 @@ def decide_dispatch(op: OpContext, command: Dispatch) -> None:
     )
 
 
-def _judge_range(queue: QueueState, first: int, last: int, cost_left: int, *, is_skip: bool = False) -> Reason:
+class _Left:
+    """What the record may still spend on its ranges."""
+
+    __slots__ = ("cost", "pieces")
+
+    def __init__(self) -> None:
+        self.cost = DISPATCH_COST_MAX
+        self.pieces = DISPATCH_PIECES_MAX
+
+
+def _judge_range(queue: QueueState, first: int, last: int, left: _Left, *, is_skip: bool = False) -> Reason:
     if not is_range(first, last) or last - first >= RANGE_OFFSETS_MAX:
         return Reason.INVALID_PARAMETER
     if first < queue.record.min_offset and not is_skip:
         return Reason.BELOW_MIN
-    if last >= queue.written.floor + queue.record.window_max or cost_left <= 0:
+    if last >= queue.written.floor + queue.record.window_max or left.cost <= 0 or left.pieces <= 0:
         return Reason.AHEAD_OF_WINDOW
     return Reason.OK
 
@@ -88,45 +103,61 @@ def _facts_of(written: WrittenRange, now_ms: int) -> UnitFacts | None:
     return None
 
 
-def _write(queue: QueueState, first: int, end: int, facts: UnitFacts | None) -> bool:
+def _write(queue: QueueState, first: int, end: int, facts: UnitFacts | None, left: _Left) -> tuple[int, bool]:
+    """Mark [first, end) as written; return up to where that was done, and whether it changed anything."""
     if facts is not None:
         queue.record.has_unit_facts = True
-        for low, high in queue.written.unmarked(first, end):
+        for low, high in queue.written.iter_unmarked(first, end):
+            if left.pieces <= 0:
+                end = low
+                break
+            left.pieces -= 1
             for page_no, page_first, page_end in windows(low, high):
                 page = queue.unit_facts(page_no) or TagPage(page_no, [])
                 page.replace(page_first, page_end, facts)
                 queue.set_unit_facts(page)
-    return queue.written.mark(first, end) > 0
+    return end, queue.written.mark(first, end) > 0
 
 
-def _skip(queue: QueueState, first: int, end: int) -> bool:
-    """Declare [first, end) holes; offsets of it that had been written are gone from the log."""
+def _skip(queue: QueueState, first: int, end: int, left: _Left) -> tuple[int, bool]:
+    """Declare [first, end) holes; offsets of it that had been written are gone from the log.
+
+    Return up to where that was done, and whether it changed anything.
+    """
     record = queue.record
     if first <= record.min_offset:
-        return _raise_min(queue, end)
+        return _raise_min(queue, end, left)
     changed = False
-    fresh = queue.written.unmarked(first, end)
     at = first
-    for low, high in [*fresh, (end, end)]:
+    for low, high in queue.written.iter_unmarked(first, end):
+        if left.pieces <= 0:
+            end = at
+            break
+        left.pieces -= 1
         if at < low:
             changed |= _skip_written(queue, at, low)
-        if low < high:
-            record.holes += queue.holes.add(low, high)
-            changed = True
+        record.holes += queue.holes.add(low, high)
+        changed = True
         at = high
+    if at < end:
+        changed |= _skip_written(queue, at, end)
     queue.written.mark(first, end)
-    return changed
+    return end, changed
 
 
-def _raise_min(queue: QueueState, end: int) -> bool:
+def _raise_min(queue: QueueState, end: int, left: _Left) -> tuple[int, bool]:
     record = queue.record
     if end <= record.min_offset:
-        return False
-    for low, high in queue.written.unmarked(record.min_offset, end):
+        return end, False
+    for low, high in queue.written.iter_unmarked(record.min_offset, end):
+        if left.pieces <= 0:
+            end = low
+            break
+        left.pieces -= 1
         record.holes += queue.holes.add(low, high)
     queue.written.mark(record.min_offset, end)
     record.min_offset = end
-    return True
+    return end, True
 
 
 def _skip_written(queue: QueueState, first: int, end: int) -> bool:

@@ -149,14 +149,15 @@ class Overlay:
         """Delete every state key with `prefix`, none of which is read or written again; takes no time per key."""
         self._dropped.add(prefix)
 
-    def erase(self, prefix: bytes) -> None:
-        """Delete every state key with `prefix`, read or not; puts that follow are kept."""
+    def erase(self, owner: bytes, tags: tuple[bytes, ...]) -> None:
+        """Delete every state key with prefix `owner` and one of `tags`, read or not; puts that follow are kept."""
+        prefixes = tuple(owner + tag for tag in tags)
         for cached in (self._values, self._bits):
-            for key in [key for key in cached if key.startswith(prefix)]:
+            for key in [key for key in cached if key.startswith(owner) and key.startswith(prefixes)]:
                 del cached[key]
-        self._dirty = {key for key in self._dirty if not key.startswith(prefix)}
-        self._dirty_bits = {key for key in self._dirty_bits if not key.startswith(prefix)}
-        self._erased.add(prefix)
+        self._dirty = {key for key in self._dirty if not key.startswith(prefixes)}
+        self._dirty_bits = {key for key in self._dirty_bits if not key.startswith(prefixes)}
+        self._erased.update(prefixes)
 
     def erasures(self) -> list[tuple[bytes, bytes]]:
         """Return the ranges [first, end) of state keys to delete before `changes` are applied."""

@@ -4,7 +4,7 @@ A queue's commit position (over written offsets) and a lane's commit offset (ove
 Neither moves back. Segments below the position are deleted.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from broker_state.store.marks import Marks
 from broker_state.store.segment import SEGMENT_BITS, SEGMENT_SHIFT
@@ -75,12 +75,13 @@ class Position:
 
     def unmarked(self, first: int, end: int) -> list[tuple[int, int]]:
         """Return the half-open runs of [first, end) that are not marked, neighbours joined."""
+        return list(self.iter_unmarked(first, end))
+
+    def iter_unmarked(self, first: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the runs of `unmarked` one by one: there may be as many as half of the offsets."""
         first = max(first, self.floor)
-        if first >= end:
-            return []
-        if not self.above:
-            return [(first, end)]
-        return _joined(self._marks.runs(first, end, marked=False))
+        if first < end:
+            yield from _joined(self._marks.runs(first, end, marked=False)) if self.above else ((first, end),)
 
     def count(self, first: int, end: int) -> int:
         """Return how many of first..end-1 are marked."""
@@ -108,11 +109,13 @@ class Position:
             marks.delete(floor >> SEGMENT_SHIFT)
 
 
-def _joined(runs: Iterator[tuple[int, int]]) -> list[tuple[int, int]]:
-    joined: list[tuple[int, int]] = []
-    for first, end in runs:
-        if joined and joined[-1][1] == first:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((first, end))
-    return joined
+def _joined(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    at = end = -1
+    for first, run_end in runs:
+        if first != end:
+            if at < end:
+                yield at, end
+            at = first
+        end = run_end
+    if at < end:
+        yield at, end

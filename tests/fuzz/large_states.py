@@ -81,7 +81,9 @@ class Shape(NamedTuple):
     """From the begin of one run to that of the next."""
     state: int = DeliveryState.LEASED
     holes: str = ""
-    """Of the offsets beyond `handed_out`: none, "all", "every other" or "every 64th"."""
+    """Of the offsets beyond `handed_out`: none, "all", "every other", "every 64th" or "all but one in 64 segments"."""
+    written_beyond: int = 0
+    """Offsets beyond the commit position of which every other one is written."""
     late_skips: int = 0
     late_skip_offsets: int = 1
     late_skip_distance: int = 64
@@ -103,6 +105,7 @@ class Shape(NamedTuple):
     policy: LanePolicy = LanePolicy(parked_max=PARKED_MAX)
 
 
+_SPARSE = "all but one in 64 segments"
 _HOLE_DISTANCE = {"all": 1, "every other": 2, "every 64th": 64}
 _MILLION, _BILLION = 1_000_000, 1_000_000_000
 _DAY_MS = 86_400_000
@@ -128,8 +131,12 @@ SHAPES: dict[str, Shape] = {
     "a billion put off": Shape(_BILLION, tag_runs=1, delay_ms=_DAY_MS),
     "a billion put off one by one": Shape(_BILLION, tag_runs=64, delay_ms=_DAY_MS),
     "an orderly lane of a billion put off": Shape(_BILLION, orderly=True, tag_runs=64, delay_ms=_DAY_MS),
+    "one lease before a billion fresh": Shape(_BILLION, handed_out=64),
     "a billion holes": Shape(_BILLION, holes="all"),
     "half a billion holes": Shape(_BILLION, holes="every other"),
+    "a billion holes but one in 64 segments": Shape(_BILLION, holes=_SPARSE),
+    "an orderly lane before a billion holes but one in 64 segments": Shape(_BILLION, orderly=True, holes=_SPARSE),
+    "a million offsets written every other one": Shape(4096 * 4096, written_beyond=_MILLION),
     "a billion with a hole in each page": Shape(_BILLION, holes="every 64th"),
     "a hundred lanes before a billion holes": Shape(_BILLION, lanes=100, holes="all"),
     "100,000 empty lanes": Shape(lanes=100_000, handed_out=10_000, run_distance=20_000),
@@ -221,6 +228,7 @@ class LargeState:
             QueueTag.RECORD: lambda _: self._queue().encode(),
             QueueTag.LANE: self._lane,
             QueueTag.GROUP: self._name,
+            QueueTag.WRITTEN: self._written,
             QueueTag.HOLES: self._holes,
             QueueTag.HOLE_COUNTS: self._hole_count,
             QueueTag.LATE_SKIP: self._late_skip,
@@ -294,14 +302,14 @@ class LargeState:
 
     def _queue(self) -> QueueRecord:
         shape = self.shape
-        holes = _HOLE_DISTANCE.get(shape.holes, 0)
+        holes = _HOLE_DISTANCE.get(shape.holes, 1 if shape.holes else 0)
         return QueueRecord(
             topic_id="id",
             queue_type="simple",
             now_ms=NOW_MS,
             min_offset=shape.min_offset,
             commit_position=shape.written,
-            written_above=0,
+            written_above=shape.written_beyond // 2,
             holes=(shape.written - shape.handed_out) // holes if holes else shape.late_skips and 1,
             late_skips=shape.late_skips,
             has_unit_facts=shape.tag_runs > 0,
@@ -356,10 +364,18 @@ class LargeState:
         number = int.from_bytes(key, "big")
         return Text(group_of(number)).encode() if 1 <= number <= self.shape.lanes else None
 
+    def _written(self, key: bytes) -> bytes | None:
+        shape, base = self.shape, int.from_bytes(key, "big") * SEGMENT_BITS
+        if not shape.written <= base < shape.written + shape.written_beyond:
+            return None
+        return encode_segment(FULL // 3 * 2)
+
     def _holes(self, key: bytes) -> bytes | None:
         shape, base = self.shape, int.from_bytes(key, "big") * SEGMENT_BITS
         if not shape.holes or base + SEGMENT_BITS > shape.written or base < shape.handed_out:
             return None
+        if shape.holes == _SPARSE:
+            return encode_segment(FULL if base // SEGMENT_BITS % 64 else FULL ^ 1)
         return _segment(_HOLE_DISTANCE[shape.holes])
 
     def _hole_count(self, key: bytes) -> bytes | None:
@@ -371,9 +387,11 @@ class LargeState:
             max(base, -(-shape.handed_out // SEGMENT_BITS)),
             min(base + segments, shape.written // SEGMENT_BITS),
         )
-        return (
-            encode_segment(max(0, end - first) * SEGMENT_BITS // _HOLE_DISTANCE[shape.holes]) if first < end else None
-        )
+        if first >= end:
+            return None
+        if shape.holes == _SPARSE:
+            return encode_segment((end - first) * SEGMENT_BITS - (-(-end // 64) - -(-first // 64)))
+        return encode_segment((end - first) * SEGMENT_BITS // _HOLE_DISTANCE[shape.holes])
 
     def _late_skip(self, key: bytes) -> bytes | None:
         shape, number = self.shape, int.from_bytes(key, "big")

@@ -95,6 +95,7 @@ class KernelSubject:
             patch.object(expiry, "DUE_COST_MAX", self._limits.due_cost),
             patch.object(concurrent_grant, "AVAILABLE_PAGES_MAX", self._limits.available_pages),
             patch.object(dispatch, "DISPATCH_COST_MAX", self._limits.dispatch_cost),
+            patch.object(dispatch, "DISPATCH_PIECES_MAX", self._limits.dispatch_pieces),
             patch.object(ack_change_reject, "NAMED_OFFSETS_MAX", self._limits.entry_offsets),
         ):
             fold(self._overlay, [op], decision)

@@ -99,11 +99,12 @@ class WorkLimits(NamedTuple):
     search_cost: int
     due_cost: int
     dispatch_cost: int
+    dispatch_pieces: int
     entry_offsets: int
     available_pages: int
 
 
-WORK_LIMITS = WorkLimits(32_768, 16_384, 20_000, 131_072, 2_048)
+WORK_LIMITS = WorkLimits(32_768, 16_384, 20_000, 10_000, 131_072, 2_048)
 
 
 class ModelOutcome(NamedTuple):
@@ -543,10 +544,11 @@ class ReferenceModel:
         parts: list[tuple[int, int, Unit | None]] = [(r.first, r.last, self._unit(queue, r)) for r in command.ranges]
         parts += [(first, last, None) for first, last in command.skip]
         left = self._limits.dispatch_cost
+        pieces_left = self._limits.dispatch_pieces
         touched: int | None = None
         for index, (first, last, unit) in enumerate(parts):
             reason, applied = self._judge_dispatch(queue, first, last, unit), False
-            if reason is Reason.OK and left <= 0:
+            if reason is Reason.OK and (left <= 0 or pieces_left <= 0):
                 reason = Reason.AHEAD_OF_WINDOW
                 self.counts["dispatch", "too much for one record"] += 1
             elif reason is Reason.OK:
@@ -560,7 +562,16 @@ class ReferenceModel:
                     left -= 1 + len(blocks)
             self.counts["dispatch range" if unit else "skip range", reason.value] += 1
             if reason is Reason.OK:
-                applied = self._skip(queue, first, last) if unit is None else self._write(queue, first, last, unit)
+                stop = last + 1
+                if unit != PLAIN:
+                    stop, pieces = self._reach(queue, first, last + 1, pieces_left, is_skip=unit is None)
+                    pieces_left -= pieces
+                applied = (
+                    self._skip(queue, first, stop - 1) if unit is None else self._write(queue, first, stop - 1, unit)
+                )
+                if stop <= last:
+                    self.counts["dispatch", "a part of a range"] += 1
+                    reason = Reason.AHEAD_OF_WINDOW
             runs.append(_run("dispatch", index, first, last, (reason, applied, None, None, None, None)))
         for lane in queue["lanes"].values():
             before = lane["commit"], lane["next"]
@@ -570,6 +581,22 @@ class ReferenceModel:
         answer = self._answer_of_runs(queue, command, "dispatch", runs)
         answer["commit_position"] = queue["commit_position"]
         return answer
+
+    def _reach(self, queue: Queue, first: int, end: int, pieces_left: int, *, is_skip: bool) -> tuple[int, int]:
+        """How far a range is marked that consists of too many runs of offsets not known before, and of how many."""
+        moves_min = is_skip and first <= queue["min_offset"]
+        runs: list[list[int]] = []
+        for offset in range(max(first, queue["commit_position"]), end):
+            if offset in queue["written"] or offset in queue["holes"]:
+                continue
+            if runs and runs[-1][1] == offset:
+                runs[-1][1] = offset + 1
+            else:
+                runs.append([offset, offset + 1])
+        if len(runs) <= pieces_left:
+            return end, len(runs)
+        is_up_to_next = moves_min or not is_skip  # what is known before the next run makes no difference to a skip
+        return runs[pieces_left][0] if is_up_to_next else runs[pieces_left - 1][1], pieces_left
 
     def _unit(self, queue: Queue, written: AnyCommand) -> Unit:
         """What is known of each offset of a range: a delivery time that has come is none, one too far ahead is cut."""

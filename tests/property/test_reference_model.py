@@ -94,6 +94,7 @@ OUTCOMES: list[tuple[str, ...]] = [
     ],
     *[("due", how) for how in ("left to the next record", "batch left to the next record")],
     ("dispatch", "too much for one record"),
+    ("dispatch", "a part of a range"),
     ("entries", "name too many offsets"),
     ("pop", "ends at its last page"),
     *[("search", how) for how in ("paused", "goes on")],

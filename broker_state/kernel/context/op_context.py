@@ -33,6 +33,8 @@ PAUSE_MS = 200
 """Time after which a lane goes on with what was too much for one record, by the queue's clock: others are served
 meanwhile."""
 
+_GAP_SEGMENTS_MAX = 128
+"""Segments that are looked at between two messages: those of the block in which the holes begin, and of the last."""
 _PAGE_RUNS = 16
 """How many runs a page counts as besides its own: to read and write it and its segment of acked offsets."""
 
@@ -137,6 +139,10 @@ class OpContext:
         stop = min(end, (segment_no + max(self.work_left, 1)) << SEGMENT_SHIFT)
         self.work_left -= ((stop - 1) >> SEGMENT_SHIFT) - segment_no + 1
         return stop
+
+    def spend_on_gap(self, first: int, end: int) -> None:
+        """Count what it takes to look for the end of the holes [first, end): segments, but for blocks that are full."""
+        self.work_left -= min(end - first >> SEGMENT_SHIFT, _GAP_SEGMENTS_MAX)
 
     def pause(self, lane: LaneState) -> None:
         """Let the lane go on later with what was too much for this record; it serves no pop before."""

@@ -699,5 +699,4 @@ def erase_queue(queue: QueueState) -> None:
 
     Those leave the index when they are due: the numbers of lanes go on in the queue that follows.
     """
-    for tag in _ERASED_TAGS:
-        queue.overlay.erase(queue.prefix + tag)
+    queue.overlay.erase(queue.prefix, _ERASED_TAGS)

@@ -134,15 +134,14 @@ def _grant_fresh(work: _Grant) -> None:
     if not queue.record.holes and choice.takes_any:
         _lease_fresh(work, *choice.cut_alike(lane.record.next_offset, queue.written.floor))
         return
-    for first, end in _fresh_runs(work.op, lane):
+    for first, end in _fresh_runs(work):
         for low, high, is_given, deliver_at_ms in choice.cut(first, end):
             if is_given:
                 _lease_fresh(work, low, high)
             elif deliver_at_ms:
                 _put_off(lane, low, high, deliver_at_ms)
             else:
-                lane.record.next_offset = high
-                _pass_over(lane, low, high)
+                _pass_over_fresh(work, low, high)
         if not choice.is_open():
             break
     absorb_holes(work.op, lane)
@@ -173,11 +172,15 @@ def _put_off(lane: LaneState, first: int, end: int, until_ms: int) -> None:
     lane.settle_fresh(page, until_ms)
 
 
-def _fresh_runs(op: OpContext, lane: LaneState) -> Iterator[tuple[int, int]]:
+def _fresh_runs(work: _Grant) -> Iterator[tuple[int, int]]:
     """Yield runs of written offsets from `next_offset` on; holes before them are counted as they are passed."""
+    op, lane = work.op, work.lane
     record = lane.record
     queue = lane.queue
     while record.next_offset < queue.written.floor:
+        if op.work_left <= 0:
+            work.choice.is_cut_short = True
+            return
         if not absorb_holes(op, lane):
             return
         first, stop = record.next_offset, queue.written.floor
@@ -206,13 +209,30 @@ def absorb_holes(op: OpContext, lane: LaneState) -> bool:
     end = queue.holes.end_of_run(at, end)
     if end == at:
         return True
-    stop = end if lane.acked.floor == at else op.spend_on_segments(at, end)
+    stop = end
+    if lane.acked.floor == at:
+        op.spend_on_gap(at, end)
+    else:
+        stop = op.spend_on_segments(at, end)
     lane.acked.mark(at, stop)
     record.holes += stop - at
     record.next_offset = stop
     if stop < end:
         op.pause(lane)
     return stop == end
+
+
+def _pass_over_fresh(work: _Grant, first: int, end: int) -> None:
+    """Pass [first, end) over, the next offsets, which the tags do not let through; or a part of it.
+
+    While a message before them is not acked, each 4,096 cost a segment. The pop goes on in another record then.
+    """
+    lane = work.lane
+    stop = end if lane.acked.floor == first else work.op.spend_on_segments(first, end)
+    lane.record.next_offset = stop
+    _pass_over(lane, first, stop)
+    if stop < end:
+        work.choice.is_cut_short = True
 
 
 def _pass_over(lane: LaneState, first: int, end: int) -> None:

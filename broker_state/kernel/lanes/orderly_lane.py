@@ -116,6 +116,9 @@ def _choose_members(lane: LaneState, choice: PopFilter) -> tuple[list[Span], int
     members: list[Span] = []
     searched_end = lane.acked.floor
     for written in _written_spans(lane.queue, searched_end):
+        choice.pass_gap(searched_end, written[0])
+        if not choice.is_open():
+            return members, searched_end, 0
         for first, end, is_given, deliver_at_ms in choice.cut(*written):
             if deliver_at_ms:  # nothing overtakes it
                 return members, first, deliver_at_ms

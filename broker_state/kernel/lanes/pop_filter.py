@@ -99,6 +99,12 @@ class PopFilter:
         else:
             self.is_cut_short = True
 
+    def pass_gap(self, first: int, end: int) -> None:
+        """Charge the record for the holes [first, end) before what is looked at next."""
+        if first < end:
+            self._op.spend_on_gap(first, end)
+            self.is_cut_short |= self._op.work_left <= 0
+
     @property
     def takes_any(self) -> bool:
         """Whether units are alike to the pop: it asked for no tags, and each is one message, to be given at once."""

@@ -107,6 +107,8 @@ def compare_states(state: RocksStore, again: RocksStore, is_ours: Callable[[byte
 class _FullSegments:
     r"""Full segments that an older version has stored under keys of their own, until the map comes that has them now.
 
+    Either state may have some: a restored one is as new or as old as the snapshot that it comes from.
+
     >>> full, prefix = _FullSegments(), b"\x01t\0\0\0\0W"
     >>> segment, of_map = prefix + bytes(8), prefix + b"\x01" + bytes(7)
     >>> full.explain(segment, b"\x03", None), full.unexplained
@@ -116,25 +118,33 @@ class _FullSegments:
     """
 
     def __init__(self) -> None:
-        self._bits: dict[bytes, int] = {}
+        self._bits: tuple[dict[bytes, int], dict[bytes, int]] = {}, {}
 
     @property
     def unexplained(self) -> Counter[str]:
-        """Number of full segments that are in no map, by kind."""
-        return Counter({kind_of_key(STATE, key): bits.bit_count() for key, bits in self._bits.items()})
+        """Number of full segments that are in no map of the other state, by kind."""
+        one, other = self._bits
+        found: Counter[str] = Counter()
+        for key in one.keys() | other.keys():
+            found[kind_of_key(STATE, key)] += (one.get(key, 0) ^ other.get(key, 0)).bit_count()
+        return +found
 
     def explain(self, key: bytes, value: bytes | None, wanted: bytes | None) -> bool:
         """Return whether the values of a segment, or of a map, mean the same in both states, or may do so."""
         try:
-            bits, wanted_bits = (0 if stored is None else decode_segment(stored) for stored in (value, wanted))
+            both = [0 if stored is None else decode_segment(stored) for stored in (value, wanted)]
         except CorruptValueError:
             return False
         number = int.from_bytes(key[-8:], "big")
-        if number < MAPS and bits == FULL and wanted is None:
-            map_key = key[:-8] + (MAPS | number >> SEGMENT_SHIFT).to_bytes(8, "big")
-            self._bits[map_key] = self._bits.get(map_key, 0) | 1 << number % SEGMENT_BITS
-            return True
-        return self._bits.pop(key, 0) | bits == wanted_bits
+        if number >= MAPS:
+            one, other = (bits | full.pop(key, 0) for bits, full in zip(both, self._bits, strict=True))
+            return one == other
+        if both not in ([FULL, 0], [0, FULL]):
+            return both[0] == both[1]
+        map_key = key[:-8] + (MAPS | number >> SEGMENT_SHIFT).to_bytes(8, "big")
+        full = self._bits[both.index(FULL)]
+        full[map_key] = full.get(map_key, 0) | 1 << number % SEGMENT_BITS
+        return True
 
 
 def _are_equal_without_counts(value: bytes | None, wanted: bytes | None) -> bool:

@@ -9,6 +9,7 @@ import pytest
 
 from broker_state.kernel import ack_change_reject, dispatch
 from broker_state.kernel.context.decision import Decision, OpRecord
+from broker_state.kernel.context.queue_state import load_queue
 from broker_state.kernel.decide import decide
 from broker_state.store.keys import NEVER_MS, queue_prefix
 from broker_state.store.overlay import Overlay
@@ -92,6 +93,59 @@ def test_a_pop_takes_what_is_far_apart_from_a_bounded_number_of_pages() -> None:
     reads, answer = decided("a million messages available one a page", pop)
     assert len(answer.messages) == 2_048
     assert reads < 2_200
+
+
+def test_a_pop_for_tags_passes_a_part_of_a_backlog_over_while_a_message_before_it_is_leased() -> None:
+    pop = Pop(**NAMED, group=group_of(1), max_messages=1, invisible_time_ms=1_000, tags=[9])
+    reads, answer = decided("one lease before a billion fresh", pop)
+    assert answer.reason == "NO_MESSAGE"
+    assert reads < 17_000
+
+
+@pytest.mark.parametrize("tags", [None, [9]])
+@pytest.mark.parametrize("order", [False, True], ids=["concurrent", "orderly"])
+def test_a_pop_looks_for_a_bounded_number_of_messages_between_holes(tags: list[int] | None, *, order: bool) -> None:
+    shape = f"{'an orderly lane before ' if order else ''}a billion holes but one in 64 segments"
+    pop = Pop(**NAMED, group=group_of(1), max_messages=10_000, invisible_time_ms=1_000, tags=tags, order=order)
+    reads, answer = decided(shape, pop)
+    assert [leased.first for leased in answer.messages][:2] == ([] if tags else [0, 64 * SEGMENT_BITS])
+    assert len(answer.messages) < 300
+    assert reads < 35_000
+
+
+@pytest.mark.parametrize("how", ["skip", "tags"])
+def test_a_dispatch_over_offsets_that_are_known_in_part_goes_on_when_it_is_sent_again(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "DISPATCH_PIECES_MAX", 10)
+    lab = LaneLab()
+    lab.do(Dispatch(**QUEUE, ranges=[WrittenRange(at, at) for at in range(2, 60, 2)]))
+    span = (
+        Dispatch(**QUEUE, skip=[(1, 59)]) if how == "skip" else Dispatch(**QUEUE, ranges=[WrittenRange(1, 59, tag=5)])
+    )
+    reasons: list[str] = []
+    while not reasons or reasons[-1] != "OK":
+        answer = lab.do(span)
+        assert answer is not None
+        (run,) = answer.runs
+        assert run.applied
+        reasons.append(str(run.reason))
+    assert reasons == ["AHEAD_OF_WINDOW", "AHEAD_OF_WINDOW", "OK"]
+    lab.do(Dispatch(**QUEUE, ranges=[WrittenRange(0, 0)]))
+    queue = load_queue(lab.overlay, TOPIC, 0)
+    assert queue is not None
+    assert (queue.written.floor, queue.record.holes) == (60, 59 if how == "skip" else 0)
+
+
+def test_a_skip_that_moves_the_min_offset_moves_it_by_a_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "DISPATCH_PIECES_MAX", 10)
+    lab = LaneLab()
+    lab.do(Dispatch(**QUEUE, ranges=[WrittenRange(at, at) for at in range(1, 60, 2)]))
+    for min_offset in (20, 40, 60):
+        lab.do(Dispatch(**QUEUE, skip=[(0, 59)]))
+        queue = load_queue(lab.overlay, TOPIC, 0)
+        assert queue is not None
+        assert queue.record.min_offset == min_offset
 
 
 def test_a_lane_without_deliveries_looks_at_no_late_skip() -> None:

@@ -62,7 +62,7 @@ def test_what_is_only_read_or_not_there_counts_too() -> None:
 def test_what_was_erased_counts_when_it_is_asked_for() -> None:
     kv = CountingKv()
     overlay = Overlay(kv, cache_bytes=1_000)
-    overlay.erase(b"F")
+    overlay.erase(b"F", (b"",))
     for number in range(1_000):
         assert overlay.get(key(number), OpLog.decode) is None
     kv.write(overlay)

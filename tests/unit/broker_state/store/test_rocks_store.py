@@ -135,7 +135,7 @@ def test_erasures_come_before_puts(tmp_path: Path) -> None:
     with RocksStore(tmp_path) as store:
         store.write(written(Overlay(store), lane1=b"old", lane2=b"old", lanf=b"neighbour", lan=b"neighbour"))
         overlay = written(Overlay(store), lane3=b"lost")
-        overlay.erase(b"lane")
+        overlay.erase(b"la", (b"ne",))
         assert overlay.get(b"lane1", Text) is None
         written(overlay, lane1=b"new")
         store.write(overlay)
@@ -149,7 +149,7 @@ def test_erasing_a_prefix_of_ff_bytes_ends_where_it_should(tmp_path: Path) -> No
             overlay.put(key, Text(b"x"))
         store.write(overlay)
         overlay = Overlay(store)
-        overlay.erase(b"a\xff")
+        overlay.erase(b"a", (b"\xff",))
         store.write(overlay)
         assert dict(store.scan(STATE, b"")) == {b"b": b"x"}
 

@@ -89,7 +89,7 @@ def test_segments_that_an_older_version_stored_otherwise_are_equal(states: tuple
     in_map = (STATE, key_of(MAPS), encode_segment(0b0010))
     state.write_changes([*full, in_map, (STATE, key_of(5), runs_of_sparse)])
     assert compare_states(state, again, lambda _: True).lines() == []
-    assert compare_states(again, state, lambda _: True).different == {"segments of written offsets": 3}
+    assert compare_states(again, state, lambda _: True).lines() == [], "a snapshot may be older than the state"
     state.write_changes([(STATE, key_of(3), None)])
     assert compare_states(state, again, lambda _: True).different == {"segments of written offsets": 1}
     state.write_changes([(STATE, key_of(3), encode_segment(FULL)), (STATE, key_of(5000), encode_segment(FULL))])
