@@ -6,8 +6,10 @@ checkpoint is not enough either: two drivers both run a micro-batch before one o
 
 import contextlib
 import fcntl
+import logging
 import os
 import platform
+import re
 import secrets
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +19,9 @@ from popstream.wire.base_errors import Fenced
 
 __all__ = ["Ownership"]
 
+LOG = logging.getLogger(__name__)
+
+_NAME = re.compile(r"[0-9]+ [0-9a-f]{16}")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -24,7 +29,8 @@ class Ownership:
     """Holds the lock file of a job folder from construction until `release`, or until the process dies.
 
     On file systems without a reliable flock, such as some network file systems, `require` still detects a second
-    owner: the file contains the name of the last one, which is read before each write.
+    owner: the file contains the name of the last one, which is read before each write. A file that has been damaged,
+    removed or replaced names nobody: it is written again, unless somebody else holds the new one.
 
     Raises:
         Fenced: Another process holds it.
@@ -43,9 +49,7 @@ class Ownership:
             raise Fenced(message, subject=str(path)) from error
         self._path = path
         self._name = f"{os.getpid()} {secrets.token_hex(8)}"
-        self._file.truncate(0)
-        self._file.write(self._name)
-        self._file.flush()
+        self._write_name()
 
     def require(self) -> None:
         """Check that this process still owns the folder.
@@ -54,13 +58,41 @@ class Ownership:
             Fenced: Another process has taken over, or the lock file cannot be read.
         """
         try:
-            owner = self._path.read_text(errors="replace")
+            owner = self._path.read_text(errors="replace") if self._path.exists() else ""
+            if owner == self._name:
+                return
+            if _NAME.fullmatch(owner):
+                raise self._taken_over(owner)
+            self._mend()
         except OSError as error:
             message = f"{self._path} cannot be read, so this process may no longer own the job: {error}"
             raise Fenced(message, subject=str(self._path)) from error
-        if owner != self._name:
-            message = f"process {owner.partition(' ')[0] or 'unknown'} has taken over the job in {self._path.parent}"
-            raise Fenced(message, subject=str(self._path))
+
+    def _mend(self) -> None:
+        file = self._path.open("a+", errors="replace")
+        if os.fstat(file.fileno()).st_ino == os.fstat(self._file.fileno()).st_ino:
+            file.close()
+        else:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                file.seek(0)
+                owner = file.read()
+                file.close()
+                raise self._taken_over(owner) from error
+            self._file.close()
+            self._file = file
+        self._write_name()
+        LOG.warning("%s did not name its owner: it was damaged, and is written again", self._path)
+
+    def _taken_over(self, owner: str) -> Fenced:
+        message = f"process {owner.partition(' ')[0] or 'unknown'} has taken over the job in {self._path.parent}"
+        return Fenced(message, subject=str(self._path))
+
+    def _write_name(self) -> None:
+        self._file.truncate(0)
+        self._file.write(self._name)
+        self._file.flush()
 
     @property
     def place(self) -> str:

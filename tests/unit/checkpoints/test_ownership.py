@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from typing import TYPE_CHECKING
 
@@ -31,13 +32,43 @@ def test_reading_and_copying_the_folder_keeps_the_lock(tmp_path: Path) -> None:
             Ownership(tmp_path / "job" / "lock")
 
 
-@pytest.mark.parametrize("how", ["taken over", "gone"])
+@pytest.mark.parametrize("how", ["taken over", "replaced", "the folder is gone"])
 def test_an_owner_that_was_replaced_notices_before_it_writes(tmp_path: Path, how: str) -> None:
-    """As on a file system where other hosts do not see an flock."""
-    with Ownership(tmp_path / "lock") as owner:
-        if how == "gone":
-            (tmp_path / "lock").unlink()
+    """Taken over: as on a file system where other hosts do not see an flock."""
+    path = tmp_path / "job" / "lock"
+    with contextlib.ExitStack() as stack:
+        owner = stack.enter_context(Ownership(path))
+        if how == "taken over":
+            path.write_text("4711 0123456789abcdef")
+        elif how == "replaced":
+            path.unlink()
+            stack.enter_context(Ownership(path))
+            path.write_text("damaged then")
         else:
-            (tmp_path / "lock").write_text("4711 other")
-        with pytest.raises(Fenced, match="4711" if how == "taken over" else "cannot be read"):
+            shutil.rmtree(path.parent)
+        match = {"taken over": "4711 has taken over", "replaced": "damaged has taken over"}.get(how, "cannot be read")
+        with pytest.raises(Fenced, match=match):
             owner.require()
+
+
+@pytest.mark.parametrize("harm", ["flip", "truncate", "remove", "swap"])
+def test_a_lock_that_was_damaged_is_written_again(tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "lock"
+    with Ownership(path) as owner:
+        name = path.read_bytes()
+        if harm == "flip":
+            path.write_bytes(bytes((name[0] ^ 0x40,)) + name[1:])
+        elif harm == "truncate":
+            path.write_bytes(name[:-3])
+        elif harm == "remove":
+            path.unlink()
+        else:
+            (tmp_path / "other").write_bytes(b"\x00\x01")
+            (tmp_path / "other").replace(path)
+        owner.require()
+        owner.require()
+        assert path.read_bytes() == name
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
+        with pytest.raises(Fenced):
+            Ownership(path)
+    Ownership(path).release()
