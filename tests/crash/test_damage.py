@@ -7,7 +7,7 @@ end state and rows are those of a fresh job over the same log, byte for byte. A 
 does without may be damaged unnoticed.
 
 TEST_DAMAGES says how many: 12 by default, 200 by `make crash`. Files of the builder's store are damaged by
-tests/unit/broker_state/store/test_damaged_files.py.
+tests/unit/broker_state/store/test_damaged_files.py, job.json by tests/unit/checkpoints/test_damaged_hints.py.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def kinds(folder: JobFolder) -> Iterator[tuple[str, list[list[Path]]]]:
     yield "checkpoint", [_each(log.glob("*.checkpoint*"))[-1] for log in logs]
     yield "_last_checkpoint", [[log / "_last_checkpoint"] for log in logs]
     yield "data file", _each(folder.delta.glob("*/op_date=*/*.parquet"))
-    for file in (folder.attempts, folder.lock, folder.job_file):
+    for file in (folder.attempts, folder.lock):
         yield file.name, [[file]]
 
 
@@ -141,8 +141,7 @@ def test_damages_of_one_seed(played: RestoreScene, tmp_path: Path) -> None:
         kind, choices = list(kinds(scene.folder))[number]
         victims = chance.choice(choices)
         for victim in victims:
-            if victim.exists():
-                harm(victim, chance)
+            harm(victim, chance)
         forget_tables(scene.spark)
         where = f"{harm.__name__} of {kind}: {[str(file.relative_to(scene.folder.root)) for file in victims]}"
         healer = Healer(scene)
