@@ -98,7 +98,7 @@ OUTCOMES: list[tuple[str, ...]] = [
     ("entries", "name too many offsets"),
     ("pop", "ends at its last page"),
     *[("search", how) for how in ("paused", "goes on")],
-    *[("holder", how) for how in ("named", "not named", "forgotten", "named again")],
+    *[("holder", how) for how in ("named", "not named", "forgotten")],
     *[("lease ended", how) for how in ("available", "backing off", "suspended")],
     *[("delivery", how) for how in ("fresh", "again", "again, suspended")],
     *[

@@ -263,6 +263,18 @@ def test_the_ids_of_clients_are_kept_as_long_as_they_may_hold_leases(*, order: b
     assert lab.lane().client_id(client_hash("second")) is None
 
 
+@pytest.mark.parametrize(("sender", "holder"), [("back", "back"), ("another", None), (None, None)])
+def test_a_client_that_changes_a_lease_after_its_return_is_known_again(sender: str | None, holder: str | None) -> None:
+    lab = LaneLab(written=10)
+    handle = lab.pop(4, client_id="back").handle or ""
+    lab.do(ReturnClient(**QUEUE, group=GROUP, client_id="back"))
+    assert lab.lane().client_id(client_hash("back")) is None
+    entries = [ChangeEntry(0, [(1, 2)], 5_000)]
+    lab.do(ChangeInvisible(**QUEUE, client_id=sender, handles=[HandleRef(GROUP, handle)], entries=entries))
+    lab.tick(5_000)
+    assert [(row.step, row.client_id) for row in lab.decision.deliveries] == [("expired", holder)]
+
+
 def test_return_client_releases_what_that_client_holds_and_nothing_else() -> None:
     lab = LaneLab(written=200)
     lab.pop(100, client_id="dead")
