@@ -30,6 +30,8 @@ LOG = logging.getLogger(__name__)
 
 PART_COUNT_MAX = 200
 """The records of at most this many messages are fetched at once."""
+AHEAD_SETS_MIN = 16
+"""With fewer sets, which workers soon get to, reading ahead gains nothing and costs a microsecond a message."""
 AHEAD_BYTES_MAX = 8 * 1024 * 1024
 """Of records that are read ahead of their fetch, in memory: a quarter of the cache in which they wait."""
 
@@ -99,7 +101,7 @@ class HandOut:
 
     def _may_read_ahead(self, count: int) -> bool:
         """Tell whether to read the records of a set ahead: of small ones, which are many, by one request."""
-        if not self._longest_bytes or count > PART_COUNT_MAX:
+        if not self._longest_bytes or count > PART_COUNT_MAX or len(self._sets) < AHEAD_SETS_MIN:
             return False
         return self._bytes_of(count) + sum(popped.ahead_bytes for popped in self._sets) <= AHEAD_BYTES_MAX
 

@@ -117,6 +117,7 @@ def test_the_records_of_leased_messages_are_read_ahead_within_a_bound(
     job: MemoryJob, monkeypatch: pytest.MonkeyPatch, ahead_bytes_max: int, *, order: bool
 ) -> None:
     monkeypatch.setattr(hand_out, "AHEAD_BYTES_MAX", ahead_bytes_max)
+    monkeypatch.setattr(hand_out, "AHEAD_SETS_MIN", 0)
     expected: list[tuple[int, list[tuple[int, int]]]] = []
     most_bytes = 0
 
@@ -135,6 +136,14 @@ def test_the_records_of_leased_messages_are_read_ahead_within_a_bound(
     assert bool(expected) == bool(ahead_bytes_max), "from the second set on, when the size of records is known"
     offsets = [(queue_id, at) for queue_id, ranges in expected for low, high in ranges for at in range(low, high + 1)]
     assert len(offsets) == len(set(offsets)) < 40
+
+
+def test_of_a_few_queues_nothing_is_read_ahead(job: MemoryJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected: list[tuple[object, ...]] = []
+    monkeypatch.setattr(job.payloads, "expect", lambda *asked: expected.append(asked))
+    with job.consumer("billing", topics=["orders"], prefetch=8) as consumer:
+        assert {message.value for message in drain(consumer, 40)} == ALL
+    assert expected == []
 
 
 def test_with_less_room_than_queues_every_queue_has_its_turn(job: MemoryJob) -> None:
