@@ -13,7 +13,7 @@ import re
 import secrets
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TextIO
 
 from popstream.wire.base_errors import Fenced
 
@@ -38,15 +38,7 @@ class Ownership:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a+", errors="replace")
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            self._file.seek(0)
-            owner = self._file.read().partition(" ")[0] or "unknown"
-            self._file.close()
-            message = f"process {owner} runs the job in {path.parent}: stop it first, or choose another folder"
-            raise Fenced(message, subject=str(path)) from error
+        self._file = _locked(path, "runs", ": stop it first, or choose another folder")
         self._path = path
         self._name = f"{os.getpid()} {secrets.token_hex(8)}"
         self._write_name()
@@ -62,32 +54,20 @@ class Ownership:
             if owner == self._name:
                 return
             if _NAME.fullmatch(owner):
-                raise self._taken_over(owner)
+                raise _fenced(self._path, owner, "has taken over")
             self._mend()
         except OSError as error:
             message = f"{self._path} cannot be read, so this process may no longer own the job: {error}"
             raise Fenced(message, subject=str(self._path)) from error
 
     def _mend(self) -> None:
-        file = self._path.open("a+", errors="replace")
-        if os.fstat(file.fileno()).st_ino == os.fstat(self._file.fileno()).st_ino:
-            file.close()
-        else:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                file.seek(0)
-                owner = file.read()
-                file.close()
-                raise self._taken_over(owner) from error
+        is_ours = self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file.fileno()))
+        if not is_ours:
+            file = _locked(self._path, "has taken over")
             self._file.close()
             self._file = file
         self._write_name()
         LOG.warning("%s did not name its owner: it was damaged, and is written again", self._path)
-
-    def _taken_over(self, owner: str) -> Fenced:
-        message = f"process {owner.partition(' ')[0] or 'unknown'} has taken over the job in {self._path.parent}"
-        return Fenced(message, subject=str(self._path))
 
     def _write_name(self) -> None:
         self._file.truncate(0)
@@ -114,3 +94,21 @@ class Ownership:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _locked(path: Path, what: str, advice: str = "") -> TextIO:
+    """Open and lock the file; raise Fenced, by `what` its holder does, if another process has locked it."""
+    file = path.open("a+", errors="replace")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.seek(0)
+        owner = file.read()
+        file.close()
+        raise _fenced(path, owner, what, advice) from error
+    return file
+
+
+def _fenced(path: Path, owner: str, what: str, advice: str = "") -> Fenced:
+    message = f"process {owner.partition(' ')[0] or 'unknown'} {what} the job in {path.parent}{advice}"
+    return Fenced(message, subject=str(path))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from typing import TYPE_CHECKING
 
+from popstream.errors import ClientClosed
 from popstream.payload.kafka_payloads import KafkaPayloads, closed
 
 if TYPE_CHECKING:
@@ -35,7 +37,7 @@ class _Share:
         return _FETCHERS.of(self).fetch(topic, queue_id, ranges, timeout_s, bytes_max)
 
     def expect(self, topic: str, queue_id: int, ranges: Sequence[tuple[int, int]]) -> None:
-        if not self.is_closed:
+        with contextlib.suppress(ClientClosed):
             _FETCHERS.of(self).expect(topic, queue_id, ranges)
 
     def read(

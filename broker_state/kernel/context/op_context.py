@@ -130,11 +130,14 @@ class OpContext:
         self.runs_met += count >> 2 if page in self._pages_met else count + _PAGE_RUNS
         self._pages_met.add(page)
 
-    def spend_on_segments(self, first: int, end: int) -> int:
-        """Return up to where of [first, end) the record may mark offsets segment by segment, and count that as spent.
+    def spend_on_segments(self, lane: LaneState, first: int, end: int) -> int:
+        """Return up to where of [first, end) the record may mark the lane's next offsets, and count that as spent.
 
-        At least to the end of the first segment, so that each record does a part.
+        All of them where nothing before is left to be acked: then no segment is kept. Otherwise at least to the end of
+        the first segment, so that each record does a part.
         """
+        if lane.acked.floor == first:
+            return end
         segment_no = first >> SEGMENT_SHIFT
         stop = min(end, (segment_no + max(self.work_left, 1)) << SEGMENT_SHIFT)
         self.work_left -= ((stop - 1) >> SEGMENT_SHIFT) - segment_no + 1

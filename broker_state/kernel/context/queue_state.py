@@ -323,8 +323,7 @@ class LaneState:
 
     def add_client_page(self, client: int, page: DeliveryPage, client_id: str | None) -> None:
         """Note that the client may hold leases in the page, for `return_client`; and its id, where that is known."""
-        if client_id is not None and self.client_id(client) is None:
-            self._overlay.put(self._client_id_key(client), Text(client_id))
+        self._note_client_id(client, client_id)
         if client in page.clients:
             return
         if len(page.clients) >= 1 << PAGE_SHIFT:
@@ -370,6 +369,9 @@ class LaneState:
         """Note that the batch of an orderly lane is another client's now."""
         if before and before != client:
             self._forget_client_id(before)
+        self._note_client_id(client, client_id)
+
+    def _note_client_id(self, client: int, client_id: str | None) -> None:
         if client_id is not None and self.client_id(client) is None:
             self._overlay.put(self._client_id_key(client), Text(client_id))
 

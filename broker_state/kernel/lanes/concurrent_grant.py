@@ -209,11 +209,9 @@ def absorb_holes(op: OpContext, lane: LaneState) -> bool:
     end = queue.holes.end_of_run(at, end)
     if end == at:
         return True
-    stop = end
     if lane.acked.floor == at:
         op.spend_on_gap(at, end)
-    else:
-        stop = op.spend_on_segments(at, end)
+    stop = op.spend_on_segments(lane, at, end)
     lane.acked.mark(at, stop)
     record.holes += stop - at
     record.next_offset = stop
@@ -228,7 +226,7 @@ def _pass_over_fresh(work: _Grant, first: int, end: int) -> None:
     While a message before them is not acked, each 4,096 cost a segment. The pop goes on in another record then.
     """
     lane = work.lane
-    stop = end if lane.acked.floor == first else work.op.spend_on_segments(first, end)
+    stop = work.op.spend_on_segments(lane, first, end)
     lane.record.next_offset = stop
     _pass_over(lane, first, stop)
     if stop < end:

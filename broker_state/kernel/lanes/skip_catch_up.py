@@ -149,7 +149,7 @@ def _skip_fresh(op: OpContext, lane: LaneState, end: int) -> bool:
     """
     record = lane.record
     first = record.next_offset
-    stop = end if lane.acked.floor == first else op.spend_on_segments(first, end)
+    stop = op.spend_on_segments(lane, first, end)
     holes = lane.queue.count_holes(first, stop)
     lane.acked.mark(first, stop)
     record.holes += holes
