@@ -25,9 +25,19 @@ from pipelines.recovery.verify.base import Snapshots
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Invalid
 
-__all__ = ["Checkpoint", "CopiedStores", "WithBeginning", "copy_beginning", "copy_state", "copy_stores", "local_tables"]
+__all__ = [
+    "BEGINNING",
+    "Checkpoint",
+    "CopiedStores",
+    "WithBeginning",
+    "copy_beginning",
+    "copy_state",
+    "copy_stores",
+    "local_tables",
+]
 
 BEGINNING = "of the migration"
+"""In place of the id of a snapshot: the state with which a state from elsewhere began."""
 
 
 class Checkpoint(NamedTuple):

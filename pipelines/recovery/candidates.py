@@ -23,13 +23,26 @@ from checkpoints.reconcile import LogFound
 from checkpoints.replay import replay_of
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.table_file import verify_tables
-from popstream.wire.base_errors import Corrupt, Invalid
+from popstream.wire.base_errors import Corrupt, Invalid, without_restore
 
-__all__ = ["EMPTY", "PRESENT", "PUT_ASIDE", "Candidate", "UsableState", "find_candidates", "read_all", "usable_states"]
+__all__ = [
+    "EMPTY",
+    "NO_SNAPSHOT",
+    "PRESENT",
+    "PUT_ASIDE",
+    "Candidate",
+    "PassedOver",
+    "UsableState",
+    "find_candidates",
+    "read_all",
+    "usable_states",
+]
 
 PRESENT = "the present state"
 PUT_ASIDE = "the state that was put aside"
 EMPTY = "an empty state"
+NO_SNAPSHOT = "none"
+"""In place of the id of a snapshot: an empty state, with which the log is decided from its start."""
 
 
 class Candidate(NamedTuple):
@@ -42,6 +55,13 @@ class Candidate(NamedTuple):
 
     source: str
     copy_to: Callable[[Path], None]
+
+
+class PassedOver(NamedTuple):
+    """Why a candidate is not taken: a line for each reason, which a lossy restore accepts if they are losses."""
+
+    reasons: list[str]
+    are_losses: bool = False
 
 
 class UsableState(NamedTuple):
@@ -66,7 +86,7 @@ def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | Non
     Args:
         folder: Folder of the job.
         snapshots: The snapshots.
-        only: Id of the one snapshot to yield; None yields all candidates.
+        only: Id of the one snapshot to yield, or `NO_SNAPSHOT` to yield the empty state; None yields all candidates.
 
     Raises:
         Invalid: There is no snapshot `only`.
@@ -78,6 +98,10 @@ def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | Non
     def put_aside(state: Path) -> Candidate:
         return Candidate(f"{PUT_ASIDE} in {state.parent.name}", lambda target: _copy(state, target))
 
+    empty = Candidate(EMPTY, lambda target: (target / "state").mkdir(parents=True))
+    if only == NO_SNAPSHOT:
+        yield empty
+        return
     kept = {snapshot.id: snapshot for snapshot in snapshots.list()}
     if only is not None:
         if only not in kept:
@@ -86,7 +110,6 @@ def find_candidates(folder: JobFolder, snapshots: SnapshotStore, only: str | Non
         yield fetched(kept[only])
         return
     aside = [put_aside(state) for state in sorted(folder.replaced.glob("*/state"), reverse=True)]
-    empty = Candidate(EMPTY, lambda target: (target / "state").mkdir(parents=True))
     has_state = folder.state.is_dir()
     if has_state:
         yield Candidate(PRESENT, lambda target: _copy(folder.state, target))
@@ -100,7 +123,7 @@ def usable_states(
     folder: JobFolder,
     log: LogFound,
     whole: Mapping[str, Mapping[str, int]],
-    passed_over: dict[str, list[str]],
+    passed_over: dict[str, PassedOver],
     *,
     was_more: bool,
     lossy: bool,
@@ -114,7 +137,7 @@ def usable_states(
         folder: Folder of the job, for the copies.
         log: The ops topic.
         whole: By table and state epoch, the apply_seq up to which all rows are in Delta.
-        passed_over: Gets the reasons against each candidate that is not yielded, by source: one for each table.
+        passed_over: Gets each candidate that is not yielded, by source.
         was_more: The tables have rows of another log.
         lossy: Yield also candidates with which something is lost.
 
@@ -131,17 +154,17 @@ def usable_states(
             except DiskFull:
                 raise
             except (Corrupt, Invalid, StoreStopped) as error:
-                passed_over[candidate.source] = [error.message]
+                passed_over[candidate.source] = PassedOver([without_restore(error.message)])
                 continue
             if problem := _problem(candidate, found, log):
-                passed_over[candidate.source] = [problem]
+                passed_over[candidate.source] = PassedOver([problem])
                 continue
             losses = losses_of(found, log, whole, was_more=was_more)
             was_more |= bool(found.replay.since_loss) or found.is_of_another(log)
             if not losses.lines:
                 yield UsableState(candidate.source, copy, found, losses)
                 continue
-            passed_over[candidate.source] = [f"{line} (`--lossy` accepts that)" for line in losses.lines]
+            passed_over[candidate.source] = PassedOver(losses.lines, are_losses=True)
             costly.append((candidate, losses))
     if lossy:
         for candidate, losses in sorted(costly, key=lambda pair: _loss(pair[1])):

@@ -48,7 +48,14 @@ from pipelines.apply_ops.quarantine import QUARANTINE, quarantine_change
 from pipelines.apply_ops.source import PIPELINE
 from pipelines.build_consume_queue.builder import Builder, UnitsInDelta
 from pipelines.build_consume_queue.units_in_delta import units_in_delta
-from pipelines.recovery.candidates import UsableState, find_candidates, read_all, usable_states
+from pipelines.recovery.candidates import (
+    NO_SNAPSHOT,
+    PassedOver,
+    UsableState,
+    find_candidates,
+    read_all,
+    usable_states,
+)
 from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Corrupt, Invalid
 
@@ -120,7 +127,7 @@ def restore(
         spark: A session with Delta.
         snapshots: The snapshot storage.
         lossy: If something is lost with every candidate, take the one with the least loss.
-        only: Id of the only snapshot to consider.
+        only: Id of the only snapshot to consider, or `NO_SNAPSHOT` to consider an empty state alone.
         continues: State epoch of the owner of the prefix, whose state this one will continue; empty: none.
 
     Raises:
@@ -133,7 +140,7 @@ def restore(
     _require_log(log, tables, folder, snapshots)
     in_delta = units_in_delta(spark, folder.delta, connection)
     considered = f"{len(snapshots.list())} snapshots at {snapshots.url}"
-    passed_over: dict[str, list[str]] = {}
+    passed_over: dict[str, PassedOver] = {}
     candidates = find_candidates(folder, snapshots, only)
     states = usable_states(candidates, folder, log, tables.whole, passed_over, was_more=tables.has_others, lossy=lossy)
     with contextlib.closing(states):
@@ -142,7 +149,7 @@ def restore(
             try:
                 _begin_epoch(state, applied, replay, spark, folder.delta)
             except Corrupt as error:
-                passed_over[state.source] = [error.message]
+                passed_over[state.source] = PassedOver([error.message])
                 continue
             # Dispatches that the log has lost are sent again only by a builder that starts with an empty store.
             replaced = _swap(folder, state.folder, keep_queues=not state.losses.records)
@@ -159,11 +166,22 @@ def restore(
                 replaced=None if replaced is None else str(replaced),
             )
     message = f"no state can be continued ({considered}):"
-    raise Corrupt(message, subject=str(folder.root), details=_lines(passed_over))
+    raise Corrupt(
+        message, subject=str(folder.root), details=[*_lines(passed_over), *_others(passed_over, snapshots, only)]
+    )
 
 
-def _lines(passed_over: Mapping[str, list[str]], but: str = "") -> list[str]:
-    return [f"{source}: {reason}" for source, reasons in passed_over.items() if source != but for reason in reasons]
+def _lines(passed_over: Mapping[str, PassedOver], but: str = "") -> list[str]:
+    return [f"{source}: {reason}" for source, found in passed_over.items() if source != but for reason in found.reasons]
+
+
+def _others(passed_over: Mapping[str, PassedOver], snapshots: SnapshotStore, only: str | None) -> Iterator[str]:
+    """Yield what is possible if no candidate was taken, each with its command."""
+    if any(found.are_losses for found in passed_over.values()):
+        yield "the least of these losses is accepted by `popstream restore --lossy`"
+    if only not in {None, NO_SNAPSHOT}:
+        older = next((snapshot.id for snapshot in snapshots.list() if snapshot.id < only), NO_SNAPSHOT)
+        yield f"an older state is restored by `popstream restore --snapshot {older}`"
 
 
 class _Tables(NamedTuple):

@@ -11,7 +11,7 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, FAMILIES, RocksStor
 from checkpoints.applied import applied_of
 from checkpoints.snapshot_store import Snapshot, SnapshotStore
 from checkpoints.table_file import verify_table
-from popstream.wire.base_errors import RESTORE, Corrupt
+from popstream.wire.base_errors import RESTORE, Corrupt, without_restore
 
 __all__ = ["take_image", "take_snapshot"]
 
@@ -56,7 +56,7 @@ def take_snapshot(state: RocksStore, queues: RocksStore | None, scratch: Path, s
             applied = applied_of(copy)
         return snapshots.put(folder, applied, taken_at_ms, _verify_file)
     except Corrupt as error:
-        message = f"no snapshot was taken: {error.message.removesuffix(f': {RESTORE}')}: {RESTORE}"
+        message = f"no snapshot was taken: {without_restore(error.message)}: {RESTORE}"
         raise Corrupt(message, subject=error.subject) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)

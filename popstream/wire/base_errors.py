@@ -14,11 +14,29 @@ PopstreamError
 from collections.abc import Sequence
 from typing import ClassVar
 
-__all__ = ["RESTORE", "Corrupt", "Fenced", "Invalid", "PopstreamError", "Unavailable", "is_transient"]
+__all__ = [
+    "RESTORE",
+    "Corrupt",
+    "Fenced",
+    "Invalid",
+    "PopstreamError",
+    "Unavailable",
+    "is_transient",
+    "without_restore",
+]
 
 
 RESTORE = "stop the job and run `popstream restore`"
 """The advice with which most messages of `Corrupt` end."""
+
+
+def without_restore(message: str) -> str:
+    """Return a message without `RESTORE` at its end: for what follows another advice.
+
+    >>> without_restore(f"the state is torn: {RESTORE}")
+    'the state is torn'
+    """
+    return message.removesuffix(RESTORE).rstrip(":; ")
 
 
 class PopstreamError(Exception):

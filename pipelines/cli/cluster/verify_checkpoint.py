@@ -6,25 +6,41 @@ import tempfile
 from pathlib import Path
 
 from checkpoints.reconcile import LogFound, lost_records
+from pipelines.cli.cluster.new_checkpoint import in_new_checkpoint
 from pipelines.cli.cluster.state_place import owned, state_place
 from pipelines.cli.spark_tools import working
 from pipelines.cli.state.snapshot import snapshots_of
 from pipelines.cli.state.verify_state import VerifyOptions, run_verification
 from pipelines.cluster.checkpoint_identity import CheckpointIdentity
-from pipelines.cluster.copy_of_state import Checkpoint, WithBeginning, copy_beginning, copy_stores, local_tables
+from pipelines.cluster.copy_of_state import (
+    BEGINNING,
+    Checkpoint,
+    WithBeginning,
+    copy_beginning,
+    copy_stores,
+    local_tables,
+)
 from pipelines.job_settings import JobSettings
 from pipelines.recovery.verify import Advice, Inputs, WorkFolder
 from pipelines.recovery.verify.base import Snapshots
 
 __all__ = ["run_verify_checkpoint"]
 
+
+def _begin_again(base: str | None) -> str:
+    if base == BEGINNING:
+        how = "migrate once more what it began with: `popstream migrate to-cluster --checkpoint NEW-URL`"
+    else:
+        how = in_new_checkpoint(base)
+    return f"if the state is wrong, stop the job; {how}"
+
+
 ADVICE = Advice(
     table="if {name} is wrong, start the job with a new --checkpoint and new --tables: it writes all rows again",
-    units="if the units are wrong, start the job with a new --checkpoint and new --tables: it builds all queues again",
-    state=(
-        "if the state is wrong, stop the job, and go on with an older snapshot in a new checkpoint:"
-        " `popstream migrate to-cluster --snapshot ID --checkpoint URL`"
+    units=lambda _: (
+        "if the units are wrong, start the job with a new --checkpoint and new --tables: it builds all queues again"
     ),
+    state=_begin_again,
 )
 
 

@@ -22,7 +22,8 @@ from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Image, ImageRequest
 from pipelines.job_settings import JobSettings
-from pipelines.recovery.verify import Inputs, ProgressReport, Verified, WorkFolder, verify
+from pipelines.printed_commands import with_options
+from pipelines.recovery.verify import Inputs, ProgressReport, Verified, WorkFolder, goes_on, verify
 
 __all__ = ["VerifyOptions", "run_verification", "run_verify"]
 
@@ -102,10 +103,11 @@ def run_verification(
                 on_report=report,
             )
     except KeyboardInterrupt:
-        say(f"stopped while {last}; the same `popstream verify` goes on from there")
+        say(f"stopped while {last}: {goes_on(options.since)}")
         raise typer.Exit(Exit.UNAVAILABLE) from None
     if options.as_json:
-        print(msgspec.json.encode(verified).decode())
+        differences = [with_options(line) for line in verified.differences]
+        print(msgspec.json.encode(msgspec.structs.replace(verified, differences=differences)).decode())
     else:
         print_facts(standard_output(), dict(_facts(verified)))
     if verified.differences:

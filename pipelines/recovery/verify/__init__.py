@@ -12,8 +12,8 @@ listens to. Spark takes no part.
 """
 
 from pipelines.recovery.verify.progress import ProgressReport
-from pipelines.recovery.verify.run import Inputs, verify
+from pipelines.recovery.verify.run import Inputs, goes_on, verify
 from pipelines.recovery.verify.verdict import Advice, Verified
 from pipelines.recovery.verify.work_folder import WorkFolder
 
-__all__ = ["Advice", "Inputs", "ProgressReport", "Verified", "WorkFolder", "verify"]
+__all__ = ["Advice", "Inputs", "ProgressReport", "Verified", "WorkFolder", "goes_on", "verify"]

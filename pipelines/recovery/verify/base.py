@@ -1,5 +1,6 @@
 """The base of a verification: the state before its first record."""
 
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,9 +11,11 @@ from checkpoints.reconcile import LogFound, lost_records
 from checkpoints.snapshot_store import Snapshot
 from popstream.wire.base_errors import Corrupt, Invalid
 
-__all__ = ["NEWEST", "Base", "Snapshots", "choose_base"]
+__all__ = ["NEWEST", "Base", "Snapshots", "choose_base", "name_of_base"]
 
 NEWEST = "newest"
+
+_LATER = "run `popstream snapshot` now, to be able to verify from there on"
 
 
 class Snapshots(Protocol):
@@ -26,11 +29,27 @@ class Snapshots(Protocol):
 
 
 class Base(NamedTuple):
-    """Where a verification begins: `next_offset` by partition; `name` is for people."""
+    """Where a verification begins.
+
+    Attributes:
+        next_offset: By partition.
+        snapshot: Id of the snapshot; None: an empty state.
+        instead: What to do if a file of it is damaged.
+    """
 
     next_offset: dict[int, int]
-    name: str
-    is_empty: bool
+    snapshot: str | None = None
+    instead: str = ""
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+        return name_of_base(self.snapshot)
+
+
+def name_of_base(snapshot: str | None) -> str:
+    """Return the name of an empty state, or of the snapshot with this id."""
+    return "an empty state" if snapshot is None else f"snapshot {snapshot}"
 
 
 def choose_base(
@@ -58,37 +77,47 @@ def choose_base(
         Unavailable: The snapshots cannot be read.
     """
     empty: dict[int, int] = dict.fromkeys(log.end_offset, 0)
-    if since is None and not since_loss and not lost_records(empty, log):
-        return Base(empty, "an empty state", is_empty=True)
-    newest_first = [snapshot for snapshot in snapshots.list() if since in {None, NEWEST, snapshot.id}]
-    for snapshot in newest_first if since is not None else reversed(newest_first):
-        found = snapshot.applied
-        if since == NEWEST and found.next_offset == applied.next_offset:
-            continue  # there are no records between it and the state
-        is_before = all(offset <= applied.next_offset.get(p, 0) for p, offset in found.next_offset.items())
-        is_ours = found.state_epoch in (since_loss or applied.epochs)
-        if found.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(found.next_offset, log):
-            try:
-                snapshots.fetch(snapshot, folder)
-            except Corrupt as error:
-                # A running job may have deleted it in the meantime, the oldest one first.
-                is_kept = any(snapshot.id == kept.id for kept in snapshots.list())
-                shutil.rmtree(folder, ignore_errors=True)
-                if since is None and not is_kept:
-                    continue
-                message = (
-                    f"{error.message}: begin after another one, `popstream verify --since newest` or that of an id"
-                    " of `popstream snapshot --list`"
-                )
-                raise Corrupt(message, subject=snapshot.id) from error
-            return Base({**empty, **found.next_offset}, f"snapshot {snapshot.id}", is_empty=False)
+    has_start = not since_loss and not lost_records(empty, log)
+    if since is None and has_start:
+        return Base(empty)
+    newest_first = [snapshot for snapshot in snapshots.list() if _leads_to(snapshot.applied, applied, log, since_loss)]
+    wanted = newest_first[::-1] if since is None else newest_first
+    if since == NEWEST:  # there have to be records between it and the state
+        wanted = [snapshot for snapshot in wanted if snapshot.applied.next_offset != applied.next_offset]
+    elif since is not None:
+        wanted = [snapshot for snapshot in wanted if snapshot.id == since]
+    for snapshot in wanted:
+        instead = _instead([other for other in newest_first if other != snapshot], has_start=has_start)
+        try:
+            snapshots.fetch(snapshot, folder)
+        except Corrupt as error:
+            # A running job may have deleted it in the meantime, the oldest one first.
+            is_kept = any(snapshot.id == kept.id for kept in snapshots.list())
+            shutil.rmtree(folder, ignore_errors=True)
+            if since is None and not is_kept:
+                continue
+            raise Corrupt(f"{error.message}: {instead}", subject=snapshot.id) from error
+        return Base({**empty, **snapshot.applied.next_offset}, snapshot.id, instead)
     if since is not None:
-        message = (
-            f"the log is not complete after a snapshot `{since}` of this state: `popstream snapshot --list` lists them"
-        )
+        instead = _instead(newest_first, has_start=has_start)
+        message = f"the log is not complete after a snapshot `{since}` of this state: {instead}"
         raise Invalid(message, subject=since)
     message = (
         f"{log.topic} does not reach back to its start or to any snapshot of this state, so the state cannot be"
-        " verified; it may be correct. Run `popstream snapshot` now, to be able to verify from there on"
+        f" verified; it may be correct: {_LATER}"
     )
     raise Corrupt(message, subject=log.topic)
+
+
+def _leads_to(before: Applied, after: Applied, log: LogFound, since_loss: Sequence[str]) -> bool:
+    """Return whether the log is complete between a snapshot and the state."""
+    is_before = all(offset <= after.next_offset.get(p, 0) for p, offset in before.next_offset.items())
+    is_ours = before.state_epoch in (since_loss or after.epochs)
+    return before.ops_topic_id == log.topic_id and is_before and is_ours and not lost_records(before.next_offset, log)
+
+
+def _instead(others: Sequence[Snapshot], *, has_start: bool) -> str:
+    """Return where else to begin; `others` are snapshots that lead to the state, the newest first."""
+    if others:
+        return f"begin after another one, `popstream verify --since {shlex.quote(others[-1].id)}`"
+    return "begin at the start of the log, `popstream verify`" if has_start else f"no other one will do; {_LATER}"

@@ -11,7 +11,7 @@ from connectors.delta.pieces import PiecedTable, TablePiece
 
 __all__ = ["FORMAT", "TablePlan", "VerifyPlan", "read_plan", "unit_source", "unit_sources"]
 
-FORMAT = 2
+FORMAT = 3
 
 
 class TablePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +38,7 @@ class VerifyPlan(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         format: Of this record.
         since: The snapshot that was asked for.
-        base: Name of the state before the first record.
+        base: Id of the snapshot before the first record; None: an empty state.
         topic: The ops topic.
         topic_id: Kafka's id of it.
         first: By partition, the first Kafka offset to decide.
@@ -57,7 +57,7 @@ class VerifyPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     since: str | None
-    base: str
+    base: str | None
     topic: str
     topic_id: str
     first: dict[str, int]

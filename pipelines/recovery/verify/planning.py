@@ -111,7 +111,7 @@ def make_plan(
     shares = [partitions[number::processes] for number in range(min(processes, len(partitions)))]
     return VerifyPlan(
         since=since,
-        base=base.name,
+        base=base.snapshot,
         topic=log.topic,
         topic_id=log.topic_id,
         first=first,

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,9 +29,16 @@ from popstream.kafka_connection import KafkaConnection
 from popstream.wire.base_errors import Unavailable
 from popstream.wire.signing import KeyRing
 
-__all__ = ["Inputs", "verify"]
+__all__ = ["Inputs", "goes_on", "verify"]
 
-GOES_ON = "the same `popstream verify` goes on where this one ended"
+
+def goes_on(since: str | None) -> str:
+    """Return what continues a verification that was stopped.
+
+    >>> goes_on("newest")
+    '`popstream verify --since newest` goes on where this one ended'
+    """
+    return f"`popstream verify{'' if since is None else f' --since {shlex.quote(since)}'}` goes on where this one ended"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +99,7 @@ def verify(
         Unavailable: Kafka does not answer, the disk is full, or a process was killed.
     """
     progress = Progress(on_report)
-    with _disk_errors(folder):
+    with _disk_errors(folder, since):
         plan = _plan(inputs, folder, progress, since=since, fresh=fresh, processes=processes or os.cpu_count() or 1)
     tasks = [
         VerifyTask(
@@ -104,7 +112,7 @@ def verify(
         )
         for number in [*range(len(plan.shares)), *([UNITS] if plan.queues is not None else [])]
     ]
-    results = _run(tasks, progress)
+    results = _run(tasks, progress, since)
     shares = [msgspec.json.decode(results[number], type=ShareResult) for number in range(len(plan.shares))]
     units = msgspec.json.decode(results[UNITS], type=UnitResult) if UNITS in results else None
     found = verdict(plan.base, shares, units, inputs.advice)
@@ -141,10 +149,10 @@ def _plan(
         return folder.image / path.relative_to(folder.incoming) if is_moved else path
 
     base = choose_base(facts.applied, inputs.log, inputs.snapshots, folder.base, since, facts.since_loss)
-    if not base.is_empty:
+    if base.snapshot is not None:
         progress.begin(f"verifying the files of {base.name}")
         with RocksStore(folder.base / "state", read_only=True) as store:
-            require_undamaged(store, base.name, "choose another snapshot with `--since`")
+            require_undamaged(store, base.name, base.instead)
     progress.begin("reading the logs of the tables")
     plan = make_plan(
         facts,
@@ -157,7 +165,7 @@ def _plan(
         keys=keys,
         processes=processes,
     )
-    if not base.is_empty:
+    if base.snapshot is not None:
         for number in range(len(plan.shares)):
             linked_copy(folder.base / "state", folder.share(number))
         shutil.rmtree(folder.base)
@@ -165,15 +173,17 @@ def _plan(
     return plan
 
 
-def _run(tasks: Sequence[VerifyTask], progress: Progress) -> dict[int, msgspec.Raw]:
+def _run(tasks: Sequence[VerifyTask], progress: Progress, since: str | None) -> dict[int, msgspec.Raw]:
     by_number = {task.number: task for task in tasks}
-    return run_processes(worker.__name__, by_number, progress, what="the verification", advice=GOES_ON)
+    return run_processes(worker.__name__, by_number, progress, what="the verification", advice=goes_on(since))
 
 
 @contextlib.contextmanager
-def _disk_errors(folder: WorkFolder) -> Iterator[None]:
+def _disk_errors(folder: WorkFolder, since: str | None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        message = explained(f"the verification cannot write to {folder.root}: {error.strerror or error}", GOES_ON)
+        message = explained(
+            f"the verification cannot write to {folder.root}: {error.strerror or error}", goes_on(since)
+        )
         raise Unavailable(message, subject=str(folder.root)) from error

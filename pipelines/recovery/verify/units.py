@@ -5,6 +5,7 @@ both have offsets: retention, and the builder's lag, are no difference. Compacti
 the store keeps.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ from popstream.wire.headers import BATCH_COUNT_HEADER, BATCH_KEYS_HEADER
 from popstream.wire.key_hash import key_hash
 from popstream.wire.tag import tag_hash, tag_value
 
-__all__ = ["MessageLog", "UnitResult", "compare_units"]
+__all__ = ["DifferentQueue", "MessageLog", "UnitResult", "compare_units"]
 
 SLICE_OFFSETS = 50_000
 
@@ -48,6 +49,14 @@ class MessageLog(msgspec.Struct, frozen=True):
     read: Callable[[int, int], Iterator[Any]]
 
 
+class DifferentQueue(msgspec.Struct, frozen=True):
+    """A queue whose units differ from its records, from an offset on."""
+
+    topic: str
+    queue_id: int
+    first_offset: int
+
+
 class UnitResult(msgspec.Struct, kw_only=True):
     """What the comparison of units has found so far.
 
@@ -56,6 +65,7 @@ class UnitResult(msgspec.Struct, kw_only=True):
         in_delta: Units of the store, compared with the table.
         in_outbox: Units that are not in Delta yet.
         in_log: Units of the store, compared with records.
+        different_queues: Those with differences in `in_log`.
         not_in_log: Queues that are not compared with a log, with the reason.
     """
 
@@ -63,6 +73,7 @@ class UnitResult(msgspec.Struct, kw_only=True):
     in_delta: Comparison = msgspec.field(default_factory=Comparison)
     in_outbox: int = 0
     in_log: Comparison = msgspec.field(default_factory=Comparison)
+    different_queues: list[DifferentQueue] = []
     not_in_log: list[str] = []
 
 
@@ -181,7 +192,17 @@ def _compare_with_log(
     wanted = table_of(queue, units.between(first, end))
     if record.queue_type == "sparse":
         wanted = wanted.filter(pc.is_in(wanted["queue_offset"], found["queue_offset"].combine_chunks()))
-    result.in_log.add(compare_rows(wanted, found, ("queue_offset",), _described))
+    compared = compare_rows(wanted, found, ("queue_offset",), _described)
+    result.in_log.add(compared)
+    if not compared.is_equal and not any((each.topic, each.queue_id) == queue for each in result.different_queues):
+        result.different_queues.append(DifferentQueue(*queue, _first_difference(wanted, found)))
+
+
+def _first_difference(wanted: pa.Table, found: pa.Table) -> int:
+    """Return the first queue offset at which units and records differ; both are in the order of offsets."""
+    pairs = itertools.zip_longest(wanted.to_pylist(), found.to_pylist())
+    different = next(pair for pair in pairs if pair[0] != pair[1])
+    return min(int(row["queue_offset"]) for row in different if row is not None)
 
 
 def _log_rows(queue: Queue, record: ConsumeQueue, records: Iterable[Any]) -> pa.Table:

@@ -1,31 +1,58 @@
 """What a verification has found, from what its processes have found."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from connectors.delta.row_comparison import Comparison
 from connectors.delta.tables import AUDIT_TABLES, CONSUME_QUEUE
+from pipelines.recovery.candidates import NO_SNAPSHOT
+from pipelines.recovery.verify.base import name_of_base
 from pipelines.recovery.verify.decide_again import ShareResult
 from pipelines.recovery.verify.state_comparison import KeyComparison
-from pipelines.recovery.verify.units import UnitResult
+from pipelines.recovery.verify.units import DifferentQueue, UnitResult
 
 __all__ = ["EMBEDDED", "Advice", "UnitCounts", "Verified", "verdict"]
 
 
+QUEUES_MAX = 3
+"""Queues to read again that are named."""
+
+
 class Advice(NamedTuple):
-    """What is to be done if a table (`{name}`), the builder or the state is wrong."""
+    """What is to be done where something is wrong.
+
+    Attributes:
+        table: A table, `{name}`.
+        units: The builder, in these queues.
+        state: The state, which this base does not lead to: the id of a snapshot; None: an empty state.
+    """
 
     table: str
-    units: str
-    state: str
+    units: Callable[[Sequence[DifferentQueue]], str]
+    state: Callable[[str | None], str]
+
+
+def _rebuild_queues(queues: Sequence[DifferentQueue]) -> str:
+    commands = [
+        f"`popstream queue {each.topic} --queue {each.queue_id} --rebuild-from {each.first_offset}`"
+        for each in queues[:QUEUES_MAX]
+    ]
+    more = len(queues) - len(commands)
+    others = f", then the same with {more:,} more queues, which `popstream verify` names" if more else ""
+    return f"if the builder is wrong, read again while the job runs: {', '.join(commands)}{others}"
+
+
+def _restore_base(snapshot: str | None) -> str:
+    """Return the only command that is known to lead to what the log leads to: later snapshots may be wrong as well."""
+    return f"if the state is wrong, stop the job and run `popstream restore --snapshot {snapshot or NO_SNAPSHOT}`"
 
 
 EMBEDDED = Advice(
     table="if {name} is wrong, stop the job and run `popstream restore --rebuild {name}`",
-    units="if the builder is wrong, read again: `popstream queue TOPIC --queue N --rebuild-from OFFSET`",
-    state="if the state is wrong, stop the job and run `popstream restore --snapshot ID` with an older one",
+    units=_rebuild_queues,
+    state=_restore_base,
 )
 
 
@@ -66,8 +93,10 @@ class Verified(msgspec.Struct, frozen=True, kw_only=True):
     cpu_us_a_record: dict[str, float]
 
 
-def verdict(base: str, shares: Iterable[ShareResult], units: UnitResult | None, told: Advice = EMBEDDED) -> Verified:
-    """Put the results of all processes together."""
+def verdict(
+    base: str | None, shares: Iterable[ShareResult], units: UnitResult | None, told: Advice = EMBEDDED
+) -> Verified:
+    """Put the results of all processes together; `base` is as in `VerifyPlan`."""
     keys = KeyComparison()
     records = 0
     rows = {name: Comparison() for name in AUDIT_TABLES}
@@ -90,11 +119,11 @@ def verdict(base: str, shares: Iterable[ShareResult], units: UnitResult | None, 
     if units is not None:
         differences += units.in_log.lines("units of the builder, compared with the message topics,")
         if not units.in_log.is_equal:
-            advice.append(told.units)
+            advice.append(told.units(units.different_queues))
     if keys.different:
-        advice.append(told.state)
+        advice.append(told.state(base))
     return Verified(
-        base=base,
+        base=name_of_base(base),
         records=records,
         keys=keys.equal,
         rows={name: max(0, compared.equal - in_outbox[name]) for name, compared in rows.items()},

@@ -206,7 +206,7 @@ class VerifyScene:
             self.decided.append((partition, record.kafka_offset))
             yield record
 
-    def _run_here(self, tasks: Sequence[VerifyTask], progress: Progress) -> dict[int, msgspec.Raw]:
+    def _run_here(self, tasks: Sequence[VerifyTask], progress: Progress, _: str | None) -> dict[int, msgspec.Raw]:
         results = {}
         for task in tasks:
             plan = read_plan(self.work().plan)

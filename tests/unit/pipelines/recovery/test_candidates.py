@@ -15,7 +15,15 @@ from checkpoints.applied import APPLIED_KEY, Applied
 from checkpoints.layout import JobFolder
 from checkpoints.reconcile import LogFound
 from checkpoints.snapshot_store import SnapshotStore
-from pipelines.recovery.candidates import EMPTY, PRESENT, PUT_ASIDE, find_candidates, usable_states
+from pipelines.recovery.candidates import (
+    EMPTY,
+    NO_SNAPSHOT,
+    PRESENT,
+    PUT_ASIDE,
+    PassedOver,
+    find_candidates,
+    usable_states,
+)
 from pipelines.recovery.take_snapshot import take_snapshot
 from tests.support.flipped_byte import flip_byte
 from tests.support.left_behind import damage
@@ -41,11 +49,11 @@ def taken(folder: JobFolder, log_start: int, *, lossy: bool = False) -> tuple[li
     """The sources of usable states, in order, and the reasons against the other candidates."""
     snapshots = SnapshotStore(str(folder.snapshots))
     log = LogFound(topic="ops", topic_id="id", first_offset={0: log_start}, end_offset={0: 1_000})
-    passed_over: dict[str, list[str]] = {}
+    passed_over: dict[str, PassedOver] = {}
     candidates = find_candidates(folder, snapshots, None)
     states = usable_states(candidates, folder, log, {}, passed_over, was_more=False, lossy=lossy)
     sources = [state.source for state in states]
-    return sources, {source: "\n".join(reasons) for source, reasons in passed_over.items()}
+    return sources, {source: "\n".join(found.reasons) for source, found in passed_over.items()}
 
 
 def keep_snapshot(folder: JobFolder, decided: int) -> str:
@@ -60,6 +68,14 @@ def test_the_present_state_comes_first_then_the_newest(folder: JobFolder) -> Non
     snapshot = keep_snapshot(folder, 300)
     assert taken(folder, 0)[0] == [PRESENT, snapshot, EMPTY]
     assert taken(folder, 400)[0] == [PRESENT]
+
+
+def test_the_log_from_its_start_or_one_snapshot_can_be_chosen(folder: JobFolder) -> None:
+    write_state(folder.state, 500)
+    snapshot = keep_snapshot(folder, 300)
+    store = SnapshotStore(str(folder.snapshots))
+    for only, source in ((NO_SNAPSHOT, EMPTY), (snapshot.removeprefix("snapshot "), snapshot)):
+        assert [candidate.source for candidate in find_candidates(folder, store, only)] == [source]
 
 
 def test_with_consent_the_state_that_lacks_the_fewest_records_is_taken(folder: JobFolder) -> None:

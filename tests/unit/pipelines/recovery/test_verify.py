@@ -73,7 +73,7 @@ def test_a_byte_of_the_state_is_named_with_queue_and_key(scene: VerifyScene) -> 
     first, example, advice = scene.verify().differences
     assert re.fullmatch(r"1 of \d+ [a-z_ ]+ of the state differ", first)
     assert f"orders/0, state {key.hex()}: " in example
-    assert "`popstream restore --snapshot ID`" in advice
+    assert advice == "if the state is wrong, stop the job and run `popstream restore --snapshot none`"
 
 
 def test_a_value_that_was_changed_is_named_with_its_place_and_both_values(scene: VerifyScene) -> None:
@@ -314,11 +314,31 @@ def test_a_verification_begins_with_a_snapshot_if_the_log_has_lost_records(
 
 
 def test_without_a_base_nothing_can_be_verified(retained: VerifyScene) -> None:
-    with pytest.raises(Invalid, match="the log is not complete after a snapshot `another`"):
+    (snapshot,) = retained.snapshots.list()
+    no_other = "the log is not complete after a snapshot `another` of this state:"
+    with pytest.raises(
+        Invalid, match=f"^{no_other} begin after another one, `popstream verify --since {snapshot.id}`$"
+    ):
         retained.verify(since="another")
     retained.snapshots = type(retained.snapshots)(str(retained.root / "none"))
+    with pytest.raises(Invalid, match=f"^{no_other} no other one will do; run `popstream snapshot` now"):
+        retained.verify(since="another")
     with pytest.raises(Corrupt, match="does not reach back to its start or to any snapshot"):
         retained.verify()
+    retained.first_offset = dict.fromkeys(retained.first_offset, 0)
+    with pytest.raises(Invalid, match=f"^{no_other} begin at the start of the log, `popstream verify`$"):
+        retained.verify(since="another")
+
+
+def test_a_wrong_state_is_restored_from_the_snapshot_that_the_verification_began_with(retained: VerifyScene) -> None:
+    """Not from a newer one, which may be a snapshot of the wrong state."""
+    (snapshot,) = retained.snapshots.list()
+    with RocksStore(retained.state) as store:
+        key, value = next(iter(store.scan(STATE, b"")))
+        store.write_changes([(STATE, key, value + b"!")])
+        take_snapshot(store, None, retained.root / "scratch", retained.snapshots)
+    *_, advice = retained.verify().differences
+    assert f"`popstream restore --snapshot {snapshot.id}`" in advice
 
 
 def test_the_base_is_the_oldest_snapshot_that_the_log_continues(retained: VerifyScene, tmp_path: Path) -> None:
@@ -344,12 +364,20 @@ def test_a_snapshot_deleted_in_the_meantime_is_passed_over(
     assert base.next_offset == retained.applied.next_offset
 
 
-def test_a_damaged_snapshot_is_reported(retained: VerifyScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_snapshot_is_reported_with_another_one(
+    retained: VerifyScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(_snapshot: Snapshot, _folder: Path) -> None:
         raise Corrupt("it is not what it was")
 
     monkeypatch.setattr(retained.snapshots, "fetch", fail)
-    with pytest.raises(Corrupt, match=r"not what it was: begin after another one, `popstream verify --since newest`"):
+    with pytest.raises(Corrupt, match=r"^it is not what it was: no other one will do; run `popstream snapshot`"):
+        choose_base(retained.applied, retained.log, retained.snapshots, tmp_path / "base", None, [])
+    with RocksStore(retained.state) as store:
+        newer = take_snapshot(store, None, tmp_path / "scratch", retained.snapshots)
+    with pytest.raises(
+        Corrupt, match=f"^it is not what it was: begin after another one, `popstream verify --since {newer.id}`$"
+    ):
         choose_base(retained.applied, retained.log, retained.snapshots, tmp_path / "base", None, [])
 
 

@@ -19,6 +19,7 @@ from broker_state.store.rocks_store import BUILDER_FAMILIES, RocksStore
 from checkpoints.applied import Applied
 from connectors.delta.all_columns import with_all_columns
 from connectors.delta.pieces import find_pieces
+from connectors.delta.row_comparison import Comparison
 from connectors.delta.tables import CONSUME_QUEUE
 from pipelines.apply_ops.outbox import Outbox
 from pipelines.build_consume_queue.builder import Builder, read_queues, reader_of
@@ -28,7 +29,8 @@ from pipelines.decide_ops.entry import EntryKind
 from pipelines.recovery.ops_log import LostRecords
 from pipelines.recovery.verify import units as units_module
 from pipelines.recovery.verify.plan import VerifyPlan, unit_sources
-from pipelines.recovery.verify.units import MessageLog, UnitResult, compare_units
+from pipelines.recovery.verify.units import DifferentQueue, MessageLog, UnitResult, compare_units
+from pipelines.recovery.verify.verdict import verdict
 from pipelines.recovery.verify.work_folder import replace_file
 from popstream.payload.inner_batch import InnerMessage, encode_inner_batch
 from popstream.topics.message_topics import MessageTopic
@@ -210,10 +212,24 @@ def test_a_file_of_a_version_without_a_column_has_nulls_in_it(scene: UnitScene) 
 def test_a_unit_without_a_record_and_a_record_without_a_unit_are_named(scene: UnitScene) -> None:
     del scene.records["plain"][3]
     scene.records["batched"].insert(0, record("batched", 0))
+    assert scene.compare().different_queues == [DifferentQueue("plain", 0, 4), DifferentQueue("batched", 0, 0)]
+    (scene.root / "noted").unlink()
     assert scene.lines()[:2] == [
         f"1 of {scene.units} units in the log are missing",
         f"1 of {scene.units} units in the log are too many",
     ]
+
+
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_queues_that_differ_are_named_with_the_command_that_reads_them_again(count: int) -> None:
+    queues = [DifferentQueue("orders", number, 10 * number) for number in range(count)]
+    result = UnitResult(in_log=Comparison(wanted=count, changed=count), different_queues=queues)
+    *_, advice = verdict(None, [], result).differences
+    commands = [
+        f"`popstream queue orders --queue {number} --rebuild-from {10 * number}`" for number in range(min(count, 3))
+    ]
+    more = ", then the same with 2 more queues, which `popstream verify` names" if count == 5 else ""
+    assert advice == f"if the builder is wrong, read again while the job runs: {', '.join(commands)}{more}"
 
 
 def test_retention_and_compaction_are_no_difference(scene: UnitScene) -> None:
