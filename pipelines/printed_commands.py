@@ -7,36 +7,66 @@ passes it through `with_options`.
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final, TypeVar
 
 from pipelines.job_settings import JobSettings
 
-__all__ = ["remember_checkpoint", "remember_job", "remember_var", "with_options"]
+__all__ = ["remember_job", "remembered", "with_options"]
 
-_DEFAULT_VAR = Path("var")
-_FIELDS = {
+_Value = TypeVar("_Value")
+
+_CHOOSE_JOB: Final = {
     "--folder": "folder",
     "--tables": "tables",
     "--bootstrap-servers": "bootstrap_servers",
     "--kafka-config": "kafka_config",
     "--prefix": "topic_prefix",
-    "--at": "snapshots",
 }
-_CHOOSE_JOB = ("--settings", "--folder", "--tables", "--bootstrap-servers", "--kafka-config", "--prefix")
-_TAKES = {
-    "up": (*_CHOOSE_JOB, "--var"),
-    "restore": (*_CHOOSE_JOB, "--at", "--var"),
-    "verify": (*_CHOOSE_JOB, "--at", "--var"),
+_RUN_JOB: Final = {
+    "--ops-partitions": "ops_partitions",
+    "--results-partitions": "results_partitions",
+    "--message-topics": "message_topics",
+    "--records-per-batch-max": "records_per_batch_max",
+    "--flush-interval": "flush_interval_s",
+    "--driver-memory": "driver_memory",
+    "--metrics-port": "metrics_port",
+    "--metrics-host": "metrics_host",
+    "--api-port": "api_port",
+    "--api-host": "api_host",
+    "--api-token-file": "api_token_file",
+    "--kafka-port": "kafka_port",
+    "--log-level": "log_level",
+}
+_FIELDS: Final = {**_CHOOSE_JOB, **_RUN_JOB, "--at": "snapshots"}
+"""The setting of each option of a job."""
+
+_RECOVERY: Final = ("--settings", *_CHOOSE_JOB, "--at", "--var")
+_ASK_JOB: Final = ("--settings", "--folder", "--api", "--api-token-file")
+_TAKES: Final = {
+    "up": ("--settings", *_CHOOSE_JOB, *_RUN_JOB, "--log-to-terminal", "--var"),
+    "restore": (*_RECOVERY, "--snapshot", "--lossy"),
+    "verify": (*_RECOVERY, "--work", "--no-messages"),
     "snapshot": ("--settings", "--folder", "--at"),
+    "queue": _ASK_JOB,
+    "status": _ASK_JOB,
+    "group list": _ASK_JOB,
+    "migrate to-cluster": _RECOVERY,
 }
-_TAKES_ON_CLUSTER = dict.fromkeys(("verify", "snapshot"), ("--checkpoint", *_CHOOSE_JOB, "--at", "--var"))
-"""The options of each command that choose the job."""
+"""The options of each command that choose the job, and those of its own that it needs again."""
+
+_TAKES_ON_CLUSTER: Final = {
+    "verify": ("--checkpoint", *_TAKES["verify"]),
+    "snapshot": ("--checkpoint", *_RECOVERY),
+    "queue": ("--checkpoint", "--settings", "--var"),
+    "status": ("--checkpoint", "--settings", "--var"),
+}
 
 _NAMED = re.compile(rf"`popstream ({'|'.join(_TAKES)})((?: [^`]*)?)`")
 
-_options: dict[str, str] = {}
-"""Of this process: it has one job."""
+_options: dict[str, str | None] = {}
+"""Of this process, which has one job; None: the option takes no value."""
 
 
 def remember_job(settings: JobSettings, file: Path | None = None) -> None:
@@ -52,26 +82,21 @@ def remember_job(settings: JobSettings, file: Path | None = None) -> None:
         _options["--settings"] = str(file.absolute())
     default = _default_settings(file)
     for option, field in _FIELDS.items():
-        value = str(getattr(settings, field) or "")
-        if value and value != str(default[field] or ""):
-            is_path = option in {"--folder", "--tables", "--kafka-config"} or (option == "--at" and "://" not in value)
-            _options[option] = str(Path(value).absolute()) if is_path else value
+        value = getattr(settings, field)
+        if value is not None and str(value) != str(default[field]):
+            _options[option] = _written(option, value)
 
 
-def remember_checkpoint(url: str | None) -> str | None:
-    """Take the state of a job on a cluster, and return it; None: the job is an embedded one."""
-    _options.pop("--checkpoint", None)
-    if url is not None:
-        _options["--checkpoint"] = url
-    return url
+def remembered(option: str, default: object = None) -> Callable[[_Value], _Value]:
+    """Return a callback of an option that takes it, unless it has its default, and returns it."""
 
+    def remember(value: _Value) -> _Value:
+        _options.pop(option, None)
+        if value and value != default:
+            _options[option] = None if value is True else str(value.absolute() if isinstance(value, Path) else value)
+        return value
 
-def remember_var(var: Path) -> Path:
-    """Take the folder of the jars, and return it."""
-    _options.pop("--var", None)
-    if var != _DEFAULT_VAR:
-        _options["--var"] = str(var.absolute())
-    return var
+    return remember
 
 
 def with_options(text: str) -> str:
@@ -80,8 +105,8 @@ def with_options(text: str) -> str:
     >>> remember_job(JobSettings(folder=Path("/data/my job"), topic_prefix="orders"))
     >>> with_options("stop the job and run `popstream restore --lossy`")
     "stop the job and run `popstream restore --lossy --folder '/data/my job' --prefix orders`"
-    >>> with_options("`popstream up --prefix NAME`, `popstream status`")
-    "`popstream up --prefix NAME --folder '/data/my job'`, `popstream status`"
+    >>> with_options("`popstream up --prefix NAME`, `popstream dead list`")
+    "`popstream up --prefix NAME --folder '/data/my job'`, `popstream dead list`"
     >>> remember_job(JobSettings())
     """
     return _NAMED.sub(_completed, text)
@@ -89,11 +114,21 @@ def with_options(text: str) -> str:
 
 def _completed(found: re.Match[str]) -> str:
     name, given = found[1], found[2]
+    if _TAKES[name] is _ASK_JOB and not {"--api", "--checkpoint"}.isdisjoint(given.split()):
+        return found[0]  # it says which job
     takes = _TAKES_ON_CLUSTER.get(name, _TAKES[name]) if "--checkpoint" in _options else _TAKES[name]
     missing = [option for option in takes if option in _options and option not in given.split()]
-    return "".join(
-        [f"`popstream {name}{given}", *(f" {option} {shlex.quote(_options[option])}" for option in missing), "`"]
-    )
+    values = {option: _options[option] for option in missing}
+    words = [option if value is None else f"{option} {shlex.quote(value)}" for option, value in values.items()]
+    return f"`{' '.join([f'popstream {name}{given}', *words])}`"
+
+
+def _written(option: str, value: object) -> str:
+    """Return the value of a setting as the option takes it, wherever the command is given."""
+    is_place = option in {"--tables", "--at"} and bool(value) and "://" not in str(value)
+    if isinstance(value, Path) or is_place:
+        return str(Path(str(value)).absolute())
+    return f"{value}s" if option == "--flush-interval" else str(value)
 
 
 def _default_settings(file: Path | None) -> Mapping[str, object]:

@@ -21,7 +21,7 @@ from pipelines.cli.options import (
     load_settings,
     meaning,
 )
-from pipelines.printed_commands import remember_job
+from pipelines.printed_commands import remember_job, remembered
 from popstream.kafka_connection import chosen_connection
 
 __all__ = ["demo", "up"]
@@ -52,7 +52,12 @@ def up(
     kafka_port: Annotated[int | None, typer.Option(help=meaning("kafka_port"))] = None,
     log_level: Annotated[str | None, typer.Option(help=meaning("log_level"))] = None,
     log_to_terminal: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--log-to-terminal", help="log to standard error instead of job.log in the folder")
+        bool,
+        typer.Option(
+            "--log-to-terminal",
+            help="log to standard error instead of job.log in the folder",
+            callback=remembered("--log-to-terminal"),
+        ),
     ] = False,
     take_over: Annotated[  # noqa: FBT002 - a flag
         bool,

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 from pydantic_settings import PydanticBaseSettingsSource, SettingsConfigDict, TomlConfigSettingsSource
 
 from pipelines.job_settings import PREFIX, JobSettings, unknown_variables
-from pipelines.printed_commands import remember_checkpoint, remember_job, remember_var
+from pipelines.printed_commands import remember_job, remembered
 from popstream.dead_letters.letter import parse_place
 from popstream.dead_letters.selection import LetterSelection
 from popstream.wire.base_errors import Invalid
@@ -125,6 +125,7 @@ Api = Annotated[
         metavar="URL",
         help="ask the job by its HTTP API, as in http://host:9465, and not by its folder",
         envvar="POPSTREAM_API",
+        callback=remembered("--api"),
         show_default=False,
     ),
 ]
@@ -146,7 +147,7 @@ ReadCheckpoint = Annotated[
         metavar="URL",
         help="path or URL of the state of a job on a Spark cluster, in place of a folder",
         show_default=False,
-        callback=remember_checkpoint,
+        callback=remembered("--checkpoint"),
     ),
 ]
 AdminKeyFile = Annotated[
@@ -163,7 +164,10 @@ Topic = Annotated[str, typer.Argument(help="message topic", metavar="TOPIC")]
 Var = Annotated[
     Path,
     typer.Option(
-        "--var", help="folder into which `make setup` has put the jars", envvar="POPSTREAM_VAR", callback=remember_var
+        "--var",
+        help="folder into which `make setup` has put the jars",
+        envvar="POPSTREAM_VAR",
+        callback=remembered("--var", DEFAULT_VAR),
     ),
 ]
 

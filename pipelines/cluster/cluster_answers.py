@@ -1,6 +1,7 @@
 """Answers requests about a job on a cluster, in its driver, as `JobAnswers` does for an embedded one."""
 
 import os
+import shlex
 import time
 from pathlib import Path
 
@@ -63,8 +64,8 @@ class ClusterAnswers:
             case RatesRequest():
                 return self._watch.progress.points()
         message = (
-            "a job on a cluster does not follow lanes and queues one by one: `popstream status` and `popstream queue`"
-            " read them from its checkpoint"
+            "a job on a cluster does not follow lanes and queues one by one:"
+            f" `popstream status --checkpoint {shlex.quote(self._checkpoint)}` reads them from its checkpoint"
         )
         raise Invalid(message)
 

@@ -17,6 +17,7 @@ from pipelines.cli.options import (
     moment_ms,
     with_options,
 )
+from pipelines.printed_commands import remembered
 from popstream.wire.base_errors import Invalid
 
 __all__ = ["queue", "restore", "snapshot", "status", "verify"]
@@ -144,9 +145,22 @@ def snapshot(
 @with_options(job=RecoveryOptions)
 def restore(
     lossy: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--lossy", help="accept losses when every candidate has some; they are reported")
+        bool,
+        typer.Option(
+            "--lossy",
+            help="accept losses when every candidate has some; they are reported",
+            callback=remembered("--lossy"),
+        ),
     ] = False,
-    only: Annotated[str | None, typer.Option("--snapshot", metavar="ID", help="use this snapshot only")] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--snapshot",
+            metavar="ID",
+            help="use this snapshot only, or `none`: decide the log again from its start",
+            callback=remembered("--snapshot"),
+        ),
+    ] = None,
     rebuild: Annotated[
         list[str] | None,
         typer.Option(metavar="TABLE", help="move this damaged table to replaced/; its rows are computed again"),
@@ -165,10 +179,14 @@ def restore(
     the log again, and compares the resulting rows with those in Delta.
     """
     if checkpoint is not None:
-        raise Invalid(
-            "a job on a cluster goes on with a snapshot in a new checkpoint: `popstream migrate to-cluster --snapshot"
-            " ID --checkpoint NEW-URL`; `popstream snapshot --list` has the IDs"
-        )
+        from pipelines.cli.cluster.new_checkpoint import in_new_checkpoint
+        from pipelines.cli.state.snapshot import snapshots_of
+        from pipelines.recovery.candidates import NO_SNAPSHOT
+
+        kept = [snapshot.id for snapshot in snapshots_of(job.load(on_cluster=True)).list()]
+        chosen = next(iter(kept), None) if only is None else only
+        how = in_new_checkpoint(None if chosen == NO_SNAPSHOT else chosen)
+        raise Invalid(f"a job on a cluster is not restored in place: {how}")
     from pipelines.cli.state.restore_state import run_restore
 
     run_restore(job.load(), var=var, lossy=lossy, only=only, rebuild=rebuild or [], as_json=as_json)
@@ -184,11 +202,17 @@ def verify(
         bool, typer.Option("--fresh", help="start anew, although a verification was stopped half-way")
     ] = False,
     no_messages: Annotated[  # noqa: FBT002 - a flag
-        bool, typer.Option("--no-messages", help="do not read the message topics")
+        bool,
+        typer.Option("--no-messages", help="do not read the message topics", callback=remembered("--no-messages")),
     ] = False,
     work: Annotated[
         Path | None,
-        typer.Option("--work", help="folder for what is decided again", show_default="verify/ in the job's folder"),
+        typer.Option(
+            "--work",
+            help="folder for what is decided again",
+            show_default="verify/ in the job's folder",
+            callback=remembered("--work"),
+        ),
     ] = None,
     checkpoint: ReadCheckpoint = None,
     var: Var = DEFAULT_VAR,

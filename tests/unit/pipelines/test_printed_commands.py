@@ -18,7 +18,8 @@ from pipelines.cli.app import app
 from pipelines.cli.exits import say
 from pipelines.cli.options import RecoveryOptions
 from pipelines.job_settings import JobSettings
-from pipelines.printed_commands import remember_job, remember_var, with_options
+from pipelines.printed_commands import remember_job, remembered, with_options
+from pipelines.recovery.verify import goes_on
 from popstream.wire.base_errors import RESTORE, Corrupt
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def command_in(text: str) -> list[str]:
 
 def test_the_defaults_need_no_options() -> None:
     remember_job(JobSettings())
-    remember_var(Path("var"))
+    remembered("--var", Path("var"))(Path("var"))
     assert with_options(RESTORE) == RESTORE
 
 
@@ -57,7 +58,7 @@ def test_a_recovery_command_gets_the_options_of_the_job(tmp_path: Path, name: st
         snapshots="s3://bucket/it",
     )
     remember_job(settings)
-    remember_var(Path("other"))
+    remembered("--var", Path("var"))(Path("other"))
     words = command_in(f"run `popstream {name}`")
     assert words == [
         *name.split(),
@@ -85,7 +86,33 @@ def test_other_commands_get_the_options_that_they_have(tmp_path: Path) -> None:
     assert command_in("`popstream snapshot --list`") == ["snapshot", "--list", "--folder", folder, "--at", elsewhere]
     text = "`popstream up --prefix NAME --folder FOLDER --ops-partitions 6`"
     assert command_in(text)[-2:] == ["--bootstrap-servers", "kafka:9092"]
-    assert with_options("`popstream status`, popstream restore") == "`popstream status`, popstream restore"
+    assert command_in("`popstream queue orders --queue 0`") == ["queue", "orders", "--queue", "0", "--folder", folder]
+    assert with_options("`popstream dead list`, popstream restore") == "`popstream dead list`, popstream restore"
+
+
+def test_up_gets_every_option_that_it_was_started_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [
+        *("--folder", str(tmp_path / "f"), "--ops-partitions", "6", "--message-topics", "orders.*"),
+        *("--flush-interval", "1.5s", "--driver-memory", "600m", "--metrics-port", "9465", "--log-to-terminal"),
+    ]
+    started: list[JobSettings] = []
+    monkeypatch.setattr("pipelines.cli.up.run_up", lambda settings, **_: started.append(settings))
+    assert CliRunner().invoke(app, ["up", *given, "--take-over"]).exit_code == 0
+    command = command_in("start it with `popstream up`")
+    assert sorted(command) == sorted(["up", *given])
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert started[0] == started[1]
+
+
+def test_a_command_gets_its_own_options_that_it_needs_again(tmp_path: Path) -> None:
+    CliRunner().invoke(app, ["verify", "--work", "w", "--no-messages", "--since", "newest", "--fresh"])
+    assert command_in(f"stopped: {goes_on('newest')}") == [
+        *("verify", "--since", "newest", "--work", str(tmp_path / "w"), "--no-messages")
+    ]
+    CliRunner().invoke(app, ["restore", "--snapshot", "none"])
+    assert command_in("`popstream restore --lossy`") == ["restore", "--lossy", "--snapshot", "none"]
+    CliRunner().invoke(app, ["restore"])
+    assert command_in(RESTORE) == ["restore"]
 
 
 def test_a_settings_file_is_named_and_its_values_are_not(tmp_path: Path) -> None:

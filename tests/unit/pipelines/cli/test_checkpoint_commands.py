@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 from typer.testing import CliRunner
 
+from checkpoints.applied import Applied
+from checkpoints.snapshot_store import SnapshotStore
 from pipelines import printed_commands
 from pipelines.cli.app import app
 from pipelines.printed_commands import with_options
@@ -29,7 +31,9 @@ def own_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["restore", *URL], "`popstream migrate to-cluster --snapshot ID --checkpoint NEW-URL`"),
+        (["restore", *URL], "start it with --take-over, a new --checkpoint and new --tables"),
+        (["restore", *URL, "--snapshot", "none"], "start it with --take-over, a new --checkpoint and new --tables"),
+        (["restore", *URL, "--snapshot", "it"], "`popstream migrate to-cluster --snapshot it --checkpoint NEW-URL`"),
         (["queue", "orders", "--queue", "0", "--rebuild-from", "5", *URL], "start it with a new --checkpoint"),
         (["status", "--ready", *URL], "`popstream status --ready --api URL`"),
         (["restore", "--tables", "s3://bucket/tables"], "tables at a URL are those of a job on a Spark cluster"),
@@ -44,13 +48,26 @@ def test_it_says_what_does_it_instead(arguments: list[str], said: str, tmp_path:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_restore_names_the_newest_snapshot(tmp_path: Path) -> None:
+    for number in (1, 2):
+        state = tmp_path / f"state-{number}"
+        state.mkdir()
+        applied = Applied(state_epoch="e", ops_topic="o", ops_topic_id="i", apply_seq=number)
+        SnapshotStore(str(tmp_path / "kept")).put(state, applied, taken_at_ms=number)
+    said = CliRunner().invoke(app, ["restore", *URL, "--at", "kept"]).stderr
+    assert (
+        "`popstream migrate to-cluster --snapshot 19700101T000000Z-000000000002 --checkpoint NEW-URL"
+        f" --at {tmp_path / 'kept'}`"
+    ) in said
+
+
 def test_a_message_names_the_checkpoint_of_the_command() -> None:
-    text = "run `popstream snapshot` now, `popstream status`, or `popstream verify --fresh`"
+    text = "run `popstream snapshot` now, `popstream dead list`, or `popstream verify --fresh`"
     assert with_options(text) == text
-    CliRunner().invoke(app, ["restore", *URL, "--prefix", "orders"])
+    CliRunner().invoke(app, ["restore", *URL])
     named = "--checkpoint hdfs://name/orders"
     assert with_options(text) == (
-        f"run `popstream snapshot {named}` now, `popstream status`, or `popstream verify --fresh {named}`"
+        f"run `popstream snapshot {named}` now, `popstream dead list`, or `popstream verify --fresh {named}`"
     )
     CliRunner().invoke(app, ["status", "--folder", "nowhere"])
     assert named not in with_options(text)

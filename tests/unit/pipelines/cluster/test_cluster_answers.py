@@ -88,7 +88,7 @@ def test_metrics_probes_rates_and_the_page_are_those_of_every_job(url: str) -> N
 
 
 def test_what_the_driver_does_not_tell_it_says_with_the_command_that_does(url: str) -> None:
-    with pytest.raises(Invalid, match=r"does not follow lanes .*`popstream status` and `popstream queue`"):
+    with pytest.raises(Invalid, match=r"does not follow lanes .*`popstream status --checkpoint "):
         asked(url, LanesRequest(), LanePage)
     status, text = get(f"{url}/api/v1/message?topic=orders&queue_id=0&queue_offset=1")
     assert (status, "popstream why TOPIC/QUEUE/OFFSET --tables s3a://b/tables" in text) == (400, True)
