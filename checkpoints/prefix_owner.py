@@ -122,9 +122,10 @@ def _refusal(prefix: str, owner: Owner, contender: Contender) -> str:
         return (
             f"the prefix {prefix} belongs to another state than that of this folder. Its owner is {owner}: use that"
             " folder, or another --prefix. To continue with this folder, stop the owner and run `popstream restore`,"
-            " or start with --take-over"
+            " or start it with `popstream up --take-over`"
         )
     return (
         f"the state of the prefix {prefix} is elsewhere, and this folder has none. Its owner is {owner}: mount or use"
-        " that folder, or run `popstream restore`. To decide the log again from its start, start with --take-over"
+        " that folder, or run `popstream restore`. To decide the log again from its start, run"
+        " `popstream up --take-over`"
     )

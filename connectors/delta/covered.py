@@ -223,7 +223,7 @@ class Covered:
         if not compared.is_equal:
             message = (
                 f"{self._table} has other rows than its log leads to: the table or the restored state was changed:"
-                " stop the job and run `popstream verify`, or restore an older snapshot"
+                " stop the job and run `popstream verify`, which says how to repair it"
             )
             raise Corrupt(message, subject=self._table, details=compared.lines(f"rows of {self._table}"))
         self.verified_rows += wanted.num_rows

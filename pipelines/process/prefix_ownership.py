@@ -301,7 +301,9 @@ class PrefixOwnership:
         if found is None or found.value.session != self._me.session:
             owner = "nobody" if found is None else str(found.value)
             message = (
-                f"another job has taken the prefix {self._prefix}: {owner}. This job has stopped deciding and answering"
+                f"another job has taken the prefix {self._prefix}: {owner}. This job has stopped deciding and"
+                " answering. If that was not intended, stop the other one, and start this one with"
+                " `popstream up --take-over`"
             )
             raise Fenced(message, subject=self._prefix)
 

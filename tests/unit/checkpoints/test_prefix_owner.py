@@ -79,4 +79,4 @@ def test_another_state_is_refused_with_the_owner_and_the_way_out(
     with pytest.raises(Invalid, match=said) as caught:
         when_to_take("shop", owner(ended=ended), contender(*epochs, place=place))
     assert "process 7 on blue, folder /data/job, since 1970-01-01T00:00:00Z" in caught.value.message
-    assert all(way in caught.value.message for way in ("`popstream restore`", "--take-over"))
+    assert all(way in caught.value.message for way in ("`popstream restore`", "`popstream up --take-over`"))
