@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import re
 import signal
 import subprocess
 import time
@@ -15,6 +17,7 @@ from pipelines.control.job_file import JobFile
 from popstream.consumer import Consumer
 from popstream.producer import Producer
 from tests.support.processes.job_process import POPSTREAM, ROOT
+from tests.support.runbook import commands_in, row_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,6 +26,20 @@ if TYPE_CHECKING:
 COMMAND_S = 240.0
 OK, SETTING, CONTRADICTION = 0, 2, 4
 UP = ("up", "--driver-memory", "600m", "--flush-interval", "1s")
+
+
+def typed(command: str) -> tuple[int, str]:
+    """Give a command to a shell, as it was printed; its exit code, and what it says."""
+    done = subprocess.run(
+        ["bash", "-c", command],
+        cwd=ROOT,
+        env={**os.environ, "PATH": os.pathsep.join((str(POPSTREAM.parent), os.environ["PATH"]))},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=COMMAND_S,
+    )
+    return done.returncode, done.stdout + done.stderr
 
 
 class RunningJob(NamedTuple):
@@ -119,6 +136,17 @@ class Site:
     def refusal(self) -> str:
         """What `popstream up` says when it does not start."""
         return self.popstream(*UP, code=CONTRADICTION).stderr
+
+    def follow(self, said: str, command: str, code: int = OK) -> str:
+        """Give the command that begins so as it was printed, and return what it says; the runbook has it, too."""
+        printed = re.search(f"`(popstream {re.escape(command)}(?: [^`]*)?)`", said)
+        assert printed is not None, said
+        row = row_of(said)
+        assert row is not None, f"the runbook has no row for: {said}"
+        assert commands_in(printed[0]) <= commands_in(row.repair), row
+        ended, told = typed(printed[1])
+        assert ended == code, f"{printed[1]}: {ended}\n{told[-6000:]}"
+        return told
 
     def goes_on(self, *options: str) -> None:
         """A job starts, clients work with it, and everything is what the log leads to."""

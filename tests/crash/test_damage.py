@@ -2,7 +2,7 @@
 
 Method: a job has decided what clients sent, and stopped; its tables have a checkpoint each. One seed chooses files of
 each kind, and a damage for each. Then only what messages say is done: a start, or the verification, names a command,
-`popstream restore` with or without `--rebuild TABLE`, and the runbook of docs/reliability.md has the message. In the
+`popstream restore`, perhaps with a table or a snapshot, and the runbook of docs/reliability.md has the message. In the
 end state and rows are those of a fresh job over the same log, byte for byte. A snapshot, a hint or a file that RocksDB
 does without may be damaged unnoticed.
 
@@ -114,12 +114,12 @@ class Healer:
     def _act(self, said: str) -> None:
         commands = [shlex.split(command) for command in COMMAND.findall(said)]
         assert commands, said
-        command = commands[0]
-        assert command[:2] in ([], ["--rebuild", *command[1:2]]), said
-        move_tables_away(self.scene.folder, command[1:2])
+        given = dict(zip(commands[0][::2], commands[0][1::2], strict=True))
+        assert given.keys() <= {"--rebuild", "--snapshot"}, said
+        move_tables_away(self.scene.folder, [given["--rebuild"]] if "--rebuild" in given else [])
         forget_tables(self.scene.spark)
         try:
-            self.scene.restore()
+            self.scene.restore(only=given.get("--snapshot"))
         except PopstreamError as error:
             self._follow(error)
 

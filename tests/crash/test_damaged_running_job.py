@@ -11,15 +11,13 @@ import os
 import random
 import re
 import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 
 from connectors.delta.tables import AUDIT_TABLES, table_path
-from tests.crash.job_site import COMMAND_S, CONTRADICTION, OK, Site, send, work
+from tests.crash.job_site import CONTRADICTION, OK, Site, send, typed, work
 from tests.support.harms import HARMS
-from tests.support.processes.job_process import POPSTREAM, ROOT
 from tests.support.runbook import row_of
 
 if TYPE_CHECKING:
@@ -48,21 +46,6 @@ def kinds(site: Site) -> Iterator[tuple[str, list[Path]]]:
     yield "_last_checkpoint", [file for log in logs for file in log.glob("_last_checkpoint")]
     yield "data file", sorted(folder.delta.glob("*/*/*.parquet"))
     yield "small file", [file for file in (folder.attempts, folder.lock, folder.job_file) if file.exists()]
-
-
-def typed(command: str) -> tuple[int, str]:
-    """Give a command to a shell, as it was printed."""
-    path = os.pathsep.join((str(POPSTREAM.parent), os.environ["PATH"]))
-    done = subprocess.run(
-        ["bash", "-c", command],
-        cwd=ROOT,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=COMMAND_S,
-    )
-    return done.returncode, done.stdout + done.stderr
 
 
 def harmed(site: Site, chance: random.Random, number: int) -> str:

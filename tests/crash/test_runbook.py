@@ -99,8 +99,7 @@ def test_restore_heals(site: Site, spark: SparkSession, harm: Callable[[Site, Sp
     harm(site, spark)
     refused = site.refusal()
     assert said in refused
-    assert f"`popstream restore --folder {site.root}`" in refused
-    site.popstream("restore")
+    site.follow(refused, "restore")
     site.goes_on()
 
 
@@ -113,8 +112,9 @@ def test_the_audit_tables_have_decisions_of_another_state(site: Site) -> None:
     site.goes_on("--take-over")  # the state that is gone may be recorded as the owner of the prefix
     shutil.rmtree(site.folder.delta)
     tables.rename(site.folder.delta)
-    assert "the audit tables have decisions of another state" in site.refusal()
-    site.popstream("restore")
+    refused = site.refusal()
+    assert "the audit tables have decisions of another state" in refused
+    site.follow(refused, "restore")
     site.goes_on()
 
 
@@ -123,8 +123,7 @@ def test_a_file_of_a_tables_log_is_gone(site: Site) -> None:
     sorted(log.glob("*.json"))[1].unlink()
     refused = site.refusal()
     assert "the log of operations lacks version 1" in refused
-    assert f"`popstream restore --rebuild operations --folder {site.root}`" in refused
-    site.popstream("restore", "--rebuild", "operations")
+    site.follow(refused, "restore --rebuild operations")
     site.goes_on()
 
 
@@ -133,19 +132,17 @@ def test_a_table_of_another_version(site: Site, spark: SparkSession) -> None:
     spark.sql(f"ALTER TABLE delta.`{table}` ADD COLUMNS (weather STRING)")
     refused = site.popstream(*UP, code=SETTING).stderr
     assert "has other columns than this version writes" in refused
-    assert f"`popstream restore --rebuild operations --folder {site.root}`" in refused
-    site.popstream("restore", "--rebuild", "operations")
+    site.follow(refused, "restore --rebuild operations")
     site.goes_on()
 
 
 def test_a_state_that_is_not_what_the_log_leads_to(site: Site) -> None:
-    """Nothing but `verify` can tell; an older snapshot heals it."""
+    """Nothing but `verify` can tell, and say from where on the log leads to the right one."""
     with RocksStore(site.folder.state) as store:
         key, value = next(iter(store.scan(STATE, b"")))
         store.write_changes([(STATE, key, value + b"!")])
-    assert "differs" in site.popstream("verify", code=CONTRADICTION).stdout
-    listed = json.loads(site.popstream("snapshot", "--list", "--json").stdout)
-    site.popstream("restore", "--snapshot", listed[-1]["id"])
+    told = site.popstream("verify", code=CONTRADICTION).stdout
+    site.follow(told, "restore --snapshot none")
     site.goes_on()
 
 
@@ -163,8 +160,7 @@ def test_lost_records_are_given_up_only_with_consent(site: Site) -> None:
     refused = site.refusal()
     assert f"{OPS} has lost records that are to be decided" in refused
     assert f"`popstream restore --lossy --folder {site.root}`" in refused
-    assert "`--lossy` accepts that" in site.popstream("restore", code=CONTRADICTION).stderr
-    site.popstream("restore", "--lossy")
+    site.follow(site.popstream("restore", code=CONTRADICTION).stderr, "restore --lossy")
     site.goes_on()
 
 
@@ -177,7 +173,7 @@ def test_a_log_that_reaches_back_to_no_snapshot(site: Site) -> None:
     refused = site.popstream("verify", code=CONTRADICTION).stderr
     assert f"{OPS} does not reach back to its start or to any snapshot of this state" in refused
     with site.up():
-        site.popstream("snapshot")
+        site.follow(refused, "snapshot")
     site.goes_on()
 
 
@@ -189,12 +185,12 @@ def test_rows_that_somebody_changed(site: Site, spark: SparkSession) -> None:
     place = f"partition = {last['partition']} AND kafka_offset = {last['kafka_offset']}"
     table.update(f"{place} AND ordinal = {last['ordinal']}", {"code": "99"})
     site.popstream("restore")
-    assert "operations has other rows than its log leads to" in site.refusal()
-    told = site.popstream("verify", code=CONTRADICTION).stdout
-    assert "99" in told
+    refused = site.refusal()
+    assert "operations has other rows than its log leads to" in refused
+    assert "99" in site.follow(refused, "verify", CONTRADICTION)
     assert whole is not None
     table.restoreToVersion(whole["version"])
-    site.popstream("restore")
+    site.follow(site.refusal(), "restore")
     site.goes_on()
 
 

@@ -1,4 +1,4 @@
-"""The rows of the runbook in docs/reliability.md, and the row that a message belongs to."""
+"""The rows of the runbook in docs/reliability.md, the row that a message belongs to, and the commands of both."""
 
 from __future__ import annotations
 
@@ -7,10 +7,14 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Row", "row_of", "rows"]
+__all__ = ["Row", "commands_in", "row_of", "rows"]
 
 _PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 _HEAD = "| message | meaning | repair |"
+_COMMAND = re.compile(r"`popstream (up|restore|verify|snapshot|queue|migrate to-cluster)((?: [^`]*)?)`")
+_CHOOSE_JOB = frozenset(
+    ("--settings", "--folder", "--tables", "--bootstrap-servers", "--kafka-config", "--prefix", "--at", "--var")
+)
 
 
 class Row(NamedTuple):
@@ -51,3 +55,16 @@ def row_of(message: str) -> Row | None:
     True
     """
     return next((row for row in rows() if any(pattern.search(message) for pattern in row.messages)), None)
+
+
+def commands_in(text: str) -> frozenset[str]:
+    """Return the commands that repair something, without values, and without the options that choose the job.
+
+    >>> sorted(commands_in("`popstream restore --snapshot ID --folder /job`, then `popstream up`, `popstream status`"))
+    ['restore --snapshot', 'up']
+    """
+    found = set()
+    for name, given in _COMMAND.findall(text):
+        own = {word for word in given.split() if word.startswith("--")} - _CHOOSE_JOB
+        found.add(" ".join([name, *sorted(own)]))
+    return frozenset(found)
