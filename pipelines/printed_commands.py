@@ -57,6 +57,8 @@ _TAKES: Final = {
 """The options of each command that choose the job, and those of its own that it needs again."""
 
 _TAKES_ON_CLUSTER: Final = {
+    "up": ("--master", "--deploy-mode", "--checkpoint", "--tables", "--settings", "--var"),
+    "restore": ("--checkpoint", *_RECOVERY),
     "verify": ("--checkpoint", *_TAKES["verify"]),
     "snapshot": ("--checkpoint", *_RECOVERY),
     "queue": ("--checkpoint", "--settings", "--var"),
@@ -120,6 +122,8 @@ def _completed(found: re.Match[str]) -> str:
     missing = [option for option in takes if option in _options and option not in given.split()]
     values = {option: _options[option] for option in missing}
     words = [option if value is None else f"{option} {shlex.quote(value)}" for option, value in values.items()]
+    if name == "up" and takes is _TAKES_ON_CLUSTER["up"]:
+        name = "submit"
     return f"`{' '.join([f'popstream {name}{given}', *words])}`"
 
 

@@ -14,6 +14,7 @@ from pipelines.cli.exits import Exit, described, exit_code, interrupt, say
 from pipelines.cli.options import load_settings
 from pipelines.cluster.cluster_job import ClusterJob, ClusterSettings
 from pipelines.cluster.session import cluster_session
+from pipelines.printed_commands import remember_job, remembered
 from pipelines.process.logs import configure_logs
 from popstream.wire.base_errors import Invalid, PopstreamError
 
@@ -47,9 +48,14 @@ def _run(options: argparse.Namespace) -> int:
         tables=canonical_place(options.tables or f"{checkpoint}/tables"),
         tasks=settings.executors * settings.executor_cores,
     )
+    remember_job(settings, options.settings)
+    remembered("--checkpoint")(cluster.checkpoint)
+    remembered("--tables")(options.tables)
     places = {**object_store_conf(cluster.checkpoint), **object_store_conf(cluster.tables)}
     conf = {**places, **settings.session_conf}
     spark = cluster_session(f"popstream {settings.topic_prefix}", cluster.tasks, conf)
+    remembered("--master")(spark.sparkContext.master)
+    remembered("--deploy-mode", "client")(spark.conf.get("spark.submit.deployMode", "client"))
     try:
         job = ClusterJob(settings, cluster, connection, spark, take_over=options.take_over)
         with job:

@@ -69,5 +69,8 @@ def test_a_message_names_the_checkpoint_of_the_command() -> None:
     assert with_options(text) == (
         f"run `popstream snapshot {named}` now, `popstream dead list`, or `popstream verify --fresh {named}`"
     )
+    again = with_options("start it with `popstream up --take-over`")
+    assert again == f"start it with `popstream submit --take-over {named}`"
+    assert with_options("run `popstream restore`") == f"run `popstream restore {named}`"
     CliRunner().invoke(app, ["status", "--folder", "nowhere"])
     assert named not in with_options(text)
