@@ -69,13 +69,10 @@ class ClusterAnswers:
         )
         raise Invalid(message)
 
-    def tables(self) -> Path:
+    def tables(self, message: str) -> Path:
         """Raise Invalid, with the command that reads the tables: the driver may not reach them as files."""
-        message = (
-            "the driver of a job on a cluster reads no tables: run `popstream why TOPIC/QUEUE/OFFSET --tables"
-            f" {self._tables()}`"
-        )
-        raise Invalid(message)
+        command = f"popstream why {message} --tables {self._tables()}"
+        raise Invalid(f"the driver of a job on a cluster reads no tables: run `{command}`")
 
     def kafka(self) -> tuple[KafkaConnection, str]:
         """See `Answers.kafka`."""

@@ -90,8 +90,12 @@ class Answers(Protocol):
             Corrupt: Stored data are damaged.
         """
 
-    def tables(self) -> Path:
-        """Return the folder of the audit tables. Raises Invalid if they are not on this machine."""
+    def tables(self, message: str) -> Path:
+        """Return the folder of the audit tables. Raises Invalid if they are not on this machine.
+
+        Args:
+            message: The message that is looked for, as `popstream why` takes it.
+        """
 
     def kafka(self) -> tuple[KafkaConnection, str]:
         """Return the Kafka and the prefix of the job. Raises Unavailable if it has not started yet."""
@@ -134,7 +138,7 @@ class JobAnswers:
         with self._answering:
             self._job, self._not_ready_reason = job, None
 
-    def tables(self) -> Path:
+    def tables(self, message: str) -> Path:  # noqa: ARG002 - only a job on a cluster names it
         """See `Answers.tables`."""
         return self._job.folder.delta
 

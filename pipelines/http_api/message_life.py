@@ -59,10 +59,10 @@ class MessageLives:
     """Reads lives of messages.
 
     Args:
-        tables: Returns the folder of the tables.
+        tables: Returns the folder of the tables, for a message as `Answers.tables` takes it.
     """
 
-    def __init__(self, tables: Callable[[], Path]) -> None:
+    def __init__(self, tables: Callable[[str], Path]) -> None:
         self._tables = tables
         self._turn = OneAtATime("messages", WAIT_S)
 
@@ -73,7 +73,7 @@ class MessageLives:
             Invalid: There is no such message or group, or the tables do not go back so far.
             Corrupt: A file of a table is damaged or missing.
         """
-        tables = self._tables()
+        tables = self._tables(f"{request.topic}/{request.queue_id}/{request.queue_offset}")
         # Here, because a driver on a node of a cluster has no DuckDB; it has no tables, either.
         from pipelines.explain.message_rows import read_message_rows, require_known  # noqa: PLC0415
 

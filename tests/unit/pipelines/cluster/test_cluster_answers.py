@@ -91,4 +91,4 @@ def test_what_the_driver_does_not_tell_it_says_with_the_command_that_does(url: s
     with pytest.raises(Invalid, match=r"does not follow lanes .*`popstream status --checkpoint "):
         asked(url, LanesRequest(), LanePage)
     status, text = get(f"{url}/api/v1/message?topic=orders&queue_id=0&queue_offset=1")
-    assert (status, "popstream why TOPIC/QUEUE/OFFSET --tables s3a://b/tables" in text) == (400, True)
+    assert (status, "popstream why orders/0/1 --tables s3a://b/tables" in text) == (400, True)
