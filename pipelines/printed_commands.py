@@ -52,6 +52,8 @@ _TAKES: Final = {
     "queue": _ASK_JOB,
     "status": _ASK_JOB,
     "group list": _ASK_JOB,
+    "group forget": _ASK_JOB,
+    "send": ("--folder", "--api", "--api-token-file", "--bootstrap-servers", "--kafka-config", "--prefix"),
     "migrate to-cluster": _RECOVERY,
 }
 """The options of each command that choose the job, and those of its own that it needs again."""

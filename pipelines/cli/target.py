@@ -13,6 +13,7 @@ from pipelines.control.client import ask, is_owned
 from pipelines.control.job_file import JobFile
 from pipelines.control.messages import Status, StatusRequest
 from pipelines.job_settings import JobSettings
+from pipelines.printed_commands import remember_job
 from popstream.kafka_connection import KafkaConnection
 from popstream.reach_kafka import reach_kafka
 from popstream.settings import ClientSettings, new_client_id, read_admin_key
@@ -112,6 +113,7 @@ def find_target(options: ServerOptions, admin_key_file: Path | None = None) -> T
         kafka_config=options.kafka_config,
         topic_prefix=options.prefix,
     )
+    remember_job(settings)
     job = running_job(place_of(settings, options.api))
     if job is not None:
         settings = _completed(settings, job)

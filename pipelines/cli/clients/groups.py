@@ -1,5 +1,6 @@
 """`popstream group`: list the consumer groups, reset and forget them. And: is a group new to a topic?"""
 
+import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -18,6 +19,7 @@ from pipelines.control.client import ask
 from pipelines.control.job_file import JobFile
 from pipelines.control.lane_views import QueueView
 from pipelines.control.messages import Status, StatusRequest
+from pipelines.printed_commands import with_options
 from popstream import Refused, Transport
 from popstream.wire.base_errors import Invalid, Unavailable
 from popstream.wire.command import Command, ForgetLane, ResetOffset
@@ -159,7 +161,8 @@ def require_meant(target: Target, topic: str, group: str) -> None:
         return
     if queues:
         return
-    text = f"the group {group} has never popped {topic}: it begins there, and stays until `popstream group forget`"
+    command = f"popstream group forget {shlex.quote(group)} {topic}"
+    text = with_options(f"the group {group} has never popped {topic}: it begins there, and stays until `{command}`")
     if not sys.stdin.isatty():
         say(f"{text}; --new-group says that this is meant")
     elif not typer.confirm(f"{text}. Go on?", err=True):

@@ -147,6 +147,7 @@ def test_a_script_is_warned_before_a_group_begins(capsys: pytest.CaptureFixture[
     groups.require_meant(target, "orders", "biling")
     said = capsys.readouterr().err
     assert "the group biling has never popped orders" in said
+    assert "`popstream group forget biling orders`" in said
     assert "--new-group" in said
     groups.require_meant(Target(KafkaConnection("elsewhere:9092"), "p"), "orders", "biling")
     assert "not known here whether the group biling is new to orders" in capsys.readouterr().err
