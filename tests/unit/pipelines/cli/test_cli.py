@@ -213,7 +213,8 @@ def test_a_query_that_is_stopped_says_that_it_printed_nothing(monkeypatch: pytes
 def test_without_a_job_a_command_says_where_it_looked(command: tuple[str, ...]) -> None:
     result = run(*command, "--folder", "elsewhere")
     assert result.exit_code == 3
-    assert result.stderr.startswith("popstream: no job runs in elsewhere: start one with `popstream up`")
+    start = f"`popstream up --folder {Path('elsewhere').absolute()}`"
+    assert result.stderr.startswith(f"popstream: no job runs in elsewhere: start one with {start}")
 
 
 def test_status_says_that_no_job_ever_ran() -> None:

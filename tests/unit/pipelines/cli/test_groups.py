@@ -98,7 +98,7 @@ def test_a_group_is_reset_in_the_queues_that_it_has_popped(
 @pytest.mark.parametrize(
     ("group", "to", "queue_id", "words"),
     [
-        ("biling", "latest", None, "has never popped orders; `popstream group list`"),
+        ("biling", "latest", None, "has never popped orders; `popstream group list"),
         ("audit", "latest", 1, "has never popped orders/1"),
         ("billing", "sooner", None, "no place: earliest, latest, or a queue offset"),
         ("billing", "7", None, "name the queue with --queue"),
@@ -147,7 +147,7 @@ def test_a_script_is_warned_before_a_group_begins(capsys: pytest.CaptureFixture[
     groups.require_meant(target, "orders", "biling")
     said = capsys.readouterr().err
     assert "the group biling has never popped orders" in said
-    assert "`popstream group forget biling orders`" in said
+    assert "`popstream group forget biling orders" in said
     assert "--new-group" in said
     groups.require_meant(Target(KafkaConnection("elsewhere:9092"), "p"), "orders", "biling")
     assert "not known here whether the group biling is new to orders" in capsys.readouterr().err
